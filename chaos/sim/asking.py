@@ -55,7 +55,7 @@ class Asking:
                 then()
                 return
             command = left.pop(0)
-            self.command(lambda core, answer: core.serving.start(core.requests.admin(command), answer), go_on)
+            self.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), go_on)
 
         go_on()
 

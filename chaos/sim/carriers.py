@@ -169,11 +169,11 @@ class Carrier:
 
         def call(core: NodeCore) -> None:
             if offset < 0:
-                self._wires.back(heard, core.bulk.offer(built.name, len(built.data)))
+                self._wires.back(heard, core.parts.bulk.offer(built.name, len(built.data)))
                 return
             piece = built.data[offset : offset + PIECE_BYTES]
             crc = google_crc32c.value(piece)
-            core.bulk.take(
+            core.parts.bulk.take(
                 built.name, len(built.data), offset, piece, crc, lambda state: self._wires.back(heard, state)
             )
 
@@ -231,7 +231,7 @@ class Carrier:
                 self._wires.back(heard, state)
 
         def call(core: NodeCore) -> None:
-            core.serving.start(core.bulk.take_over(request), answered)
+            core.serving.start(core.parts.bulk.take_over(request), answered)
 
         self._wires.call(self._wires.machine(target), call)
         self._world.after(4 * TIMEOUT_NS, timed_out)

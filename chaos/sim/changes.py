@@ -74,7 +74,7 @@ class Changes:
                 answered.append(True)
                 self._cancel(uid, id64, target + 1, attempt + 1)
 
-        self._wires.call(machine, lambda core: core.serving.start(core.requests.cancel(id64), done))
+        self._wires.call(machine, lambda core: core.serving.start(core.parts.requests.cancel(id64), done))
         self._world.after(TIMEOUT_NS, timed_out)
 
     def _move(self, uid: int, id64: int, due_ms: int, target: int) -> None:

@@ -135,7 +135,7 @@ class Cold:
                 wait_ns = 0 if self._wires.winding_down else self._rng.randrange(LOAD_AFTER_NS_MOST)
                 self._world.after(wait_ns, self._load, part)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.cold.register(request), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.cold.register(request), answer), told)
 
     def _build(self) -> _Part:
         """A part of messages due within the current day, most of them soon."""
@@ -184,7 +184,7 @@ class Cold:
             self._history.add(ColdLooked(self._world.now_ns, uid, state))
             return True
 
-        self._asking.ask(lambda core, answer: core.serving.start(core.requests.get(number, False), answer), taken)
+        self._asking.ask(lambda core, answer: core.serving.start(core.parts.requests.get(number, False), answer), taken)
 
     def _list(self) -> None:
         asked_ns = self._world.now_ns
@@ -195,7 +195,7 @@ class Cold:
             self._history.add(ColdListed(self._world.now_ns, asked_ns, known, waiting))
 
         request = cold_pb2.ListColdPartsRequest()
-        self._asking.command(lambda core, answer: core.serving.start(core.cold.parts(request), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.cold.parts(request), answer), told)
 
     def _cancel(self, uid: int, number: int) -> None:
         if self._wires.winding_down:
@@ -206,7 +206,7 @@ class Cold:
             name = scheduler_pb2.CancelOutcome.Name(answer)
             self._history.add(CancelAnswered(self._world.now_ns, uid, number, name))
 
-        self._asking.command(lambda core, answer: core.serving.start(core.requests.cancel(number), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.cancel(number), answer), told)
 
     def _move(self, uid: int, number: int) -> None:
         """Ask for a move once. If the answer is lost, the list of moved messages shows its effect."""
@@ -261,4 +261,4 @@ class Cold:
             self._carrier.load(f"moved-{bundle.name[:16]}", [bundle], cold, again)
 
         request = cold_pb2.ListColdMovedRequest(due_below_ms=self._world.wall_ms + (DAY_MS if winding_down else 2_000))
-        self._asking.command(lambda core, answer: core.serving.start(core.cold.moved(request), answer), listed)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.cold.moved(request), answer), listed)

@@ -146,7 +146,7 @@ class Consumers:
                 consumer.target += 1
 
         self._wires.call(
-            machine, lambda core: core.serving.start(core.consumers.open(request, deliver, closed), opened)
+            machine, lambda core: core.serving.start(core.parts.consumers.open(request, deliver, closed), opened)
         )
         self._world.after(TIMEOUT_NS, give_up)
 

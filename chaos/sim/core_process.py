@@ -93,7 +93,7 @@ class _ObservedHost(NodeHost):
 def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
     """Tell of each time that a node gathers what it knows of leases; the list has the failures before, until the end
     of the write was seen."""
-    file = core.lease_file
+    file = core.parts.lease_file
     write = file.write
     under_way: list[int] = []
 
@@ -227,8 +227,8 @@ class CoreProcess:
     def refuses(self, peer_id: str) -> Refusal | None:
         caller = self.machine.fabric.machines[peer_id]
         process = caller.process
-        shown = process.host.core.members.introduction() if isinstance(process, CoreProcess) else NO_INTRODUCTION
-        return self.host.core.members.refuses(peer_id, caller.disk_uuid, shown)
+        shown = process.host.core.parts.members.introduction() if isinstance(process, CoreProcess) else NO_INTRODUCTION
+        return self.host.core.parts.members.refuses(peer_id, caller.disk_uuid, shown)
 
     def knows_disk_of(self, node_id: str) -> bool:
         """Whether all that this node has applied is on its disk, and the disk of a member in it."""
@@ -245,7 +245,7 @@ class CoreProcess:
             machine.history.add(
                 CursorSeen(machine.world.now_ns, machine.name, machine.boot, core.term, *cursor, recovering)
             )
-        heard = core.sync.heard
+        heard = core.parts.sync.heard
         if heard.at_ns != self._heard_ns and not core.leading:
             self._heard_ns = heard.at_ns
             synced = (heard.term, heard.tick, heard.local_index)
@@ -253,7 +253,7 @@ class CoreProcess:
                 self._synced = synced
                 machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
         under_way = self.host.leases_gathered
-        if under_way and not core.lease_file.writing and core.lease_file.failures == under_way.pop():
+        if under_way and not core.parts.lease_file.writing and core.parts.lease_file.failures == under_way.pop():
             machine.history.add(LeasesKept(machine.world.now_ns, machine.name, machine.boot))
         if core.checkpointer.running != self._checkpointing:
             self._checkpointing = core.checkpointer.running
@@ -272,13 +272,13 @@ class CoreProcess:
         config = core.config
         proposals, proposal_bytes = core.log.in_flight()
         return (
-            ("batches waiting", core.publisher.waiting, config.intake_requests_max),
-            ("bytes of batches waiting", core.publisher.waiting_bytes, config.intake_bytes_max),
-            ("dispatches in flight", core.dispatcher.in_flight, config.dispatch_in_flight_max),
+            ("batches waiting", core.parts.publisher.waiting, config.intake_requests_max),
+            ("bytes of batches waiting", core.parts.publisher.waiting_bytes, config.intake_bytes_max),
+            ("dispatches in flight", core.parts.dispatcher.in_flight, config.dispatch_in_flight_max),
             ("proposals in flight", proposals, raft.proposals_max),
             ("bytes of proposals in flight", proposal_bytes, raft.proposal_bytes_max + raft.command_bytes_max),
             ("entries of a message", self.watch.entries_sent_most, self._shape.batch_entries),
-            ("sessions", len(core.delivery.sessions), config.sessions_max),
+            ("sessions", len(core.parts.delivery.sessions), config.sessions_max),
         )
 
     def observe_lease(self) -> None:

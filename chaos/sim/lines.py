@@ -36,9 +36,9 @@ class Lines:
             self._consumers.start()
 
         self._asking.command(
-            lambda core, answer: core.serving.start(core.requests.admin(topic), answer),
+            lambda core, answer: core.serving.start(core.parts.requests.admin(topic), answer),
             lambda _: self._asking.command(
-                lambda core, answer: core.serving.start(core.requests.admin(group), answer), created
+                lambda core, answer: core.serving.start(core.parts.requests.admin(group), answer), created
             ),
         )
 

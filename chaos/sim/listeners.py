@@ -50,7 +50,7 @@ class Listeners:
             if groups:
                 command = AdminCommand(create_group=groups.pop())
                 self._asking.command(
-                    lambda core, answer: core.serving.start(core.requests.admin(command), answer), create
+                    lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), create
                 )
                 return
             self._wires.history.add(FilterAnswered(self._world.now_ns, FILTERED, first))
@@ -94,7 +94,7 @@ class Listeners:
             self._world.after(self._pause_ns(), self._filter)
 
         command = AdminCommand(set_group_filter=request)
-        self._asking.command(lambda core, answer: core.serving.start(core.requests.admin(command), answer), done)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), done)
 
     def _reset(self) -> None:
         if self._wires.winding_down:
@@ -115,4 +115,4 @@ class Listeners:
             self._world.after(self._pause_ns(), self._reset)
 
         command = AdminCommand(reset_group=request)
-        self._asking.command(lambda core, answer: core.serving.start(core.requests.admin(command), answer), done)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), done)

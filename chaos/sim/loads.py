@@ -126,7 +126,7 @@ class Loads:
                 wait_ns = self._rng.randrange(3 * SECOND)
                 self._world.after(wait_ns, self._cancel, uid, id_.hour << 32 | id_.index)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.pending.page(request), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.pending.page(request), answer), told)
 
     def _cancel(self, uid: int, id64: int) -> None:
         self._history.add(CancelSent(self._world.now_ns, uid, id64))
@@ -135,4 +135,4 @@ class Loads:
             name = scheduler_pb2.CancelOutcome.Name(answer)
             self._history.add(CancelAnswered(self._world.now_ns, uid, id64, name))
 
-        self._asking.command(lambda core, answer: core.serving.start(core.requests.cancel(id64), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.cancel(id64), answer), told)

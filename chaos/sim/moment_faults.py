@@ -119,9 +119,9 @@ def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
         scene.world.after(rng.randrange(15 * MS, 60 * MS), strike, master, master.boot)
 
     def close(core: NodeCore) -> None:
-        for group_id in sorted(core.delivery.sessions.groups()):
-            for session in list(core.delivery.sessions.of_group(group_id)):
-                core.delivery.close_session(session, core.clock.now_ms(), give_back=True)
+        for group_id in sorted(core.parts.delivery.sessions.groups()):
+            for session in list(core.parts.delivery.sessions.of_group(group_id)):
+                core.parts.delivery.close_session(session, core.clock.now_ms(), give_back=True)
                 session.closed(STREAM_BROKE)
 
     def strike(master: Machine, boot: int) -> None:

@@ -162,7 +162,7 @@ class NodeLoad:
         process = machine.process
         assert isinstance(process, CoreProcess)
         host = process.host
-        machine.deliver(lambda: host.core.serving.start(host.core.requests.get(id64, False), told))
+        machine.deliver(lambda: host.core.serving.start(host.core.parts.requests.get(id64, False), told))
 
     @property
     def operators(self) -> Operators:

@@ -125,4 +125,4 @@ class Operators:
             then()
             return True
 
-        self._asking.ask(lambda core, answer: core.serving.start(core.requests.admin(command), answer), taken)
+        self._asking.ask(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), taken)

@@ -131,7 +131,7 @@ class Parcels:
                 puller.target += 1
                 again(0)
 
-        self._wires.call(machine, lambda core: core.serving.start(core.consumers.pull(request), left))
+        self._wires.call(machine, lambda core: core.serving.start(core.parts.consumers.pull(request), left))
         self._world.after(TIMEOUT_NS + WAIT_MS * MS, timed_out)
 
     def _note(
@@ -208,7 +208,7 @@ class Parcels:
                 uid = self._last[id64][0]
                 self._history.add(Extended(self._world.now_ns, GROUP, uid, attempt, *by, batch.epoch))
 
-        self._wires.call(machine, lambda core: core.consumers.extend(request, left))
+        self._wires.call(machine, lambda core: core.parts.consumers.extend(request, left))
         self._work(puller, number, batch, extensions - 1)
 
     def _settle(
@@ -244,7 +244,7 @@ class Parcels:
 
         self._wires.call(
             self._wires.machine(puller.target),
-            lambda core: core.consumers.settle(request, lambda answer: self._wires.back(answered, answer)),
+            lambda core: core.parts.consumers.settle(request, lambda answer: self._wires.back(answered, answer)),
         )
         self._world.after(TIMEOUT_NS, timed_out)
 
@@ -265,7 +265,7 @@ class Parcels:
             self._named.update(letter.number for letter in chosen)
             (self._replay if self._rng.random() < 0.7 else self._purge)(chosen)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.dead.list(request), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.dead.list(request), answer), told)
 
     def _replay(self, letters: list[dead_pb2.DeadLetter]) -> None:
         known = [self._last[letter.id.hour << 32 | letter.id.index] for letter in letters]
@@ -281,7 +281,7 @@ class Parcels:
             if not answer.kept and not answer.more:
                 self._history.add(DeadReplayed(self._world.now_ns, GROUP, uids))
 
-        self._asking.command(lambda core, answer: core.serving.start(core.dead.replay(request), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.dead.replay(request), answer), told)
 
     def _purge(self, letters: list[dead_pb2.DeadLetter]) -> None:
         uids = tuple(self._last[letter.id.hour << 32 | letter.id.index][0] for letter in letters)
@@ -290,7 +290,7 @@ class Parcels:
         def told(_: object) -> None:
             self._history.add(DeadPurged(self._world.now_ns, GROUP, uids))
 
-        self._asking.command(lambda core, answer: core.serving.start(core.dead.purge(request), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.dead.purge(request), answer), told)
 
 
 def _rows_of(batch: consumer_pb2.DeliverBatch) -> list[tuple[int, int]]:

@@ -60,7 +60,7 @@ class Pauses:
                 self._paused.discard(place)
                 self._world.after(self._pause_ns(), self._pause, place)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.requests.admin(command), answer), done)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), done)
 
     def _go_on_at(self, place: tuple[str, str], at_ns: int) -> None:
         """Resume the place at `at_ns`, or once the faults are over."""

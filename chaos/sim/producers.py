@@ -97,7 +97,7 @@ class Producers:
 
         def taken(core: NodeCore) -> None:
             self._note_delays(machine, relative)
-            core.requests.schedule(batch, answered)
+            core.parts.requests.schedule(batch, answered)
 
         def answered(outcome: BatchOutcome | Failure) -> None:
             if isinstance(outcome, BatchOutcome):

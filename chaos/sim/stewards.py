@@ -61,7 +61,7 @@ class Stewards:
         self._world.after(self._wires.pause_ns(EVERY_NS, self._rng, cheap=True), self._act)
         if self._rng.random() < 0.4:
             command = AdminCommand(settings=self._rng.choice(SETTINGS))
-            self._ask("settings", lambda core, answer: core.serving.start(core.requests.admin(command), answer))
+            self._ask("settings", lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer))
         else:
             self._found()
 
@@ -89,8 +89,14 @@ class Stewards:
             topic_request = DeleteTopicRequest(name=topic, cancel_pending=True)
             group_request = DeleteGroupRequest(name=group, discard=True)
             ends: list[tuple[str, Call]] = [
-                ("delete topic", lambda core, answer: core.serving.start(core.deleter.topic(topic_request), answer)),
-                ("delete group", lambda core, answer: core.serving.start(core.deleter.group(group_request), answer)),
+                (
+                    "delete topic",
+                    lambda core, answer: core.serving.start(core.parts.deleter.topic(topic_request), answer),
+                ),
+                (
+                    "delete group",
+                    lambda core, answer: core.serving.start(core.parts.deleter.group(group_request), answer),
+                ),
             ]
             for what, request in ends:
                 self._world.after(self._rng.randrange(LIVES_NS_MOST), self._ask, what, request)
@@ -112,7 +118,7 @@ class Stewards:
         )
         batch = labelled_batch(f"steward-{self._wires.number()}", 1, rows)
         machine = self._wires.machine(self._rng.randrange(3))
-        self._wires.call(machine, lambda core: core.requests.schedule(batch, lambda outcome: None))
+        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, lambda outcome: None))
 
     def _pull(self, topic: str, group: str) -> None:
         """Pull messages that are in flight when the topic or group is deleted. Half of the pulls are handed back."""
@@ -137,12 +143,12 @@ class Stewards:
                 self._rng.randrange(TIMEOUT_NS),
                 self._wires.call,
                 machine,
-                lambda core: core.consumers.settle(settle, lambda receipt: None),
+                lambda core: core.parts.consumers.settle(settle, lambda receipt: None),
             )
 
         self._wires.call(
             machine,
             lambda core: core.serving.start(
-                core.consumers.pull(request), lambda answer: self._wires.back(answered, answer)
+                core.parts.consumers.pull(request), lambda answer: self._wires.back(answered, answer)
             ),
         )

@@ -59,7 +59,7 @@ class Sweeps:
             self._world.after(SECOND, self._sweep)
             self._world.after(SECOND, self._look)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.requests.admin(group), answer), created)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(group), answer), created)
 
     def unfinished(self) -> str:
         if self._running:
@@ -122,7 +122,9 @@ class Sweeps:
             stops = self._rng.random() < 0.1
             self._world.after(self._rng.randrange(20 * MS) if stops else 50 * MS, self._follow, job, stops)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.sweeper.begin_sweep(request), answer), begun)
+        self._asking.command(
+            lambda core, answer: core.serving.start(core.parts.sweeper.begin_sweep(request), answer), begun
+        )
 
     def _selected(self) -> Selected:
         rng = self._rng
@@ -161,9 +163,9 @@ class Sweeps:
             self._running.discard(job)
 
         if stops:
-            self._asking.command(lambda core, answer: core.serving.start(core.sweeper.stop(job), answer), told)
+            self._asking.command(lambda core, answer: core.serving.start(core.parts.sweeper.stop(job), answer), told)
         else:
-            self._asking.command(lambda core, answer: core.serving.start(core.sweeper.get(job), answer), told)
+            self._asking.command(lambda core, answer: core.serving.start(core.parts.sweeper.get(job), answer), told)
 
     # -- what became of them
 
@@ -193,7 +195,9 @@ class Sweeps:
             self._wires.history.add(seen)
             self._told.add(uid)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.requests.get(id64, False), answer), told)
+        self._asking.command(
+            lambda core, answer: core.serving.start(core.parts.requests.get(id64, False), answer), told
+        )
 
 
 def request_of(job: str, selected: Selected) -> scheduler_pb2.BeginSweepRequest:

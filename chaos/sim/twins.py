@@ -89,7 +89,7 @@ class Twins:
                 program.target += 1
                 self._send(program)
 
-        self._wires.call(machine, lambda core: core.requests.schedule(batch, answered))
+        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, answered))
         self._world.after(TIMEOUT_NS, timed_out)
 
     def _accepted(self, program: _Program, outcome: BatchOutcome) -> None:

@@ -307,7 +307,7 @@ class Delivery(Part):
         """Serving a group failed half way: close its sessions and drop its channels. The next consumers get new
         channels. Messages that are out stay leased, so none is delivered twice; staged ones are read again. If this
         node's files are damaged, the consumers are sent to look for another master."""
-        if self._serving.damaged:
+        if self._serving.damage:
             failure = not_master(None, None)
         for session in list(self.sessions.of_group(group_id)):
             if self.sessions.close(session):

@@ -299,6 +299,10 @@ class Events(Part):
         self._write_at_ms = now.steady_ms + WRITE_PERIOD_MS
         self.flush()
 
+    def replayed_to(self, index: int) -> None:
+        """The log ends at `index` at a start: what was noted beyond it is noted again."""
+        self.noted_to = min(self.noted_to, index)
+
     def flush(self) -> None:
         """Start a write of the queued records, unless one is under way."""
         if not self._queue or self._writing:

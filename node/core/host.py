@@ -312,7 +312,7 @@ class NodeHost:
         self.installs += 1
         earlier = self.core
         self.core = self._build()
-        self.core.sync.take_over(earlier.sync)
+        self.core.parts.sync.take_over(earlier.parts.sync)
         self.core.log.introduce(earlier.log.introduced())
         if self._started:
             self.core.start()

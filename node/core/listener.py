@@ -13,22 +13,9 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from tickwheel.node.core.bulk import BulkDesk
 from tickwheel.node.core.checkpoint import Checkpointer
-from tickwheel.node.core.counters import Totals
-from tickwheel.node.core.delivery import Delivery
-from tickwheel.node.core.events import Events
-from tickwheel.node.core.filter_sweep import FilterSweep
-from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.membership import MemberDesk
-from tickwheel.node.core.mending import Mending
-from tickwheel.node.core.record_answers import RecordAnswers
-from tickwheel.node.core.reign import Reign
-from tickwheel.node.core.salvage import Salvage
-from tickwheel.node.core.sync import SyncState
-from tickwheel.node.core.topic_pending import TopicPending
-from tickwheel.node.core.topic_rates import TopicRates
+from tickwheel.node.core.parts import Parts
 from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.schema import command_problem, read_entry
@@ -63,42 +50,16 @@ class CoreListener:
         self,
         core: Kernel,
         applied: Applied,
-        reign: Reign,
-        delivery: Delivery,
-        filter_sweep: FilterSweep,
-        sync: SyncState,
+        parts: Parts,
         checkpointer: Callable[[], Checkpointer],
         checkpoint_needed: Callable[[str], None],
-        bulk: BulkDesk,
-        record_answers: RecordAnswers,
-        salvage: Salvage,
-        mending: Mending,
-        events: Events,
-        totals: Totals,
-        topic_rates: TopicRates,
-        topic_pending: TopicPending,
-        founding: FoundingDesk,
-        members: MemberDesk,
     ) -> None:
         """`checkpoint_needed`: this node must start again from the checkpoint of this peer."""
         self._core = core
         self._applied = applied
-        self._reign = reign
-        self._delivery = delivery
-        self._filter_sweep = filter_sweep
-        self._sync = sync
+        self._parts = parts
         self._checkpointer = checkpointer
         self._checkpoint_needed = checkpoint_needed
-        self._bulk = bulk
-        self._record_answers = record_answers
-        self._salvage = salvage
-        self._mending = mending
-        self._events = events
-        self._totals = totals
-        self._topic_rates = topic_rates
-        self._topic_pending = topic_pending
-        self._founding = founding
-        self._members = members
 
     def apply(self, index: int, term: int, command: bytes) -> object:
         """Apply an entry and note its effects. One that does not even begin like an entry stops the node."""
@@ -115,12 +76,12 @@ class CoreListener:
             self._applied.passed_over.append(index)
             self._nothing(index, term)
             return []
-        if not self._mending.ready(entry):
+        if not self._parts.mending.ready(entry):
             raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")
         applied = self._applied
         applied.index, applied.term = index, term
         applied.stamped_ms = max(applied.stamped_ms, entry.stamped_ms)
-        noted = self._events.enabled and index > self._events.noted_to
+        noted = self._parts.events.enabled and index > self._parts.events.noted_to
         now_ms = core.clock.now_ms() if noted else 0
         results = core.state.apply(index, term, entry)
         for command_, result in zip(entry.commands, results, strict=True):
@@ -129,7 +90,7 @@ class CoreListener:
             if kind == "dispatch":
                 core.clock.judge_cursor(command_.dispatch.due_ms)
             elif kind == "lead":
-                self._reign.lead_was_applied(command_.lead)
+                self._parts.reign.lead_was_applied(command_.lead)
             elif kind == "admin" and isinstance(result, AdminResult):
                 self._administered(command_.admin.WhichOneof("body") or "", result)
         return results
@@ -140,14 +101,14 @@ class CoreListener:
         """
 
         def observe() -> None:
-            self._totals.note(result)
-            self._topic_rates.applied(command, result)
-            self._topic_pending.applied(command, result)
+            self._parts.totals.note(result)
+            self._parts.topic_rates.applied(command, result)
+            self._parts.topic_pending.applied(command, result)
             if noted_ms is not None:
                 kind = command.WhichOneof("body") or ""
-                self._events.applied(index, noted_ms, entry, command, kind, result)
+                self._parts.events.applied(index, noted_ms, entry, command, kind, result)
 
-        self._core.serving.side(observe, self._topic_pending.spoil)
+        self._core.serving.side(observe, self._parts.topic_pending.spoil)
 
     def _nothing(self, index: int, term: int) -> None:
         """An entry without an effect."""
@@ -158,16 +119,16 @@ class CoreListener:
         core = self._core
         if result.members is not None:
             core.log.set_members(result.members)
-            self._founding.look_again()
+            self._parts.founding.look_again()
         if not core.leading or kind == "create_topic" or (result.group is None and result.topic is None):
             return
         if kind == "create_group" and result.group is not None:
             # The most frequent one, since consumers create: it changes nothing of the others.
-            self._filter_sweep.subscribed(result.group.group_id)
-            self._delivery.subscribed(result.group.group_id)
+            self._parts.filter_sweep.subscribed(result.group.group_id)
+            self._parts.delivery.subscribed(result.group.group_id)
         else:
-            self._filter_sweep.refresh()
-            self._delivery.administered()
+            self._parts.filter_sweep.refresh()
+            self._parts.delivery.administered()
 
     def problem_of(self, entry: bytes, start: int) -> str:
         """Why this node cannot apply the command; empty if it can. No command of a newer version is half understood."""
@@ -176,64 +137,64 @@ class CoreListener:
     def role_changed(self, status: LogStatus) -> None:
         """Lead, follow or step down. Ignored once the core has stopped."""
         if not self._core.stopped:
-            self._reign.role_changed(status)
+            self._parts.reign.role_changed(status)
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         """The sync of this master for one slave; None: nothing to send now."""
-        return self._sync.outgoing(peer_id)
+        return self._parts.sync.outgoing(peer_id)
 
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Take in a sync, and the master's clock with it. Returns the answer."""
         self._core.clock.heard_master(frame.sync.clock_ms)
-        return self._sync.incoming(frame)
+        return self._parts.sync.incoming(frame)
 
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Take a frame about bundles, records, the founding, or the clock of a machine. Returns the answer, if any."""
         core = self._core
         kind = frame.WhichOneof("body")
         if kind == "bundle_ask":
-            return self._bulk.ask_in(peer_id, frame.bundle_ask)
+            return self._parts.bulk.ask_in(peer_id, frame.bundle_ask)
         if kind == "bundle_piece":
-            self._bulk.piece_in(peer_id, frame.bundle_piece)
+            self._parts.bulk.piece_in(peer_id, frame.bundle_piece)
             return None
         if kind == "record_ask":
-            self._record_answers.ask_in(peer_id, frame.record_ask)
+            self._parts.record_answers.ask_in(peer_id, frame.record_ask)
             return None
         if kind == "record_answer":
             if not frame.record_answer.units_only:
-                self._salvage.answer_in(peer_id, frame.record_answer)
-            self._mending.answer_in(peer_id, frame.record_answer)
+                self._parts.salvage.answer_in(peer_id, frame.record_answer)
+            self._parts.mending.answer_in(peer_id, frame.record_answer)
             return None
         if kind == "founding":
-            return self._founding.receive(peer_id, frame, core.log.send_beside)
+            return self._parts.founding.receive(peer_id, frame, core.log.send_beside)
         return core.clock.receive(peer_id, frame)
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """Take in a slave's answer: its sync, the identity of its disk, and a sample of its clock."""
-        self._sync.reply(peer_id, frame)
-        self._members.came_with(peer_id, frame.disk_uuid)
+        self._parts.sync.reply(peer_id, frame)
+        self._parts.members.came_with(peer_id, frame.disk_uuid)
         self._core.clock.sync_answered(peer_id, frame.sync_reply.echo_sent_ns, frame.sync_reply.clock_ms)
 
     def may_apply(self) -> bool:
         """Arrivals that the disk is too slow to take in wait in the journal, not in memory. Entries after a bundle wait
         until the bundle is here and read as far as it is due."""
         core = self._core
-        if self._mending.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing:
+        if self._parts.mending.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing:
             return False
         return core.wheel.holdings.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 
     def may_vote(self) -> bool:
         """False with a new disk until it is known that no member lost an old one."""
-        return self._founding.may_vote
+        return self._parts.founding.may_vote
 
     def handover_ready(self, peer_id: str) -> bool:
         """The next master must know all deliveries in flight, or it would repeat them. It must also have applied what
         this master had applied when it was asked to hand over, or it would lead and not serve."""
         # A master without an agreed time has handed out nothing.
-        if not self._sync.enabled or not self._delivery.reigning:
+        if not self._parts.sync.enabled or not self._parts.delivery.reigning:
             return True
-        applied = self._sync.applied_of(peer_id) >= self._reign.handed_over_index
-        return applied and self._delivery.feed.all_heard(peer_id)
+        applied = self._parts.sync.applied_of(peer_id) >= self._parts.reign.handed_over_index
+        return applied and self._parts.delivery.feed.all_heard(peer_id)
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """Fetch the checkpoint of `peer_id`: the log no longer reaches back far enough."""

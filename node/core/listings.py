@@ -17,7 +17,7 @@ def members_of(core: NodeCore) -> admin_pb2.MemberList:
 def topics_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Topic]:
     """Topics with a higher id than `after_id`, by rising id. An iterator, so that the caller can pause between
     topics."""
-    limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
+    limits = core.parts.topic_pending.limits() if core.parts.topic_pending.wanted else {}
     for topic_id, name in sorted(found for found in core.state.named_topics() if found[0] > after_id):
         topic = core.state.topic_message(name)
         if topic is not None and topic.topic_id == topic_id:  # else it was deleted and created in a pause
@@ -29,7 +29,7 @@ def topics_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Topic]
 def named_topic(core: NodeCore, name: str) -> admin_pb2.Topic | None:
     """One topic."""
     topic = core.state.topic_message(name)
-    limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
+    limits = core.parts.topic_pending.limits() if core.parts.topic_pending.wanted else {}
     if topic is not None and name in limits:
         topic.pending, topic.pending_max = limits[name]
     return topic
@@ -38,11 +38,11 @@ def named_topic(core: NodeCore, name: str) -> admin_pb2.Topic | None:
 def groups_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Group]:
     """Groups with a higher id than `after_id`, by rising id, with their consumers as far as this node knows them.
     An iterator, so that the caller can pause between groups."""
-    in_flight = core.delivery.in_flight_by_group()
+    in_flight = core.parts.delivery.in_flight_by_group()
     for group_id, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
         group = core.state.group_message(name)
         if group is not None and group.group_id == group_id:  # else it was deleted and created in a pause
-            group.consumers = len(core.delivery.sessions.of_group(group.group_id))
+            group.consumers = len(core.parts.delivery.sessions.of_group(group.group_id))
             group.in_flight = in_flight[group.group_id]
             yield group
 
@@ -51,6 +51,6 @@ def named_group(core: NodeCore, name: str) -> admin_pb2.Group | None:
     """One consumer group."""
     group = core.state.group_message(name)
     if group is not None:
-        group.consumers = len(core.delivery.sessions.of_group(group.group_id))
-        group.in_flight = core.delivery.in_flight_by_group()[group.group_id]
+        group.consumers = len(core.parts.delivery.sessions.of_group(group.group_id))
+        group.in_flight = core.parts.delivery.in_flight_by_group()[group.group_id]
     return group

@@ -48,6 +48,8 @@ class Reign:
         self.handed_over_index = 0
         """Applied index at the last request to hand over."""
         self.changes = 0
+        """How often this node became master or ceased to be master."""
+        self._leaving = False
 
     @property
     def begun(self) -> bool:
@@ -97,6 +99,24 @@ class Reign:
         if core.clock.known:
             self._begin()
 
+    def refusal(self) -> Failure | None:
+        """As `Kernel.refusal`."""
+        core = self._core
+        if self.begun and not self.handing_over:
+            return None
+        if core.recovering:
+            return Failure(
+                common_pb2.RECOVERING,
+                f"replaying the log: at {core.applied_index} of {core.recover_to}; ask another node or retry",
+                {"retry_after_ms": "200"},
+            )
+        status = core.log.status()
+        master_id = status.master_id if status.master_id != core.identity.node_id else None
+        if status.halted and master_id is None:
+            return Failure(common_pb2.DISK_FULL, status.halted, {"retry_after_ms": "1000"})
+        address = next((m.client_address for m in core.log.members() if m.node_id == master_id), None)
+        return not_master(master_id, address, status.term)
+
     def step_down(self) -> None:
         """Stop the wheel at once and clear the delivery state. Does nothing if this node was not elected."""
         if not self.elected:
@@ -127,6 +147,18 @@ class Reign:
             self.handing_over = False
         if problem is not None:
             raise RequestError(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
+
+    def leave(self, reason: str) -> None:
+        """Hand over to another member if there is one, then stop the process for this reason. Idempotent."""
+        if self._leaving:
+            return
+        self._leaving = True
+        core = self._core
+        voters = [member for member in core.log.members() if not member.learner]
+        if self.begun and not self.handing_over and len(voters) > 1:
+            core.serving.start(self.transfer(None), lambda failure: core.fatal(reason))
+        else:
+            core.fatal(reason)
 
     def seek_room(self, steady_ms: SteadyMs) -> None:
         """Hand over to a member whose disk has room, if there is one. Called while this node's disk is nearly full."""

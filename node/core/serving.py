@@ -9,8 +9,8 @@ Invariants, once a server has called `contain`:
 - An error in work of no request propagates and ends the node. Work done during a request (`own`) raises OwnWorkError.
   Work that can be left out or tried again without harm (`side`) is left out, and its error is reported.
 - FATAL errors propagate from any piece: the node cannot continue after them.
-- Damage in the node's own files fails the request that met it and is told to `on_damage`: the next request for the
-  same bytes would meet it again, so the node leaves in order.
+- Damage in the node's own files fails the request that met it, and `damage` names it: the next request for the same
+  bytes would meet it again, so the node leaves in order.
 
 Without `contain` every error propagates: in the simulation a mistake must not pass for a refusal.
 """
@@ -49,9 +49,8 @@ class Serving:
         self._report: Callable[[str, BaseException], None] | None = None
         self._current: Fail | None = None
         """How the request whose piece runs now is told that it failed; None: no request's."""
-        self.damaged = False
-        """A piece met damage in the node's own files: the node leaves."""
-        self.on_damage: Callable[[CorruptFileError], None] = lambda error: None
+        self.damage = ""
+        """The first damage in the node's own files that a piece met: the node leaves. Empty: none."""
         self.faults = 0
         """Errors that failed a request instead of the node."""
 
@@ -165,8 +164,7 @@ class Serving:
         if isinstance(error, FATAL) or self._report is None:
             raise error
         if isinstance(error, CorruptFileError):
-            self.damaged = True
-            self.on_damage(error)
+            self.damage = self.damage or str(error)
         self.faults += 1
         error_id = f"{self._random_bits(48):012x}"
         self._report(error_id, error)

@@ -32,35 +32,35 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
     if core.identity.node_id not in members:
         waits = "its log names other members" if members else "its log names no members yet"
         return admin_pb2.NODE_NOT_MEMBER, f"{waits}: it waits to be added"
-    if core.founding.reason and log.master_id is None:
-        return admin_pb2.NODE_ALONE, core.founding.reason
+    if core.parts.founding.reason and log.master_id is None:
+        return admin_pb2.NODE_ALONE, core.parts.founding.reason
     if core.recovering:
         # First of all: until then the cursor that it shows is an older one (P6).
         replayed = f"replayed {core.applied_index} of {core.recover_to} entries"
         return admin_pb2.NODE_RECOVERING, f"{replayed}; {log.halted}" if log.halted else replayed
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
-    waits_for = core.founding.reason or core.salvage.reason or core.mending.reason
+    waits_for = core.parts.founding.reason or core.parts.salvage.reason or core.parts.mending.reason
     if log.master_id is None:
         return admin_pb2.NODE_ALONE, "; ".join(
             filter(None, ("it hears no master: what it shows may be old", waits_for))
         )
     if core.leading and not log.lease_held:
         return admin_pb2.NODE_ALONE, "; ".join(filter(None, ("it leads, and has not heard from a majority", waits_for)))
-    if core.handing_over:
+    if core.parts.reign.handing_over:
         return admin_pb2.NODE_STOPPING, "handing the master role over"
-    if core.bulk.waiting:
-        return admin_pb2.NODE_RECOVERING, core.bulk.waiting
-    if core.reign.elected and not core.leading:
+    if core.parts.bulk.waiting:
+        return admin_pb2.NODE_RECOVERING, core.parts.bulk.waiting
+    if core.parts.reign.elected and not core.leading:
         return admin_pb2.NODE_ALIGNING, "its first command as master is not applied yet"
     if core.leading and not core.clock.may_dispatch():
         return admin_pb2.NODE_WITHOUT_TIME, "dispatch waits: " + clock_reason(core.clock)
-    if core.leading and core.dispatcher.blocked:
+    if core.leading and core.parts.dispatcher.blocked:
         return admin_pb2.NODE_ALIGNING, "the same dispatch has failed three times; the wheel waits for it"
-    if core.leading and core.phase in (Phase.ALIGNING, Phase.WAITING):
+    if core.leading and core.parts.dispatcher.phase in (Phase.ALIGNING, Phase.WAITING):
         return admin_pb2.NODE_ALIGNING, "advancing the cursor to the clock"
-    if core.mending.holds_log:
-        return admin_pb2.NODE_RECOVERING, core.mending.reason
+    if core.parts.mending.holds_log:
+        return admin_pb2.NODE_RECOVERING, core.parts.mending.reason
     return admin_pb2.NODE_SERVING, waits_for
 
 
@@ -138,7 +138,7 @@ def _add_clock(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
 
 def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
     backlog = core.state.backlog
-    for topic_id, rates in core.topic_rates.busiest(backlog, STATUS_TOPICS_MAX):
+    for topic_id, rates in core.parts.topic_rates.busiest(backlog, STATUS_TOPICS_MAX):
         name = core.state.topic_name(topic_id)
         if name:
             scheduled, dispatched, delivered, settled = rates
@@ -151,15 +151,15 @@ def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
                 backlog=backlog.by_topic.get(topic_id, 0),
                 paused=core.state.topic_paused(topic_id),
             )
-    status.late_p50_ms = core.topic_rates.late_ms(0.5)
-    status.late_p99_ms = core.topic_rates.late_ms(0.99)
-    status.redeliver_rate = core.topic_rates.redelivered_per_second()
+    status.late_p50_ms = core.parts.topic_rates.late_ms(0.5)
+    status.late_p99_ms = core.parts.topic_rates.late_ms(0.99)
+    status.redeliver_rate = core.parts.topic_rates.redelivered_per_second()
 
 
 def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
     """The node's full status."""
     status = node_vitals(core)
-    status.in_flight = core.delivery.in_flight
+    status.in_flight = core.parts.delivery.in_flight
     _add_topics(core, status)
     return status
 
@@ -170,8 +170,8 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
     state, reason = _state(core, log)
     members = {m.node_id: m for m in core.log.members()}
     master = members.get(log.master_id or "")
-    heard = core.sync.heard
-    scheduled, dispatched, delivered, settled = core.topic_rates.in_all_per_second()
+    heard = core.parts.sync.heard
+    scheduled, dispatched, delivered, settled = core.parts.topic_rates.in_all_per_second()
     leading = core.leading
     status = admin_pb2.NodeStatus(
         cluster_id=core.identity.cluster_id,
@@ -192,7 +192,7 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
         local_index=core.wheel.window.local_index,
         synced_tick=core.wheel.window.tick if leading else heard.tick,
         synced_local_index=core.wheel.window.local_index if leading else heard.local_index,
-        sync_age_ms=0 if leading else core.sync.age_ms(),
+        sync_age_ms=0 if leading else core.parts.sync.age_ms(),
         clock_ms=core.clock.now_ms(),
         pending=core.wheel.pending,
         ready=core.state.ready_messages(),
@@ -202,14 +202,14 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
         settle_rate=settled,
         wheel_group=core.identity.wheel_group,
         version=VERSION,
-        disk_bytes_free=core.space_left(),
-        disk_bytes_total=core.disk_room.total_bytes,
-        disk_above_mark=core.disk_room.above,
+        disk_bytes_free=core.disk.space_left(),
+        disk_bytes_total=core.parts.disk_room.total_bytes,
+        disk_above_mark=core.parts.disk_room.above,
         unsettled_removed=core.state.removed_unsettled,
-        uptime_s=core.uptime_s(),
+        uptime_s=(core.monotonic_ns() - core.started_ns) / 1e9,
         lease_held=log.lease_held,
         slot_ms=core.state.settings.slot_ms,
-        cold=core.cold.status(),
+        cold=core.parts.cold.status(),
     )
     # A learner that was added a moment ago is shown too, before it has ever called.
     waiting = {name: NEVER_HEARD for name in members if name not in log.peers and name != core.identity.node_id}
@@ -221,11 +221,11 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
             client_address=member.client_address if member else "",
             connected=peer.connected,
             match_index=peer.match_index,
-            applied_lag=max(0, log.commit_index - core.sync.applied_of(node_id)) if leading else 0,
-            sync_age_ms=core.sync.reply_age_ms(node_id) if leading else 0,
+            applied_lag=max(0, log.commit_index - core.parts.sync.applied_of(node_id)) if leading else 0,
+            sync_age_ms=core.parts.sync.reply_age_ms(node_id) if leading else 0,
             learner=bool(member and member.learner),
         )
-    status.unreadable_messages, status.unreadable_reason = core.salvage.waiting, core.salvage.reason
+    status.unreadable_messages, status.unreadable_reason = core.parts.salvage.waiting, core.parts.salvage.reason
     _add_clock(core, status)
     _add_bulk(core, status)
     return status
@@ -251,10 +251,10 @@ def clock_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
 
 
 def _add_bulk(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
-    counts, bulk = core.bulk.counts, status.bulk
-    bulk.bundles_held = core.bulk.store.held_count
+    counts, bulk = core.parts.bulk.counts, status.bulk
+    bulk.bundles_held = core.parts.bulk.store.held_count
     bulk.received_bytes = counts.received_bytes
-    bulk.bundles_taken_over, bulk.messages_taken_over = core.totals.loaded_bundles, core.totals.loaded
+    bulk.bundles_taken_over, bulk.messages_taken_over = core.parts.totals.loaded_bundles, core.parts.totals.loaded
     bulk.takeover_ms = counts.takeover_ms
     bulk.refused = counts.refused.total()
 
@@ -264,7 +264,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
     status = node_vitals(core)
     peers = {(peer.node_id,): peer for peer in status.peers}
     values: dict[str, MetricValue] = {}
-    for part in core.parts:
+    for part in core.parts.ordered:
         values.update(part.metrics())
     return values | {
         "wheel_group": float(status.wheel_group),
@@ -272,7 +272,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "role": {(admin_pb2.Role.Name(status.role).lower(),): 1.0},
         "state": {(admin_pb2.NodeState.Name(status.state).removeprefix("NODE_").lower(),): 1.0},
         "term": float(status.term),
-        "master_changes": float(core.leader_changes),
+        "master_changes": float(core.parts.reign.changes),
         "log_first_index": float(status.first_index),
         "log_last_index": float(status.last_index),
         "log_commit_index": float(status.commit_index),
@@ -285,9 +285,9 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         **clock_metrics(core),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),
-        "bulk_bundles_taken_over": float(core.totals.loaded_bundles),
-        "bulk_messages_taken_over": float(core.totals.loaded),
-        "pins": float(core.pins.count),
+        "bulk_bundles_taken_over": float(core.parts.totals.loaded_bundles),
+        "bulk_messages_taken_over": float(core.parts.totals.loaded),
+        "pins": float(core.parts.pins.count),
         "cold_messages": float(status.cold.messages),
         "cold_parts": float(status.cold.parts),
         "cold_marks": float(len(core.state.cold.marks)),
@@ -297,10 +297,10 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "cold_loaded_late_messages": float(status.cold.loaded_late),
         "cold_loaded_late_seconds_max": status.cold.loaded_late_ms_max / 1_000,
         "cursor_seconds": status.cursor_due_ms / 1_000,
-        "scheduled_messages": float(core.totals.scheduled),
-        "dispatched_messages": float(core.totals.dispatched),
-        "settled_messages": float(core.totals.settled),
-        "cancelled_messages": float(core.totals.cancelled),
+        "scheduled_messages": float(core.parts.totals.scheduled),
+        "dispatched_messages": float(core.parts.totals.dispatched),
+        "settled_messages": float(core.parts.totals.settled),
+        "cancelled_messages": float(core.parts.totals.cancelled),
         "retried_messages": float(core.state.retrying.retried),
         "buried_messages": float(core.state.retrying.buried),
         "set_aside_messages": float(core.state.retrying.set_aside),
@@ -312,8 +312,8 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "segment_hours": float(len(core.wheel.holdings.hours.used())),
         "arrival_buffer_bytes": float(core.wheel.holdings.buffer_bytes),
         "checkpoints": float(core.checkpointer.written),
-        "synced_write_failures": float(core.synced_file.failures + core.lease_file.failures),
+        "synced_write_failures": float(core.parts.synced_file.failures + core.parts.lease_file.failures),
         "disk_free_bytes": float(status.disk_bytes_free),
-        "disk_used_ratio": core.disk_room.used_ratio,
-        "disk_above_mark": float(core.disk_room.above),
+        "disk_used_ratio": core.parts.disk_room.used_ratio,
+        "disk_above_mark": float(core.parts.disk_room.above),
     }

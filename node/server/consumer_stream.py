@@ -75,7 +75,7 @@ class ConsumerStream:
                 self.fail(failure)
 
         core, actor = self._calls.core, self._who.actor
-        opening = core.consumers.open(first, self._deliver, self._closed, actor)
+        opening = core.parts.consumers.open(first, self._deliver, self._closed, actor)
         self._calls.serve(failed, lambda: core.serving.start(opening, opened))
         self._calls.wake()
         failure = await outcome

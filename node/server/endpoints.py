@@ -158,25 +158,25 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             scheduler_pb2.ListPendingRequest,
             scheduler_pb2.ListPendingResponse,
             PENDING,
-            lambda core, request, caller: core.pending.page(request),
+            lambda core, request, caller: core.parts.pending.page(request),
         ),
         "CountPending": by_core(
             scheduler_pb2.CountPendingRequest,
             scheduler_pb2.CountPendingResponse,
             PENDING,
-            lambda core, request, caller: core.pending.count(request),
+            lambda core, request, caller: core.parts.pending.count(request),
         ),
         "BeginSweep": by_core(
             scheduler_pb2.BeginSweepRequest,
             scheduler_pb2.Sweep,
             Right(topic(RIGHT_CANCEL, lambda request: request.selection.topic), audited=True),
-            lambda core, request, caller: core.sweeper.begin_sweep(request),
+            lambda core, request, caller: core.parts.sweeper.begin_sweep(request),
         ),
         "GetSweep": by_core(
             scheduler_pb2.GetSweepRequest,
             scheduler_pb2.Sweep,
             Right(sweeping),
-            lambda core, request, caller: core.sweeper.get(request.job_id),
+            lambda core, request, caller: core.parts.sweeper.get(request.job_id),
         ),
         "ListSweeps": by_core(
             scheduler_pb2.ListSweepsRequest, scheduler_pb2.ListSweepsResponse, CANCELS, handlers.list_sweeps
@@ -185,7 +185,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             scheduler_pb2.StopSweepRequest,
             scheduler_pb2.Sweep,
             Right(sweeping, audited=True),
-            lambda core, request, caller: core.sweeper.stop(request.job_id),
+            lambda core, request, caller: core.parts.sweeper.stop(request.job_id),
         ),
     },
     "tickwheel.v1.Consumer": {
@@ -199,19 +199,19 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             consumer_pb2.PullRequest,
             consumer_pb2.DeliverBatch,
             Right(consuming),
-            lambda core, request, caller: core.consumers.pull(request, caller.actor),
+            lambda core, request, caller: core.parts.consumers.pull(request, caller.actor),
         ),
         "Settle": by_loop(
             consumer_pb2.SettleBatch,
             consumer_pb2.SettleReceipt,
             Right(settling),
-            lambda node, request, caller: node.calls.ask(lambda core, done: core.consumers.settle(request, done)),
+            lambda node, request, caller: node.calls.ask(lambda core, done: core.parts.consumers.settle(request, done)),
         ),
         "Extend": by_loop(
             consumer_pb2.ExtendBatch,
             consumer_pb2.ExtendReceipt,
             Right(settling),
-            lambda node, request, caller: node.calls.ask(lambda core, done: core.consumers.extend(request, done)),
+            lambda node, request, caller: node.calls.ask(lambda core, done: core.parts.consumers.extend(request, done)),
         ),
     },
     "tickwheel.v1.Admin": {
@@ -320,7 +320,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.GetDiskUseRequest,
             admin_pb2.DiskUse,
             Right(cluster),
-            lambda core, request, caller: disk_use(core, core.disk_room, request),
+            lambda core, request, caller: disk_use(core, core.parts.disk_room, request),
         ),
         "Backup": by_stream(
             admin_pb2.BackupRequest,
@@ -347,19 +347,19 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             staging_pb2.CommitStagedRequest,
             staging_pb2.StagedJob,
             STAGES,
-            lambda core, request, caller: core.staging.commit(request, caller.actor),
+            lambda core, request, caller: core.parts.staging.commit(request, caller.actor),
         ),
         "Abort": by_core(
             staging_pb2.AbortStagedRequest,
             staging_pb2.StagedJob,
             STAGES,
-            lambda core, request, caller: core.staging.abort(request, caller.actor),
+            lambda core, request, caller: core.parts.staging.abort(request, caller.actor),
         ),
         "GetStagedJob": by_core(
             staging_pb2.GetStagedJobRequest,
             staging_pb2.StagedJob,
             STAGES,
-            lambda core, request, caller: core.staging.job(request, caller.actor),
+            lambda core, request, caller: core.parts.staging.job(request, caller.actor),
         ),
     },
     "tickwheel.v1.Bulk": {
@@ -367,7 +367,9 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             bulk_pb2.BundleOffer,
             bulk_pb2.BundleState,
             LOOKS,
-            lambda node, request, caller: handlers.bundle_state(node.core.bulk.offer(request.name, request.bytes)),
+            lambda node, request, caller: handlers.bundle_state(
+                node.core.parts.bulk.offer(request.name, request.bytes)
+            ),
         ),
         "SendBundle": by_stream(
             bulk_pb2.BundleData,
@@ -379,13 +381,13 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             bulk_pb2.TakeOverRequest,
             bulk_pb2.LoadState,
             CHANGES,
-            lambda core, request, caller: core.bulk.take_over(request),
+            lambda core, request, caller: core.parts.bulk.take_over(request),
         ),
         "GetLoad": shown(
             bulk_pb2.GetLoadRequest,
             bulk_pb2.LoadState,
             LOOKS,
-            lambda node, request, caller: node.core.bulk.load(request.job_id),
+            lambda node, request, caller: node.core.parts.bulk.load(request.job_id),
         ),
     },
     "tickwheel.v1.Cold": {
@@ -393,19 +395,19 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             cold_pb2.RegisterColdRequest,
             cold_pb2.ColdJob,
             CHANGES,
-            lambda core, request, caller: core.cold.register(request),
+            lambda core, request, caller: core.parts.cold.register(request),
         ),
         "ListColdParts": by_core(
             cold_pb2.ListColdPartsRequest,
             cold_pb2.ColdParts,
             LOOKS,
-            lambda core, request, caller: core.cold.parts(request),
+            lambda core, request, caller: core.parts.cold.parts(request),
         ),
         "ListColdMoved": by_core(
             cold_pb2.ListColdMovedRequest,
             cold_pb2.ColdMoved,
             LOOKS,
-            lambda core, request, caller: core.cold.moved(request),
+            lambda core, request, caller: core.parts.cold.moved(request),
         ),
     },
     "tickwheel.v1.DeadLetters": {
@@ -413,25 +415,25 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             dead_pb2.ListDeadRequest,
             dead_pb2.ListDeadResponse,
             DEAD,
-            lambda core, request, caller: core.dead.list(request),
+            lambda core, request, caller: core.parts.dead.list(request),
         ),
         "GetDead": by_core(
             dead_pb2.GetDeadRequest,
             dead_pb2.DeadLetter,
             DEAD,
-            lambda core, request, caller: core.dead.get(request),
+            lambda core, request, caller: core.parts.dead.get(request),
         ),
         "ReplayDead": by_core(
             dead_pb2.ReplayDeadRequest,
             dead_pb2.ChangeDeadResponse,
             CHANGES_DEAD,
-            lambda core, request, caller: core.dead.replay(request),
+            lambda core, request, caller: core.parts.dead.replay(request),
         ),
         "PurgeDead": by_core(
             dead_pb2.PurgeDeadRequest,
             dead_pb2.ChangeDeadResponse,
             CHANGES_DEAD,
-            lambda core, request, caller: core.dead.purge(request),
+            lambda core, request, caller: core.parts.dead.purge(request),
         ),
     },
     "tickwheel.v1.Snapshot": {
@@ -442,7 +444,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             snapshot_pb2.AgreePinRequest,
             snapshot_pb2.AgreePinResponse,
             READS,
-            lambda core, request, caller: core.pins.agree(request),
+            lambda core, request, caller: core.parts.pins.agree(request),
         ),
         "PinSettled": by_loop(
             snapshot_pb2.PinSettledRequest,

@@ -111,11 +111,11 @@ async def schedule(node: Node, request: scheduler_pb2.ScheduleRequest, caller: C
     try:
         batch = from_message(request, core.state.settings)
     except RequestError as error:
-        told = core.senders.told(Sender(request.producer_id, request.sequence), error.failure)
+        told = core.parts.senders.told(Sender(request.producer_id, request.sequence), error.failure)
         raise RequestError(told) from None
     state_caller(batch, caller, request.producer_owner)
     # A callback and not a coroutine: this is called for each message.
-    outcome: BatchOutcome = await node.calls.ask(lambda core, done: core.requests.schedule(batch, done))
+    outcome: BatchOutcome = await node.calls.ask(lambda core, done: core.parts.requests.schedule(batch, done))
     message_id = message_id_of(int(outcome.ids[0]), core.identity.wheel_group)
     receipt = scheduler_pb2.ScheduleReceipt(id=message_id, due_ms=int(outcome.due_ms[0]))
     if outcome.levels is not None:
@@ -125,7 +125,7 @@ async def schedule(node: Node, request: scheduler_pb2.ScheduleRequest, caller: C
 
 
 async def cancel(core: NodeCore, request: scheduler_pb2.CancelRequest, caller: Caller) -> scheduler_pb2.CancelResponse:
-    outcome = await core.requests.cancel(id_of(request.id), permitted(caller, RIGHT_CANCEL))
+    outcome = await core.parts.requests.cancel(id_of(request.id), permitted(caller, RIGHT_CANCEL))
     return scheduler_pb2.CancelResponse(outcome=outcome)
 
 
@@ -139,7 +139,7 @@ async def reschedule(
     owner = owner_of(caller.name, request.producer_owner)
     sender = Sender(request.producer_id, request.sequence, owner=owner)
     when, kind, may = getattr(request, name), WHEN_KINDS[name], permitted(caller, RIGHT_CANCEL)
-    result = await core.requests.reschedule(id_of(request.id), when, kind, may, sender)
+    result = await core.parts.requests.reschedule(id_of(request.id), when, kind, may, sender)
     response = scheduler_pb2.RescheduleResponse(
         outcome=result.outcome, due_ms=result.due_ms, remembered=result.remembered
     )
@@ -149,14 +149,14 @@ async def reschedule(
 
 
 async def get(core: NodeCore, request: scheduler_pb2.GetRequest, caller: Caller) -> scheduler_pb2.GetResponse:
-    return await core.requests.get(id_of(request.id), request.content, permitted(caller, RIGHT_READ))
+    return await core.parts.requests.get(id_of(request.id), request.content, permitted(caller, RIGHT_READ))
 
 
 async def list_sweeps(
     core: NodeCore, request: scheduler_pb2.ListSweepsRequest, caller: Caller
 ) -> scheduler_pb2.ListSweepsResponse:
     """The sweeps that the caller may see."""
-    answer = await core.sweeper.list()
+    answer = await core.parts.sweeper.list()
     return scheduler_pb2.ListSweepsResponse(
         sweeps=[sweep for sweep in answer.sweeps if caller.topic(RIGHT_CANCEL, sweep.selection.topic) is None]
     )
@@ -164,7 +164,7 @@ async def list_sweeps(
 
 async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Caller) -> staging_pb2.StagedJob:
     batch = from_batch(scheduler_pb2.ScheduleBatch(columns=request.columns), core.state.settings)
-    return await core.staging.stage(request, batch, caller.actor)
+    return await core.parts.staging.stage(request, batch, caller.actor)
 
 
 # -- looks
@@ -179,7 +179,7 @@ def server_info(node: Node, services: Iterable[str]) -> admin_pb2.ServerInfo:
     core = node.core
     return admin_pb2.ServerInfo(
         version=VERSION,
-        uptime_s=core.uptime_s(),
+        uptime_s=(core.monotonic_ns() - core.started_ns) / 1e9,
         cluster_id=core.identity.cluster_id,
         node_id=core.identity.node_id,
         rights=core.state.settings.rights,
@@ -207,7 +207,7 @@ async def list_groups(node: Node, request: admin_pb2.ListGroupsRequest, caller: 
 
 async def trace(core: NodeCore, request: admin_pb2.TraceRequest, caller: Caller) -> admin_pb2.TraceResponse:
     """The events of messages in topics that the caller may read. Messages whose topic no event names are left out."""
-    answer = await core.tracer.trace(request)
+    answer = await core.parts.tracer.trace(request)
     if caller.free:
         return answer
 
@@ -227,7 +227,7 @@ async def trace(core: NodeCore, request: admin_pb2.TraceRequest, caller: Caller)
 async def change(core: NodeCore, command: AdminCommand, caller: Caller) -> AdminResult:
     """Put a command into the log. Raises RequestError for a refusal, also one of apply."""
     command.actor = caller.actor
-    return await core.requests.admin(command)
+    return await core.parts.requests.admin(command)
 
 
 async def change_topic(core: NodeCore, command: AdminCommand, name: str, caller: Caller) -> admin_pb2.Topic:
@@ -270,7 +270,7 @@ async def transfer_master(
 ) -> admin_pb2.TransferMasterResponse:
     """Hand over by plan; returns once another node leads."""
     began_ns = core.monotonic_ns()
-    await core.reign.transfer(request.target_id or None)
+    await core.parts.reign.transfer(request.target_id or None)
     status = core.log.status()
     pause_ms = (core.monotonic_ns() - began_ns) // 1_000_000
     return admin_pb2.TransferMasterResponse(master_id=status.master_id or "", term=status.term, pause_ms=pause_ms)
@@ -279,7 +279,7 @@ async def transfer_master(
 async def delete_topic(
     core: NodeCore, request: admin_pb2.DeleteTopicRequest, caller: Caller
 ) -> admin_pb2.DeleteTopicResponse:
-    job = await core.deleter.topic(request)
+    job = await core.parts.deleter.topic(request)
     return admin_pb2.DeleteTopicResponse(
         job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered
     )
@@ -288,7 +288,7 @@ async def delete_topic(
 async def delete_group(
     core: NodeCore, request: admin_pb2.DeleteGroupRequest, caller: Caller
 ) -> admin_pb2.DeleteGroupResponse:
-    job = await core.deleter.group(request)
+    job = await core.parts.deleter.group(request)
     return admin_pb2.DeleteGroupResponse(
         job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered, dead=job.dead
     )
@@ -320,7 +320,9 @@ async def send_bundle(node: Node, pieces: AsyncIterator[bulk_pb2.BundleData]) ->
 
 async def _take_piece(piece: bulk_pb2.BundleData, core: NodeCore) -> Held:
     size = piece.total_bytes
-    return await answer_of(lambda done: core.bulk.take(piece.name, size, piece.offset, piece.data, piece.crc32c, done))
+    return await answer_of(
+        lambda done: core.parts.bulk.take(piece.name, size, piece.offset, piece.data, piece.crc32c, done)
+    )
 
 
 # -- pins
@@ -329,7 +331,7 @@ async def _take_piece(piece: bulk_pb2.BundleData, core: NodeCore) -> Held:
 async def pin(node: Node, request: snapshot_pb2.PinRequest, caller: Caller) -> snapshot_pb2.PinResponse:
     if request.pin_id:
         node.pins.check(request.pin_id, caller)
-    pinned = await node.calls.answer(lambda core: core.pins.pin(request))
+    pinned = await node.calls.answer(lambda core: core.parts.pins.pin(request))
     if not request.pin_id:
         node.pins.take(pinned.pin_id, caller)
     return pinned
@@ -337,19 +339,19 @@ async def pin(node: Node, request: snapshot_pb2.PinRequest, caller: Caller) -> s
 
 async def read_pinned(node: Node, request: snapshot_pb2.ReadPinnedRequest, caller: Caller) -> snapshot_pb2.PinnedPage:
     node.pins.check(request.pin_id, caller)
-    return await node.calls.answer(lambda core: core.pins.read(request))
+    return await node.calls.answer(lambda core: core.parts.pins.read(request))
 
 
 async def unpin(node: Node, request: snapshot_pb2.UnpinRequest, caller: Caller) -> snapshot_pb2.UnpinResponse:
     node.pins.check(request.pin_id, caller)
-    node.core.pins.unpin(request.pin_id)
+    node.core.parts.pins.unpin(request.pin_id)
     return snapshot_pb2.UnpinResponse()
 
 
 async def pin_settled(
     node: Node, request: snapshot_pb2.PinSettledRequest, caller: Caller
 ) -> snapshot_pb2.PinSettledResponse:
-    pinned = await node.calls.answer(lambda core: core.settled.pin(request))
+    pinned = await node.calls.answer(lambda core: core.parts.settled.pin(request))
     node.settled_pins.take(pinned.pin_id, caller)
     return pinned
 
@@ -358,7 +360,7 @@ async def read_settled(
     node: Node, request: snapshot_pb2.ReadSettledRequest, caller: Caller
 ) -> snapshot_pb2.SettledPage:
     node.settled_pins.check(request.pin_id, caller)
-    return await node.calls.answer(lambda core: core.settled.read(request))
+    return await node.calls.answer(lambda core: core.parts.settled.read(request))
 
 
 # -- users

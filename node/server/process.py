@@ -222,7 +222,7 @@ class NodeProcess:
         await clients.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        network.attach(GuardedInbox(host, self._failed), driver.wake, lambda: host.core.members.introduction())
+        network.attach(GuardedInbox(host, self._failed), driver.wake, lambda: host.core.parts.members.introduction())
         host.start()
         driver.start()
         log.info(
@@ -308,7 +308,7 @@ class NodeProcess:
             if tls.current.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
                 return Refusal(f"the certificate is not that of node {sender_id}")
             before = host.core.log.introduced()
-            refused = host.core.members.refuses(sender_id, disk_uuid, shown)
+            refused = host.core.parts.members.refuses(sender_id, disk_uuid, shown)
             if host.core.log.introduced() != before:
                 names = [member.node_id for member in shown.members]
                 log.info("this node is behind: a peer has shown who the members are", peer=sender_id, members=names)
@@ -394,7 +394,7 @@ class NodeProcess:
     def _tick(self, host: NodeHost) -> int:
         wants_ns = host.tick()
         core = host.core
-        stands = (core.term, core.leader_changes, core.phase)
+        stands = (core.term, core.parts.reign.changes, core.parts.dispatcher.phase)
         if stands != self._stood:
             self._stood = stands
             self._tell_role(host)
@@ -403,7 +403,7 @@ class NodeProcess:
     def _tell_role(self, host: NodeHost) -> None:
         """Log a change of role at once: these lines show how long each step of a failover took."""
         status = host.core.log.status()
-        role, phase = status.role.name, host.core.phase.value
+        role, phase = status.role.name, host.core.parts.dispatcher.phase.value
         if role != self._role:
             log.info("role changed", before=self._role or "none", now=role, master=status.master_id or "")
             self._role = role
@@ -452,15 +452,15 @@ class NodeProcess:
             lines = watch.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead)
             _say([*lines, *cold.look(now_ns, status), *tls.look(now_ns)])
             core = host.core
-            while core.passed_over:
+            while core.applied.passed_over:
                 log.error(
                     "log entry cannot be decoded by any node and was passed over; whoever sent it got no answer",
-                    index=core.passed_over.popleft(),
+                    index=core.applied.passed_over.popleft(),
                 )
             if core.proposer.unsound_commands != self._unsound:
                 self._unsound = core.proposer.unsound_commands
                 log.error("commands were refused that could not be read back from the log", commands=self._unsound)
-            unfounded = core.founding.reason
+            unfounded = core.parts.founding.reason
             if unfounded and unfounded != self._unfounded:
                 log.warning("this node does not vote yet", reason=unfounded)
             self._unfounded = unfounded

@@ -148,7 +148,7 @@ class ScheduleStreams:
         place: list[scheduler_pb2.BatchReceipt],
         line: ReceiptLine,
     ) -> None:
-        told = self._calls.core.senders.told(Sender(request.producer_id, request.sequence), failure)
+        told = self._calls.core.parts.senders.told(Sender(request.producer_id, request.sequence), failure)
         line.fill(place, scheduler_pb2.BatchReceipt(sequence=request.sequence, error=serialized_status(told)))
 
     def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, caller: Caller) -> None:
@@ -172,5 +172,5 @@ class ScheduleStreams:
                 receipt = receipt_of(batch, outcome)
             line.fill(place, receipt)
 
-        self._calls.serve(done, lambda: core.requests.schedule(batch, done))
+        self._calls.serve(done, lambda: core.parts.requests.schedule(batch, done))
         self._calls.wake()

@@ -198,7 +198,7 @@ def test_the_operator_lets_the_own_clock_do() -> None:
         machine.clock.skew_ms = skew_ms
     cluster.boot(4)
     core = cluster.core(cluster.leader)
-    assert core.clock.state() is TimeState.OWN and core.delivery.reigning
+    assert core.clock.state() is TimeState.OWN and core.parts.delivery.reigning
     assert node_status(core).state == admin_pb2.NODE_SERVING
     off = core.clock.now_ms() - cluster.world.start_wall_ms - cluster.world.now_ns / MS
     assert abs(off - cluster.leader.clock.skew_ms) < 2

@@ -66,7 +66,7 @@ class Lived:
 
     def admin(self, **body: Any) -> None:
         """One administrative command."""
-        found = ask(self.world, core_of(self.world).requests.admin(AdminCommand(**body)))
+        found = ask(self.world, core_of(self.world).parts.requests.admin(AdminCommand(**body)))
         assert found.failure is None, found
 
     def schedule(self, *delays_ms: int, topic: str = "t", tags: Sequence[str] = ()) -> list[int]:
@@ -86,25 +86,25 @@ class Lived:
 
     def cancel(self, id: int) -> None:
         """Before it is dispatched."""
-        assert ask(self.world, core_of(self.world).requests.cancel(id)) == scheduler_pb2.CANCELLED
+        assert ask(self.world, core_of(self.world).parts.requests.cancel(id)) == scheduler_pb2.CANCELLED
 
     def delete_topic(self, name: str) -> None:
         """With all that is in it."""
         request = DeleteTopicRequest(name=name, cancel_pending=True)
-        assert finished(ask(self.world, core_of(self.world).deleter.topic(request)))
+        assert finished(ask(self.world, core_of(self.world).parts.deleter.topic(request)))
 
     def delete_group(self, name: str) -> None:
         """With all that it is owed."""
         request = DeleteGroupRequest(name=name, discard=True)
-        assert finished(ask(self.world, core_of(self.world).deleter.group(request)))
+        assert finished(ask(self.world, core_of(self.world).parts.deleter.group(request)))
 
     def pull(self, group: str, *outcomes: consumer_pb2.Outcome.ValueType, topic: str = "t") -> None:
         """A batch for each outcome, all of it settled so."""
         for outcome in outcomes or (consumer_pb2.ACK,):
             request = consumer_pb2.PullRequest(group=group, topic=topic, messages_max=1_000, wait_ms=1_000)
-            handle = handle_of(ask(self.world, core_of(self.world).consumers.pull(request)))
+            handle = handle_of(ask(self.world, core_of(self.world).parts.consumers.pull(request)))
             handle.outcome = outcome
-            ask(self.world, answer_of(partial(core_of(self.world).consumers.settle, handle)))
+            ask(self.world, answer_of(partial(core_of(self.world).parts.consumers.settle, handle)))
 
     def events(self, spark: SparkSession) -> DataFrame:
         """Exported from the files of all nodes."""

@@ -52,7 +52,7 @@ class Loader:
     def send(self, node: Node, data: bytes) -> None:
         """All pieces of one bundle, each after the answer to the one before."""
         assert node.host is not None
-        bulk, name = node.host.core.bulk, name_of(data)
+        bulk, name = node.host.core.parts.bulk, name_of(data)
         boot = node.boot
 
         def go_on(state: Held | Failure) -> None:
@@ -88,7 +88,7 @@ class Loader:
         master = self.world.elect()
         assert master.host is not None
         core = master.host.core
-        core.serving.start(core.bulk.take_over(self.request(place)), answers.append)
+        core.serving.start(core.parts.bulk.take_over(self.request(place)), answers.append)
         master.wake()
         return answers
 
@@ -116,7 +116,7 @@ def admin(world: World, command: AdminCommand) -> None:
     answers: list[AdminResult | Failure] = []
     master = world.elect()
     assert master.host is not None
-    master.host.core.serving.start(master.host.core.requests.admin(command), answers.append)
+    master.host.core.serving.start(master.host.core.parts.requests.admin(command), answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], AdminResult)

@@ -68,10 +68,10 @@ def test_a_slave_that_was_down_fetches_what_it_lacks(world: World) -> None:
     seen = []
     for _ in range(400):
         world.run(1)
-        if slave.host.core.bulk.waiting:
+        if slave.host.core.parts.bulk.waiting:
             seen.append(node_status(slave.host.core).state_reason)
     assert seen and name_of(data) in seen[0]
-    assert slave.host.core.bulk.counts.fetched == 1 and not slave.host.core.bulk.waiting
+    assert slave.host.core.parts.bulk.counts.fetched == 1 and not slave.host.core.parts.bulk.waiting
     settle_down(world)
     assert slave.disk.exists(bundle.bundle_path(name_of(data)))
 
@@ -102,7 +102,7 @@ def test_what_is_no_bundle_is_refused(world: World) -> None:
     other_slots = b"".join(bundle.build(units, b"abc", slot_ms=500, topics=1))
     node = world.elect()
     assert node.host is not None
-    bulk = node.host.core.bulk
+    bulk = node.host.core.parts.bulk
     answers: list[object] = []
     bulk.take(name_of(good), len(good), 0, good[:50], 1, answers.append)
     wrong_name = "f" * 64
@@ -156,10 +156,10 @@ def test_a_slave_with_a_full_disk_takes_the_bundle_later(world: World) -> None:
     assert state.units == 3_000
     assert [failure.reason for failure in loader.failures] == [common_pb2.DISK_FULL]
     world.run(500)
-    assert slave.host is not None and slave.host.core.bulk.waiting
+    assert slave.host is not None and slave.host.core.parts.bulk.waiting
     core = slave.host.core
     slave.disk.make_room()
-    world.run_until(lambda: core.bulk.counts.fetched == 1)
+    world.run_until(lambda: core.parts.bulk.counts.fetched == 1)
     settle_down(world)
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_handed_over_to_who_waits_for_a_bundle(world: World) -> None:
     waiting.disk.fill(200_000)
     Loader(world, [data]).load()
     world.run(500)
-    assert waiting.host is not None and waiting.host.core.bulk.waiting
+    assert waiting.host is not None and waiting.host.core.parts.bulk.waiting
     answers: list[Failure | None] = []
     assert master.host is not None
     master.host.core.transfer(waiting.name, answers.append)
@@ -233,7 +233,9 @@ def test_loaded_messages_are_noted_by_their_bundle() -> None:
     master = world.elect()
     assert master.host is not None
     named = common_pb2.MessageId(hour=first >> 32, index=first & 0xFFFF_FFFF)
-    master.host.core.serving.start(master.host.core.tracer.trace(admin_pb2.TraceRequest(ids=[named])), answers.append)
+    master.host.core.serving.start(
+        master.host.core.parts.tracer.trace(admin_pb2.TraceRequest(ids=[named])), answers.append
+    )
     world.run_until(lambda: bool(answers))
     kinds = [admin_pb2.TraceEvent.Kind.Name(event.kind) for event in answers[0].events]
     assert kinds[:3] == ["SCHEDULED", "DISPATCHED", "DELIVERED"] and answers[0].events[0].topic == "t"

@@ -55,7 +55,7 @@ def _random_loads(seed: int, harm: Callable[[World, Random], None]) -> None:
     assert len(once) >= len(wanted) // 2, "most come once; those out with consumers at a failover may come again"
     for node in world.nodes.values():
         assert node.host is not None
-        assert node.host.core.bulk.load("job").units == len(wanted)
+        assert node.host.core.parts.bulk.load("job").units == len(wanted)
         assert node.host.core.wheel.pending == 0
 
 

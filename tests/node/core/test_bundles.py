@@ -46,9 +46,9 @@ def test_a_checkpoint_carries_bundles(world: World) -> None:
         slave.host._checkpoint_needed(master.name)
         world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
     for data in (one, two):
-        assert slave.host.core.bulk.store.held(name_of(data))
+        assert slave.host.core.parts.bulk.store.held(name_of(data))
     for name in ("first", "second"):
-        assert slave.host.core.bulk.load(name).units == 500
+        assert slave.host.core.parts.bulk.load(name).units == 500
     assert slave.disk.exists(bundle.bundle_path(name_of(one)))
     client.consume()
     world.run(25_000)
@@ -67,9 +67,9 @@ def test_bundles_that_nobody_claims_go(world: World, monkeypatch: pytest.MonkeyP
     part = Loader(world, [left + b"more"], "part")
     node = world.elect()
     assert node.host is not None
-    store = node.host.core.bulk.store
+    store = node.host.core.parts.bulk.store
     part_name = "0" * 64
-    node.host.core.bulk.take(part_name, 9_000, 0, left[:100], google_crc32c.value(left[:100]), lambda _: None)
+    node.host.core.parts.bulk.take(part_name, 9_000, 0, left[:100], google_crc32c.value(left[:100]), lambda _: None)
     world.run(100)
     assert part.datas and node.disk.exists(f"bulk/{part_name}.part")
     world.run(40_000)
@@ -120,7 +120,7 @@ def test_a_bundle_stays_until_a_checkpoint_covers_its_end(monkeypatch: pytest.Mo
     world.run(3_000)
     settle_down(world)
     for node in world.nodes.values():
-        assert node.host is not None and node.host.core.bulk.load("job").units == units
+        assert node.host is not None and node.host.core.parts.bulk.load("job").units == units
         assert not node.host.installs
         done: list[object] = []
         node.host.core.checkpointer.request(done.append)
@@ -140,7 +140,7 @@ def test_a_slave_copies_a_checkpoint_when_nobody_has_the_bundle_any_more(monkeyp
     world.run(6_000)
     settle_down(world)
     assert slave.host is not None and slave.host.installs == 1
-    assert slave.host.core.bulk.load("job").units == units and not slave.host.core.bulk.waiting
+    assert slave.host.core.parts.bulk.load("job").units == units and not slave.host.core.parts.bulk.waiting
     client.schedule([500])
     world.run(3_000)
     assert not client.lost()
@@ -161,14 +161,14 @@ def test_a_master_makes_way_if_nobody_has_the_bundle_any_more(lost: bool, monkey
     late.start()
     host = late.host
     assert host is not None
-    world.run_until(lambda: bool(host.core.bulk.waiting) and host.core.log.status().last_index == last_index)
+    world.run_until(lambda: bool(host.core.parts.bulk.waiting) and host.core.log.status().last_index == last_index)
     handed: list[Failure | None] = []
     # A handover would not choose it; an election may.
     master.host.core.listener.handover_ready = lambda peer_id: True  # type: ignore[method-assign]
     master.host.core.transfer(late.name, handed.append)
     master.wake()
-    world.run_until(lambda: host.core.reign.elected)
-    assert host.core.bulk.waiting and not host.installs
+    world.run_until(lambda: host.core.parts.reign.elected)
+    assert host.core.parts.bulk.waiting and not host.installs
     if lost:
         master.kill()
     for node in world.nodes.values():
@@ -180,7 +180,7 @@ def test_a_master_makes_way_if_nobody_has_the_bundle_any_more(lost: bool, monkey
     start(master)
     settle_down(world)
     assert handed == [None]
-    assert host.core.bulk.load("job").units == units and not host.core.bulk.waiting
+    assert host.core.parts.bulk.load("job").units == units and not host.core.parts.bulk.waiting
     client.schedule([500])
     world.run(3_000)
     assert not client.lost()
@@ -217,7 +217,7 @@ def test_a_checkpoint_waits_for_what_a_node_lacks(world: World) -> None:
     core = slave.host.core
     for _ in range(400):
         world.run(1)
-        if core.bulk.waiting:
+        if core.parts.bulk.waiting:
             break
     done: list[Any] = []
     core.checkpointer.request(done.append)

@@ -25,7 +25,7 @@ DELETE = AdminCommand(delete_group=admin_pb2.DeleteGroupRequest(name="g"))
 def delete_group(master: Node) -> None:
     """Ask for it, whatever becomes of it."""
     assert master.host is not None
-    master.host.core.serving.start(master.host.core.requests.admin(DELETE), lambda result: None)
+    master.host.core.serving.start(master.host.core.parts.requests.admin(DELETE), lambda result: None)
     master.wake()
 
 
@@ -34,7 +34,7 @@ def opened(master: Node, answers: list[object]) -> None:
     assert master.host is not None
     request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=1)
     master.host.core.serving.start(
-        master.host.core.consumers.open(request, lambda batch: None, lambda failure: None), answers.append
+        master.host.core.parts.consumers.open(request, lambda batch: None, lambda failure: None), answers.append
     )
 
 
@@ -42,7 +42,7 @@ def pulled(master: Node, answers: list[object]) -> None:
     """Pull for a group that this creates."""
     assert master.host is not None
     request = consumer_pb2.PullRequest(group="g", topics=["t"], messages_max=1, wait_ms=100)
-    master.host.core.serving.start(master.host.core.consumers.pull(request), answers.append)
+    master.host.core.serving.start(master.host.core.parts.consumers.pull(request), answers.append)
 
 
 @pytest.mark.parametrize("ask", [opened, pulled])

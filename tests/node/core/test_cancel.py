@@ -22,7 +22,7 @@ def cancel(node: Node, id64: int) -> str:
     """Outcome of a cancel."""
     assert node.host is not None
     answers: list[scheduler_pb2.CancelOutcome.ValueType | Failure] = []
-    node.host.core.serving.start(node.host.core.requests.cancel(id64), answers.append)
+    node.host.core.serving.start(node.host.core.parts.requests.cancel(id64), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     assert not isinstance(answers[0], Failure)
@@ -48,7 +48,7 @@ def test_a_cancel_removes_just_that_one() -> None:
     assert master.host is not None
     request = consumer_pb2.OpenConsumer(group="h", topics=["u"], credits=10)
     master.host.core.serving.start(
-        master.host.core.consumers.open(request, got.append, lambda failure: None), lambda session: None
+        master.host.core.parts.consumers.open(request, got.append, lambda failure: None), lambda session: None
     )
     master.wake()
     world.run_until(lambda: len(client.got) == 4 and bool(got), 3_000)

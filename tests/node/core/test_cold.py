@@ -99,7 +99,7 @@ def registration(parts: list[Part], job_id: str = "freeze") -> cold_pb2.Register
 
 def register(world: World, parts: list[Part], job_id: str = "freeze") -> None:
     """Make parts known; they get their numbers."""
-    job: cold_pb2.ColdJob = insist(world, lambda core: core.cold.register(registration(parts, job_id)))
+    job: cold_pb2.ColdJob = insist(world, lambda core: core.parts.cold.register(registration(parts, job_id)))
     for place, part in enumerate(parts):
         part.number = job.first_part + place
 
@@ -124,7 +124,7 @@ def load_part(world: World, part: Part, late: int | None = None) -> bulk_pb2.Loa
 def load_moved(world: World, parts: list[Part]) -> bulk_pb2.LoadState | None:
     """All that was moved and waits, as one bundle."""
     page: cold_pb2.ColdMoved = insist(
-        world, lambda core: core.cold.moved(cold_pb2.ListColdMovedRequest(due_below_ms=1 << 60))
+        world, lambda core: core.parts.cold.moved(cold_pb2.ListColdMovedRequest(due_below_ms=1 << 60))
     )
     ids, due = np.frombuffer(page.ids, "<u8"), np.frombuffer(page.due_ms, "<i8")
     if not len(ids):
@@ -144,12 +144,12 @@ def moved_bundle(records: list[bytes], due_ms: list[int]) -> bytes:
 
 
 def cancel(world: World, number: int) -> int:
-    outcome: int = insist(world, lambda core: core.requests.cancel(number))
+    outcome: int = insist(world, lambda core: core.parts.requests.cancel(number))
     return outcome
 
 
 def move(world: World, number: int, due_ms: int) -> Rescheduled:
-    moved: Rescheduled = insist(world, lambda core: core.requests.reschedule(number, due_ms, KIND_DUE))
+    moved: Rescheduled = insist(world, lambda core: core.parts.requests.reschedule(number, due_ms, KIND_DUE))
     return moved
 
 
@@ -191,7 +191,7 @@ def test_after_the_load_a_cold_id_means_the_loaded_message(world: World) -> None
     register(world, [part, far])
 
     def state_of(number: int) -> int:
-        response: scheduler_pb2.GetResponse = insist(world, lambda core: core.requests.get(number, True))
+        response: scheduler_pb2.GetResponse = insist(world, lambda core: core.parts.requests.get(number, True))
         return response.state
 
     assert state_of(part.id(0)) == scheduler_pb2.COLD
@@ -210,13 +210,16 @@ def test_after_the_load_a_cold_id_means_the_loaded_message(world: World) -> None
         asked.append(topic)
         return None if topic == "t" else refusal
 
-    assert ask(world, lambda core: core.requests.cancel(far.id(0), only_ours)) is refusal
-    assert ask(world, lambda core: core.requests.reschedule(far.id(0), now_ms + DAY_MS, KIND_DUE, only_ours)) is refusal
-    assert ask(world, lambda core: core.requests.get(far.id(0), True, only_ours)) is refusal
+    assert ask(world, lambda core: core.parts.requests.cancel(far.id(0), only_ours)) is refusal
+    assert (
+        ask(world, lambda core: core.parts.requests.reschedule(far.id(0), now_ms + DAY_MS, KIND_DUE, only_ours))
+        is refusal
+    )
+    assert ask(world, lambda core: core.parts.requests.get(far.id(0), True, only_ours)) is refusal
     assert asked == [""] * 3, "no topic before the load: the right to every one"
-    assert insist(world, lambda core: core.requests.cancel(part.id(4), only_ours)) == scheduler_pb2.CANCELLED
+    assert insist(world, lambda core: core.parts.requests.cancel(part.id(4), only_ours)) == scheduler_pb2.CANCELLED
     assert asked[3:] == ["t"]
-    failure = ask(world, lambda core: core.requests.get(cold_id(77, 0), True))
+    failure = ask(world, lambda core: core.parts.requests.get(cold_id(77, 0), True))
     assert isinstance(failure, Failure) and failure.reason == common_pb2.UNKNOWN_NAME
     client.consume()
     world.run(8_000)
@@ -257,7 +260,7 @@ def test_what_is_loaded_late_comes_at_once_in_order_and_is_counted(world: World)
     assert late.state == admin_pb2.COLD_LATE and late.late_ms >= 4 * HOUR_MS
     failure = ask(
         world,
-        lambda core: core.requests.reschedule(part.id(0), world.now_ms + HOUR_MS, KIND_DUE),
+        lambda core: core.parts.requests.reschedule(part.id(0), world.now_ms + HOUR_MS, KIND_DUE),
     )
     assert isinstance(failure, Failure) and failure.metadata["field"] == "due_ms"
     cancel(world, part.id(7))
@@ -282,15 +285,15 @@ def test_a_job_is_registered_once_and_nonsense_never(world: World) -> None:
     """The same job answers the same numbers, other content under its name is refused; wrong columns name the field."""
     part = Part([world.now_ms + DAY_MS], "p")
     register(world, [part])
-    again: cold_pb2.ColdJob = insist(world, lambda core: core.cold.register(registration([part])))
+    again: cold_pb2.ColdJob = insist(world, lambda core: core.parts.cold.register(registration([part])))
     assert again.repeated and again.first_part == part.number
     other = registration([Part([world.now_ms + DAY_MS + 1], "q")])
-    failure = ask(world, lambda core: core.cold.register(other))
+    failure = ask(world, lambda core: core.parts.cold.register(other))
     assert isinstance(failure, Failure) and failure.reason == common_pb2.NAME_TAKEN
     for name, value in (("rows", b"123"), ("sha256", b""), ("days", bytes(4)), ("rows", bytes(4))):
         wrong = registration([part], "wrong")
         setattr(wrong.parts, name, value)
-        failure = ask(world, lambda core, wrong=wrong: core.cold.register(wrong))  # type: ignore[misc]
+        failure = ask(world, lambda core, wrong=wrong: core.parts.cold.register(wrong))  # type: ignore[misc]
         assert isinstance(failure, Failure) and failure.reason == common_pb2.INVALID_FIELD, (name, failure)
     for load in (
         cold_pb2.ColdLoad(part=9),
@@ -315,7 +318,7 @@ def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     register(world, [part])
     for row in range(3):
         move(world, part.id(row), world.now_ms + 9_000)
-    failure = ask(world, lambda core: core.requests.cancel(part.id(5)))
+    failure = ask(world, lambda core: core.parts.requests.cancel(part.id(5)))
     assert isinstance(failure, Failure) and failure.reason == common_pb2.LIMIT_REACHED
     assert cancel(world, part.id(0)) == scheduler_pb2.CANCELLED
     load_part(world, part)
@@ -426,10 +429,10 @@ def test_no_answer_is_overtaken_by_a_load(seed: int) -> None:
             return
         core, log = master.host.core, answers.setdefault(record, [])
         if rng.random() < 0.5:
-            core.serving.start(core.requests.cancel(part.id(row)), lambda result: log.append(("cancel", result)))
+            core.serving.start(core.parts.requests.cancel(part.id(row)), lambda result: log.append(("cancel", result)))
         else:
             due_ms = now_ms + 24_000 + rng.randrange(3_000)
-            moving = core.requests.reschedule(part.id(row), due_ms, KIND_DUE)
+            moving = core.parts.requests.reschedule(part.id(row), due_ms, KIND_DUE)
             core.serving.start(moving, lambda result: log.append(("move", result)))
         master.wake()
 

@@ -36,7 +36,7 @@ def schedule(world: World, names: list[str]) -> BatchOutcome | Failure:
         records=b"x" * len(names),
     )
     answers: list[BatchOutcome | Failure] = []
-    master.host.core.requests.schedule(batch, answers.append)
+    master.host.core.parts.requests.schedule(batch, answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]
@@ -47,7 +47,7 @@ def administer(world: World, command: AdminCommand) -> object:
     master = world.elect()
     assert master.host is not None
     answers: list[object] = []
-    master.host.core.serving.start(master.host.core.requests.admin(command), answers.append)
+    master.host.core.serving.start(master.host.core.parts.requests.admin(command), answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]

@@ -18,7 +18,7 @@ def restarted_with_ready_messages(names: str) -> tuple[World, Client]:
     world = World(names=names)
     client = Client(world)
     master = world.elect()
-    world.run_until(lambda: master.host is not None and master.host.core.phase is Phase.RUNNING)
+    world.run_until(lambda: master.host is not None and master.host.core.parts.dispatcher.phase is Phase.RUNNING)
     for _ in range(4):
         client.schedule([10] * (COUNT // 4))
     world.run_until(lambda: len(client.acked) == COUNT)
@@ -60,7 +60,9 @@ def test_a_master_hands_over_before_it_stops() -> None:
     led: list[str] = []
 
     def stopped(reason: str) -> None:
-        led.extend(n.name for n in world.nodes.values() if n is not master and n.host and n.host.core.reign.elected)
+        led.extend(
+            n.name for n in world.nodes.values() if n is not master and n.host and n.host.core.parts.reign.elected
+        )
         Node._on_fatal(master, reason)
 
     master.host._on_fatal = stopped

@@ -27,7 +27,7 @@ def ask(world: World, kind: type[A], name: str, request: object) -> A:
     assert master.host is not None
     answers: list[object] = []
     core = master.host.core
-    core.serving.start(getattr(core.dead, name.removesuffix("_dead"))(request), answers.append)
+    core.serving.start(getattr(core.parts.dead, name.removesuffix("_dead"))(request), answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], kind), answers[0]
@@ -111,7 +111,7 @@ def test_all_are_replayed_in_bounded_pieces_through_a_failover(monkeypatch: pyte
     assert master.host is not None
     answers: list[object] = []
     request = dead_pb2.ReplayDeadRequest(group="g", first=first.next, below=first.below)
-    master.host.core.serving.start(master.host.core.dead.replay(request), answers.append)
+    master.host.core.serving.start(master.host.core.parts.dead.replay(request), answers.append)
     master.wake()
     world.run(3)
     master.kill()

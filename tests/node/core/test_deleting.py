@@ -27,13 +27,13 @@ HOUR_MS = 3_600_000
 def delete_topic(world: World, name: str = "t", *, confirmed: bool = False) -> Any:
     """The answer of the master."""
     request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=confirmed)
-    return ask(world, core_of(world).deleter.topic(request))
+    return ask(world, core_of(world).parts.deleter.topic(request))
 
 
 def delete_group(world: World, name: str = "g", *, confirmed: bool = False) -> Any:
     """The answer of the master."""
     request = admin_pb2.DeleteGroupRequest(name=name, discard=confirmed)
-    return ask(world, core_of(world).deleter.group(request))
+    return ask(world, core_of(world).parts.deleter.group(request))
 
 
 def state(world: World) -> Any:
@@ -61,11 +61,11 @@ def test_a_topic_with_messages_goes_only_when_that_is_meant() -> None:
     job = delete_topic(world, confirmed=True)
     assert (job.state, job.done, job.undelivered) == (SWEEP_FINISHED, 50, 0)
     assert counted(world) == 1
-    found = ask(world, core_of(world).requests.get(ids[7], False))
+    found = ask(world, core_of(world).parts.requests.get(ids[7], False))
     assert found.state == MESSAGE_CANCELLED
     traced = ask(
         world,
-        core_of(world).tracer.trace(
+        core_of(world).parts.tracer.trace(
             admin_pb2.TraceRequest(ids=[common_pb2.MessageId(hour=ids[7] >> 32, index=ids[7] & 0xFFFFFFFF)])
         ),
     )
@@ -132,7 +132,7 @@ def test_masters_die_in_the_middle_of_a_deletion(seed: int, monkeypatch: pytest.
     schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
     answers: list[Any] = []
     core_of(world).serving.start(
-        core_of(world).deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), answers.append
+        core_of(world).parts.deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), answers.append
     )
     for steps in (3, 6):
         world.run_until(partial(has_come_to, world, steps))
@@ -171,11 +171,11 @@ def test_a_deletion_can_be_stopped_and_the_topic_stays() -> None:
     schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
     answers: list[Any] = []
     core_of(world).serving.start(
-        core_of(world).deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), answers.append
+        core_of(world).parts.deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), answers.append
     )
     world.run_until(lambda: any(job.steps >= 2 for job in state(world).sweeps))
     job_id = next(iter(state(world).sweeps)).job_id
-    stopped = ask(world, core_of(world).sweeper.stop(job_id))
+    stopped = ask(world, core_of(world).parts.sweeper.stop(job_id))
     assert stopped.state == SWEEP_STOPPED
     world.run_until(lambda: bool(answers))
     left = counted(world, topic="t")
@@ -190,7 +190,7 @@ def test_a_deletion_goes_on_from_a_checkpoint() -> None:
     world = trio(1, 7)
     schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
     core_of(world).serving.start(
-        core_of(world).deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), lambda _: None
+        core_of(world).parts.deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), lambda _: None
     )
     world.run_until(lambda: any(job.steps >= 2 for job in state(world).sweeps))
     core = world.master().host.core  # type: ignore[union-attr]
@@ -218,7 +218,7 @@ def test_a_repeat_of_a_deletion_gets_the_answer_of_the_first() -> None:
         def asked(request: Any = request, delete: str = delete) -> Any:
             return ask(
                 world,
-                getattr(core_of(world).deleter, delete.removeprefix("delete_"))(request),
+                getattr(core_of(world).parts.deleter, delete.removeprefix("delete_"))(request),
             )
 
         first = asked()
@@ -236,14 +236,14 @@ def test_a_listing_skips_nothing_when_a_name_is_created_anew_in_a_pause() -> Non
     """Pages continue after the last id. A name that came back with a higher id must not lead past the others."""
     world = trio()
     for name in ("a", "b", "c"):
-        ask(world, core_of(world).requests.admin(admin(topic=name)))
-        ask(world, core_of(world).requests.admin(admin(group=name)))
+        ask(world, core_of(world).parts.requests.admin(admin(topic=name)))
+        ask(world, core_of(world).parts.requests.admin(admin(group=name)))
     topics, groups = topics_after(core_of(world)), groups_after(core_of(world))
     before = [next(topics).name, next(groups).name]
     delete_group(world, "b")
     delete_topic(world, "b")
-    ask(world, core_of(world).requests.admin(admin(topic="b")))
-    ask(world, core_of(world).requests.admin(admin(group="b")))
+    ask(world, core_of(world).parts.requests.admin(admin(topic="b")))
+    ask(world, core_of(world).parts.requests.admin(admin(group="b")))
     assert [*before, *(topic.name for topic in topics), *(group.name for group in groups)] == ["a", "a", "c", "c"]
 
 

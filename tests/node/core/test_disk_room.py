@@ -153,7 +153,7 @@ def test_disk_use_by_part_hour_and_topic() -> None:
         assert node.host is not None
         answers: list[object] = []
         node.host.core.serving.start(
-            disk_use(node.host.core, node.host.core.disk_room, admin_pb2.GetDiskUseRequest(by_topic=True)),
+            disk_use(node.host.core, node.host.core.parts.disk_room, admin_pb2.GetDiskUseRequest(by_topic=True)),
             answers.append,
         )
         node.wake()

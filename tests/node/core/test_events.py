@@ -31,7 +31,7 @@ def traced(world: World, node: Node, *ids: int) -> Any:
     answers: list[Any] = []
     named = [common_pb2.MessageId(hour=number >> 32, index=number & 0xFFFF_FFFF) for number in ids]
     assert node.host is not None
-    node.host.core.serving.start(node.host.core.tracer.trace(admin_pb2.TraceRequest(ids=named)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.tracer.trace(admin_pb2.TraceRequest(ids=named)), answers.append)
     node.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]
@@ -90,13 +90,13 @@ def test_retries_moves_and_cancels_are_in_it() -> None:
     sweep = scheduler_pb2.BeginSweepRequest(
         job_id="job", selection=scheduler_pb2.Selection(key="c"), shift_ms=3_600_000
     )
-    ask(world, core_of(world).sweeper.begin_sweep(sweep))
+    ask(world, core_of(world).parts.sweeper.begin_sweep(sweep))
     world.run(1_000)
     second, third = traced(world, master, ids[1]), traced(world, master, ids[2])
     assert kinds(second) == kinds(third) == ["SCHEDULED", "MOVED"]
     assert second.events[1].new_id == moved.id
     swept = third.events[1].new_id
-    assert ask(world, core_of(world).requests.cancel(swept.hour << 32 | swept.index)) == 1
+    assert ask(world, core_of(world).parts.requests.cancel(swept.hour << 32 | swept.index)) == 1
     world.run(1_000)
     last = traced(world, master, swept.hour << 32 | swept.index)
     assert kinds(last) == ["MOVED", "CANCELLED"]
@@ -132,7 +132,7 @@ def test_what_a_kill_left_unwritten_is_noted_by_the_replay() -> None:
     world.run_until(lambda: sum(map(len, client.got.values())) == 3)
     world.run(60)
     slave = next(node for node in world.nodes.values() if node is not world.master())
-    assert slave.host is not None and slave.host.core.totals.settled == 3
+    assert slave.host is not None and slave.host.core.parts.totals.settled == 3
     slave.kill()
     slave.start()
     world.heal()
@@ -161,7 +161,7 @@ def test_a_full_queue_leaves_out_and_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert master is not None and master.host is not None
     answer = traced(world, master, ids[0])
     assert answer.lost > 0
-    assert master.host.core.events.lost == answer.lost
+    assert master.host.core.parts.events.lost == answer.lost
 
 
 def test_bad_and_many_traces_are_refused() -> None:
@@ -177,6 +177,7 @@ def test_bad_and_many_traces_are_refused() -> None:
     answers: list[Any] = []
     for _ in range(5):
         master.host.core.serving.start(
-            master.host.core.tracer.trace(admin_pb2.TraceRequest(ids=[common_pb2.MessageId(hour=1)])), answers.append
+            master.host.core.parts.tracer.trace(admin_pb2.TraceRequest(ids=[common_pb2.MessageId(hour=1)])),
+            answers.append,
         )
     assert isinstance(answers[0], Failure) and answers[0].reason == common_pb2.LIMIT_REACHED

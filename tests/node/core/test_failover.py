@@ -107,7 +107,7 @@ def test_a_master_says_that_it_serves_only_when_it_does() -> None:
     states = []
     while world.master() is None:
         world.run(0.5)
-        states += [node_status(core).state for core in heirs if core.reign.elected and not core.leading]
+        states += [node_status(core).state for core in heirs if core.parts.reign.elected and not core.leading]
     assert set(states) == {admin_pb2.NODE_ALIGNING}
     master = world.elect().host
     assert master is not None
@@ -133,7 +133,9 @@ def test_planned_handover_repeats_nothing() -> None:
     load(world, client, 2)
     following = world.master()
     assert following is not None and following.host is not None
-    assert following.host.core.phase is Phase.RUNNING, "a steady load must not keep it aligning for ever"
+    assert following.host.core.parts.dispatcher.phase is Phase.RUNNING, (
+        "a steady load must not keep it aligning for ever"
+    )
     world.run(5_000)
     assert not client.lost()
     assert not client.repeated()
@@ -144,7 +146,7 @@ def held_by_a_slow_consumer(sync: bool) -> int:
     world = World(3)
     for node in world.nodes.values():
         assert node.host is not None
-        node.host.core.sync.enabled = sync
+        node.host.core.parts.sync.enabled = sync
     client = Client(world)
     client.settle = False
     master = world.elect()
@@ -199,9 +201,9 @@ def test_isolated_master_stops_delivering() -> None:
     host = master.host
     assert host is not None
     world.run(world.config.lease_ms + 60)
-    delivered = host.core.delivery.counters.delivered
+    delivered = host.core.parts.delivery.counters.delivered
     world.run(2_000)
-    assert host.core.delivery.counters.delivered == delivered
+    assert host.core.parts.delivery.counters.delivered == delivered
     assert not host.core.leading
     assert world.master() is not None
     world.heal()
@@ -253,7 +255,7 @@ def test_the_synced_pair_survives_a_restart() -> None:
         node.kill()
     slave.start()
     assert slave.host is not None
-    heard = slave.host.core.sync.heard
+    heard = slave.host.core.parts.sync.heard
     assert heard.term > 0 and heard.at_ns == 0
     assert tick_before - 2 <= heard.tick <= tick_before
     assert slave.host.core.recovering
@@ -276,7 +278,7 @@ def test_a_damaged_synced_pair_is_ignored() -> None:
     file.close()
     node.start()
     assert node.host is not None and not node.fatal
-    assert node.host.core.sync.heard.tick == 0
+    assert node.host.core.parts.sync.heard.tick == 0
 
 
 @pytest.mark.parametrize("seed", range(20, 24))

@@ -47,7 +47,7 @@ class Ordered(Picky):
             tag_masks=np.array([tag_mask(some) for some in tags], np.uint64) if any(tags) else None,
             records=b"".join(records),
         )
-        master.host.core.requests.schedule(batch, lambda outcome: None)
+        master.host.core.parts.requests.schedule(batch, lambda outcome: None)
         master.wake()
 
     def by_group(self) -> dict[str, list[tuple[int, int]]]:
@@ -140,7 +140,7 @@ def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(200)
     master = world.elect()
     assert master.host is not None
-    channel = master.host.core.delivery._channels[1, 1]
+    channel = master.host.core.parts.delivery._channels[1, 1]
     assert isinstance(channel, FifoChannel) and channel.staged_count <= 20
     world.run(3_000)
     assert [number for number, _ in client.by_group()["a"]] == [0, *range(60)]
@@ -210,12 +210,12 @@ def test_what_was_read_ahead_meets_a_changed_filter() -> None:
     assert client.by_group() == {"x": [(0, 1)]} and client.session is not None and client.at is not None
     master = world.elect()
     assert client.at is master and master.host is not None
-    channel = master.host.core.delivery._channels[1, 1]
+    channel = master.host.core.parts.delivery._channels[1, 1]
     assert isinstance(channel, FifoChannel) and channel.staged_count == 2, "two more were read for the old filter"
     client.judge = lambda record, attempt: ACK
     changed: list[object] = []
     change = AdminCommand(set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="b"))
-    master.host.core.serving.start(master.host.core.requests.admin(change), changed.append)
+    master.host.core.serving.start(master.host.core.parts.requests.admin(change), changed.append)
     ((ids,),) = (client.ids.values(),)
     settle = consumer_pb2.SettleBatch(group="g", topic="t", outcome=consumer_pb2.ACK)
     settle.ids, settle.attempts = np.array([*ids], "<u8").tobytes(), np.array([1], "<u4").tobytes()

@@ -33,7 +33,7 @@ def publish(node: Node, tags: list[list[str]], delay_ms: int = 50) -> None:
     ]
     batch = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages))
     answers: list[object] = []
-    node.host.core.requests.schedule(from_batch(batch, node.host.core.state.settings), answers.append)
+    node.host.core.parts.requests.schedule(from_batch(batch, node.host.core.state.settings), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     assert not isinstance(answers[0], Failure), answers
@@ -43,7 +43,7 @@ def admin(node: Node, command: AdminCommand) -> AdminResult:
     """Carry out one command."""
     assert node.host is not None
     answers: list[AdminResult | Failure] = []
-    node.host.core.serving.start(node.host.core.requests.admin(command), answers.append)
+    node.host.core.serving.start(node.host.core.parts.requests.admin(command), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], AdminResult), answers
@@ -92,7 +92,7 @@ def test_push_first_waits_for_the_filter() -> None:
     assert master.host is not None
     request = consumer_pb2.OpenConsumer(group="all", topics=["t"], credits=10_000)
     master.host.core.serving.start(
-        master.host.core.consumers.open(request, got.append, lambda failure: None), lambda session: None
+        master.host.core.parts.consumers.open(request, got.append, lambda failure: None), lambda session: None
     )
     for _ in range(30):
         publish(master, [["b"]] * 9 + [["a"]], 40)
@@ -148,7 +148,9 @@ def opened(node: Node, filter: str, closed: list[Failure], got: list[consumer_pb
     assert node.host is not None
     answers: list[ConsumerHandle | Failure] = []
     request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=100, filter=filter)
-    node.host.core.serving.start(node.host.core.consumers.open(request, got.append, closed.append), answers.append)
+    node.host.core.serving.start(
+        node.host.core.parts.consumers.open(request, got.append, closed.append), answers.append
+    )
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]

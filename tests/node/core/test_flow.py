@@ -125,7 +125,7 @@ def test_quotas(setting: str, text: str, mine: dict[str, str], others: dict[str,
     world.run(wait_ms)
     assert isinstance(schedule(master, batch(1, due_ms, **mine)), BatchOutcome)
     assert master.host is not None
-    assert master.host.core.flow.refused == {setting: 1}
+    assert master.host.core.parts.flow.refused == {setting: 1}
 
 
 def as_user(node: Node, name: str, message: scheduler_pb2.ScheduleBatch) -> BatchOutcome | Failure:
@@ -134,7 +134,7 @@ def as_user(node: Node, name: str, message: scheduler_pb2.ScheduleBatch) -> Batc
     incoming = from_batch(message, node.host.core.state.settings)
     incoming.actor = name
     answers: list[BatchOutcome | Failure] = []
-    node.host.core.requests.schedule(incoming, answers.append)
+    node.host.core.parts.requests.schedule(incoming, answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -145,7 +145,7 @@ def access(node: Node, **command: object) -> None:
     assert node.host is not None
     answers: list[AdminResult | Failure] = []
     made = AccessCommand(**command)  # type: ignore[arg-type]
-    node.host.core.serving.start(node.host.core.requests.admin(AdminCommand(access=made)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.requests.admin(AdminCommand(access=made)), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], AdminResult), answers
@@ -173,7 +173,7 @@ def test_quotas_of_a_user(quota: str, limit: int, size: int) -> None:
     world.run(int(refused.metadata["retry_after_ms"]) + 3_000)
     assert isinstance(as_user(master, "ann", batch(1, tick_of(world), "mine-2")), BatchOutcome)
     assert master.host is not None
-    assert master.host.core.flow.refused == {f"quotas.{quota}": 1}
+    assert master.host.core.parts.flow.refused == {f"quotas.{quota}": 1}
 
 
 def test_a_flood_of_refusals_is_cut_into_slices() -> None:
@@ -187,8 +187,8 @@ def test_a_flood_of_refusals_is_cut_into_slices() -> None:
     answers: list[BatchOutcome | Failure] = []
     incoming = from_batch(batch(1, tick_of(world)), settings)
     for _ in range(3 * REFUSALS_MAX):
-        master.host.core.requests.schedule(incoming, answers.append)
-    assert master.host.core.publisher.take(1 << 20) is None
+        master.host.core.parts.requests.schedule(incoming, answers.append)
+    assert master.host.core.parts.publisher.take(1 << 20) is None
     assert len(answers) == REFUSALS_MAX
     master.wake()
     world.run_until(lambda: len(answers) == 3 * REFUSALS_MAX, 100)
@@ -243,7 +243,7 @@ def settings_refusal(node: Node, settings: admin_pb2.Settings) -> Failure:
     """The failure of a change of settings."""
     assert node.host is not None
     answers: list[object] = []
-    node.host.core.serving.start(node.host.core.requests.admin(AdminCommand(settings=settings)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.requests.admin(AdminCommand(settings=settings)), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], Failure)

@@ -28,7 +28,7 @@ def host_of(world: World, name: str) -> NodeHost:
 
 def record_of(node: Node) -> Founding | None:
     """What its core has recorded."""
-    return node.host.core.founding._record if node.host is not None else None
+    return node.host.core.parts.founding._record if node.host is not None else None
 
 
 def acknowledged(world: World, client: Client) -> None:
@@ -47,7 +47,7 @@ def forget_founding(world: World) -> None:
 def test_a_first_start_takes_no_longer_and_knows_all_disks_at_once() -> None:
     """Three new nodes agree before the pause ends after which they vote; the first command names their disks."""
     world = World()
-    world.run_until(lambda: all(host_of(world, name).core.founding.may_vote for name in "abc"), 50)
+    world.run_until(lambda: all(host_of(world, name).core.parts.founding.may_vote for name in "abc"), 50)
     world.elect()
     assert world.now_ns < 2_000_000_000
     world.run_until(lambda: all(host_of(world, name).core.state.created for name in "abc"), 200)
@@ -74,7 +74,7 @@ def test_two_of_three_founders_found_nothing_and_say_whom_they_wait_for() -> Non
 def test_one_that_was_away_from_the_first_moment_and_one_with_an_empty_disk_found_nothing(recorded: bool) -> None:
     """c never saw the cluster's log, b lost its disk, and a, which has everything, is down: they wait for it."""
     world = World()
-    world.run_until(lambda: all(host_of(world, name).core.founding.may_vote for name in "abc"), 50)
+    world.run_until(lambda: all(host_of(world, name).core.parts.founding.may_vote for name in "abc"), 50)
     world.cut_off("c")
     world.nodes["c"].kill()
     client = Client(world)
@@ -91,13 +91,13 @@ def test_one_that_was_away_from_the_first_moment_and_one_with_an_empty_disk_foun
     world.run(PATIENCE_MS)
     assert world.master() is None
     assert not any(host_of(world, name).core.state.created for name in "bc")
-    assert "c belongs to the cluster already" in host_of(world, "b").core.founding.reason
+    assert "c belongs to the cluster already" in host_of(world, "b").core.parts.founding.reason
     world.nodes["a"].start()
     master = world.elect()
     assert master is not world.nodes["b"]
     client.consume()
     world.run_until(lambda: not client.lost(), 90_000)
-    assert not host_of(world, "b").core.founding.may_vote, "its log names another disk"
+    assert not host_of(world, "b").core.parts.founding.may_vote, "its log names another disk"
 
 
 def test_one_whose_log_ends_before_disks_were_recorded_gets_no_vote_from_an_empty_disk(
@@ -138,16 +138,16 @@ def test_a_new_disk_votes_once_the_log_names_it(monkeypatch: pytest.MonkeyPatch)
     world.elect()
     for node in world.nodes.values():
         if node.host is not None:
-            node.host.core.members._disks.pop("b", None)
+            node.host.core.parts.members._disks.pop("b", None)
     forget_founding(world)
     world.nodes["b"].wipe()
     world.nodes["b"].start()
     master = world.elect()
     assert master.host is not None
     world.run(200)
-    assert not host_of(world, "b").core.founding.may_vote
-    master.host.core.members.refuses("b", "disk-b'")  # its hello
-    world.run_until(lambda: host_of(world, "b").core.founding.may_vote, 5_000)
+    assert not host_of(world, "b").core.parts.founding.may_vote
+    master.host.core.parts.members.refuses("b", "disk-b'")  # its hello
+    world.run_until(lambda: host_of(world, "b").core.parts.founding.may_vote, 5_000)
     own = next(m for m in host_of(world, "b").core.state.members() if m.node_id == "b")
     assert own.disk_uuid == "disk-b'"
 

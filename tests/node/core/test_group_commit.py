@@ -55,7 +55,7 @@ class Callers:
             if self.calling:
                 self.world.at(self.world.now_ns + self._pause_ns, self._call)
 
-        node.host.core.requests.schedule(message(), answered)
+        node.host.core.parts.requests.schedule(message(), answered)
         node.wake()
 
 

@@ -53,8 +53,8 @@ class Doors(World):
                 continue
             if (one, other) in self.opened:
                 continue
-            shown = shown_in(hello_of("", caller.host.core.members.introduction()))
-            if called.host.core.members.refuses(one, f"disk-{one}", shown) is None:
+            shown = shown_in(hello_of("", caller.host.core.parts.members.introduction()))
+            if called.host.core.parts.members.refuses(one, f"disk-{one}", shown) is None:
                 self.opened.add((one, other))
                 caller.host.peer_connected(other)
                 caller.wake()
@@ -118,7 +118,7 @@ def test_it_catches_up_with_those_that_it_never_heard_of(by_checkpoint: bool) ->
     assert (world.host(slave).installs > 0) == by_checkpoint
     world.run_until(lambda: counting(world) == {slave, other, "d"})
     assert world.host(slave).core.log.introduced() == NO_INTRODUCTION, "it has applied as much itself"
-    assert world.host(slave).core.members.introduction().applied_index == world.host(slave).core.applied_index
+    assert world.host(slave).core.parts.members.introduction().applied_index == world.host(slave).core.applied_index
     assert {"d", other} == world.nodes[slave].calls
 
 
@@ -219,7 +219,7 @@ def test_a_newcomer_asks_those_whom_it_was_shown_for_a_bundle() -> None:
     world.join("e")
     world.run_until(lambda: "e" in counting(world), 30_000)
     world.run_until(world.agree)
-    assert world.host("e").core.bulk.counts.fetched == 1 and world.host("e").installs == 0
+    assert world.host("e").core.parts.bulk.counts.fetched == 1 and world.host("e").installs == 0
 
 
 def test_what_a_newcomer_is_shown_before_anybody_knows_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +229,8 @@ def test_what_a_newcomer_is_shown_before_anybody_knows_its_disk(monkeypatch: pyt
     world = led_by_a_late_one(monkeypatch)
     world.change(lambda: add("e"))
     world.join("e")
-    desk, log = world.host("e").core.members, world.host("e").core.log
-    shown = with_disk(world.host("d").core.members.introduction(), "e", "")
+    desk, log = world.host("e").core.parts.members, world.host("e").core.log
+    shown = with_disk(world.host("d").core.parts.members.introduction(), "e", "")
     assert not log.members()
     early = desk.refuses("f", "disk-f", replace(shown, applied_index=shown.applied_index - 1))
     assert early is not None and "not read yet" in early.reason and not early.final
@@ -258,8 +258,8 @@ def test_who_is_let_in_by_what_it_shows() -> None:
     """Only a member of this very cluster, with its own disk, by a later state of the log than this node has applied:
     strangers, wiped disks and who was removed stay out, as do those whom newer word does not name."""
     world, slave, _ = replaced()
-    desk, log = world.host(slave).core.members, world.host(slave).core.log
-    true = shown_in(hello_of("", world.host("d").core.members.introduction()))
+    desk, log = world.host(slave).core.parts.members, world.host(slave).core.log
+    true = shown_in(hello_of("", world.host("d").core.parts.members.introduction()))
     applied = world.host(slave).core.applied_index
     assert true.applied_index > applied and true.named("d") is not None
     false = {
@@ -294,8 +294,8 @@ def test_who_is_let_in_by_what_it_shows() -> None:
 def test_a_member_whose_disk_is_another_shows_nothing() -> None:
     """What a wiped disk brings is not listened to, even if it names this node rightly."""
     world, slave, other = replaced()
-    desk, log = world.host(slave).core.members, world.host(slave).core.log
-    shown = replace(world.host("d").core.members.introduction(), applied_index=1 << 40)
+    desk, log = world.host(slave).core.parts.members, world.host(slave).core.log
+    shown = replace(world.host("d").core.parts.members.introduction(), applied_index=1 << 40)
     refusal = desk.refuses(other, "another", with_disk(shown, other, "another"))
     assert refusal is not None and refusal.final
     assert log.introduced() == NO_INTRODUCTION
@@ -307,8 +307,8 @@ def test_what_was_shown_is_kept_over_a_checkpoint() -> None:
     """The stream by which it came stays open, so it would not be shown again."""
     world, slave, _ = replaced()
     host = world.host(slave)
-    shown = replace(world.host("d").core.members.introduction(), applied_index=1 << 40)
-    assert host.core.members.refuses("d", "disk-d", shown) is None
+    shown = replace(world.host("d").core.parts.members.introduction(), applied_index=1 << 40)
+    assert host.core.parts.members.refuses("d", "disk-d", shown) is None
     host._checkpoint_needed("d")
     world.run_until(lambda: host.installs > 0)
     assert host.core.log.introduced() == shown and host.core.applied_index > 0
@@ -319,10 +319,10 @@ def test_who_was_removed_stays_out_whatever_it_shows() -> None:
     world = Doors()
     world.run_until(lambda: all(m.disk_uuid for name in "abc" for m in world.host(name).core.log.members()), 20_000)
     world.change(lambda: add("d"))
-    shown = world.host("a").core.members.introduction()
+    shown = world.host("a").core.parts.members.introduction()
     world.change(lambda: remove("d"))
     world.run_until(world.agree)
-    desk: MemberDesk = world.host("a").core.members
+    desk: MemberDesk = world.host("a").core.parts.members
     for index in (shown.applied_index, 1 << 40):
         assert desk.refuses("d", "disk-d", replace(shown, applied_index=index)) is not None
     assert world.host("a").core.log.introduced() == NO_INTRODUCTION

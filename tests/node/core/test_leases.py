@@ -101,7 +101,7 @@ def test_what_a_broadcasting_group_holds_is_nobody_elses() -> None:
     elected_again(world, master)
     world.run(1_000)
     assert all(len(seen) >= 2 for seen in client.got.values())
-    assert all(lease.session_id for lease in master.host.core.delivery._leases.open_leases())
+    assert all(lease.session_id for lease in master.host.core.parts.delivery._leases.open_leases())
 
 
 def test_a_reset_ends_the_leases_of_an_earlier_reign() -> None:
@@ -146,14 +146,14 @@ def test_two_losses_of_the_master_repeat_nothing_that_was_delivered_ahead() -> N
     client.closed = True
     del second.host.receive
     third.start()
-    second.host.core.dispatcher.tick = lambda now: None  # type: ignore[method-assign]
+    second.host.core.parts.dispatcher.tick = lambda now: None  # type: ignore[method-assign]
     world.run_until(lambda: world.master() is second)
-    assert list(second.host.core.delivery._inherited.unplaced()), "the dispatch was not lost"
+    assert list(second.host.core.parts.delivery._inherited.unplaced()), "the dispatch was not lost"
     world.run(200)
     second.kill()
     client.closed = True
     first.start()
-    first.host.core.delivery.heard.clear()
+    first.host.core.parts.delivery.heard.clear()
     world.run_until(lambda: world.master() not in (None, second))
     world.run(2_000)
     assert not client.repeated()
@@ -170,9 +170,9 @@ def test_a_lease_of_an_earlier_term_stays_with_who_heard_of_it() -> None:
     assert slave.host is not None
     core = slave.host.core
     lease = LeaseRange(group_id=1, topic_id=1, first_position=0, count=5, until_ms=world.now_ms + 60_000)
-    core.sync.incoming(PeerFrame(term=core.term, sync=Sync(number=10_000, leases=[lease])))
-    core.sync.incoming(PeerFrame(term=core.term + 1, sync=Sync(number=1, complete=True)))
-    assert list(core.delivery.heard.ranges()) == [lease]
+    core.parts.sync.incoming(PeerFrame(term=core.term, sync=Sync(number=10_000, leases=[lease])))
+    core.parts.sync.incoming(PeerFrame(term=core.term + 1, sync=Sync(number=1, complete=True)))
+    assert list(core.parts.delivery.heard.ranges()) == [lease]
 
 
 def all_lose_power(world: World, client: Client) -> None:

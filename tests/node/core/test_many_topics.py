@@ -72,7 +72,7 @@ def test_a_consumer_makes_channels_only_for_topics_that_have_something_for_it() 
     world.run_until(lambda: len(client.got) == 50)
     master = world.elect()
     assert master.host is not None
-    delivery = master.host.core.delivery
+    delivery = master.host.core.parts.delivery
     assert len(delivery._channels) <= 1
     world.run(2_500)
     assert not delivery._channels  # what is settled needs none
@@ -113,7 +113,7 @@ def test_nothing_is_applied_while_a_checkpoint_is_captured_and_the_master_stays(
     master = world.elect()
     assert master.host is not None
     core = master.host.core
-    changes = core.leader_changes
+    changes = core.parts.reign.changes
     written: list[object] = []
     core.checkpointer.request(written.append)
     master.wake()
@@ -122,7 +122,7 @@ def test_nothing_is_applied_while_a_checkpoint_is_captured_and_the_master_stays(
     world.run(10)
     assert core.checkpointer.capturing and not client.acked
     world.run_until(lambda: bool(client.acked) and bool(written))
-    assert core.leader_changes == changes and core.leading
+    assert core.parts.reign.changes == changes and core.leading
     core.checkpointer.copied(written[0])
     before = digests(world)
     master.kill()

@@ -22,7 +22,7 @@ class Asked:
         self.answer: AdminResult | Failure | None = None
         master = world.elect()
         assert master.host is not None
-        master.host.core.serving.start(master.host.core.requests.admin(command), self._answered)
+        master.host.core.serving.start(master.host.core.parts.requests.admin(command), self._answered)
         master.wake()
         world.run_until(lambda: self.answer is not None)
 
@@ -131,9 +131,9 @@ def test_who_was_just_added_is_shown_and_who_was_removed_is_told() -> None:
     assert (shown["d"].learner, shown["d"].connected) == (True, False)
     assert shown["d"].applied_lag == node_status(master.host.core).commit_index
     assert isinstance(Asked(world, remove("d")).answer, AdminResult)
-    refusal = master.host.core.members.refuses("d", "disk-d")
+    refusal = master.host.core.parts.members.refuses("d", "disk-d")
     assert refusal is not None and refusal.final and refusal.removed and "was removed" in refusal.reason
-    stranger = master.host.core.members.refuses("e", "disk-e")
+    stranger = master.host.core.parts.members.refuses("e", "disk-e")
     assert stranger is not None and not stranger.final and not stranger.removed
 
 
@@ -160,7 +160,7 @@ def test_a_handover_that_fails_holds_up_no_other_change() -> None:
     host.core.listener.handover_ready = lambda peer_id: False  # type: ignore[method-assign]  # nobody catches up in time
     answers: list[AdminResult | Failure] = []
     for command in (add("d"), remove(host.core.identity.node_id), add("e")):
-        host.core.serving.start(host.core.requests.admin(command), answers.append)
+        host.core.serving.start(host.core.parts.requests.admin(command), answers.append)
     world.elect().wake()
     world.run_until(lambda: len(answers) == 3)
     assert [type(answer) for answer in answers] == [AdminResult, Failure, AdminResult]
@@ -195,7 +195,7 @@ def test_changes_asked_at_once_are_made_one_after_the_other() -> None:
     assert host is not None
     answers: list[AdminResult | Failure] = []
     for command in (add("d"), remove("c" if world.elect().name != "c" else "b"), remove("d"), add("d")):
-        host.core.serving.start(host.core.requests.admin(command), answers.append)
+        host.core.serving.start(host.core.parts.requests.admin(command), answers.append)
     world.elect().wake()
     world.run_until(lambda: len(answers) == 4)
     kinds = [type(answer) for answer in answers]
@@ -209,7 +209,7 @@ def test_the_disk_of_a_member_is_the_one_it_came_with_first(monkeypatch: pytest.
     world = World()
     host = world.elect().host
     assert host is not None
-    desk = host.core.members
+    desk = host.core.parts.members
     other = next(member.node_id for member in host.core.log.members() if member.node_id != host.core.identity.node_id)
     own = f"disk-{other}"
     assert desk.refuses(other, own) is None

@@ -29,7 +29,7 @@ def settle(world: World, first: int, count: int) -> object:
         positions=positions.tobytes(),
     )
     answers: list[object] = []
-    master.host.core.consumers.settle(batch, answers.append)
+    master.host.core.parts.consumers.settle(batch, answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]
@@ -75,7 +75,7 @@ def test_letters_that_are_gone_out_of_turn_are_bounded(monkeypatch: pytest.Monke
     def purge(numbers: list[int]) -> object:
         answers: list[object] = []
         host.core.serving.start(
-            host.core.dead.purge(dead_pb2.PurgeDeadRequest(group="g", numbers=numbers)), answers.append
+            host.core.parts.dead.purge(dead_pb2.PurgeDeadRequest(group="g", numbers=numbers)), answers.append
         )
         master.wake()
         world.run_until(lambda: bool(answers))
@@ -97,15 +97,17 @@ def test_names_and_members_that_a_caller_states_are_bounded(monkeypatch: pytest.
         group="g", topics=["t"], credits=1, consumer_name="n" * (CONSUMER_NAME_LENGTH_MAX + 1)
     )
     master.host.core.serving.start(
-        master.host.core.consumers.open(request, lambda batch: None, lambda failure: None), opened.append
+        master.host.core.parts.consumers.open(request, lambda batch: None, lambda failure: None), opened.append
     )
     assert isinstance(opened[0], Failure) and opened[0].metadata["field"] == "consumer_name"
     answers: list[object] = []
     long = admin_pb2.Member(node_id="d", peer_address="p" * (membership.ADDRESS_LENGTH_MAX + 1))
-    master.host.core.serving.start(master.host.core.requests.admin(AdminCommand(add_member=long)), answers.append)
+    master.host.core.serving.start(master.host.core.parts.requests.admin(AdminCommand(add_member=long)), answers.append)
     assert isinstance(answers[0], Failure) and answers[0].metadata["field"] == "member.peer_address"
     monkeypatch.setattr(membership, "REMOVED_MAX", 0)
     remove = admin_pb2.RemoveMemberRequest(node_id="b" if master.name != "b" else "c")
-    master.host.core.serving.start(master.host.core.requests.admin(AdminCommand(remove_member=remove)), answers.append)
+    master.host.core.serving.start(
+        master.host.core.parts.requests.admin(AdminCommand(remove_member=remove)), answers.append
+    )
     world.run_until(lambda: len(answers) == 2)
     assert isinstance(answers[1], Failure) and answers[1].metadata["field"] == "members_removed"

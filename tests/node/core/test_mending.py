@@ -101,7 +101,7 @@ def test_a_replay_waits_for_rows_that_are_lost() -> None:
     world.run(10 * COUNT)
     all_came(world, client)
     assert content(victim) == before
-    assert victim.host is not None and victim.host.core.mending.mended == len(range(0, COUNT, 3))
+    assert victim.host is not None and victim.host.core.parts.mending.mended == len(range(0, COUNT, 3))
 
 
 def test_a_retry_on_a_slave_that_has_lost_the_row() -> None:
@@ -117,7 +117,7 @@ def test_a_retry_on_a_slave_that_has_lost_the_row() -> None:
     spoil([victim], range(20))  # loaded already: a nack is the first to look at them again
     world.run(4_000)
     assert {len(seen) for seen in client.got.values()} == {2} and len(client.got) == 150
-    assert victim.host.core.mending.mended == 20
+    assert victim.host.core.parts.mending.mended == 20
     all_up(world)
 
 
@@ -178,7 +178,7 @@ def test_a_cluster_of_one_makes_all_of_it_anew_from_its_journal() -> None:
     hour = world.now_ms // HOUR_MS
     cancelled = range(COUNT - 3, COUNT)
     for number in cancelled:
-        node.host.core.serving.start(node.host.core.requests.cancel(hour << 32 | number), lambda outcome: None)
+        node.host.core.serving.start(node.host.core.parts.requests.cancel(hour << 32 | number), lambda outcome: None)
     world.run(DELAY_MS + 1_000)
     assert node.host.core.checkpointer.written and 50 < len(client.got) < COUNT - 3
     before, killed_ms = content(node), world.now_ms

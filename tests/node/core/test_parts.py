@@ -23,7 +23,7 @@ def test_no_part_is_forgotten() -> None:
     """Whatever calls itself a part is in the core's list, once: else nobody would tell it that its reign is over."""
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    parts = [type(part) for part in a_core(World()).parts]
+    parts = [type(part) for part in a_core(World()).parts.ordered]
     assert len(parts) == len(set(parts)) and set(parts) == set(Part.__subclasses__())
 
 
@@ -42,11 +42,11 @@ def test_all_end_in_order_and_begin_the_other_way_round(monkeypatch: pytest.Monk
 
     world = World(names="a")
     core = a_core(world)
-    order = [type(part).__name__ for part in core.parts]
-    for part in core.parts:
+    order = [type(part).__name__ for part in core.parts.ordered]
+    for part in core.parts.ordered:
         noted(part, "begin")
         noted(part, "end")
-    world.run_until(lambda: core.delivery.reigning)
+    world.run_until(lambda: core.parts.delivery.reigning)
     assert told == [("begin", name) for name in reversed(order)]
     told.clear()
     core.stop()

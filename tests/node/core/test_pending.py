@@ -55,7 +55,7 @@ def schedule(world: World, messages: Sequence[tuple[str, int, str, Sequence[str]
     ]
     request = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=rows))
     batch = intake.from_batch(request, core_of(world).state.settings)
-    outcome = ask(world, answer_of(partial(core_of(world).requests.schedule, batch)))
+    outcome = ask(world, answer_of(partial(core_of(world).parts.requests.schedule, batch)))
     return [int(number) for number in outcome.ids]
 
 
@@ -64,7 +64,7 @@ def listed(world: World, **fields: Any) -> list[int]:
     found: list[int] = []
     request = scheduler_pb2.ListPendingRequest(**fields)
     while True:
-        page = ask(world, core_of(world).pending.page(request))
+        page = ask(world, core_of(world).parts.pending.page(request))
         assert isinstance(page, scheduler_pb2.ListPendingResponse), page
         found += [message.id.hour << 32 | message.id.index for message in page.messages]
         if not page.next_page_token:
@@ -77,7 +77,7 @@ def counted(world: World, **fields: Any) -> int:
     total = 0
     request = scheduler_pb2.CountPendingRequest(**fields)
     while True:
-        part = ask(world, core_of(world).pending.count(request))
+        part = ask(world, core_of(world).parts.pending.count(request))
         assert isinstance(part, scheduler_pb2.CountPendingResponse), part
         assert part.total == sum(bucket.count for bucket in part.buckets)
         total += part.total
@@ -126,7 +126,7 @@ def test_a_page_keeps_what_did_not_go() -> None:
     core.wheel.dispatch(CursorKey(hour * HOUR_MS, 0))
     core.wheel.remove_hours(hour)
     for content in (False, True):
-        core.serving.start(core.pending.describe(units.units, content, True), answers.append)
+        core.serving.start(core.parts.pending.describe(units.units, content, True), answers.append)
         trio.run_until(lambda: len(answers) == 1)
         messages = answers.pop()
         assert [(message.id.hour << 32 | message.id.index, message.meta.key) for message in messages] == [
@@ -197,7 +197,7 @@ def test_metas_without_payloads(world: Any) -> None:
     trio, _, messages = world
     for content in (False, True):
         request = scheduler_pb2.ListPendingRequest(page_size=3, meta=True, content=content)
-        page = ask(trio, core_of(trio).pending.page(request))
+        page = ask(trio, core_of(trio).parts.pending.page(request))
         assert [message.meta.key for message in page.messages] == [key for _, _, key, _ in messages[:3]]
         assert [message.payload for message in page.messages] == [b"x" * 40 if content else b""] * 3
 
@@ -209,7 +209,7 @@ def test_a_page_with_contents_has_a_bound_in_bytes(world: Any, monkeypatch: pyte
     asks: tuple[dict[str, Any], ...] = ({"content": True}, {"meta": True})
     for asked in asks:
         request = scheduler_pb2.ListPendingRequest(**asked)
-        page = ask(trio, core_of(trio).pending.page(request))
+        page = ask(trio, core_of(trio).parts.pending.page(request))
         assert 1 <= len(page.messages) < 10
         assert listed(trio, **asked) == ids
 
@@ -235,15 +235,15 @@ def test_metas_that_nobody_can_decode_end_no_listing() -> None:
             records=record + b"x",
             key_hashes=np.array([key_hash("k")], np.uint64),
         )
-        outcome = ask(trio, answer_of(partial(core_of(trio).requests.schedule, batch)))
+        outcome = ask(trio, answer_of(partial(core_of(trio).parts.requests.schedule, batch)))
         asks: tuple[dict[str, Any], ...] = ({"content": True}, {"meta": True}, {"key": "k"}, {"key_prefix": "k"})
         for asked in asks:
             request = scheduler_pb2.ListPendingRequest(topic="deep", **asked)
-            answer = ask(trio, core_of(trio).pending.page(request))
+            answer = ask(trio, core_of(trio).parts.pending.page(request))
             read = scheduler_pb2.ListPendingResponse.FromString(answer.SerializeToString())
             assert all(m.meta.SerializeToString() in (b"", b"\x0a\x01k") for m in read.messages)
             assert key == "k" or "content" not in asked or read.messages[-1].meta == MessageMeta()
-        assert ask(trio, core_of(trio).requests.get(int(outcome.ids[0]), True)).message.payload == b"x"
+        assert ask(trio, core_of(trio).parts.requests.get(int(outcome.ids[0]), True)).message.payload == b"x"
 
 
 def test_bad_questions_are_told_what_is_wrong(world: Any) -> None:
@@ -264,10 +264,10 @@ def test_bad_questions_are_told_what_is_wrong(world: Any) -> None:
     ]
     for field, fields in wrong:
         request = scheduler_pb2.ListPendingRequest(**fields)
-        answer = ask(trio, core_of(trio).pending.page(request))
+        answer = ask(trio, core_of(trio).parts.pending.page(request))
         assert isinstance(answer, Failure) and answer.metadata["field"] == field, answer
     odd = scheduler_pb2.CountPendingRequest(bucket_ms=7)
-    answer = ask(trio, core_of(trio).pending.count(odd))
+    answer = ask(trio, core_of(trio).parts.pending.count(odd))
     assert isinstance(answer, Failure) and answer.metadata["field"] == "bucket_ms"
 
 
@@ -277,7 +277,9 @@ def test_calls_under_way_are_bounded(world: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pending, "CALLS_MAX", 2)
     answers: list[Any] = []
     for _ in range(3):
-        core_of(trio).serving.start(core_of(trio).pending.count(scheduler_pb2.CountPendingRequest()), answers.append)
+        core_of(trio).serving.start(
+            core_of(trio).parts.pending.count(scheduler_pb2.CountPendingRequest()), answers.append
+        )
     assert isinstance(answers[0], Failure) and answers[0].reason == common_pb2.LIMIT_REACHED
     trio.run_until(lambda: len(answers) == 3)
     assert counted(trio) == len(ids)
@@ -288,6 +290,6 @@ def test_too_many_buckets_only_in_parts(world: Any, monkeypatch: pytest.MonkeyPa
     trio, ids, _ = world
     monkeypatch.setattr(pending, "BUCKETS_MAX", 7)
     request = scheduler_pb2.CountPendingRequest(bucket_ms=1_000)
-    answer = ask(trio, core_of(trio).pending.count(request))
+    answer = ask(trio, core_of(trio).parts.pending.count(request))
     assert isinstance(answer, Failure) and answer.metadata["field"] == "bucket_ms"
     assert counted(trio, bucket_ms=1_000, partial=True) == len(ids)

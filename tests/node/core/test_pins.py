@@ -25,7 +25,7 @@ def pin(node: Node, **asked: Any) -> PinResponse | Failure:
     """Pin at a node."""
     answers: list[PinResponse | Failure] = []
     assert node.host is not None
-    node.host.core.serving.start(node.host.core.pins.pin(PinRequest(**asked)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.pins.pin(PinRequest(**asked)), answers.append)
     return answers[0]
 
 
@@ -33,7 +33,7 @@ def read(world: World, node: Node, **asked: Any) -> PinnedPage | Failure:
     """One page."""
     answers: list[PinnedPage | Failure] = []
     assert node.host is not None
-    node.host.core.serving.start(node.host.core.pins.read(ReadPinnedRequest(**asked)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.pins.read(ReadPinnedRequest(**asked)), answers.append)
     world.run_until(lambda: bool(answers))
     return answers[0]
 
@@ -117,9 +117,9 @@ def test_pins_are_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pins, "PIN_HOLD_MS", 100)
     world.run(200)
     last = pin(slave)
-    assert isinstance(last, PinResponse) and slave.host.core.pins.count == 1
-    slave.host.core.pins.unpin(last.pin_id)
-    assert slave.host.core.pins.count == 0
+    assert isinstance(last, PinResponse) and slave.host.core.parts.pins.count == 1
+    slave.host.core.parts.pins.unpin(last.pin_id)
+    assert slave.host.core.parts.pins.count == 0
 
 
 def test_an_hour_that_holds_nothing_is_an_empty_page() -> None:
@@ -136,7 +136,9 @@ def agree(world: World, name: str, pin_id: int = 0) -> AgreePinResponse | Failur
     answers: list[AgreePinResponse | Failure] = []
     node = world.elect()
     assert node.host is not None
-    node.host.core.serving.start(node.host.core.pins.agree(AgreePinRequest(name=name, pin_id=pin_id)), answers.append)
+    node.host.core.serving.start(
+        node.host.core.parts.pins.agree(AgreePinRequest(name=name, pin_id=pin_id)), answers.append
+    )
     node.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]

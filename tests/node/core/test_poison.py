@@ -71,7 +71,7 @@ def test_a_log_that_holds_poison_goes_on() -> None:
     world.run(2_000)
     for node in world.nodes.values():
         assert node.host is not None and not node.fatal
-        assert list(node.host.core.passed_over) == [index]
+        assert list(node.host.core.applied.passed_over) == [index]
         node.kill()
     for node in world.nodes.values():
         node.start()
@@ -80,7 +80,7 @@ def test_a_log_that_holds_poison_goes_on() -> None:
     world.run(6_000)
     assert len(client.acked) == 5 and not client.lost()
     assert len(digests(world)) == 1
-    assert all(node.host is not None and index in node.host.core.passed_over for node in world.nodes.values())
+    assert all(node.host is not None and index in node.host.core.applied.passed_over for node in world.nodes.values())
 
 
 def test_what_is_no_entry_of_this_format_stops_a_node() -> None:

@@ -26,7 +26,7 @@ def pushed(world: World) -> int:
     """Messages delivered ahead so far by the node that leads."""
     master = world.master()
     assert master is not None and master.host is not None
-    push = master.host.core.delivery.push
+    push = master.host.core.parts.delivery.push
     assert push is not None
     return push.pushed
 
@@ -86,7 +86,7 @@ def test_what_is_given_back_before_its_dispatch_is_applied_comes_at_once() -> No
     world.run(1_500)
     assert world.master() is master
     assert {tuple(attempt for _, attempt, _ in times) for times in client.got.values()} == {(1, 2)}
-    assert master.host.core.delivery.counters.expired == 0
+    assert master.host.core.parts.delivery.counters.expired == 0
 
 
 def test_dispatches_that_share_an_entry_are_told_apart() -> None:
@@ -128,7 +128,7 @@ def repeats_of_a_lost_dispatch(sync: bool) -> int:
     world = World(6, config=replace(PUSH, dispatch_ahead_ms=0, push_behind_ms=49))
     for node in world.nodes.values():
         assert node.host is not None
-        node.host.core.sync.enabled = sync
+        node.host.core.parts.sync.enabled = sync
     client = Client(world)
     client.settle = False
     master = world.elect()

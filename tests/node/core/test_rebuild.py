@@ -80,7 +80,7 @@ class Alone:
 
     def cancel(self, id64: int) -> Any:
         """What becomes of it."""
-        return self.ask(lambda core, done: core.serving.start(core.requests.cancel(id64), done))
+        return self.ask(lambda core, done: core.serving.start(core.parts.requests.cancel(id64), done))
 
     def content(self) -> dict[str, bytes]:
         """Of the state, without what an election and the time move."""

@@ -83,7 +83,9 @@ def test_what_a_group_has_not_settled_stays() -> None:
     settings = state.settings.message()
     settings.retention_ms = 2 * HOUR_MS
     answers: list[object] = []
-    master.host.core.serving.start(master.host.core.requests.admin(AdminCommand(settings=settings)), answers.append)
+    master.host.core.serving.start(
+        master.host.core.parts.requests.admin(AdminCommand(settings=settings)), answers.append
+    )
     master.wake()
     world.run(3_000)
     assert state.hour_min_kept <= hour - 6
@@ -117,7 +119,7 @@ def test_a_removed_message_is_said_to_be_removed() -> None:
     assert master is not None and master.host is not None
     outcomes: list[object] = []
     oldest = (world.now_ms // HOUR_MS - 6) << 32
-    master.host.core.serving.start(master.host.core.requests.cancel(oldest), outcomes.append)
+    master.host.core.serving.start(master.host.core.parts.requests.cancel(oldest), outcomes.append)
     master.wake()
     world.run(200)
     assert "NOT_FOUND" in str(outcomes[0])

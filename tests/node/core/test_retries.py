@@ -91,7 +91,7 @@ class Picky(Client):
             self.at, self.closed = master, False
             request = consumer_pb2.OpenConsumer(group=self.group, topics=["t"], credits=credits, lease_ms=lease_ms)
             master.host.core.serving.start(
-                master.host.core.consumers.open(request, self._deliver, self._closed), self._opened
+                master.host.core.parts.consumers.open(request, self._deliver, self._closed), self._opened
             )
             master.wake()
         self.world.at(self.world.now_ns + 20 * MS, lambda: self.consume(credits, lease_ms))
@@ -102,7 +102,7 @@ def admin(world: World, **body: object) -> None:
     master = world.elect()
     answers: list[object] = []
     assert master.host is not None
-    master.host.core.serving.start(master.host.core.requests.admin(AdminCommand(**body)), answers.append)  # type: ignore[arg-type]
+    master.host.core.serving.start(master.host.core.parts.requests.admin(AdminCommand(**body)), answers.append)  # type: ignore[arg-type]
     master.wake()
     world.run_until(lambda: bool(answers))
 
@@ -173,7 +173,7 @@ def test_a_nack_may_name_delay_level_or_death() -> None:
     found = waiting.waiting.of(id64, master.host.core.wheel.cursor)
     assert found is not None and found[2] == 1 and found[1] - world.now_ms > 7_100_000, "level 18 is two hours"
     told: list[object] = []
-    master.host.core.serving.start(master.host.core.requests.get(id64, True), told.append)
+    master.host.core.serving.start(master.host.core.parts.requests.get(id64, True), told.append)
     world.run_until(lambda: bool(told))
     assert isinstance(told[0], scheduler_pb2.GetResponse)
     (retry,) = told[0].retries
@@ -217,7 +217,7 @@ def test_expired_leases_of_a_crowd_come_again_in_bounded_pieces() -> None:
     world.run(13_500)
     assert {tuple(attempts) for attempts in attempts_of(client).values()} == {(1, 2)}
     assert master.host is not None
-    assert master.host.core.delivery.settlements.retries.rows == 0
+    assert master.host.core.parts.delivery.settlements.retries.rows == 0
     assert master.host.core.state.retrying.retried == 1_000
     assert len(digests(world)) == 1
 
@@ -322,7 +322,9 @@ def test_delay_levels_beyond_any_delay_lose_nothing() -> None:
     core = master.host.core
     answers: list[object] = []
     too_long = admin_pb2.Settings(delay_levels="999999999d 999999999d 999999999d")
-    master.host.core.serving.start(master.host.core.requests.admin(AdminCommand(settings=too_long)), answers.append)
+    master.host.core.serving.start(
+        master.host.core.parts.requests.admin(AdminCommand(settings=too_long)), answers.append
+    )
     assert isinstance(answers[0], Failure) and answers[0].metadata["field"] == "delay_levels"
     assert core.state.settings.delay_levels != too_long.delay_levels
     admin(world, settings=admin_pb2.Settings(delay_ms_max=2_000))
@@ -347,7 +349,7 @@ def test_a_settlement_that_apply_refused_is_tried_again() -> None:
     core = master.host.core
     client.schedule([100])
     world.run_until(lambda: bool(client.got))
-    retries = core.delivery.settlements.retries
+    retries = core.parts.delivery.settlements.retries
     added: list[Leaving] = []
     add = retries.add
 

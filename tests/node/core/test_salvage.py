@@ -52,7 +52,7 @@ class Seen(Picky):
             records=b"".join(records),
         )
         outcomes: list[object] = []
-        master.host.core.requests.schedule(batch, outcomes.append)
+        master.host.core.parts.requests.schedule(batch, outcomes.append)
         master.wake()
         world.run_until(lambda: all(log_of(node) for node in world.nodes.values()), 1_500)
         assert len(outcomes) == 1 and not isinstance(outcomes[0], Failure)
@@ -82,7 +82,9 @@ def letters(world: World) -> list[dead_pb2.DeadLetter]:
     master = world.elect()
     assert master.host is not None
     answers: list[object] = []
-    master.host.core.serving.start(master.host.core.dead.list(dead_pb2.ListDeadRequest(group="g")), answers.append)
+    master.host.core.serving.start(
+        master.host.core.parts.dead.list(dead_pb2.ListDeadRequest(group="g")), answers.append
+    )
     (answer,) = answers
     assert isinstance(answer, dead_pb2.ListDeadResponse)
     return list(answer.letters)
@@ -132,7 +134,7 @@ def test_what_the_master_cannot_read_another_member_brings(order: DeliveryOrder)
     damage(master, 7)
     world.run(DELAY_MS + 300)
     assert sorted(client.numbers()) == list(range(COUNT))
-    assert master.host is not None and master.host.core.salvage.salvaged == 2
+    assert master.host is not None and master.host.core.parts.salvage.salvaged == 2
     assert all(when >= due for seen in client.got.values() for when, _, due in seen)
     assert world.elect() is master and not letters(world)
     all_up(world)
@@ -159,9 +161,9 @@ def test_what_nobody_can_read_is_set_aside_and_told() -> None:
     told = set_aside.fields
     assert told["topic"] == "t" and told["group"] == "g" and told["hour"] == letter.id.hour
     subscription = core.state.subscription(1, 1)
-    assert subscription is not None and subscription.floor == COUNT and core.salvage.waiting == 0
+    assert subscription is not None and subscription.floor == COUNT and core.parts.salvage.waiting == 0
     replayed: list[object] = []
-    core.serving.start(core.dead.replay(dead_pb2.ReplayDeadRequest(group="g")), replayed.append)
+    core.serving.start(core.parts.dead.replay(dead_pb2.ReplayDeadRequest(group="g")), replayed.append)
     master.wake()
     world.run(1_000)
     assert replayed == [dead_pb2.ChangeDeadResponse(kept=1)]
@@ -206,7 +208,7 @@ def test_a_retry_of_what_some_cannot_read() -> None:
     assert len(digests(world)) == 1
     led_by(world, lacking, 6_000)
     assert sorted(client.numbers()) == sorted(list(range(COUNT)) * 3)
-    assert lacking.host is not None and lacking.host.core.salvage.salvaged >= 1
+    assert lacking.host is not None and lacking.host.core.parts.salvage.salvaged >= 1
     all_up(world)
 
 
@@ -228,7 +230,7 @@ def test_a_dead_letter_of_what_some_cannot_read() -> None:
     (letter,) = letters(world)
     assert letter.cause == DECLARED_DEAD and letter.payload_missing
     lacking.host.core.serving.start(
-        lacking.host.core.dead.replay(dead_pb2.ReplayDeadRequest(group="g")), lambda answer: None
+        lacking.host.core.parts.dead.replay(dead_pb2.ReplayDeadRequest(group="g")), lambda answer: None
     )
     lacking.wake()
     world.run(2_000)
@@ -248,7 +250,7 @@ def test_a_restart_and_an_installed_checkpoint_keep_what_is_lacking() -> None:
     restarted(lacking)
     led_by(world, lacking, 8_000)
     assert sorted(client.numbers()) == sorted(list(range(COUNT)) * 2)
-    assert lacking.host is not None and lacking.host.core.salvage.salvaged >= 1
+    assert lacking.host is not None and lacking.host.core.parts.salvage.salvaged >= 1
     all_up(world)
 
 
@@ -308,7 +310,7 @@ def test_a_unit_that_cannot_be_read_comes_too() -> None:
     other.disk.flip(path, 3 * 96 + 20)
     client.consume()
     world.run(2_000)
-    assert sorted(client.numbers()) == list(range(COUNT)) and other.host.core.mending.mended == 1
+    assert sorted(client.numbers()) == list(range(COUNT)) and other.host.core.parts.mending.mended == 1
     all_up(world)
 
 
@@ -321,7 +323,7 @@ def test_a_disk_that_reads_nothing_of_an_hour() -> None:
     master.disk.read_error(log_of(master))
     world.run(DELAY_MS + 1_500)
     assert sorted(client.numbers()) == list(range(COUNT))
-    assert master.host is not None and master.host.core.salvage.salvaged == COUNT
+    assert master.host is not None and master.host.core.parts.salvage.salvaged == COUNT
     all_up(world)
 
 
@@ -336,8 +338,8 @@ def test_what_has_lost_its_place_is_not_waited_for() -> None:
     core = master.host.core
     assert len(client.got) == COUNT
     number = world.now_ms // 3_600_000 << 32 | 999
-    core.salvage.add(Unreadable(core.delivery._channels[1, 1], 3, number, None, "bad page"))
+    core.parts.salvage.add(Unreadable(core.parts.delivery._channels[1, 1], 3, number, None, "bad page"))
     master.wake()
     world.run(1_000)
-    assert core.salvage.waiting == 0 and not letters(world)
+    assert core.parts.salvage.waiting == 0 and not letters(world)
     all_up(world)

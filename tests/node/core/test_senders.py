@@ -39,7 +39,7 @@ def send(node: Node, batch: IncomingBatch) -> BatchOutcome | Failure:
     """Give a batch to a node and wait for its answer."""
     assert node.host is not None
     answers: list[BatchOutcome | Failure] = []
-    node.host.core.requests.schedule(batch, answers.append)
+    node.host.core.parts.requests.schedule(batch, answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -97,7 +97,7 @@ def test_two_of_one_sequence_in_one_entry_are_told_apart() -> None:
     assert master.host is not None
     answers: list[BatchOutcome | Failure] = []
     for payload in (b"one", b"two", b"one"):
-        master.host.core.requests.schedule(from_message(call(payload, 2), Settings()), answers.append)
+        master.host.core.parts.requests.schedule(from_message(call(payload, 2), Settings()), answers.append)
     master.wake()
     world.run_until(lambda: len(answers) == 3)
     assert isinstance(answers[0], BatchOutcome) and not answers[0].repeated
@@ -129,7 +129,7 @@ def test_owners_of_one_entry_are_told_apart() -> None:
     for sequence, owner in ((1, "cn/a"), (2, "cn/b"), (2, "cn/a")):
         request = call(b"%d" % sequence, sequence)
         request.producer_id = "new"
-        master.host.core.requests.schedule(owned(request, owner), answers.append)
+        master.host.core.parts.requests.schedule(owned(request, owner), answers.append)
     master.wake()
     world.run_until(lambda: len(answers) == 3)
     assert isinstance(answers[0], BatchOutcome) and isinstance(answers[2], BatchOutcome)
@@ -158,7 +158,7 @@ def test_what_was_accepted_is_answered_whatever_has_become_of_its_topic() -> Non
     done: list[AdminResult | Failure] = []
     assert master.host is not None
     master.host.core.serving.start(
-        master.host.core.requests.admin(AdminCommand(delete_topic=DeleteTopicRequest(name="gone"))), done.append
+        master.host.core.parts.requests.admin(AdminCommand(delete_topic=DeleteTopicRequest(name="gone"))), done.append
     )
     master.wake()
     world.run_until(lambda: bool(done))
@@ -178,19 +178,19 @@ def test_a_refusal_says_nothing_while_that_could_become_untrue() -> None:
     assert master.host is not None
     core = master.host.core
     failure = Failure(common_pb2.INVALID_FIELD, "x")
-    assert core.senders.told(Sender("p", 2), failure).metadata["accepted_sequence"] == "1"
+    assert core.parts.senders.told(Sender("p", 2), failure).metadata["accepted_sequence"] == "1"
     answers: list[BatchOutcome | Failure] = []
-    core.requests.schedule(from_message(call(b"1", 2), Settings()), answers.append)
-    assert "accepted_sequence" not in core.senders.told(Sender("p", 2), failure).metadata
+    core.parts.requests.schedule(from_message(call(b"1", 2), Settings()), answers.append)
+    assert "accepted_sequence" not in core.parts.senders.told(Sender("p", 2), failure).metadata
     master.wake()
     world.run_until(lambda: bool(answers))
-    assert core.senders.told(Sender("p", 3), failure).metadata["accepted_sequence"] == "2"
+    assert core.parts.senders.told(Sender("p", 3), failure).metadata["accepted_sequence"] == "2"
     slave = next(node for node in world.nodes.values() if node is not master)
     assert slave.host is not None
-    assert "accepted_sequence" not in slave.host.core.senders.told(Sender("p", 3), failure).metadata
+    assert "accepted_sequence" not in slave.host.core.parts.senders.told(Sender("p", 3), failure).metadata
     world.cut_off(master.name)
     world.run(2_000)
-    assert "accepted_sequence" not in core.senders.told(Sender("p", 3), failure).metadata
+    assert "accepted_sequence" not in core.parts.senders.told(Sender("p", 3), failure).metadata
 
 
 def move(node: Node, id64: int, sequence: int, delay_ms: int) -> scheduler_pb2.RescheduleResponse | Failure:
@@ -281,10 +281,10 @@ def test_who_may_have_been_forgotten_is_not_said_to_be_unknown() -> None:
     master = elected(world)
     assert master.host is not None
     failure = Failure(common_pb2.INVALID_FIELD, "x")
-    assert master.host.core.senders.told(Sender("q", 1), failure).metadata["accepted_sequence"] == "0"
+    assert master.host.core.parts.senders.told(Sender("q", 1), failure).metadata["accepted_sequence"] == "0"
     change(master, producers_max=1)
     schedule(master, call(b"x", 1))
-    assert "accepted_sequence" not in master.host.core.senders.told(Sender("q", 1), failure).metadata
+    assert "accepted_sequence" not in master.host.core.parts.senders.told(Sender("q", 1), failure).metadata
 
 
 METAS = st.builds(

@@ -76,18 +76,20 @@ def ask(node: Node, start: Start) -> list[Any]:
 
 def admin(**command: Any) -> Start:
     """An administrative command."""
-    return lambda node, done: core_of(node).serving.start(core_of(node).requests.admin(AdminCommand(**command)), done)
+    return lambda node, done: core_of(node).serving.start(
+        core_of(node).parts.requests.admin(AdminCommand(**command)), done
+    )
 
 
 def settled(outcome: consumer_pb2.Outcome.ValueType) -> Start:
     """A settlement of the group g."""
     batch = consumer_pb2.SettleBatch(group="g", topic="t", outcome=outcome, **IDS)
-    return lambda node, done: core_of(node).consumers.settle(batch, done)
+    return lambda node, done: core_of(node).parts.consumers.settle(batch, done)
 
 
 def scheduled(node: Node, done: Done) -> None:
     """One message."""
-    core_of(node).requests.schedule(
+    core_of(node).parts.requests.schedule(
         from_message(one(due_ms=node.world.now_ms + 60_000), core_of(node).state.settings), done
     )
 
@@ -96,19 +98,19 @@ def staged(node: Node, done: Done) -> None:
     """A block of a bulk writer."""
     batch = from_batch(scheduler_pb2.ScheduleBatch(columns=COLUMNS), core_of(node).state.settings)
     request = staging_pb2.StageRequest(batch=1, attempt=1, sequence=1, columns=COLUMNS, **JOB)
-    core_of(node).serving.start(core_of(node).staging.stage(request, batch), done)
+    core_of(node).serving.start(core_of(node).parts.staging.stage(request, batch), done)
 
 
 def consumed(node: Node, done: Done) -> None:
     """A consumer that creates its group."""
     request = consumer_pb2.OpenConsumer(group="new", topics=["new"], credits=1)
-    core_of(node).serving.start(core_of(node).consumers.open(request, lambda batch: None, done), done)
+    core_of(node).serving.start(core_of(node).parts.consumers.open(request, lambda batch: None, done), done)
 
 
 def pulled(node: Node, done: Done) -> None:
     """A pull that creates its group."""
     core_of(node).serving.start(
-        core_of(node).consumers.pull(
+        core_of(node).parts.consumers.pull(
             consumer_pb2.PullRequest(group="pulling", topics=["t"], messages_max=1, wait_ms=50)
         ),
         done,
@@ -128,25 +130,25 @@ THROUGH_LOG: dict[str, Start] = {
     "dead": settled(consumer_pb2.DEAD),
     "stage": staged,
     "commit": lambda node, done: core_of(node).serving.start(
-        core_of(node).staging.commit(staging_pb2.CommitStagedRequest(batch=1, **JOB)), done
+        core_of(node).parts.staging.commit(staging_pb2.CommitStagedRequest(batch=1, **JOB)), done
     ),
     "abort": lambda node, done: core_of(node).serving.start(
-        core_of(node).staging.abort(staging_pb2.AbortStagedRequest(batch=1, **JOB)), done
+        core_of(node).parts.staging.abort(staging_pb2.AbortStagedRequest(batch=1, **JOB)), done
     ),
     "sweep": lambda node, done: core_of(node).serving.start(
-        core_of(node).sweeper.begin_sweep(
+        core_of(node).parts.sweeper.begin_sweep(
             scheduler_pb2.BeginSweepRequest(job_id="s", selection=SELECTION, cancel=True)
         ),
         done,
     ),
-    "stop sweep": lambda node, done: core_of(node).serving.start(core_of(node).sweeper.stop("s"), done),
+    "stop sweep": lambda node, done: core_of(node).serving.start(core_of(node).parts.sweeper.stop("s"), done),
     "purge dead": lambda node, done: core_of(node).serving.start(
-        core_of(node).dead.purge(dead_pb2.PurgeDeadRequest(group="g")), done
+        core_of(node).parts.dead.purge(dead_pb2.PurgeDeadRequest(group="g")), done
     ),
     "register cold": lambda node, done: core_of(node).serving.start(
-        core_of(node).cold.register(cold_pb2.RegisterColdRequest()), done
+        core_of(node).parts.cold.register(cold_pb2.RegisterColdRequest()), done
     ),
-    "cancel": lambda node, done: core_of(node).serving.start(core_of(node).requests.cancel(FIRST), done),
+    "cancel": lambda node, done: core_of(node).serving.start(core_of(node).parts.requests.cancel(FIRST), done),
     "reschedule": lambda node, done: core_of(node).serving.start(
         handlers.reschedule(core_of(node), scheduler_pb2.RescheduleRequest(id=ID, delay_ms=90_000), EVERYBODY), done
     ),
@@ -157,16 +159,16 @@ THROUGH_LOG: dict[str, Start] = {
 
 THROUGH_WORKERS: dict[str, Start] = {
     "list": lambda node, done: core_of(node).serving.start(
-        core_of(node).pending.page(scheduler_pb2.ListPendingRequest(content=True)), done
+        core_of(node).parts.pending.page(scheduler_pb2.ListPendingRequest(content=True)), done
     ),
     "count": lambda node, done: core_of(node).serving.start(
-        core_of(node).pending.count(scheduler_pb2.CountPendingRequest(bucket_ms=1_000)), done
+        core_of(node).parts.pending.count(scheduler_pb2.CountPendingRequest(bucket_ms=1_000)), done
     ),
     "disk use": lambda node, done: core_of(node).serving.start(
-        disk_use(core_of(node), core_of(node).disk_room, admin_pb2.GetDiskUseRequest()), done
+        disk_use(core_of(node), core_of(node).parts.disk_room, admin_pb2.GetDiskUseRequest()), done
     ),
     "trace": lambda node, done: core_of(node).serving.start(
-        core_of(node).tracer.trace(admin_pb2.TraceRequest(ids=[ID])), done
+        core_of(node).parts.tracer.trace(admin_pb2.TraceRequest(ids=[ID])), done
     ),
 }
 """Requests whose answer is a piece that runs when a worker has read something."""
@@ -182,7 +184,9 @@ def world_with_messages() -> tuple[World, Node, dict[str, BaseException]]:
     world.run(200)
     created: list[AdminResult | Failure] = []
     create = admin_pb2.CreateGroupRequest(name="g", topics=["t"])
-    core_of(master).serving.start(core_of(master).requests.admin(AdminCommand(create_group=create)), created.append)
+    core_of(master).serving.start(
+        core_of(master).parts.requests.admin(AdminCommand(create_group=create)), created.append
+    )
     master.wake()
     world.run(200)
     assert isinstance(created[0], AdminResult)
@@ -221,19 +225,19 @@ def test_a_mistake_in_the_answer_to_what_was_applied(kind: str, monkeypatch: pyt
     proposer = master.host.core.proposer
     at = [kind]
     if kind == "schedule":
-        publisher = master.host.core.publisher
+        publisher = master.host.core.parts.publisher
         publish = publisher.schedule
         monkeypatch.setattr(publisher, "schedule", lambda batch, done: publish(batch, raising(done, at)))
     elif kind in ("nack", "dead"):
-        add = master.host.core.delivery.settlements.retries.add
+        add = master.host.core.parts.delivery.settlements.retries.add
 
         def broken(leaving: Any) -> None:
             leaving.done = raising(leaving.done, at)
             add(leaving)
 
-        monkeypatch.setattr(master.host.core.delivery.settlements.retries, "add", broken)
+        monkeypatch.setattr(master.host.core.parts.delivery.settlements.retries, "add", broken)
     elif kind == "stage":
-        desk = master.host.core.staging
+        desk = master.host.core.parts.staging
         monkeypatch.setattr(desk, "_describe", raising(desk._describe, at))
     else:
         submit = proposer.submit
@@ -295,7 +299,7 @@ class Stream:
         core_of(master).serving.run(
             self.ended.append,
             lambda: core_of(master).serving.start(
-                core_of(master).consumers.open(request, self.deliver, self.ended.append), self.opened
+                core_of(master).parts.consumers.open(request, self.deliver, self.ended.append), self.opened
             ),
         )
         master.wake()
@@ -318,15 +322,15 @@ def test_a_mistake_in_a_delivery_ends_the_streams_of_its_group(where: str, monke
     core = master.host.core
     at = [where]
     if where == "deliver":
-        session = core.delivery.sessions.of_group(1)[0]
+        session = core.parts.delivery.sessions.of_group(1)[0]
         session.deliver = core.serving.of(stream.ended.append, raising(stream.deliver, at))
     else:
-        monkeypatch.setattr(core.delivery, where, raising(getattr(core.delivery, where), at))
+        monkeypatch.setattr(core.parts.delivery, where, raising(getattr(core.parts.delivery, where), at))
     client = Client(world)
     client.settle = False
     client.schedule([300] * 5)
     if where == "_serve":
-        core.delivery.wake_group(1)
+        core.parts.delivery.wake_group(1)
     world.run(1_000)
     monkeypatch.undo()
     assert not at and master.host is not None
@@ -350,7 +354,7 @@ def test_a_lease_whose_return_fails_is_returned_later(monkeypatch: pytest.Monkey
     world.run(600)
     assert len(stream.got) == 1
     at = ["give_back"]
-    returns = master.host.core.delivery._returns
+    returns = master.host.core.parts.delivery._returns
     monkeypatch.setattr(returns, "give_back", raising(returns.give_back, at))
     world.run(30_000)
     assert not at and master.host is not None, master.fatal
@@ -366,7 +370,7 @@ def test_a_step_of_a_sweep_is_repeated() -> None:
     core.background.scan = raising(core.background.scan, at)  # type: ignore[method-assign]
     ask(master, THROUGH_LOG["sweep"])
     world.run(3_000)
-    assert not at and len(reported) == 1 and core.sweeper.failures == 1
+    assert not at and len(reported) == 1 and core.parts.sweeper.failures == 1
     job = core.state.sweeps.get("s")
     assert job is not None and job.state == scheduler_pb2.SWEEP_FINISHED
 
@@ -432,7 +436,7 @@ def test_a_mistake_while_what_was_dispatched_is_counted_ends_nobody(monkeypatch:
 
     for node in world.nodes.values():
         assert node.host is not None
-        monkeypatch.setattr(node.host.core.topic_pending, "dispatched", broken)
+        monkeypatch.setattr(node.host.core.parts.topic_pending, "dispatched", broken)
     client = Client(world)
     client.consume()
     client.schedule([100, 200])
@@ -452,7 +456,7 @@ def test_a_mistake_in_noting_what_was_applied_ends_nobody(observer: str, monkeyp
         raise Mistake
 
     assert master.host is not None
-    part = getattr(master.host.core.listener, f"_{observer}")
+    part = getattr(master.host.core.parts, observer)
     monkeypatch.setattr(type(part), "note" if observer == "totals" else "applied", broken)
     client = Client(world)
     client.consume()
@@ -471,7 +475,7 @@ def test_a_mistake_while_what_was_dispatched_is_handed_out_begins_its_groups_ane
     master = world.elect()
     contain(world)
     assert master.host is not None
-    delivery = master.host.core.delivery
+    delivery = master.host.core.parts.delivery
     at = ["once"]
     monkeypatch.setattr(delivery, "_recent_of", raising(delivery._recent_of, at))
     client = Client(world)
@@ -492,28 +496,28 @@ def test_a_mistake_in_what_a_master_does_by_itself_is_tried_again(part: str, mon
     core = master.host.core
     at = [part]
     if part == "retention":
-        monkeypatch.setattr(core.retention, "hours_below", raising(core.retention.hours_below, at))
-        core.retention._next_ms = 0
+        monkeypatch.setattr(core.parts.retention, "hours_below", raising(core.parts.retention.hours_below, at))
+        core.parts.retention._next_ms = 0
         world.run_until(lambda: not at, 3_000)
         again = ["again"]
-        monkeypatch.setattr(core.retention, "hours_below", raising(core.retention.hours_below, again))
+        monkeypatch.setattr(core.parts.retention, "hours_below", raising(core.parts.retention.hours_below, again))
         world.run_until(lambda: not again, 2 * core.config.retention_period_ms)
     else:
-        monkeypatch.setattr(core.staging, "_submit_publish", raising(core.staging._submit_publish, at))
+        monkeypatch.setattr(core.parts.staging, "_submit_publish", raising(core.parts.staging._submit_publish, at))
         staged = ask(master, THROUGH_LOG["stage"])
         world.run(300)
         assert not isinstance(staged[0], Failure), staged
         attempts = [staging_pb2.StagedAttempt(partition=0, attempt=1, blocks=1, rows=2)]
         commit = staging_pb2.CommitStagedRequest(batch=1, **JOB, attempts=attempts)
         committed = ask(
-            master, lambda node, done: core_of(node).serving.start(core_of(node).staging.commit(commit), done)
+            master, lambda node, done: core_of(node).serving.start(core_of(node).parts.staging.commit(commit), done)
         )
         world.run_until(lambda: not at, 3_000)
         asked = staging_pb2.GetStagedJobRequest(job_id="j", batch=1)
 
         def published() -> bool:
             answers = ask(
-                master, lambda node, done: core_of(node).serving.start(core_of(node).staging.job(asked), done)
+                master, lambda node, done: core_of(node).serving.start(core_of(node).parts.staging.job(asked), done)
             )
             return bool(answers) and answers[0].rows_published == 2
 

@@ -25,7 +25,7 @@ def pin(node: Node, **asked: Any) -> PinSettledResponse | Failure:
     """Pin at a node."""
     answers: list[PinSettledResponse | Failure] = []
     assert node.host is not None
-    node.host.core.serving.start(node.host.core.settled.pin(PinSettledRequest(**asked)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.settled.pin(PinSettledRequest(**asked)), answers.append)
     return answers[0]
 
 
@@ -33,7 +33,7 @@ def read(world: World, node: Node, **asked: Any) -> SettledPage | Failure:
     """One page."""
     answers: list[SettledPage | Failure] = []
     assert node.host is not None
-    node.host.core.serving.start(node.host.core.settled.read(ReadSettledRequest(**asked)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.settled.read(ReadSettledRequest(**asked)), answers.append)
     world.run_until(lambda: bool(answers))
     return answers[0]
 

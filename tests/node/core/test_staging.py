@@ -51,7 +51,7 @@ class Writer:
         node = self.master
         assert node.host is not None
         node.host.core.serving.start(
-            node.host.core.staging.stage(request, rows(self.world, records, delay_ms)), self.answers.append
+            node.host.core.parts.staging.stage(request, rows(self.world, records, delay_ms)), self.answers.append
         )
         node.wake()
 
@@ -61,7 +61,7 @@ class Writer:
         request = staging_pb2.CommitStagedRequest(job_id="j", run_id="r", attempts=[named])
         node = self.master
         assert node.host is not None
-        node.host.core.serving.start(node.host.core.staging.commit(request), self.answers.append)
+        node.host.core.serving.start(node.host.core.parts.staging.commit(request), self.answers.append)
         node.wake()
 
     def job(self) -> StagedJob:
@@ -70,7 +70,7 @@ class Writer:
         node = self.master
         assert node.host is not None
         node.host.core.serving.start(
-            node.host.core.staging.job(staging_pb2.GetStagedJobRequest(job_id="j")), found.append
+            node.host.core.parts.staging.job(staging_pb2.GetStagedJobRequest(job_id="j")), found.append
         )
         assert isinstance(found[0], StagedJob)
         return found[0]
@@ -193,7 +193,9 @@ def test_what_is_wrong_with_a_block_is_named(change: dict[str, object], field: s
     index = master.host.core.applied_index
     request = staging_pb2.StageRequest(**{"job_id": "j", "run_id": "r", "attempt": 5, **change})  # type: ignore[arg-type]
     answers: list[StagedJob | Failure] = []
-    master.host.core.serving.start(master.host.core.staging.stage(request, rows(world, [b"x"], 1_000)), answers.append)
+    master.host.core.serving.start(
+        master.host.core.parts.staging.stage(request, rows(world, [b"x"], 1_000)), answers.append
+    )
     [failure] = answers
     assert isinstance(failure, Failure) and failure.reason == common_pb2.INVALID_FIELD
     assert failure.metadata["field"] == field
@@ -208,7 +210,9 @@ def test_a_slave_names_the_master() -> None:
     assert slave.host is not None
     answers: list[StagedJob | Failure] = []
     request = staging_pb2.StageRequest(job_id="j", run_id="r", attempt=5)
-    slave.host.core.serving.start(slave.host.core.staging.stage(request, rows(world, [b"x"], 1_000)), answers.append)
+    slave.host.core.serving.start(
+        slave.host.core.parts.staging.stage(request, rows(world, [b"x"], 1_000)), answers.append
+    )
     [failure] = answers
     assert isinstance(failure, Failure) and failure.metadata["master_address"] == f"client-{master.name}"
 
@@ -221,7 +225,7 @@ def test_the_repeat_of_a_block_needs_no_room() -> None:
     assert master.host is not None
     settings = AdminCommand(settings=admin_pb2.Settings(staging_bytes_max=1 << 20))
     done: list[object] = []
-    master.host.core.serving.start(master.host.core.requests.admin(settings), done.append)
+    master.host.core.serving.start(master.host.core.parts.requests.admin(settings), done.append)
     world.run_until(lambda: bool(done))
     for number in range(16):
         writer.stage(number, [b"x"])

@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 def begun(world: World, job_id: str, **fields: Any) -> Any:
     """Begin a sweep at the master."""
     request = scheduler_pb2.BeginSweepRequest(job_id=job_id, **fields)
-    return ask(world, core_of(world).sweeper.begin_sweep(request))
+    return ask(world, core_of(world).parts.sweeper.begin_sweep(request))
 
 
 def job(world: World, job_id: str) -> Any:
@@ -61,7 +61,7 @@ def came(client: Client) -> int:
 
 def cancel(world: World, number: int) -> Any:
     """Outcome of a cancel by id."""
-    return ask(world, core_of(world).requests.cancel(number))
+    return ask(world, core_of(world).parts.requests.cancel(number))
 
 
 def test_a_cancel_by_id_removes_just_that_one() -> None:
@@ -102,7 +102,7 @@ def test_only_what_is_selected_and_was_there_before(action: str) -> None:
     ended = finish(world, "job")
     assert (ended.done, ended.too_late, ended.gone) == (expected, 0, 0)
     world.run(100)
-    totals = [node.host.core.totals for node in world.nodes.values() if node.host is not None]
+    totals = [node.host.core.parts.totals for node in world.nodes.values() if node.host is not None]
     assert [one.cancelled for one in totals] == [expected if action == "cancel" else 0] * 3
     moved = counted(world, due_ms_min=world.now_ms + 2 * HOUR_MS)
     assert moved == (0 if action == "cancel" else expected)
@@ -199,7 +199,7 @@ def test_stopped_refused_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     other = begun(world, "a", selection=selection, shift_ms=5)
     assert isinstance(other, Failure) and other.metadata["field"] == "job_id"
     for job_id in ("a", "b"):
-        stopped = ask(world, core_of(world).sweeper.stop(job_id))
+        stopped = ask(world, core_of(world).parts.sweeper.stop(job_id))
         assert stopped.state == scheduler_pb2.SWEEP_STOPPED
     world.run(1_000)
     assert job(world, "a").done == stopped_done(world, "a") < 300
@@ -207,9 +207,9 @@ def test_stopped_refused_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for job_id in ("d", "e", "f"):
         begun(world, job_id, selection=Selection(key="none"), cancel=True)
         finish(world, job_id)
-    remembered = ask(world, core_of(world).sweeper.list())
+    remembered = ask(world, core_of(world).parts.sweeper.list())
     assert [sweep.job_id for sweep in remembered.sweeps] == ["b", "d", "e", "f"]
-    unknown = ask(world, core_of(world).sweeper.get("a"))
+    unknown = ask(world, core_of(world).parts.sweeper.get("a"))
     assert isinstance(unknown, Failure) and unknown.metadata["field"] == "job_id"
 
 

@@ -22,7 +22,7 @@ MINUTE_MS = 60_000
 def pending_of(node: Node, topic: str) -> tuple[int, int]:
     """What an operator is told of a topic: pending and limit."""
     assert node.host is not None
-    node.world.run_until(lambda: node.host is not None and node.host.core.topic_pending.counted)
+    node.world.run_until(lambda: node.host is not None and node.host.core.parts.topic_pending.counted)
     (found,) = [one for one in topics_after(node.host.core) if one.name == topic]
     return found.pending, found.pending_max
 
@@ -63,7 +63,7 @@ def test_requests_that_come_together_do_not_overrun_a_limit(setting: dict[str, o
     answers: list[BatchOutcome | Failure] = []
     for _ in range(30):
         incoming = from_batch(batch(1, world.now_ms + MINUTE_MS), master.host.core.state.settings)
-        master.host.core.requests.schedule(incoming, answers.append)
+        master.host.core.parts.requests.schedule(incoming, answers.append)
     master.wake()
     world.run_until(lambda: len(answers) == 30)
     assert sum(isinstance(answer, BatchOutcome) for answer in answers) == 9
@@ -106,9 +106,9 @@ def test_whatever_changes_it_the_count_is_right(monkeypatch: pytest.MonkeyPatch)
         assert isinstance(outcome, BatchOutcome)
         assert master.host is not None
         for id in outcome.ids.tolist()[:5]:
-            master.host.core.serving.start(master.host.core.requests.cancel(id), lambda answer: None)
+            master.host.core.serving.start(master.host.core.parts.requests.cancel(id), lambda answer: None)
         moved: list[object] = []
-        moving = master.host.core.requests.move(outcome.ids.tolist()[6], due_ms + 3_600_000)
+        moving = master.host.core.parts.requests.move(outcome.ids.tolist()[6], due_ms + 3_600_000)
         master.host.core.serving.start(moving, moved.append)
         master.wake()
         world.run_until(lambda moved=moved: bool(moved))  # type: ignore[misc]
@@ -119,7 +119,7 @@ def test_whatever_changes_it_the_count_is_right(monkeypatch: pytest.MonkeyPatch)
     begun: list[object] = []
     selection = scheduler_pb2.Selection(topic="u")
     master.host.core.serving.start(
-        master.host.core.sweeper.begin_sweep(
+        master.host.core.parts.sweeper.begin_sweep(
             scheduler_pb2.BeginSweepRequest(job_id="j", selection=selection, cancel=True)
         ),
         begun.append,

@@ -27,7 +27,7 @@ def schedule(node: Node, batch: scheduler_pb2.ScheduleBatch | scheduler_pb2.Sche
         incoming = from_message(request, settings) if request is not None else from_batch(batch, settings)  # type: ignore[arg-type]
     except RequestError as error:
         return error.failure
-    node.host.core.requests.schedule(incoming, answers.append)
+    node.host.core.parts.requests.schedule(incoming, answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -45,7 +45,7 @@ def change(node: Node, **settings: object) -> None:
     answers: list[AdminResult | Failure] = []
     fields: dict[str, Any] = dict(settings)
     node.host.core.serving.start(
-        node.host.core.requests.admin(AdminCommand(settings=admin_pb2.Settings(**fields))), answers.append
+        node.host.core.parts.requests.admin(AdminCommand(settings=admin_pb2.Settings(**fields))), answers.append
     )
     node.wake()
     node.world.run_until(lambda: bool(answers))

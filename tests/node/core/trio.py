@@ -384,7 +384,7 @@ class Client:
             else:
                 self.acked.update(zip(records, due, strict=True))
 
-        master.host.core.requests.schedule(batch, done)
+        master.host.core.parts.requests.schedule(batch, done)
         master.wake()
 
     def consume(self, credits: int = 10_000, lease_ms: int = 5_000) -> None:
@@ -398,7 +398,7 @@ class Client:
             self.at, self.boot, self.closed = master, master.boot, False
             request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=credits, lease_ms=lease_ms)
             master.host.core.serving.start(
-                master.host.core.consumers.open(request, self._deliver, self._closed), self._opened
+                master.host.core.parts.consumers.open(request, self._deliver, self._closed), self._opened
             )
             master.wake()
         self.world.at(self.world.now_ns + 20 * MS, lambda: self.consume(credits, lease_ms))

@@ -51,6 +51,7 @@ SMALL = {
     "Admin.GetDigest parts": "the parts of a state",
     "Admin.GetDiskUse hours": "20 bytes an hour of delay_ms_max and retention_ms",
     "Admin.GetDiskUse parts": "the directories of a node",
+    "Admin.GetServerInfo services": "the services of this version",
     "Admin.GetStatus peers": "MEMBERS_MAX",
     "Admin.GetStatus topics": "the busiest few",
     "Admin.RemoveMember members": "MEMBERS_MAX",

@@ -42,7 +42,7 @@ class Core:
     def __init__(self) -> None:
         self.opened: Promise[Session] = Promise()
         self.serving = Serving(lambda bits: 0)
-        self.consumers = self
+        self.parts = self.consumers = self
 
     async def open(self, request: object, deliver: object, closed: object, actor: str) -> Session:
         """See ConsumerDesk."""

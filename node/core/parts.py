@@ -1,0 +1,210 @@
+"""The parts of a node's core, made in the order in which they need each other.
+
+A part is given the kernel and the few other parts that it uses; here one reads which. `ordered` lists those that follow
+mastership or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tickwheel.node.core.announcements import (
+    Delivered,
+    Dispatched,
+    DispatchFailed,
+    PushedAhead,
+    Unreadable,
+)
+from tickwheel.node.core.bulk import BulkDesk
+from tickwheel.node.core.bundle_store import BundleStore
+from tickwheel.node.core.cold import ColdDesk
+from tickwheel.node.core.config import DeliveryOrder
+from tickwheel.node.core.consumers import ConsumerDesk
+from tickwheel.node.core.counters import Totals
+from tickwheel.node.core.creations import Creations
+from tickwheel.node.core.dead import DeadDesk
+from tickwheel.node.core.deleting import Deleter
+from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.disk_room import DiskRoom
+from tickwheel.node.core.dispatcher import Dispatcher
+from tickwheel.node.core.events import Events
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.filter_sweep import FilterSweep
+from tickwheel.node.core.flow import FlowControl
+from tickwheel.node.core.founding import FoundingDesk
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.lease_file import LeaseFile, read_leases
+from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.mending import Mending
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.pending import PendingDesk
+from tickwheel.node.core.pins import PinDesk
+from tickwheel.node.core.publisher import Publisher
+from tickwheel.node.core.push import PushAhead
+from tickwheel.node.core.record_answers import RecordAnswers
+from tickwheel.node.core.reign import Reign
+from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.retention import Retention
+from tickwheel.node.core.salvage import Salvage
+from tickwheel.node.core.senders import Senders
+from tickwheel.node.core.settled import SettledDesk
+from tickwheel.node.core.staging import StagingDesk
+from tickwheel.node.core.sweeper import Sweeper
+from tickwheel.node.core.sync import SyncState
+from tickwheel.node.core.synced import SyncedFile, read_synced
+from tickwheel.node.core.topic_pending import TopicPending
+from tickwheel.node.core.topic_rates import DELIVERED, DISPATCHED, TopicRates
+from tickwheel.node.core.trace import Tracer
+from tickwheel.node.core.world import Ports
+
+
+class Parts:
+    """Made once for each core, before its log."""
+
+    def __init__(
+        self,
+        core: Kernel,
+        ports: Ports,
+        founder_ids: Sequence[str],
+        create_cluster: Callable[[], None],
+        begin: Callable[[], None],
+        end: Callable[[Failure], None],
+        checkpoint_bundles: Callable[[], set[str]],
+        on_checkpoint_needed: Callable[[str], None],
+    ) -> None:
+        """`create_cluster`, `begin`, `end`: see `Reign`. `checkpoint_bundles` returns the names of the bundles that the
+        newest checkpoint needs. `on_checkpoint_needed`: see `NodeCore`."""
+        self._core = core
+        bundle_store = BundleStore(ports.disk, ports.executor, core.steady_ms, core.fatal)
+        # Accepting schedules.
+        self.creations = Creations(core.state, core.steady_ms)
+        self.topic_pending = TopicPending(core)
+        self.senders = Senders(
+            core.state,
+            lambda: core.leading and core.log.lease_held(),
+            lambda level: self.sync.all_understand(level, self._peers()),
+        )
+        self.flow = FlowControl(core, self.topic_pending)
+        self.disk_room = DiskRoom(
+            ports.disk,
+            core.config.disk_high_percent,
+            self.voters,
+            lambda: self.sync.full_peers(self.voters()),
+            lambda: self.sync.roomy_peers(self.voters()),
+        )
+        self.publisher = Publisher(core, self.creations, self.senders, self.flow, self.disk_room)
+
+        # Dispatch and delivery.
+        push = PushAhead(core) if core.config.delivery_order is DeliveryOrder.PUSH_FIRST else None
+        self.dispatcher = Dispatcher(core, push)
+        self.delivery = Delivery(core, ports.random.random, push)
+        self.filter_sweep = FilterSweep(
+            core.state, core.proposer, core.background, self.delivery.wake_group, core.fatal
+        )
+        self.retention = Retention(core)
+
+        # Events, counts, and what the other members are told.
+        self.events = Events(
+            ports.disk, ports.executor, core.state, core.identity.node_id, core.config.events_bytes_max
+        )
+        self.tracer = Tracer(self.events, core.identity, core.serving)
+        self.topic_rates = TopicRates()
+        self.totals = Totals()
+        self.sync = SyncState(core, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting))
+        synced = read_synced(ports.disk)
+        self.sync.remember(synced)
+        self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
+        self.delivery.heard.hear(read_leases(ports.disk), complete=True)
+        self.lease_file = LeaseFile(ports.disk, ports.executor)
+
+        # Damaged records: found here, or asked for by other members.
+        self.salvage = Salvage(core, self.delivery)
+        self.record_answers = RecordAnswers(core)
+        self.mending = Mending(core)
+
+        # Whether this node may vote.
+        self.founding = FoundingDesk(ports.disk, core.identity, founder_ids, core.fatal)
+
+        # Requests of clients and operators.
+        self.reign = Reign(core, self.sync, create_cluster, begin, end)
+        self.members = MemberDesk(core, self.reign.transfer, self.founding, self.sync)
+        self.cold = ColdDesk(core, self.disk_room)
+        self.bulk = BulkDesk(
+            core,
+            bundle_store,
+            self.disk_room,
+            self.cold,
+            checkpoint_bundles,
+            on_checkpoint_needed,
+        )
+        self.pending = PendingDesk(core)
+        self.sweeper = Sweeper(core)
+        self.deleter = Deleter(core, self.pending, self.sweeper)
+        self.requests = RequestDesk(
+            core, self.senders, self.publisher, self.creations, self.cold, self.pending, self.members
+        )
+        self.staging = StagingDesk(core, self.publisher, self.disk_room, self.requests)
+        self.consumers = ConsumerDesk(core, self.delivery, self.requests)
+        self.dead = DeadDesk(core)
+        self.pins = PinDesk(core)
+        self.settled = SettledDesk(core)
+
+        self.ordered: tuple[Part, ...] = (
+            self.dispatcher,
+            core.proposer,
+            self.publisher,
+            self.flow,
+            self.topic_pending,
+            self.staging,
+            self.members,
+            self.sweeper,
+            self.deleter,
+            self.bulk,
+            self.delivery,
+            self.salvage,
+            self.consumers,
+            self.filter_sweep,
+            self.retention,
+            self.mending,
+            self.events,
+        )
+        """In the order in which parts tick and end; they begin in reverse order."""
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        """Subscribe the parts to announcements. Subscribers are called in the order of these lines."""
+        hear, serving = self._core.announcements.subscribe, self._core.serving
+        # This runs in the middle of apply. Unguarded, a mistake with one topic's messages would stop every node, and
+        # again at each replay.
+        hear(Dispatched, lambda what: serving.side(lambda: self._note_dispatched(what)))
+        hear(Dispatched, self._hand_out)
+        hear(PushedAhead, self.delivery.on_pushed)
+        if self.delivery.push is not None:
+            hear(DispatchFailed, self.delivery.unpush)
+        hear(Delivered, lambda what: self.topic_rates.add(what.topic_id, DELIVERED, len(what.batch.ids) // 8))
+        if self.events.enabled:
+            hear(Delivered, lambda what: self.events.delivered(what.now_ms, what.consumer, what.batch))
+        hear(Unreadable, self.salvage.add)
+
+    def _hand_out(self, what: Dispatched) -> None:
+        def failed(failure: Failure) -> None:
+            self.delivery.topic_failed(what.topic_id, failure)
+
+        self._core.serving.run(failed, lambda: self.delivery.on_dispatched(what))
+
+    def _note_dispatched(self, what: Dispatched) -> None:
+        core = self._core
+        self.topic_rates.add(what.topic_id, DISPATCHED, len(what.units))
+        self.topic_pending.dispatched(what.topic_id, len(what.units))
+        if self.events.enabled and core.applied_index > self.events.noted_to:
+            now_ms = core.clock.now_ms()
+            self.events.dispatched(core.applied_index, now_ms, core.applied_term, what.topic_id, what.units)
+
+    def voters(self) -> list[str]:
+        """Ids of the voting members."""
+        return [member.node_id for member in self._core.log.members() if not member.learner]
+
+    def _peers(self) -> list[str]:
+        """Every other member, including learners."""
+        core = self._core
+        return [member.node_id for member in core.log.members() if member.node_id != core.identity.node_id]
