@@ -24,7 +24,7 @@ LIVE_RATE = 2_000.0
 
 async def _build(source: Path, out: Path) -> float:
     """Messages a second, without the start of Spark. In a process of its own: gRPC does not survive its forks."""
-    arguments = ("-m", "tickwheel.node.cli", "pipeline", "build", str(source), str(out))
+    arguments = ("-m", "tickwheel.node.cli.main", "pipeline", "build", str(source), str(out))
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
     text = (await process.communicate())[0].decode()
     if process.returncode:

@@ -297,7 +297,7 @@ class LocalCluster:
 
     def command(self, node: LocalNode) -> list[str]:
         """The command line that starts a node."""
-        return [sys.executable, "-m", "tickwheel.node.cli", "node", "--config", str(node.config_file)]
+        return [sys.executable, "-m", "tickwheel.node.cli.main", "node", "--config", str(node.config_file)]
 
     def start_node(self, node: LocalNode) -> None:
         """Start its process; does not wait."""

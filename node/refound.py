@@ -22,9 +22,9 @@ from google.protobuf.message import DecodeError
 from tickwheel.node.config import NodeConfig
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH, Restored, restore
 from tickwheel.node.core.core import SLOT_MS_DEFAULT
+from tickwheel.node.core.delivery.lease_file import PATH as LEASES_PATH
 from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.node.core.install import install_if_complete
-from tickwheel.node.core.lease_file import PATH as LEASES_PATH
 from tickwheel.node.server.identity import new_identity, read_identity, store_identity
 from tickwheel.node.state.schema import read_entry
 from tickwheel.proto.log_pb2 import LogEntry

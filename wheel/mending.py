@@ -5,7 +5,7 @@ have the same units: another member gives the fields that the log of commands de
 ask for). Fields that depend on this node's merges (place in the run, chain) follow from the rows beside. So a row is
 restored to the byte, and checked against the chunk's directory first.
 
-Jobs for a worker, on files that only merges change, by appending. Called by node/core/mending.py.
+Jobs for a worker, on files that only merges change, by appending. Called by node/core/repair/mending.py.
 """
 
 from __future__ import annotations

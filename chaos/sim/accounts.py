@@ -9,7 +9,7 @@ import numpy as np
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_messages import SettledSeen
 from tickwheel.chaos.sim.node import Machine
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto.snapshot_pb2 import (
     PinSettledRequest,
     PinSettledResponse,

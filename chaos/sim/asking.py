@@ -13,7 +13,7 @@ from typing import Any
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto.log_pb2 import AdminCommand
 
 PAUSE_NS = 150 * MS

@@ -19,9 +19,9 @@ from tickwheel.chaos.sim.history_bulk import LoadAnswered, TakeOverAsked
 from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.bundle_store import Held
+from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
 from tickwheel.proto.bulk_pb2 import LoadState, TakeOverRequest
 from tickwheel.proto.cold_pb2 import ColdLoad

@@ -7,7 +7,7 @@ from itertools import islice
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.proto import common_pb2, scheduler_pb2

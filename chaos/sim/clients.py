@@ -19,7 +19,7 @@ from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 
 TIMEOUT_NS = 900 * MS
 """How long a client waits for an answer."""

@@ -27,7 +27,7 @@ from tickwheel.chaos.sim.history_messages import (
     ScheduleSent,
 )
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.state.cold_parts import cold_id

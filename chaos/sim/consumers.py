@@ -26,8 +26,8 @@ from tickwheel.chaos.sim.history_messages import (
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import TOPICS, UID
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.consumers import ConsumerHandle
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 
 GROUPS = ("billing", "audit")

@@ -26,13 +26,13 @@ from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core import lease_file
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.delivery import lease_file
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.world import NodeIdentity, Ports
+from tickwheel.node.failure import Failure
 from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, LeaseRange, PeerFrame
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.guards import Guards

@@ -14,22 +14,22 @@ import numpy as np
 
 from tickwheel.chaos.sim.aims import Aim
 from tickwheel.chaos.sim.mutation_table import MUTATIONS, Break, Patches, mutation
-from tickwheel.node.core import core as core_module
-from tickwheel.node.core import inherited
-from tickwheel.node.core.channel import Channel
+from tickwheel.node.core import parts as parts_module
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.delivery import Delivery
-from tickwheel.node.core.dispatcher import Dispatcher, Phase
-from tickwheel.node.core.inherited import Inherited
-from tickwheel.node.core.leases import HeardLeases, LeaseFeed
+from tickwheel.node.core.delivery import inherited
+from tickwheel.node.core.delivery.channel import Channel
+from tickwheel.node.core.delivery.delivery import Delivery
+from tickwheel.node.core.delivery.inherited import Inherited
+from tickwheel.node.core.delivery.leases import HeardLeases, LeaseFeed
+from tickwheel.node.core.delivery.returns import Returns
+from tickwheel.node.core.delivery.settlements import Settlements
+from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.reign import Reign
 from tickwheel.node.core.requests import RequestDesk, everybody
-from tickwheel.node.core.returns import Returns
-from tickwheel.node.core.settlements import Settlements
-from tickwheel.node.core.sync import SyncState
+from tickwheel.node.core.schedule.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.machine import StateMachine
@@ -246,7 +246,7 @@ def own_leases_forgotten(patches: Patches) -> None:
     aim=Aim(("kill-all",), nodes=3, shape=(("lease_ms", 10_000),)),
 )
 def lease_file_ignored(patches: Patches) -> None:
-    patches.replace(core_module, "read_leases", lambda original: lambda disk: [])
+    patches.replace(parts_module, "read_leases", lambda original: lambda disk: [])
 
 
 @mutation(

@@ -6,9 +6,10 @@ import itertools
 from typing import Any
 
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
-from tickwheel.node.core import fifo, sweeper
-from tickwheel.node.core.broadcast import Broadcasts
-from tickwheel.node.core.fifo import FifoChannel
+from tickwheel.node.core.delivery import fifo
+from tickwheel.node.core.delivery.broadcast import Broadcasts
+from tickwheel.node.core.delivery.fifo import FifoChannel
+from tickwheel.node.core.schedule import sweeper
 from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.retrying import Retrying

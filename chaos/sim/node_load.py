@@ -29,7 +29,7 @@ from tickwheel.chaos.sim.sweeps import Sweeps
 from tickwheel.chaos.sim.twins import Twins
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2
 
 LOOKED_FOR = 40

@@ -17,7 +17,7 @@ from tickwheel.chaos.sim.log_process import members_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import MS
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import Member, RemoveMemberRequest
 from tickwheel.proto.log_pb2 import AdminCommand

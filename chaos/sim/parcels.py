@@ -24,7 +24,7 @@ from tickwheel.chaos.sim.history_messages import (
 )
 from tickwheel.chaos.sim.producers import UID, Producers
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2, dead_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand

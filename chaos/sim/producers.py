@@ -25,9 +25,9 @@ from tickwheel.chaos.sim.history_messages import (
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, IncomingBatch, checksum_of, from_batch
-from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, IncomingBatch, checksum_of, from_batch
+from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.failure import Failure
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
 

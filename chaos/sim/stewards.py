@@ -11,7 +11,7 @@ from tickwheel.chaos.sim.history_messages import Row
 from tickwheel.chaos.sim.history_operators import Administered
 from tickwheel.chaos.sim.producers import labelled_batch
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.admin_pb2 import (
     CreateGroupRequest,

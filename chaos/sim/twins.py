@@ -13,8 +13,8 @@ from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import Row, ScheduleAcknowledged, ScheduleRefused, ScheduleSent
 from tickwheel.chaos.sim.producers import TOPICS, plain_batch
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
 
 IDS = ("twin", "owned-twin")

@@ -23,8 +23,8 @@ from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, common_pb2, staging_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest
 from tickwheel.proto.log_pb2 import AdminCommand

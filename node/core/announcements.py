@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tickwheel.node.core.channel import Channel
+from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.proto.consumer_pb2 import DeliverBatch
 from tickwheel.wheel.units import Units
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.world import Now, Ports, SteadyMs
+from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import OnDispatched, StateConfig, StateMachine
 from tickwheel.node.state.membership import member_of
 from tickwheel.node.state.results import ImpossibleStateError

@@ -19,13 +19,13 @@ from tickwheel.node.core.announcements import (
 )
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure, refuse
 from tickwheel.node.core.listener import Applied, CoreListener
 from tickwheel.node.core.parts import Parts
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, SteadyMs
+from tickwheel.node.failure import Failure, refuse
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tickwheel.node.core.failure import Failure, limit_reached
+from tickwheel.node.failure import Failure, limit_reached
 from tickwheel.storage.disk import Disk, DiskError
 
 HYSTERESIS_PERCENT = 5

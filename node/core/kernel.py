@@ -11,11 +11,11 @@ from typing import Protocol
 
 from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import NodeIdentity, SteadyMs
+from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import ReplicatedLog

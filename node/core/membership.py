@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached, not_master, refuse
+from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Fail
-from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.world import Now
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, not_master, refuse
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2

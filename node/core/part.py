@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.failure import Failure
 from tickwheel.node.metrics import MetricValue
 
 

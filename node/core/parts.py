@@ -15,47 +15,47 @@ from tickwheel.node.core.announcements import (
     PushedAhead,
     Unreadable,
 )
-from tickwheel.node.core.bulk import BulkDesk
-from tickwheel.node.core.bundle_store import BundleStore
-from tickwheel.node.core.cold import ColdDesk
+from tickwheel.node.core.bulk.bulk import BulkDesk
+from tickwheel.node.core.bulk.bundle_store import BundleStore
+from tickwheel.node.core.bulk.cold import ColdDesk
+from tickwheel.node.core.bulk.staging import StagingDesk
 from tickwheel.node.core.config import DeliveryOrder
-from tickwheel.node.core.consumers import ConsumerDesk
-from tickwheel.node.core.counters import Totals
-from tickwheel.node.core.creations import Creations
-from tickwheel.node.core.dead import DeadDesk
-from tickwheel.node.core.deleting import Deleter
-from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.delivery.consumers import ConsumerDesk
+from tickwheel.node.core.delivery.dead import DeadDesk
+from tickwheel.node.core.delivery.delivery import Delivery
+from tickwheel.node.core.delivery.filter_sweep import FilterSweep
+from tickwheel.node.core.delivery.lease_file import LeaseFile, read_leases
+from tickwheel.node.core.delivery.sync import SyncState
+from tickwheel.node.core.delivery.synced import SyncedFile, read_synced
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.dispatcher import Dispatcher
-from tickwheel.node.core.events import Events
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.filter_sweep import FilterSweep
-from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.lease_file import LeaseFile, read_leases
 from tickwheel.node.core.membership import MemberDesk
-from tickwheel.node.core.mending import Mending
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.pending import PendingDesk
-from tickwheel.node.core.pins import PinDesk
-from tickwheel.node.core.publisher import Publisher
-from tickwheel.node.core.push import PushAhead
-from tickwheel.node.core.record_answers import RecordAnswers
 from tickwheel.node.core.reign import Reign
+from tickwheel.node.core.repair.mending import Mending
+from tickwheel.node.core.repair.record_answers import RecordAnswers
+from tickwheel.node.core.repair.salvage import Salvage
 from tickwheel.node.core.requests import RequestDesk
-from tickwheel.node.core.retention import Retention
-from tickwheel.node.core.salvage import Salvage
-from tickwheel.node.core.senders import Senders
-from tickwheel.node.core.settled import SettledDesk
-from tickwheel.node.core.staging import StagingDesk
-from tickwheel.node.core.sweeper import Sweeper
-from tickwheel.node.core.sync import SyncState
-from tickwheel.node.core.synced import SyncedFile, read_synced
-from tickwheel.node.core.topic_pending import TopicPending
-from tickwheel.node.core.topic_rates import DELIVERED, DISPATCHED, TopicRates
-from tickwheel.node.core.trace import Tracer
+from tickwheel.node.core.schedule.creations import Creations
+from tickwheel.node.core.schedule.deleting import Deleter
+from tickwheel.node.core.schedule.dispatcher import Dispatcher
+from tickwheel.node.core.schedule.flow import FlowControl
+from tickwheel.node.core.schedule.pending import PendingDesk
+from tickwheel.node.core.schedule.publisher import Publisher
+from tickwheel.node.core.schedule.push import PushAhead
+from tickwheel.node.core.schedule.retention import Retention
+from tickwheel.node.core.schedule.senders import Senders
+from tickwheel.node.core.schedule.sweeper import Sweeper
+from tickwheel.node.core.schedule.topic_pending import TopicPending
+from tickwheel.node.core.watch.counters import Totals
+from tickwheel.node.core.watch.events import Events
+from tickwheel.node.core.watch.pins import PinDesk
+from tickwheel.node.core.watch.settled import SettledDesk
+from tickwheel.node.core.watch.topic_rates import DELIVERED, DISPATCHED, TopicRates
+from tickwheel.node.core.watch.trace import Tracer
 from tickwheel.node.core.world import Ports
+from tickwheel.node.failure import Failure
 
 
 class Parts:

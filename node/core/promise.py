@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar, cast
 
-from tickwheel.node.core.failure import Failure, RequestError
+from tickwheel.node.failure import Failure, RequestError
 
 T = TypeVar("T")
 

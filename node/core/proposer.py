@@ -18,11 +18,11 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown, refuse
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.world import Now
+from tickwheel.node.failure import Failure, invalid, limit_reached, outcome_unknown, refuse
 from tickwheel.node.state.machine import AnyResult, CommandResult
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in

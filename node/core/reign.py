@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from tickwheel.node.core.failure import Failure, RequestError, not_master
+from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.failure import Failure, RequestError, not_master
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Command, Lead

@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from tickwheel.node.core.cold import ColdDesk, no_message
-from tickwheel.node.core.creations import Creations
-from tickwheel.node.core.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
-from tickwheel.node.core.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, reschedule_checksum
+from tickwheel.node.core.bulk.cold import ColdDesk, no_message
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.membership import MemberDesk
-from tickwheel.node.core.pending import PendingDesk
-from tickwheel.node.core.publisher import BatchOutcome, Publisher, Rescheduled, resolve_when
-from tickwheel.node.core.senders import Senders
+from tickwheel.node.core.schedule.creations import Creations
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, reschedule_checksum
+from tickwheel.node.core.schedule.pending import PendingDesk
+from tickwheel.node.core.schedule.publisher import BatchOutcome, Publisher, Rescheduled, resolve_when
+from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.work import Found, RemovedError
+from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
 from tickwheel.node.state.cold_marks import CANCELLED, LOADED
 from tickwheel.node.state.cold_parts import is_cold
 from tickwheel.node.state.membership import KINDS, message_of

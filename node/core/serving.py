@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from tickwheel.node.core.failure import Failure, RequestError, node_fault
 from tickwheel.node.core.promise import Promise
+from tickwheel.node.failure import Failure, RequestError, node_fault
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.guard import ImpossibleMessageError
 from tickwheel.storage.disk import FsyncFailedError

@@ -15,10 +15,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, RequestError
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.world import Now
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import common_pb2
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError

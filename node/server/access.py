@@ -12,7 +12,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.tls import ADMIN_UNIT, CLIENT_UNIT, NODE_UNIT, CertificateIdentity, identity_of
 from tickwheel.proto import common_pb2
 

@@ -9,8 +9,8 @@ import google_crc32c
 import grpc
 
 from tickwheel.node.core.checkpoint import BackupFile
-from tickwheel.node.core.failure import Failure, RequestError
-from tickwheel.node.core.status import backup_origin
+from tickwheel.node.core.watch.status import backup_origin
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.resolving import fail, resolve

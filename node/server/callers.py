@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.server.access import Access, AuthenticatedContext, Permission
 from tickwheel.node.state.rights import NO_QUOTAS, AccessControl, Quotas, Rights
 from tickwheel.proto import access_pb2

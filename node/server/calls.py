@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.failure import Failure, RequestError
 from tickwheel.node.core.promise import Promise
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.resolving import resolve
 
 A = TypeVar("A")

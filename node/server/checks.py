@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ

@@ -21,7 +21,7 @@ from typing import Any
 
 import grpc
 
-from tickwheel.node.core.failure import Failure, RequestError, limit_reached
+from tickwheel.node.failure import Failure, RequestError, limit_reached
 from tickwheel.storage.descriptors import DescriptorReserve
 
 SPARE_DESCRIPTORS = 32

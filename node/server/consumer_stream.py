@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
-from tickwheel.node.core.consumers import ConsumerHandle
-from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.checks import consuming, settling

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from tickwheel.node.core.checkpoint import BackupFile, Checkpointer
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.server.resolving import resolve
 
 

@@ -28,7 +28,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
 from tickwheel.node.server.connections import ConnectionGuard
 from tickwheel.node.server.errors import abort

@@ -16,8 +16,8 @@ import grpc
 from google.protobuf.message import Message
 
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.disk_use import disk_use
 from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.watch.disk_use import disk_use
 from tickwheel.node.server import handlers
 from tickwheel.node.server.access import Permission
 from tickwheel.node.server.callers import Caller

@@ -13,7 +13,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
 
 DOMAIN = "tickwheel.v1"

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 
-from tickwheel.node.core.failure import Failure, RequestError, limit_reached
+from tickwheel.node.failure import Failure, RequestError, limit_reached
 from tickwheel.node.server.audit import REQUEST_LENGTH_MAX, AuditLog
 from tickwheel.node.server.callers import Caller, Callers
 from tickwheel.node.server.endpoints import Right

@@ -15,16 +15,16 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from tickwheel.node.core.bundle_store import Held
+from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.deleting import finished
-from tickwheel.node.core.failure import Failure, Permitted, RequestError, invalid
-from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, check_sender, from_batch, from_message
-from tickwheel.node.core.listings import groups_after, members_of, named_group, named_topic, topics_after
 from tickwheel.node.core.promise import answer_of
-from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import id_of, message_id_of
-from tickwheel.node.core.status import VERSION
+from tickwheel.node.core.schedule.deleting import finished
+from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, check_sender, from_batch, from_message
+from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.core.watch.listings import groups_after, members_of, named_group, named_topic, topics_after
+from tickwheel.node.core.watch.status import VERSION
+from tickwheel.node.failure import Failure, Permitted, RequestError, invalid
 from tickwheel.node.server.audit import AuditLog
 from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Caller

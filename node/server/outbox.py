@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from tickwheel.node.core.failure import invalid
-from tickwheel.node.core.sessions import CREDITS_MAX
+from tickwheel.node.core.delivery.sessions import CREDITS_MAX
+from tickwheel.node.failure import invalid
 from tickwheel.proto.consumer_pb2 import ConsumeResponse
 
 SIZE_FIRST_BYTES = 64 << 10

@@ -25,10 +25,10 @@ import uvloop
 from tickwheel.node.config import ConfigError, NodeConfig
 from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import BackupFile
-from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
-from tickwheel.node.core.status import node_metrics, node_vitals
+from tickwheel.node.core.watch.status import node_metrics, node_vitals
 from tickwheel.node.core.world import NodeIdentity, Ports
+from tickwheel.node.failure import Failure
 from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
 from tickwheel.node.server.access import Access

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, RequestError
-from tickwheel.node.core.intake import KIND_DUE, IncomingBatch, from_batch
-from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch, from_batch
+from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.door import RefusedRequestError

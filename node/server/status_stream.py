@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from tickwheel.node.core.failure import RequestError, invalid, limit_reached
-from tickwheel.node.core.status import node_status
+from tickwheel.node.core.watch.status import node_status
+from tickwheel.node.failure import RequestError, invalid, limit_reached
 from tickwheel.node.server.calls import Calls
 from tickwheel.proto import admin_pb2
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.state import control, filtering
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import DeadLetters

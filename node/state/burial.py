@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import LETTER, Letters
 from tickwheel.node.state.groups import Group

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MARKED, MOVED, NEVER_MS, ColdMarks, Mark, MarkRows
 from tickwheel.node.state.cold_parts import (
     CHUNK,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.proto import cold_pb2
 from tickwheel.proto import common_pb2 as pb

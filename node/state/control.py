@@ -6,7 +6,7 @@ consumers may state it but never change it.
 
 from __future__ import annotations
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state import filtering
 from tickwheel.node.state.groups import Group
 from tickwheel.proto import common_pb2 as pb

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.node.state.ports import WheelPort

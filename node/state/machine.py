@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.burial import Burial

@@ -25,7 +25,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.wheel.units import Ids

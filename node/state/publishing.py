@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto import access_pb2, admin_pb2, scheduler_pb2
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey, Ids

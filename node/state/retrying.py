@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.failure import invalid
+from tickwheel.node.failure import invalid
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import LETTER, Letters
 from tickwheel.node.state.groups import Group

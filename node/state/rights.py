@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX, check_topic_name, is_name_pattern
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import access_pb2

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state.quotas import RULE as QUOTA_RULE
 from tickwheel.node.state.quotas import normalised_quotas
 from tickwheel.proto import admin_pb2
@@ -84,7 +84,7 @@ class Settings:
     pending_max: int = 0
     topic_pending_max: str = ""
     group_in_flight_max: int = 0
-    """This and the next fields: flow control (node/core/flow.py); 0 or empty: no limit."""
+    """This and the next fields: flow control (node/core/schedule/flow.py); 0 or empty: no limit."""
 
     cold_lead_ms: int = DAY_MS
     """A job that runs once a day may fail once before any message is late."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdCapture
 from tickwheel.node.state.dead_letters import DeadLetters

@@ -30,7 +30,7 @@ import google_crc32c
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from tickwheel.node.core.failure import Failure, limit_reached
+from tickwheel.node.failure import Failure, limit_reached
 from tickwheel.node.state.publishing import Publishing
 from tickwheel.node.state.results import PublishResult
 from tickwheel.node.state.settings import Settings

@@ -4,8 +4,8 @@ Deleting a topic or group is such a job too: it cancels the pending messages, an
 
 Owns where each job stands, as part of the replicated state. So any master can carry it on, and every message counts
 once: a step states how many messages were applied before it, and has no effect if that number no longer holds. The
-master finds the messages of a step (node/core/sweeper.py); what becomes of each is decided here when the step is
-applied.
+master finds the messages of a step (node/core/schedule/sweeper.py); what becomes of each is decided here when the step
+is applied.
 
 A job covers messages that came with commands stamped up to `stamped_ms_max`. Once it has begun, masters stamp nothing
 with that time or an earlier one (`stamp_floor_ms`). Successors that a job appends are stamped later, so it never meets
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import read_units

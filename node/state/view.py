@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.cluster import ClusterState

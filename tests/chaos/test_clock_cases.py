@@ -11,7 +11,7 @@ from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleRefused
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.status import node_status
+from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.server.health import CONSUMER, SCHEDULER, WHOLE, health_of
 from tickwheel.proto import admin_pb2
 from tickwheel.replication.cluster_clock_state import TimeState

@@ -67,7 +67,7 @@ def test_sigterm_ends_its_nodes(tmp_path: Path) -> None:
         "--dir",
         str(tmp_path),
     ]
-    command = [sys.executable, "-m", "tickwheel.node.cli", *words]
+    command = [sys.executable, "-m", "tickwheel.node.cli.main", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     while "batch 0" not in process.stdout.readline():

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from tickwheel.client.errors import Fault
-from tickwheel.node.cli_top import Watcher
-from tickwheel.node.cli_top_view import HOUR_MS, Heard, draw
+from tickwheel.node.cli.top import Watcher
+from tickwheel.node.cli.top_view import HOUR_MS, Heard, draw
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
 

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
-from tests.node.core.test_pending import ask, core_of, schedule
+from tests.node.core.schedule.test_pending import ask, core_of, schedule
 from tests.node.core.trio import World
 from tickwheel.client.pulling import handle_of
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.deleting import finished
 from tickwheel.node.core.promise import answer_of
+from tickwheel.node.core.schedule.deleting import finished
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.pipeline import audit as judging

@@ -36,7 +36,8 @@ class Interrupted:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        command = [sys.executable, "-m", "tickwheel.node.cli", "pipeline", "demo", "--out", str(out), "--days", "1"]
+        tickwheel = [sys.executable, "-m", "tickwheel.node.cli.main"]
+        command = [*tickwheel, "pipeline", "demo", "--out", str(out), "--days", "1"]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

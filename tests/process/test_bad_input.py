@@ -388,7 +388,7 @@ async def test_a_second_node_under_a_members_id_ends(cluster: LocalCluster, tmp_
         text = text.replace(f'{name}_bind = "{address}"', moved)
     text = text.replace(str(here.directory.resolve() / "data"), str(tmp_path / "data"))
     (tmp_path / "node.toml").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "tickwheel.node.cli", "node", "--config", str(tmp_path / "node.toml")]
+    command = [sys.executable, "-m", "tickwheel.node.cli.main", "node", "--config", str(tmp_path / "node.toml")]
     done = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
     )

@@ -27,7 +27,7 @@ from tickwheel.proto.peer_pb2_grpc import PeerStub
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "tickwheel.node.cli"]
+COMMAND = [sys.executable, "-m", "tickwheel.node.cli.main"]
 ANY_DISK = "\n[storage]\nhigh_water_percent = 0\n"  # the disk that tests run on may well be nearly full
 
 

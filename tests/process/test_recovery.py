@@ -22,7 +22,7 @@ from tickwheel.node.local_cluster import LocalCluster, LocalNode, write_toml
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
-COMMAND = [sys.executable, "-m", "tickwheel.node.cli"]
+COMMAND = [sys.executable, "-m", "tickwheel.node.cli.main"]
 
 
 async def command(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:

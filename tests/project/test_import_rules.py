@@ -39,6 +39,16 @@ MAY_KNOW_NAMES = {("wheel", "tickwheel.proto.log_pb2.ManifestFile")}
 SANS_IO = ("tickwheel.wheel", "tickwheel.node.state", "tickwheel.node.core", "tickwheel.replication")
 """They decide; time, randomness, files and peers reach them as arguments and ports."""
 
+ROOMS = {
+    "schedule": set(),
+    "watch": {"schedule"},
+    "delivery": {"schedule", "watch"},
+    "bulk": {"schedule", "watch"},
+    "repair": {"delivery"},
+}
+"""Folder of node/core -> the other folders there that it may import. All use the modules of node/core itself; of these
+only those that compose import a folder."""
+
 SANS_IO_EXCEPT = ("tickwheel.replication.grpc_network",)
 """The real network behind the port: asyncio and gRPC are its trade."""
 
@@ -84,6 +94,23 @@ def test_folders_know_only_whom_they_may(imports: list[Import]) -> None:
         and (source, item.name) not in MAY_KNOW_NAMES
         and not (target == "client" and item.importer.startswith(MAY_KNOW_CLIENT))
         and not (below(item.name, LOCAL_CLUSTER) and below(item.importer, MAY_KNOW_LOCAL_CLUSTER))
+    ]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_rooms_of_the_core_know_only_whom_they_may(imports: list[Import]) -> None:
+    """The folders of the core have an order: what schedules knows nothing of deliveries, and nothing of repair."""
+    core = "tickwheel.node.core."
+    assert {path.parent.name for path in (ROOT / "node/core").glob("*/__init__.py")} == set(ROOMS)
+    wrong = [
+        item
+        for item in imports
+        if item.importer.startswith(core)
+        and item.name.startswith(core)
+        and (source := item.importer.removeprefix(core).split(".")[0]) in ROOMS
+        and (target := item.name.removeprefix(core).split(".")[0]) in ROOMS
+        and target != source
+        and target not in ROOMS[source]
     ]
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -197,6 +224,6 @@ def test_parts_do_not_know_the_core(imports: list[Import]) -> None:
     knows = {item.importer for item in imports if below(item.name, ("tickwheel.node.core.core",))}
     assert {name for name in knows if name.startswith("tickwheel.node.core.")} == {
         "tickwheel.node.core.host",
-        "tickwheel.node.core.listings",
-        "tickwheel.node.core.status",
+        "tickwheel.node.core.watch.listings",
+        "tickwheel.node.core.watch.status",
     }

@@ -8,8 +8,8 @@ import google_crc32c
 import numpy as np
 
 from tests.node.core.trio import MS, Client, Node, World, digests
-from tickwheel.node.core.bundle_store import Held
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.bulk.bundle_store import Held
+from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import bulk_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest

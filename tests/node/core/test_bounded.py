@@ -6,8 +6,8 @@ import gc
 from dataclasses import replace
 
 from tests.node.core.trio import Client, Node, World, digests
-from tickwheel.node.core.channel import Staged
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.delivery.channel import Staged
 
 BUFFER_BYTES = 64 << 10
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.consumers import ConsumerHandle
-from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
 from tickwheel.node.core.proposer import Proposer
-from tickwheel.node.core.retries import Leaving, RetryQueue
+from tickwheel.node.failure import Failure, not_master
 from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import LEASE_EXPIRED, SETTLE_RETRY, AdminCommand, Command, Dispatch, LogEntry

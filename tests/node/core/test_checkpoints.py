@@ -9,7 +9,7 @@ import pytest
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.checkpoint import MANIFEST_PATH, REST
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.status import node_status
+from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
 

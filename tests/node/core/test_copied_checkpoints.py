@@ -10,7 +10,7 @@ import pytest
 from tests.node.core.test_failover import load
 from tests.node.core.trio import DISK_NS, MS, Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.peer_pb2 import CheckpointChunk
 from tickwheel.storage.manifest import read_manifest

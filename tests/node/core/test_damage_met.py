@@ -6,7 +6,7 @@ import pytest
 
 from tests.node.core.test_serving import contain
 from tests.node.core.trio import Client, Node, World
-from tickwheel.node.core.dispatcher import Phase
+from tickwheel.node.core.schedule.dispatcher import Phase
 from tickwheel.storage.blocks import BLOCK_BYTES
 
 COUNT = 2_000

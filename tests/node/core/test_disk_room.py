@@ -7,15 +7,15 @@ from random import Random
 
 import pytest
 
-from tests.node.core.test_flow import batch, refusal, tick_of
+from tests.node.core.schedule.test_flow import batch, refusal, tick_of
 from tests.node.core.test_when import schedule
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.disk_use import disk_use
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.publisher import BatchOutcome
-from tickwheel.node.core.status import node_status
+from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.core.watch.disk_use import disk_use
+from tickwheel.node.core.watch.status import node_status
+from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.common_pb2 import DISK_FULL, LIMIT_REACHED, NOT_MASTER
 from tickwheel.storage.simulated import SimulatedDisk

@@ -10,8 +10,8 @@ import pytest
 
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.dispatcher import Phase
-from tickwheel.node.core.status import node_status
+from tickwheel.node.core.schedule.dispatcher import Phase
+from tickwheel.node.core.watch.status import node_status
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.journal import Journal

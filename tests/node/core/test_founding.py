@@ -12,7 +12,7 @@ import pytest
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.founding import PATH, FoundingDesk
 from tickwheel.node.core.host import NodeHost
-from tickwheel.node.core.status import node_vitals
+from tickwheel.node.core.watch.status import node_vitals
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import Founding
 

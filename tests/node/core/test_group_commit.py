@@ -9,9 +9,9 @@ import pytest
 
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.intake import KIND_DELAY, IncomingBatch
-from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.schedule.intake import KIND_DELAY, IncomingBatch
+from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.failure import Failure
 from tickwheel.proto.peer_pb2 import PeerFrame
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.node.core.test_when import change, one, schedule
 from tests.node.core.trio import Client, World, digests
-from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.schedule.publisher import BatchOutcome
 
 
 def test_levels_one_to_four_in_time_over_a_restart_of_all() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.node.core.trio import Client, Node, World, digests
-from tickwheel.node.core.status import node_metrics, node_status
+from tickwheel.node.core.watch.status import node_metrics, node_status
 from tickwheel.node.state import snapshot
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.topics import Topics

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.node.core.trio import Client, World, digests, places
-from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.founding import FoundingDesk
-from tickwheel.node.core.status import node_status
+from tickwheel.node.core.watch.status import node_status
+from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.node.core.trio import Client, World
-from tickwheel.node.core import dead, membership, settlements
-from tickwheel.node.core.consumers import CONSUMER_NAME_LENGTH_MAX
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core import membership
+from tickwheel.node.core.delivery import dead, settlements
+from tickwheel.node.core.delivery.consumers import CONSUMER_NAME_LENGTH_MAX
+from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 

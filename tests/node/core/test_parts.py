@@ -21,8 +21,8 @@ def a_core(world: World) -> NodeCore:
 
 def test_no_part_is_forgotten() -> None:
     """Whatever calls itself a part is in the core's list, once: else nobody would tell it that its reign is over."""
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
     parts = [type(part) for part in a_core(World()).parts.ordered]
     assert len(parts) == len(set(parts)) and set(parts) == set(Part.__subclasses__())
 

@@ -12,7 +12,7 @@ from tests.node.core.test_proposer import Log, dispatch, proposer_with
 from tests.node.core.trio import Client, World, digests
 from tests.node.state.driver import admin
 from tickwheel.node.config import read_config
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.rebuild import rebuild
 from tickwheel.node.refound import RefoundError, refound
 from tickwheel.node.state.schema import command_problem, read_entry

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.core.promise import Promise, answer_of
 from tickwheel.node.core.serving import Serving
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.proto import common_pb2
 
 REFUSAL = invalid("field", 1, "0").failure

@@ -11,13 +11,13 @@ import pytest
 from tests.node.core.test_when import one
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.disk_use import disk_use
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.intake import from_batch, from_message
+from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.requests import message_id_of
+from tickwheel.node.core.schedule.intake import from_batch, from_message
 from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
+from tickwheel.node.core.watch.disk_use import disk_use
+from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.state.results import AdminResult

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tests.node.core.trio import Client, Node, World, digests
-from tickwheel.node.core.failure import Failure, RequestError
-from tickwheel.node.core.intake import from_batch, from_message
-from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.schedule.intake import from_batch, from_message
+from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand

@@ -18,12 +18,12 @@ import numpy as np
 
 from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.consumers import ConsumerHandle
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.host import NodeHost, raft_config
-from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
-from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.core.world import NodeIdentity, Ports
+from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, PeerFrame
 from tickwheel.replication.journal_fsync import FsyncWork

@@ -13,7 +13,7 @@ import pytest
 def test_demo_loses_nothing() -> None:
     """Exit code 0; every flight's reminder arrives, none early, although the master died half way."""
     done = subprocess.run(
-        [sys.executable, "-m", "tickwheel.node.cli", "demo", "--seconds", "6", "--json"],
+        [sys.executable, "-m", "tickwheel.node.cli.main", "demo", "--seconds", "6", "--json"],
         capture_output=True,
         text=True,
         check=False,

@@ -22,8 +22,8 @@ from tests.node.server.test_door import MODULES
 from tests.node.server.test_door import SERVICES as KNOWN
 from tickwheel.client.errors import fault_of_call
 from tickwheel.node.config.sections import LimitsSection
-from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.core.serving import OwnWorkError, Serving
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.server.access import Access
 from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Callers

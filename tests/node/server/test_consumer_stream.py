@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
+from tickwheel.node.failure import Failure, not_master
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.consumer_stream import ConsumerStream

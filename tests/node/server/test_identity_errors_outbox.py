@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.rpc import error_details_pb2
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.server.errors import status_of
 from tickwheel.node.server.identity import IdentityError, open_identity
 from tickwheel.node.server.outbox import SLICE_MIN, CreditGate

@@ -21,7 +21,7 @@ from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
 def start(*settings: str) -> subprocess.CompletedProcess[str]:
     """Start a node that is expected to refuse; its exit code and what it says."""
     flags = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "tickwheel.node.cli", "node", *flags]
+    command = [sys.executable, "-m", "tickwheel.node.cli.main", "node", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 

@@ -108,7 +108,7 @@ def test_a_window_that_covers_nothing_holds_no_array() -> None:
 
 
 def test_what_windows_hold_is_counted() -> None:
-    """It is what bounds them together (node/core/settlements.py)."""
+    """It is what bounds them together (node/core/delivery/settlements.py)."""
     solo = Solo()
     solo.create("g", "h")
 

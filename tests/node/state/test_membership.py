@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.failure import Failure
 from tickwheel.node.state.membership import after, member_of, message_of
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2 import RemoveMemberRequest

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.node.state.solo import HOUR_0, Solo
 from tickwheel.chaos.fuzz.messages import Maker
-from tickwheel.node.core.counters import Totals
-from tickwheel.node.core.events import Events
-from tickwheel.node.core.topic_rates import TopicRates
+from tickwheel.node.core.watch.counters import Totals
+from tickwheel.node.core.watch.events import Events
+from tickwheel.node.core.watch.topic_rates import TopicRates
 from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import Ignored, PublishResult
 from tickwheel.node.state.schema import EARLIER_SCHEMAS, ENTRY_SCHEMA, read_entry

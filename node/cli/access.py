@@ -1,0 +1,247 @@
+"""Commands about rights: user, role, whoami, audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from tickwheel.client import AsyncClient
+from tickwheel.client.errors import Fault
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    as_dict,
+    ask,
+    duration,
+    err,
+    out,
+    print_json,
+    print_table,
+    use_json,
+)
+from tickwheel.proto import access_pb2
+
+access_app = typer.Typer()
+user_app = typer.Typer(no_args_is_help=True, help="Users: who may call, and with which roles and quotas.")
+role_app = typer.Typer(no_args_is_help=True, help="Roles: what their users may do with which topics and groups.")
+access_app.add_typer(user_app, name="user")
+access_app.add_typer(role_app, name="role")
+
+PREFIX = "RIGHT_"
+RIGHTS = {name.removeprefix(PREFIX).lower(): number for name, number in access_pb2.Right.items() if number}
+
+Name = Annotated[str, typer.Argument(help="Name.")]
+User = Annotated[str, typer.Argument(help="Name of the user.")]
+
+
+def rights_text(rights: Sequence[int]) -> str:
+    """The names of rights, separated by commas."""
+    return ", ".join(name for name, number in RIGHTS.items() if number in rights)
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_ms else "never"
+
+
+@user_app.command("set")
+def user_set(
+    name: Name,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Role; repeat for more. Without it the user has no role.")
+    ] = None,
+    messages_per_s: Annotated[int, typer.Option(min=0, help="Messages a second; 0: no limit.")] = 0,
+    bytes_per_s: Annotated[int, typer.Option(min=0, help="Bytes a second.")] = 0,
+    pending_max: Annotated[int, typer.Option(min=0, help="Pending messages in its topics.")] = 0,
+    topics_max: Annotated[int, typer.Option(min=0, help="Topics that it creates.")] = 0,
+    groups_max: Annotated[int, typer.Option(min=0, help="Groups that it creates.")] = 0,
+    streams_max: Annotated[int, typer.Option(min=0, help="Calls that it holds open at one node.")] = 0,
+    connections_max: Annotated[int, typer.Option(min=0, help="Connections to one node.")] = 0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a user, or replace its roles and quotas. A certificate with this common name authenticates the user."""
+    use_json(as_json)
+    quotas = access_pb2.UserQuotas(
+        messages_per_s=messages_per_s,
+        bytes_per_s=bytes_per_s,
+        pending_max=pending_max,
+        topics_max=topics_max,
+        groups_max=groups_max,
+        streams_max=streams_max,
+        connections_max=connections_max,
+    )
+    user = ask(address, lambda client: client.access.set_user(name, role or [], quotas))
+    if as_json:
+        print_json(as_dict(user))
+    else:
+        out.print(f"user {user.name}: {', '.join(user.roles) or 'no role'}")
+
+
+@user_app.command("delete")
+def user_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a user and its tokens."""
+    use_json(as_json)
+    ask(address, lambda client: client.access.delete_user(name))
+    print_json({"deleted": name}) if as_json else out.print(f"{name} deleted")
+
+
+@user_app.command("list")
+def user_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """List all users."""
+    use_json(as_json)
+    users = ask(address, lambda client: client.access.users())
+    if as_json:
+        print_json([as_dict(user) for user in users])
+        return
+    rows = [(user.name, ", ".join(user.roles), _quotas(user.quotas), _tokens(user)) for user in users]
+    print_table("", ("user", "roles", "quotas", "tokens"), rows)
+
+
+def _quotas(quotas: access_pb2.UserQuotas) -> str:
+    return ", ".join(f"{field.name} {value:,}" for field, value in quotas.ListFields())
+
+
+def _tokens(user: access_pb2.User) -> str:
+    return ", ".join(f"{token.id} {token.label}".strip() for token in user.tokens)
+
+
+@user_app.command("token")
+def user_token(
+    user: User,
+    label: Annotated[str, typer.Option(help="What it is for.")] = "",
+    lifetime: Annotated[str, typer.Option(help="How long it is valid, such as 30d. Without it: for ever.")] = "",
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a token and print its secret, once. Nodes keep only its hash."""
+    use_json(as_json)
+    counts = duration(lifetime) if lifetime else None
+    created = ask(address, lambda client: client.access.create_token(user, label=label, lifetime=counts))
+    if as_json:
+        print_json(as_dict(created))
+        return
+    err.print(f"token {created.token.id} of {user}, expires: {_time(created.token.expires_ms)}. It is shown only once:")
+    print(created.secret)
+
+
+@user_app.command("revoke")
+def user_revoke(
+    user: User,
+    token_id: Annotated[str, typer.Argument(help="Id of the token, as `user list` shows it.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke a token."""
+    use_json(as_json)
+    changed = ask(address, lambda client: client.access.revoke_token(user, token_id))
+    print_json(as_dict(changed)) if as_json else out.print(f"token {token_id} of {user} revoked")
+
+
+@role_app.command("set")
+def role_set(
+    name: Name,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="RIGHTS:TOPICS[:GROUPS], each with commas, * for any characters, as schedule,read:pay-* or "
+            f"consume:pay-*:billing. Rights: {', '.join(RIGHTS)}. Repeat for more."
+        ),
+    ] = None,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a role, or replace what it allows."""
+    use_json(as_json)
+    grants = [grant_from(text) for text in allow or []]
+    role = ask(address, lambda client: client.access.set_role(name, grants))
+    print_json(as_dict(role)) if as_json else out.print(f"role {role.name}: {escape(_grants(role)) or 'nothing'}")
+
+
+def grant_from(text: str) -> access_pb2.Grant:
+    """RIGHTS:TOPICS[:GROUPS] as a grant; a usage error otherwise."""
+    rights, *patterns = text.split(":")
+    if not 1 <= len(patterns) <= 2:
+        raise typer.BadParameter(f"{text}: RIGHTS:TOPICS or RIGHTS:TOPICS:GROUPS")
+    numbers: list[access_pb2.Right.ValueType] = []
+    for name in filter(None, rights.split(",")):
+        if name not in RIGHTS:
+            raise typer.BadParameter(f"{text}: {name} is not one of {', '.join(RIGHTS)}")
+        numbers.append(RIGHTS[name])
+    topics, groups = (list(filter(None, part.split(","))) for part in [*patterns, ""][:2])
+    return access_pb2.Grant(rights=numbers, topics=topics, groups=groups)
+
+
+def _grants(role: access_pb2.AccessRole) -> str:
+    parts = []
+    for grant in role.grants:
+        text = f"{rights_text(grant.rights)} topics {' '.join(grant.topics) or 'none'}"
+        parts.append(f"{text} groups {' '.join(grant.groups)}" if grant.groups else text)
+    return "; ".join(parts)
+
+
+@role_app.command("delete")
+def role_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a role that no user has."""
+    use_json(as_json)
+    ask(address, lambda client: client.access.delete_role(name))
+    print_json({"deleted": name}) if as_json else out.print(f"{name} deleted")
+
+
+@role_app.command("list")
+def role_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """List all roles and what they allow."""
+    use_json(as_json)
+    roles = ask(address, lambda client: client.access.roles())
+    if as_json:
+        print_json([as_dict(role) for role in roles])
+        return
+    print_table("", ("role", "allows"), [(role.name, escape(_grants(role))) for role in roles])
+
+
+@access_app.command("whoami")
+def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Show as whom the cluster knows you, and what you may do."""
+    use_json(as_json)
+    caller = ask(address, lambda client: client.access.who_am_i())
+    if as_json:
+        print_json(as_dict(caller))
+        return
+    out.print(f"{caller.name or 'nobody'}, known by {caller.by}; rights are {'on' if caller.rights else 'off'}")
+    if caller.unrestricted:
+        out.print("may do everything" if caller.rights else "may do what its certificate allows")
+    for grant in caller.grants:
+        out.print(escape(_grants(access_pb2.AccessRole(grants=[grant]))))
+
+
+@access_app.command("audit")
+def audit(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Records.")] = 50,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show who changed what, and what was refused: the newest records of all nodes, oldest first."""
+    use_json(as_json)
+
+    async def read(client: AsyncClient) -> dict[str, list[access_pb2.AuditRecord] | Fault]:
+        await client.admin.know_all()
+        return await client.access.audit(limit)
+
+    answers = ask(address, read)
+    records: list[access_pb2.AuditRecord] = []
+    for node, answer in answers.items():
+        if isinstance(answer, Fault):
+            err.print(f"[yellow]{node} does not answer:[/yellow] {escape(answer.message)}")
+        else:
+            records += answer
+    records = sorted(records, key=lambda record: record.at_ms)[-limit:]
+    if as_json:
+        for record in records:
+            print_json(as_dict(record))
+        return
+    rows = [(_time(r.at_ms), r.node_id, r.user or "-", r.method, escape(r.request), escape(r.result)) for r in records]
+    print_table("", ("time", "node", "user", "call", "request", "result"), rows)

@@ -1,0 +1,155 @@
+"""Commands that steer delivery: pause and resume, another filter or another place for a group."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+
+from tickwheel.client import AsyncClient
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    as_dict,
+    ask,
+    out,
+    place,
+    print_json,
+    print_table,
+    time_text,
+    use_json,
+)
+from tickwheel.node.cli.status import status_app
+from tickwheel.node.cli.topics import Name, group_app, topic_app
+from tickwheel.proto import admin_pb2
+
+HOUR_MS = 3_600_000
+
+
+def _change_group(
+    address: str, as_json: bool, change: Callable[[AsyncClient], Awaitable[admin_pb2.Group]], said: str
+) -> None:
+    use_json(as_json)
+    group = ask(address, change)
+    print_json(as_dict(group)) if as_json else out.print(said, markup=False)
+
+
+@group_app.command("filter")
+def group_filter(
+    name: Name,
+    filter: Annotated[str, typer.Argument(help="'a || b', or '*' for everything.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Give a group another tag filter, from its floor on. What was skipped before stays skipped."""
+    _change_group(
+        address, as_json, lambda client: client.admin.set_group_filter(name, filter), f"{name} takes {filter}"
+    )
+
+
+@group_app.command("pause")
+def group_pause(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Hand out nothing to the group until it is resumed. Deliveries in flight can be settled."""
+    _change_group(address, as_json, lambda client: client.admin.pause_group(name), f"group {name} paused")
+
+
+@group_app.command("resume")
+def group_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Resume after a pause."""
+    _change_group(
+        address, as_json, lambda client: client.admin.pause_group(name, paused=False), f"group {name} resumed"
+    )
+
+
+@group_app.command("reset")
+def group_reset(
+    name: Name,
+    to: Annotated[str, typer.Option(help="earliest, latest, or a time: ISO 8601 or milliseconds since 1970.")],
+    topic: Annotated[list[str], typer.Option(help="Only this topic; repeat for more.")] = [],  # noqa: B006
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Reset a group to another place. Deliveries in flight become invalid, and attempts begin at 1."""
+    start_from, start_ms = place(to)
+    _change_group(
+        address,
+        as_json,
+        lambda client: client.admin.reset_group(name, start_from, start_ms=start_ms, topics=topic),
+        f"group {name} reset to {time_text(start_ms) if start_ms else to}",
+    )
+
+
+def _pause_topic(name: str, paused: bool, address: str, as_json: bool) -> None:
+    use_json(as_json)
+    topic = ask(address, lambda client: client.admin.pause_topic(name, paused=paused))
+    print_json(as_dict(topic)) if as_json else out.print(f"topic {name} {'paused' if paused else 'resumed'}")
+
+
+@topic_app.command("pause")
+def topic_pause(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Hand out nothing of the topic to any group until it is resumed. Messages still become ready."""
+    _pause_topic(name, True, address, as_json)
+
+
+@topic_app.command("resume")
+def topic_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Resume after a pause."""
+    _pause_topic(name, False, address, as_json)
+
+
+@status_app.command("disk")
+def disk(
+    topics: Annotated[
+        bool, typer.Option("--topics", help="Also show topics. This reads the indexes of the hours.")
+    ] = False,
+    hours: Annotated[int, typer.Option(min=0, help="Show this many of the largest hours.")] = 10,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the data directory of each node at the given addresses holds: by part, hour and topic."""
+    use_json(as_json)
+
+    async def of_each(client: AsyncClient) -> list[admin_pb2.DiskUse]:
+        return [await _disk_use(client, one, topics) for one in list(client.cluster.addresses)]
+
+    uses = ask(address, of_each, timeout_s=60.0)
+    if as_json:
+        print_json([as_dict(use) for use in uses])
+        return
+    for use in uses:
+        used = 100 * (1 - use.bytes_free / use.bytes_total) if use.bytes_total else 0.0
+        mark = f", mark {use.high_water_percent} %" if use.high_water_percent else ""
+        above = " [red]schedules are refused[/]" if use.above_high_water else ""
+        out.print(f"[bold]{use.node_id}[/]  {_size(use.bytes_free)} free, {used:.0f} % used{mark}{above}")
+        print_table("", ("part", "bytes"), [(part.name, f"{part.bytes:,}") for part in use.parts], right=(1,))
+        largest = sorted(sorted(use.hours, key=lambda hour: -hour.bytes)[:hours], key=lambda hour: hour.hour)
+        rows = [(time_text(hour.hour * HOUR_MS)[:16], f"{hour.bytes:,}") for hour in largest]
+        print_table("", ("hour (UTC)", "bytes"), rows, right=(1,))
+        if topics:
+            by_topic = [(item.topic or "(deleted)", f"{item.messages:,}", f"{item.bytes:,}") for item in use.topics]
+            print_table("", ("topic", "messages", "bytes"), by_topic, right=(1, 2))
+            if use.topics_left_out:
+                out.print(f"and {use.topics_left_out:,} smaller topics")
+
+
+async def _disk_use(client: AsyncClient, address: str, topics: bool) -> admin_pb2.DiskUse:
+    use = await client.admin.disk_use(address, by_topic=topics)
+    sums = {item.topic: item for item in use.topics}
+    while use.next_hour:
+        more = await client.admin.disk_use(address, by_topic=True, hour_min=use.next_hour)
+        for item in more.topics:
+            known = sums.get(item.topic)
+            if known is None:
+                sums[item.topic] = use.topics.add(topic=item.topic, messages=item.messages, bytes=item.bytes)
+            else:
+                known.messages += item.messages
+                known.bytes += item.bytes
+        use.next_hour = more.next_hour
+        use.topics_left_out = max(use.topics_left_out, more.topics_left_out)
+    return use
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):,.1f} GiB"

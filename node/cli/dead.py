@@ -1,0 +1,136 @@
+"""Commands about dead letters: list, show, replay, purge."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from tickwheel.client import AsyncClient
+from tickwheel.client.dead import Changed, DeadLetter
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    ask,
+    out,
+    print_json,
+    print_table,
+    time_text,
+    use_json,
+)
+
+dead_group = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups.")
+dead_app = typer.Typer()
+dead_app.add_typer(dead_group, name="dead")
+
+Group = Annotated[str, typer.Argument(help="Consumer group.")]
+Numbers = Annotated[list[int] | None, typer.Argument(help="Numbers, as `dead list` shows them.")]
+All = Annotated[bool, typer.Option("--all", help="All that exist now.")]
+
+
+def as_dict(letter: DeadLetter) -> dict[str, Any]:
+    """The letter as a JSON object. A payload is `payload` if it is UTF-8 text, else `payload_hex`."""
+    values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
+    meta, payload = values.pop("meta"), values.pop("payload")
+    values |= {"key": meta.key, "tags": list(meta.tags), "headers": dict(meta.headers)}
+    if payload is not None:
+        try:
+            values["payload"] = payload.decode()
+        except UnicodeDecodeError:
+            values["payload_hex"] = payload.hex()
+    return values
+
+
+def _chosen(numbers: list[int] | None, everything: bool) -> list[int] | None:
+    if bool(numbers) == everything:
+        raise typer.BadParameter("give either numbers or --all")
+    return None if everything else numbers
+
+
+@dead_group.command("list")
+def dead_list(
+    group: Group,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """List the dead letters of a group, oldest first."""
+    use_json(as_json)
+
+    async def first(client: AsyncClient) -> tuple[int, list[DeadLetter]]:
+        found: list[DeadLetter] = []
+        total = (await client.dead.page(group, size=1)).total
+        async for letter in client.dead.list(group):
+            found.append(letter)
+            if len(found) >= limit:
+                break
+        return total, found
+
+    total, letters = ask(address, first)
+    if as_json:
+        print_json({"queue": f"%DLQ%{group}", "total": total, "letters": [as_dict(letter) for letter in letters]})
+        return
+    titles = ("number", "id", "topic", "cause", "attempts", "died", "error")
+    rows = [
+        (str(x.number), x.id, x.topic, x.cause, str(x.attempts), time_text(x.died_ms), escape(x.error[:60]))
+        for x in letters
+    ]
+    print_table(f"%DLQ%{group}: {total:,}", titles, rows, right=(0, 4), whole=(1, 5))
+
+
+@dead_group.command("show")
+def dead_show(
+    group: Group,
+    number: Annotated[int, typer.Argument(help="Number, as `dead list` shows it.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter: cause, error, times and payload."""
+    use_json(as_json)
+    letter = as_dict(ask(address, lambda client: client.dead.get(group, number)))
+    if as_json:
+        print_json(letter)
+        return
+    for name in ("first_due_ms", "died_ms"):
+        letter[name.removesuffix("_ms")] = time_text(letter.pop(name))
+    print_table("", ("field", "value"), [(name, escape(str(value))) for name, value in letter.items()])
+
+
+@dead_group.command("replay")
+def dead_replay(
+    group: Group,
+    numbers: Numbers = None,
+    everything: All = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver dead letters to their group again, with attempts from 1."""
+    use_json(as_json)
+    chosen = _chosen(numbers, everything)
+    _say(ask(address, lambda client: client.dead.replay(group, chosen)), "replayed", as_json)
+
+
+@dead_group.command("purge")
+def dead_purge(
+    group: Group,
+    numbers: Numbers = None,
+    everything: All = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Delete dead letters."""
+    use_json(as_json)
+    chosen = _chosen(numbers, everything)
+    _say(ask(address, lambda client: client.dead.purge(group, chosen)), "purged", as_json)
+
+
+def _say(result: Changed, what: str, as_json: bool) -> None:
+    if as_json:
+        print_json({what: result.changed, "missing": result.missing, "kept": result.kept})
+        return
+    missing = f", {result.missing:,} not found" if result.missing else ""
+    kept = f", {result.kept:,} kept: their topic no longer belongs to the group" if result.kept else ""
+    out.print(f"{result.changed:,} {what}{missing}{kept}")

@@ -1,0 +1,209 @@
+"""Commands that run a cluster on this machine: up and demo."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tickwheel.node.cli.output import ADDRESS_DEFAULT, AsJson, err, fail, out, print_json, print_table, table, use_json
+from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
+from tickwheel.node.made_files import MadeFiles
+
+local_app = typer.Typer()
+
+FOLLOW_PERIOD_S = 0.2
+PORT_FIRST = 7700
+PORT_MAX = 65_535
+
+
+@local_app.command()
+def up(
+    nodes: Annotated[
+        int,
+        typer.Option("--nodes", "-n", min=1, max=9, help="Number of node processes. One is enough for development."),
+    ] = 3,
+    data: Annotated[Path, typer.Option(help="Directory of the cluster. Existing data is used again.")] = Path(
+        "tickwheel-data"
+    ),
+    port: Annotated[
+        int, typer.Option(min=0, max=PORT_MAX, help="Client port of the first node. 0: any free port.")
+    ] = PORT_FIRST,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="First remove what an earlier `up` made in the directory.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the nodes' logs.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a cluster on this machine until Ctrl-C. Print its addresses once it is ready."""
+    use_json(as_json)
+    if port > PORT_MAX - nodes + 1:
+        raise typer.BadParameter(f"{port}: {nodes} nodes need {nodes} ports, the last at most {PORT_MAX}")
+    made = MadeFiles(data)
+    with made.lock():
+        if fresh and (left := made.remove()):
+            err.print(f"{data}: left alone: {', '.join(left)}", markup=False, soft_wrap=True)
+        cluster = LocalCluster(data, nodes, client_port=port)
+        cluster.check_ports()
+        ended = asyncio.run(_run_until_told(cluster, as_json=as_json, quiet=quiet))
+    if ended:
+        raise typer.Exit(1)
+
+
+async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) -> bool:
+    """Run the cluster until a signal comes or no node is left. Returns whether a node ended by itself.
+
+    Raises typer.Abort if the signal came before the cluster was ready.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    starting = asyncio.ensure_future(cluster.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    ended = [False]
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            raise typer.Abort
+        starting.result()
+        _show(cluster, as_json)
+        ended = await asyncio.gather(*(_follow(node, stop, quiet or as_json) for node in cluster.nodes))
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        if not as_json:
+            err.print("Stopping ...")
+        await cluster.stop()
+    return any(ended)
+
+
+def _address_option(cluster: LocalCluster) -> str:
+    """The option by which other commands find the cluster; empty if a node has the default address."""
+    return "" if ADDRESS_DEFAULT in cluster.addresses else f" --address {','.join(cluster.addresses)}"
+
+
+def _show(cluster: LocalCluster, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "addresses": cluster.addresses,
+                "nodes": [
+                    {
+                        "node_id": node.node_id,
+                        "client_address": node.client_address,
+                        "peer_address": node.peer_address,
+                        "metrics_address": node.metrics_address,
+                        "log": str(node.log_file),
+                        "pid": node.pid,
+                    }
+                    for node in cluster.nodes
+                ],
+            }
+        )
+        return
+    rows = [
+        (node.node_id, node.client_address, f"http://{node.metrics_address}/metrics", node.pid, node.log_file)
+        for node in cluster.nodes
+    ]
+    print_table("", ("node", "clients", "metrics", "process", "log"), rows)
+    place = cluster.directory if cluster.directory.is_absolute() else f"./{cluster.directory}"
+    out.print(
+        f"\nReady. Try:\n  tickwheel schedule hello world --delay 5s{_address_option(cluster)}\n"
+        f"Data is in {place}. Ctrl-C stops it.\n",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+async def _follow(node: LocalNode, stop: asyncio.Event, quiet: bool) -> bool:
+    """Print new lines of the node's log until `stop` or its end. Returns whether it has ended."""
+    place = node.log_file.stat().st_size
+    while not stop.is_set():
+        if not node.running:
+            fail(f"node {node.node_id} has ended; see {node.log_file}", "NODE_ENDED", {"node_id": node.node_id})
+            return True
+        if not quiet and node.log_file.stat().st_size > place:
+            with node.log_file.open("rb") as log:
+                log.seek(place)
+                new = log.read()
+            whole = new.rfind(b"\n") + 1
+            place += whole
+            for line in new[:whole].decode(errors="replace").splitlines():
+                err.print(f"{node.node_id}  {_sentence(line)}", markup=False, soft_wrap=True)
+        try:
+            await asyncio.wait_for(stop.wait(), FOLLOW_PERIOD_S)
+        except TimeoutError:
+            continue
+    return False
+
+
+def _sentence(line: str) -> str:
+    try:
+        record = json.loads(line)
+        event = record.pop("event")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return line
+    hidden = {"timestamp", "level", "node_id", "cluster_id"}
+    return " ".join([str(event), *(f"{name}={value}" for name, value in record.items() if name not in hidden)])
+
+
+@local_app.command()
+def demo(
+    month: Annotated[int, typer.Option(min=1, max=12, help="Month of 2013.")] = 1,
+    seconds: Annotated[float, typer.Option(min=5, max=600, help="Play the month in this many seconds.")] = 28.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the data directory.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Play a month of real flights on three nodes and kill the master half way.
+
+    Exit code 1 if anything was lost or early.
+    """
+    use_json(as_json)
+    from tickwheel.node.demo.flights import FlightsMissingError
+    from tickwheel.node.demo.run import Demo
+
+    directory = Path(tempfile.mkdtemp(prefix="tickwheel-demo-"))
+    run = Demo(directory, month=month, span_s=seconds, console=err, live=err.is_terminal and not as_json)
+    started = time.monotonic()
+    try:
+        tally = run_to_end(run.run())
+    except FlightsMissingError as error:
+        fail(str(error), "PACKAGE_MISSING", {})
+        raise typer.Exit(2) from None
+    finally:
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    events = run.events
+    report = {
+        "scheduled": tally.scheduled,
+        "delivered": tally.delivered,
+        "lost": tally.lost,
+        "early": tally.early,
+        "invented": tally.unknown,
+        "duplicates": tally.duplicates,
+        "lateness_p50_ms": round(tally.lateness(50), 1),
+        "lateness_p99_ms": round(tally.lateness(99), 1),
+        "without_master_ms": events.without_master_ms,
+        "first_delivery_after_kill_ms": events.first_delivery_ms,
+        "killed": events.killed,
+        "new_master": events.new_master,
+        "killed_node_is_back": events.restarted,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    good = tally.good and events.restarted
+    if as_json:
+        print_json({**report, "good": good})
+    else:
+        out.print(table("", ("", ""), [(name.replace("_", " "), value) for name, value in report.items()]))
+        out.print("[bold green]Nothing lost, nothing early.[/]" if good else "[bold red]FAILED[/]")
+    if not good:
+        raise typer.Exit(1)

@@ -1,0 +1,109 @@
+"""Commands about the nodes of a cluster: member add, remove, list."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    as_dict,
+    err,
+    open_client,
+    out,
+    print_json,
+    table,
+    use_json,
+)
+from tickwheel.proto import admin_pb2
+
+member_app = typer.Typer(no_args_is_help=True, help="Nodes of the cluster.")
+
+
+def _counts(learner: bool) -> str:
+    return "not yet" if learner else "yes"
+
+
+def _show_members(members: list[admin_pb2.Member], as_json: bool) -> None:
+    if as_json:
+        print_json([as_dict(member) for member in members])
+        return
+    rows = [(m.node_id, _counts(m.learner), m.client_address, m.peer_address, m.disk_uuid) for m in members]
+    out.print(table("", ("node", "counts", "clients", "peers", "disk"), rows))
+
+
+@member_app.command("add")
+def member_add(
+    node_id: Annotated[str, typer.Argument(help="Id of the new node.")],
+    peer_address: Annotated[str, typer.Option("--peer", help="host:port at which its peers reach it.")],
+    client_address: Annotated[str, typer.Option("--client", help="host:port at which clients reach it.")],
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0.0, help="Seconds to wait for it to catch up and count.")
+    ] = 10.0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Add a node that waits with `cluster.join = "existing"`. It counts once it has caught up."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.Member]:
+        async with open_client(address, timeout_s=60.0) as client:
+            member = admin_pb2.Member(node_id=node_id, peer_address=peer_address, client_address=client_address)
+            with err.status(f"waiting for {node_id} to catch up"):
+                end = time.monotonic() + wait_s
+                while True:
+                    members = await client.admin.add_member(member)  # the same again changes nothing
+                    if time.monotonic() >= end or not any(m.learner for m in members if m.node_id == node_id):
+                        return members
+                    await asyncio.sleep(0.2)
+
+    _show_members(asyncio.run(go()), as_json)
+
+
+@member_app.command("remove")
+def member_remove(
+    node_id: Annotated[str, typer.Argument(help="Id of the node.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a node. Its id can never be used again."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.Member]:
+        async with open_client(address) as client:
+            return await client.admin.remove_member(node_id)
+
+    _show_members(asyncio.run(go()), as_json)
+
+
+@member_app.command("list")
+def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """List the nodes as the master sees them."""
+    use_json(as_json)
+
+    async def go() -> admin_pb2.NodeStatus:
+        async with open_client(address) as client:
+            return await client.admin.master_status()
+
+    status = asyncio.run(go())
+    if as_json:
+        print_json({"master_id": status.master_id, "peers": [as_dict(peer) for peer in status.peers]})
+        return
+    rows: list[tuple[object, ...]] = [(status.node_id, "master", status.master_address, _counts(False), "")]
+    rows += [
+        (
+            peer.node_id,
+            "connected" if peer.connected else "away",
+            peer.client_address or peer.address,
+            _counts(peer.learner),
+            f"{peer.applied_lag:,}",
+        )
+        for peer in status.peers
+        if peer.node_id != status.node_id
+    ]
+    out.print(table("", ("node", "state", "clients", "counts", "applied lag"), rows, right=(4,)))

@@ -1,0 +1,264 @@
+"""Commands about messages: schedule, consume, cancel, reschedule, get."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from tickwheel.client import Delivery, Message
+from tickwheel.client.consumer import HOLD_S_MAX
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    duration,
+    moment_ms,
+    open_client,
+    out,
+    place,
+    print_json,
+    print_table,
+    time_text,
+    use_json,
+)
+
+messages_app = typer.Typer()
+
+MessageId = Annotated[str, typer.Argument(help="Message id, such as 0-498706-12, as `schedule` printed it.")]
+Delay = Annotated[str | None, typer.Option("--delay", "-d", help="From now: 250ms, 5s, 1h30m.")]
+At = Annotated[str | None, typer.Option("--at", help="ISO 8601, or milliseconds since 1970.")]
+Level = Annotated[int | None, typer.Option(help="Delay level of the cluster, 1 to 18 by default. 0: due at once.")]
+
+
+def _when(delay: str | None, at: str | None, level: int | None) -> dict[str, Any]:
+    if (delay is not None) + (at is not None) + (level is not None) != 1:
+        raise typer.BadParameter("give exactly one of --delay, --at and --level")
+    if delay is not None:
+        return {"delay": duration(delay)}
+    return {"due_ms": moment_ms(at)} if at is not None else {"level": level}
+
+
+def _content(payload: bytes | None) -> dict[str, str]:
+    if payload is None:
+        return {}
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_hex": payload.hex()}
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    values = dataclasses.asdict(message)
+    values.update(_content(values.pop("payload")))
+    return values
+
+
+@messages_app.command()
+def schedule(
+    topic: Annotated[str, typer.Argument(help="Topic.")],
+    payload: Annotated[str | None, typer.Argument(help="Payload as text. - reads standard input.")] = None,
+    delay: Delay = None,
+    at: At = None,
+    level: Level = None,
+    file: Annotated[Path | None, typer.Option(help="Payload from a file.", exists=True, dir_okay=False)] = None,
+    key: Annotated[str, typer.Option(help="Key kept with the message.")] = "",
+    tag: Annotated[list[str], typer.Option(help="Tag; repeat for more.")] = [],  # noqa: B006
+    header: Annotated[list[str], typer.Option(help="NAME=VALUE; repeat for more.")] = [],  # noqa: B006
+    message_group: Annotated[
+        str, typer.Option(help="FIFO topics deliver messages of one message group in order.")
+    ] = "",
+    jitter: Annotated[str | None, typer.Option(help="Delay it further by a random part of this: 30s, 10m.")] = None,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Schedule one message. Print its id once it is safe on a majority."""
+    use_json(as_json)
+    when = _when(delay, at, level)
+    if jitter is not None:
+        when["jitter"] = duration(jitter)
+    if (payload is None) == (file is None):
+        raise typer.BadParameter("give either a payload or --file")
+    if any("=" not in item for item in header):
+        raise typer.BadParameter("--header needs NAME=VALUE")
+    headers = dict(item.split("=", 1) for item in header)
+    content = sys.stdin.buffer.read() if payload == "-" else file.read_bytes() if file else str(payload).encode()
+
+    async def go() -> None:
+        async with open_client(address) as client:
+            receipt = await client.schedule(
+                topic, content, key=key, tags=tag, headers=headers, message_group=message_group, **when
+            )
+        if as_json:
+            print_json(dataclasses.asdict(receipt))
+        else:
+            applied = f"  level {receipt.level} ({receipt.delay_ms / 1_000:g} s)" if receipt.level else ""
+            out.print(f"{receipt.id}  due {time_text(receipt.due_ms)}{applied}")
+
+    asyncio.run(go())
+
+
+@messages_app.command()
+def consume(
+    topics: Annotated[list[str], typer.Argument(help="Topics.")],
+    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")] = "cli",
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many messages. 0: never.")] = 0,
+    start_from: Annotated[
+        str, typer.Option(help="Where a new group starts: earliest, latest, or a time (ISO 8601 or milliseconds).")
+    ] = "earliest",
+    filter: Annotated[str, typer.Option(help="Tags that a new group takes: 'a || b' or '*'.")] = "",
+    no_ack: Annotated[bool, typer.Option("--no-ack", help="Do not settle the messages: they come again.")] = False,
+    nack: Annotated[
+        bool, typer.Option("--nack", help="Reject the messages: they come again by the group's retry policy.")
+    ] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Turn the messages into dead letters.")] = False,
+    delay: Annotated[
+        str | None, typer.Option("--delay", help="With --nack: deliver again after this long (5s, 1h30m).")
+    ] = None,
+    level: Annotated[int, typer.Option("--level", min=0, help="With --nack: deliver again at this delay level.")] = 0,
+    reason: Annotated[
+        str, typer.Option("--reason", help="With --nack or --dead: reason, kept with a dead letter.")
+    ] = "",
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Print messages as they are delivered and settle them, by default with an acknowledgement. Ctrl-C stops it."""
+    use_json(as_json)
+    if no_ack + nack + dead > 1:
+        raise typer.BadParameter("give at most one of --no-ack, --nack and --dead")
+    if ((delay is not None or level) and not nack) or (delay is not None and level):
+        raise typer.BadParameter("--delay and --level go with --nack, and only one of them")
+    pause = duration(delay) if delay is not None else None
+    where, start_ms = place(start_from)
+
+    def show(delivery: Delivery) -> None:
+        if as_json:
+            print_json(
+                {
+                    "id": delivery.id,
+                    "topic": delivery.topic,
+                    "attempt": delivery.attempt,
+                    "due_ms": delivery.due_ms,
+                    "key": delivery.key,
+                    "tags": delivery.tags,
+                    "headers": delivery.headers,
+                    "message_group": delivery.message_group,
+                    **_content(delivery.payload),
+                }
+            )
+        else:
+            text = delivery.payload.decode(errors="backslashreplace")
+            again = f" (attempt {delivery.attempt})" if delivery.attempt > 1 else ""
+            out.print(f"{time_text(delivery.due_ms)}  {delivery.topic}  {delivery.id}{again}  {text}", markup=False)
+
+    async def go() -> None:
+        credits = min(count, 1_024) if count else 1_024
+        async with open_client(address) as client:
+            consumer = client.consumer(
+                group,
+                topics,
+                start_from=where,
+                start_ms=start_ms,
+                credits=credits,
+                name="tickwheel consume",
+                messages_max=count,
+                filter=filter,
+                # As the option says, messages shown and not acknowledged come again when their lease is over.
+                hold_max=timedelta(0) if no_ack else timedelta(seconds=HOLD_S_MAX),
+            )
+            closing: list[asyncio.Task[None]] = []
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, lambda: closing.append(asyncio.ensure_future(consumer.close())))
+            async for delivery in consumer:
+                show(delivery)
+                if nack:
+                    delivery.nack(delay=pause, level=level, reason=reason)
+                elif dead:
+                    delivery.dead(reason)
+                elif not no_ack:
+                    delivery.ack()
+            await consumer.close()
+            await asyncio.gather(*closing)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(go())
+
+
+@messages_app.command()
+def cancel(message_id: MessageId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Cancel a pending message. Exit code 1 if it was too late or no such message exists."""
+    use_json(as_json)
+
+    async def go() -> str:
+        async with open_client(address) as client:
+            return await client.cancel(message_id)
+
+    outcome = asyncio.run(go())
+    print_json({"id": message_id, "outcome": outcome}) if as_json else out.print(outcome)
+    if outcome != "CANCELLED":
+        raise typer.Exit(1)
+
+
+@messages_app.command()
+def reschedule(
+    message_id: MessageId,
+    delay: Delay = None,
+    at: At = None,
+    level: Level = None,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Move a pending message to another time. Its first id stays valid."""
+    use_json(as_json)
+    when = _when(delay, at, level)
+
+    async def go() -> bool:
+        async with open_client(address) as client:
+            outcome, receipt = await client.reschedule(message_id, **when)
+        if as_json:
+            new = {"new_id": receipt.id, "due_ms": receipt.due_ms} if receipt else {}
+            print_json({"id": message_id, "outcome": outcome, **new})
+        else:
+            out.print(f"{outcome}  due {time_text(receipt.due_ms)}" if receipt else outcome)
+        return receipt is not None
+
+    if not asyncio.run(go()):
+        raise typer.Exit(1)
+
+
+@messages_app.command()
+def get(
+    message_id: MessageId,
+    content: Annotated[bool, typer.Option(help="Show payload, key, tags and headers.")] = True,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show state and content of one message."""
+    use_json(as_json)
+
+    async def go() -> Message:
+        async with open_client(address) as client:
+            return await client.get(message_id, content=content)
+
+    message = asyncio.run(go())
+    if as_json:
+        print_json(as_dict(message))
+        return
+    unsaid: tuple[object, ...] = ("", (), {}, None)
+    if not message.topic:
+        unsaid += (0,)  # of a message in the cold tier the cluster knows little
+    rows = [(name, value) for name, value in as_dict(message).items() if value not in unsaid]
+    shown = [
+        (name, time_text(value) if name.startswith(("due_", "scheduled_")) else escape(str(value)))
+        for name, value in rows
+    ]
+    print_table("", ("", ""), shown, whole=(0,))

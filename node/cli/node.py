@@ -1,0 +1,120 @@
+"""Subcommands about one node: `config check`, `config reference`, `config metrics`, `certs`.
+
+Mounted by the root command line (`app.add_typer(node_app)`). Exit code 2: the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tickwheel.node import metrics
+from tickwheel.node.certs import make_certificates
+from tickwheel.node.cli.output import AsJson, print_json
+from tickwheel.node.config import ConfigError, read_config
+from tickwheel.node.config.fields import NAME
+from tickwheel.node.config.reference import reference
+from tickwheel.node.tls import read_tls
+
+EXIT_CONFIG = 2
+
+node_app = typer.Typer(no_args_is_help=True)
+config_app = typer.Typer(no_args_is_help=True, help="Check a configuration, or print its reference.")
+node_app.add_typer(config_app, name="config")
+
+
+@config_app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="TOML file of a node.")],
+    environment: Annotated[bool, typer.Option(help="Let TICKWHEEL_* variables override the file.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Read a file as a node would. List all problems."""
+    try:
+        config = read_config(file, os.environ if environment else {})
+        read_tls(config)
+    except ConfigError as error:
+        if as_json:
+            print_json({"file": str(file), "problems": [str(problem) for problem in error.problems]})
+        else:
+            typer.echo(str(error), err=True)
+            typer.echo(f"{file}: {len(error.problems)} problem(s)", err=True)
+        raise typer.Exit(EXIT_CONFIG) from None
+    if as_json:
+        print_json({"file": str(file), "node": config.node.id, "cluster": config.cluster.id, "problems": []})
+        return
+    typer.echo(f"{file}: node {config.node.id} of cluster {config.cluster.id}, no problems")
+
+
+@config_app.command("reference")
+def print_reference() -> None:
+    """Print docs/CONFIG.md."""
+    typer.echo(reference(), nl=False)
+
+
+@config_app.command("metrics")
+def print_metrics() -> None:
+    """Print docs/METRICS.md."""
+    typer.echo(metrics.reference(), nl=False)
+
+
+@node_app.command("node")
+def node_command(
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file (docs/CONFIG.md).")] = None,
+    assignments: Annotated[
+        list[str], typer.Option("--set", help="name=value, for instance node.id=n1. It overrides file and environment.")
+    ] = [],  # noqa: B006
+    insecure: Annotated[bool, typer.Option(help="Same as --set listen.insecure=true.")] = False,
+) -> None:
+    """Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity."""
+    from tickwheel.node.server.process import run_node  # grpc and uvloop only when a node runs
+
+    flags: dict[str, object] = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals:
+            typer.echo(f"--set {text}: name=value", err=True)
+            raise typer.Exit(EXIT_CONFIG)
+        flags[name.strip()] = value
+    if insecure:
+        flags["listen.insecure"] = True
+    try:
+        read = read_config(config, os.environ, flags)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_CONFIG) from None
+    raise typer.Exit(run_node(read))
+
+
+@node_app.command("certs")
+def certs(
+    out: Annotated[Path, typer.Option(help="Directory for the files.")],
+    node: Annotated[list[str], typer.Option(help="ID or ID=HOST,HOST: a node and its hosts.")] = [],  # noqa: B006
+    client: Annotated[list[str], typer.Option(help="Name of a client.")] = [],  # noqa: B006
+    admin: Annotated[list[str], typer.Option(help="Name of an administrator.")] = [],  # noqa: B006
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How many days the certificates are valid.")] = 365,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace existing certificates of the same names.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a test authority and certificates signed by it. Not for production: the authority's key lies beside them."""
+    nodes = {text.partition("=")[0]: [h for h in text.partition("=")[2].split(",") if h] for text in node}
+    wrong = [name for name in [*nodes, *client, *admin] if not NAME.match(name)]
+    if wrong:
+        typer.echo(f"{wrong[0]!r}: a name has 1 to 64 characters of [A-Za-z0-9_.-], not starting with a dot", err=True)
+        raise typer.Exit(EXIT_CONFIG)
+    try:
+        written = make_certificates(out, nodes, client, admin, days, replace=replace)
+    except (OSError, ValueError) as error:
+        typer.echo(f"certificates cannot be made in {out}: {error}", err=True)
+        raise typer.Exit(1) from None
+    paths = [out / "ca.crt", *written]
+    if as_json:
+        print_json([str(path) for path in paths])
+        return
+    for path in paths:
+        typer.echo(path)

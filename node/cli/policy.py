@@ -1,0 +1,46 @@
+"""A retry policy as options of commands."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from tickwheel.node.cli.output import duration
+from tickwheel.proto import admin_pb2
+
+MAX_DEFAULT = "2h"
+
+Initial = Annotated[
+    str | None, typer.Option("--retry-initial", help="Exponential backoff: the first pause, such as 500ms or 2s.")
+]
+Factor = Annotated[
+    float, typer.Option("--retry-factor", help="Exponential backoff: each further pause is this many times as long.")
+]
+Longest = Annotated[str | None, typer.Option("--retry-max", help=f"Longest pause; {MAX_DEFAULT} by default.")]
+Jitter = Annotated[float, typer.Option("--retry-jitter", help="Pauses vary by this share: 0 to 1.")]
+AttemptsMax = Annotated[
+    int,
+    typer.Option("--attempts-max", min=0, max=255, help="Deliveries before a dead letter. 0: the cluster's setting."),
+]
+
+
+def policy_from(
+    initial: str | None, factor: float, longest: str | None, jitter: float, attempts_max: int
+) -> admin_pb2.RetryPolicy:
+    """The policy by the options. Raises BadParameter for options that do not fit."""
+    policy = admin_pb2.RetryPolicy(attempts_max=attempts_max)
+    if initial is None:
+        if longest is not None or jitter:
+            raise typer.BadParameter("--retry-max and --retry-jitter need --retry-initial")
+        return policy
+    backoff = policy.exponential
+    backoff.initial_ms = _ms(initial)
+    backoff.factor, backoff.jitter = factor, jitter
+    backoff.max_ms = max(_ms(longest or MAX_DEFAULT), backoff.initial_ms if longest is None else 0)
+    return policy
+
+
+def _ms(text: str) -> int:
+    return round(duration(text) / timedelta(milliseconds=1))

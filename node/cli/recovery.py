@@ -1,0 +1,305 @@
+"""Commands for the day after: backup, restore, rebuild (from the journal), and recover, which continues from one disk
+when a majority is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    err,
+    fail,
+    open_client,
+    out,
+    print_json,
+    time_text,
+    use_json,
+)
+from tickwheel.node.config import ConfigError, NodeConfig, read_config
+from tickwheel.proto import admin_pb2
+
+recovery_app = typer.Typer()
+
+EXIT_DATA = 3
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", help="TOML file of the new node: a new cluster.id and no other members.")
+]
+
+
+@recovery_app.command()
+def backup(
+    directory: Annotated[Path, typer.Argument(help="Empty or new directory.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Accept a node that takes no part or is far behind its master.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy one node's whole state, consistent, while it serves. The first address is asked; prefer a slave."""
+    use_json(as_json)
+    from tickwheel.node.backup_files import BackupError, BackupWriter, origin_facts
+
+    started = time.monotonic()
+
+    async def go() -> BackupWriter:
+        writer = BackupWriter(directory)
+        with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
+            task = progress.add_task("backup", total=None)
+            async with open_client(address) as client:
+                async for chunk in client.admin.backup(address.split(",")[0], stale=stale):
+                    writer.write(chunk)
+                    progress.update(task, total=chunk.total_bytes, completed=writer.bytes)
+        writer.finish()
+        return writer
+
+    try:
+        writer = asyncio.run(go())
+    except BackupError as error:
+        fail(str(error), "BACKUP", {})
+        raise typer.Exit(1) from None
+    except OSError as error:
+        fail(f"{directory}: {error.strerror}", "BACKUP", {})
+        raise typer.Exit(1) from None
+    seconds = time.monotonic() - started
+    if as_json:
+        facts = {"directory": str(directory), "files": writer.files, "bytes": writer.bytes, "seconds": seconds}
+        print_json({**facts, "origin": origin_facts(writer.origin)})
+    else:
+        out.print(f"{writer.files} files, {writer.bytes:,} bytes in {seconds:.1f} s: {directory}", soft_wrap=True)
+        _say_origin(writer.origin)
+
+
+@recovery_app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="Directory of a backup.", exists=True, file_okay=False)],
+    config: ConfigFile,
+    as_json: AsJson = False,
+) -> None:
+    """Check a backup and make it the data of a new cluster of one: the configured node, which must not be running."""
+    use_json(as_json)
+    from tickwheel.node.backup_files import BackupError, origin_facts, origin_of, restore_backup
+    from tickwheel.node.refound import Found, RefoundError, refound
+    from tickwheel.node.state.results import ImpossibleStateError
+    from tickwheel.storage.disk import DiskError
+    from tickwheel.storage.local import LocalDisk
+
+    node = _read(config)
+    found: list[Found] = []
+
+    def prepare(part: Path) -> None:
+        disk = LocalDisk(str(part))
+        disk.lock()
+        found.append(refound(disk, node))
+        disk.unlock()
+
+    try:
+        origin = origin_of(source)
+        if not as_json:
+            _say_origin(origin)
+        with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
+            task = progress.add_task("restore", total=None)
+            files, size = restore_backup(
+                source, node.data_path, lambda done, total: progress.update(task, completed=done, total=total), prepare
+            )
+    except (BackupError, RefoundError) as error:
+        fail(str(error), "BACKUP", {})
+        raise typer.Exit(1) from None
+    except (DiskError, ImpossibleStateError) as error:
+        fail(f"{source} cannot be used: {error}", "BACKUP", {})
+        raise typer.Exit(EXIT_DATA) from None
+    if as_json:
+        facts = {"directory": str(node.data_path), "files": files, "bytes": size, "origin": origin_facts(origin)}
+        print_json({**facts, **dataclasses.asdict(found[0])})
+        return
+    out.print(f"{files} files, {size:,} bytes: {node.data_path}")
+    _say_next(found[0], node)
+
+
+@recovery_app.command()
+def recover(
+    config: ConfigFile,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    skip_entry: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--skip-entry", help="Leave out this entry of the journal, which no node can apply; repeat for more."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue from this one disk when a majority is lost FOR GOOD. What only the other nodes knew is lost."""
+    use_json(as_json)
+    from tickwheel.node.refound import Found, RefoundError, refound
+    from tickwheel.node.server.identity import read_identity
+    from tickwheel.node.state.results import ImpossibleStateError
+    from tickwheel.storage.disk import DiskError
+    from tickwheel.storage.local import LocalDisk
+
+    node = _read(config)
+    path = node.data_path
+    if not path.is_dir():
+        fail(f"{path} is not a directory; nothing was changed", "NO_DATA", {})
+        raise typer.Exit(1)
+
+    def go() -> Found:
+        disk = LocalDisk(str(path))
+        try:
+            disk.lock()
+        except DiskError:
+            raise RefoundError(f"a node is running on {path}: stop it first; nothing was changed") from None
+        try:
+            identity = read_identity(disk)
+            if identity is None:
+                raise RefoundError(f"{path} holds no data of a node; nothing was changed")
+            _warn(identity.cluster_id, identity.node_id, node, yes)
+            return refound(disk, node, skip_entry or ())
+        finally:
+            disk.unlock()
+
+    try:
+        found = go()
+    except RefoundError as error:
+        fail(str(error), "RECOVER", {})
+        raise typer.Exit(1) from None
+    except (DiskError, ImpossibleStateError) as error:
+        fail(f"the data in {path} cannot be used: {error}", "DATA", {})
+        raise typer.Exit(EXIT_DATA) from None
+    if as_json:
+        print_json({"directory": str(path), **dataclasses.asdict(found)})
+        return
+    for skipped in found.skipped:
+        err.print(f"[bold red]left out for good:[/] entry {skipped}", soft_wrap=True, highlight=False)
+    newest = f", the newest of {time_text(found.newest_ms)}" if found.newest_ms else ""
+    out.print(
+        f"continues from entry {found.index:,} ({found.replayed:,} of them taken from the journal{newest}); "
+        "what the cluster acknowledged later is lost",
+        soft_wrap=True,
+    )
+    _say_next(found, node)
+
+
+@recovery_app.command()
+def rebuild(
+    config: Annotated[Path, typer.Option("--config", "-c", help="TOML file of the stopped node.")],
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a stopped node with damaged files from its journal, if the journal is complete since the first entry."""
+    use_json(as_json)
+    from tickwheel.node.rebuild import RebuildError, rebuild
+    from tickwheel.node.server.identity import IdentityError, open_identity
+    from tickwheel.storage.disk import DiskError
+    from tickwheel.storage.local import LocalDisk
+
+    try:
+        node = read_config(config, os.environ)
+    except ConfigError as error:
+        fail(str(error), "CONFIG", {})
+        raise typer.Exit(2) from None
+    path = node.data_path
+    if not (path / "identity").exists():
+        fail(f"{path} holds no data of a node; nothing was changed", "NO_DATA", {})
+        raise typer.Exit(1)
+    disk = LocalDisk(str(path))
+    try:
+        disk.lock()
+    except DiskError:
+        fail(f"a node is running on {path}: stop it first; nothing was changed", "REBUILD", {})
+        raise typer.Exit(1) from None
+    try:
+        open_identity(disk, node.cluster.id, node.node.id, str(path))
+        found = rebuild(disk, node.core.segment_bytes)
+    except (RebuildError, IdentityError) as error:
+        fail(str(error), "REBUILD", {})
+        raise typer.Exit(1) from None
+    except DiskError as error:
+        fail(f"the journal in {path} cannot be used: {error}", "DATA", {})
+        raise typer.Exit(EXIT_DATA) from None
+    finally:
+        disk.unlock()
+    if as_json:
+        print_json({"directory": str(path), **dataclasses.asdict(found)})
+    else:
+        out.print(f"the next start of {node.node.id} replays all {found.entries:,} entries ({found.bytes:,} bytes)")
+
+
+def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
+    """Explain the consequences and ask for confirmation. Raises typer.Exit without it."""
+    err.print(
+        f"[bold red]This gives cluster {cluster_id} up.[/] The data of its node {node_id} in {node.data_path} becomes "
+        f"cluster {node.cluster.id}, with {node.node.id} as its only member.\n"
+        "- Messages and acknowledgements that only the lost nodes knew are lost; producers must schedule them again.\n"
+        "- What was written but never acknowledged may be delivered, and what was settled may be delivered again.\n"
+        f"- No node of cluster {cluster_id} may serve again: two clusters would deliver the same messages.\n"
+        "Copy the directory away first. If you can still bring a majority of the disks back, do that instead.",
+        soft_wrap=True,
+    )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("nothing was changed; pass --yes to confirm", "NOT_CONFIRMED", {})
+        raise typer.Exit(2)
+    typed = typer.prompt("Type the id of the new cluster to continue", err=True, default="", show_default=False)
+    if typed != node.cluster.id:
+        fail("nothing was changed", "NOT_CONFIRMED", {})
+        raise typer.Exit(1)
+
+
+def _say_origin(origin: admin_pb2.BackupOrigin) -> None:
+    """Print cluster, node, index, time and age of a backup, and why it may be old."""
+    if not origin.cluster_id:
+        out.print("the origin of this backup is unknown: an earlier version made it")
+        return
+    age = timedelta(seconds=max(0, round(time.time() - origin.made_ms / 1_000)))
+    lag = f", {origin.lag_entries:,} entries behind" if origin.lag_entries else ""
+    out.print(
+        f"cluster {origin.cluster_id}, node {origin.node_id}, up to entry {origin.applied_index:,}{lag}; "
+        f"made {time_text(origin.made_ms)}, {age} ago",
+        soft_wrap=True,
+    )
+    if origin.stale_reason:
+        err.print(f"[bold red]This backup may be old:[/] {escape(origin.stale_reason)}", soft_wrap=True)
+
+
+def _say_next(found: object, node: NodeConfig) -> None:
+    from tickwheel.node.refound import Found
+
+    assert isinstance(found, Found)
+    out.print(
+        f"cluster {node.cluster.id}, until now {found.old_cluster_id} ({', '.join(found.old_members)}): "
+        f"{found.pending:,} pending, {found.ready:,} due and not settled\n"
+        f"next: tickwheel node --config ..., then a member at a time: tickwheel member add ID --peer ... --client ...",
+        soft_wrap=True,
+    )
+
+
+def _read(config: Path) -> NodeConfig:
+    """Read the configuration. It must make this node the only first member; otherwise exit code 2."""
+    try:
+        node = read_config(config, os.environ)
+    except ConfigError as error:
+        fail(str(error), "CONFIG", {})
+        raise typer.Exit(2) from None
+    others = [member.node_id for member in node.members if member.node_id != node.node.id]
+    if others or node.cluster.join == "existing":
+        named = f"cluster.members names {', '.join(others)}" if others else 'cluster.join is "existing"'
+        fail(
+            f"{config}: {named}, but the new cluster begins with {node.node.id} alone; the others are added once it "
+            "runs, with empty disks",
+            "CONFIG",
+            {},
+        )
+        raise typer.Exit(2)
+    return node

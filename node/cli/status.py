@@ -1,0 +1,228 @@
+"""Commands that show the role and state of every node, and hand mastership over: status, transfer."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from tickwheel.client.errors import ClusterUnavailable, Fault
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    as_dict,
+    open_client,
+    out,
+    print_json,
+    table,
+    time_text,
+    use_json,
+)
+from tickwheel.proto import admin_pb2
+
+status_app = typer.Typer()
+
+
+def _short(name: str, prefix: str = "NODE_") -> str:
+    return name.removeprefix(prefix).lower()
+
+
+SERVER_ROWS = ("version", "up", "set up")
+ROWS = (
+    *("node", "role", "state", "why", "term", "cursor (UTC)", "tick", "local index", "sync age", "applied lag"),
+    *(
+        "pending",
+        "ready",
+        "out",
+        "schedule /s",
+        "dispatch /s",
+        "deliver /s",
+        "settle /s",
+        "loop lag",
+        "clock",
+        "disk free",
+        "bulk load",
+        "cold tier",
+    ),
+    *SERVER_ROWS,
+)
+Seen = tuple[admin_pb2.NodeStatus | Fault, admin_pb2.ServerInfo | Fault]
+"""What a node answered: its status and what it is."""
+
+
+def _by_node(answer: tuple[str, Seen]) -> tuple[bool, str]:
+    """Sort key: by node id; nodes without an answer come last, by address."""
+    address, (status, _) = answer
+    return (isinstance(status, Fault), address if isinstance(status, Fault) else status.node_id)
+
+
+def status_table(answers: dict[str, Seen]) -> Table:
+    """A table with one column a node: role, term, cursor, lag and rates."""
+    peers = {
+        peer.node_id: peer
+        for status, _ in answers.values()
+        if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER
+        for peer in status.peers
+    }
+    answers = dict(sorted(answers.items(), key=_by_node))
+    columns = [[*_column_of(status, peers), *_server(info)] for status, info in answers.values()]
+    rows = [(name, *cells) for name, cells in zip(ROWS, zip(*columns, strict=True), strict=True) if any(cells)]
+    return table("", ("", *answers), rows, right=range(1, len(answers) + 1))
+
+
+def _clock(status: admin_pb2.NodeStatus) -> str:
+    """Offset of the node's wall clock from the cluster's time, and the error of that time."""
+    state = admin_pb2.ClockState.Name(status.clock_state).removeprefix("CLOCK_").lower()
+    if status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
+        return f"[yellow]{state}[/]"
+    text = f"{status.clock_offset_ms:+,.1f} ms, error {status.clock_error_ms:,.1f}"
+    return text if status.clock_state == admin_pb2.CLOCK_AGREED else f"{text} [yellow]{state}[/]"
+
+
+def _cold(cold: admin_pb2.ColdStatus) -> str:
+    """Number of messages in the cold tier, or how late they are; empty if none waits."""
+    if cold.state == admin_pb2.COLD_EMPTY:
+        return ""
+    if cold.state == admin_pb2.COLD_LATE:
+        return f"[red]{cold.late_ms / 3_600_000:,.1f} h late[/]"
+    words = {admin_pb2.COLD_BEHIND: " [yellow]promotion is behind[/]", admin_pb2.COLD_DUE_SOON: " [red]due soon[/]"}
+    return f"{cold.messages:,}{words.get(cold.state, '')}"
+
+
+def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus]) -> list[str]:
+    if isinstance(status, Fault):
+        return ["", "[red]no answer[/]", *[""] * (len(ROWS) - len(SERVER_ROWS) - 2)]
+    master = status.role == admin_pb2.MASTER
+    peer = peers.get(status.node_id)
+    role = _short(admin_pb2.Role.Name(status.role))
+    return [
+        status.node_id,
+        f"[bold green]{role}[/]{'*' if status.lease_held else ''}" if master else role,
+        _short(admin_pb2.NodeState.Name(status.state)),
+        "; ".join(reason for reason in (status.state_reason, status.certificate_reason) if reason),
+        str(status.term),
+        time_text(status.cursor_due_ms)[11:-1] if status.cursor_due_ms else "-",
+        str(status.tick),
+        f"{status.local_index:,}",
+        "-" if master else f"{status.sync_age_ms} ms",
+        "-" if peer is None else f"{peer.applied_lag:,}",
+        f"{status.pending:,}",
+        f"{status.ready:,}",
+        f"{status.in_flight:,}",
+        f"{status.schedule_rate:,.0f}",
+        f"{status.dispatch_rate:,.0f}",
+        f"{status.deliver_rate:,.0f}",
+        f"{status.settle_rate:,.0f}",
+        f"{status.loop_lag_ms} ms",
+        _clock(status),
+        f"{status.disk_bytes_free / (1 << 30):,.1f} GiB",
+        _bulk(status.bulk),
+        _cold(status.cold) if master else "",
+    ]
+
+
+def _server(info: admin_pb2.ServerInfo | Fault) -> list[str]:
+    """The cells of SERVER_ROWS; empty for an older node, or without a right to read."""
+    if isinstance(info, Fault):
+        return [""] * len(SERVER_ROWS)
+    names = [info.delivery_order, *(name for name in ("tls", "rights") if getattr(info, name))]
+    return [info.version, str(timedelta(seconds=int(info.uptime_s))), ", ".join(names)]
+
+
+def _bulk(bulk: admin_pb2.BulkStatus) -> str:
+    """Bulk loads since the node's start; empty without any."""
+    if not (bulk.received_bytes or bulk.bundles_taken_over or bulk.refused):
+        return ""
+    text = f"{bulk.messages_taken_over:,} in {bulk.bundles_taken_over:,}, {bulk.received_bytes / 1e6:,.0f} MB in"
+    return f"{text}, {bulk.refused:,} refused" if bulk.refused else text
+
+
+def _as_json(
+    address: str, status: admin_pb2.NodeStatus | Fault, info: admin_pb2.ServerInfo | Fault
+) -> dict[str, object]:
+    if isinstance(status, Fault):
+        return {"address": address, "error": status.message}
+    server = {} if isinstance(info, Fault) else {"server": as_dict(info)}
+    return {"address": address, **as_dict(status), **server}
+
+
+@status_app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update the view until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between updates with --watch.")] = 1.0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show every node: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
+    use_json(as_json)
+
+    async def go() -> bool:
+        async with open_client(address) as client:
+
+            async def look() -> dict[str, Seen]:
+                statuses = await client.admin.statuses()
+                for answer in list(statuses.values()):
+                    if isinstance(answer, admin_pb2.NodeStatus):
+                        client.cluster.learn(answer.master_address, answer.term)
+                if any(known not in statuses for known in client.cluster.addresses):
+                    statuses = await client.admin.statuses()
+                infos = await client.admin.server_infos()
+                return {address: (status, infos[address]) for address, status in statuses.items()}
+
+            async def members() -> None:
+                """Learn the other nodes from the answers: one address is enough to see all."""
+                for answer, _ in (await look()).values():
+                    if isinstance(answer, admin_pb2.NodeStatus):
+                        for peer in answer.peers:
+                            if peer.client_address:
+                                client.cluster.add(peer.client_address)
+
+            await members()
+            answers = dict(sorted((await look()).items(), key=_by_node))
+            if watch and not as_json and out.is_terminal:
+                with Live(status_table(answers), console=out, auto_refresh=False) as live:
+                    while True:
+                        await asyncio.sleep(interval)
+                        answers = dict(sorted((await look()).items(), key=_by_node))
+                        live.update(status_table(answers), refresh=True)
+            while True:
+                if as_json:
+                    print_json([_as_json(where, *answer) for where, answer in answers.items()])
+                else:
+                    out.print(status_table(answers))
+                if not watch:
+                    break
+                await asyncio.sleep(interval)
+                answers = dict(sorted((await look()).items(), key=_by_node))
+            return any(
+                isinstance(answer, admin_pb2.NodeStatus) and answer.role == admin_pb2.MASTER
+                for answer, _ in answers.values()
+            )
+
+    if not asyncio.run(go()):
+        raise ClusterUnavailable("no node reports that it is master", "NO_MASTER")
+
+
+@status_app.command()
+def transfer(
+    target: Annotated[str, typer.Argument(help="Node id. Without it: the slave that is furthest ahead.")] = "",
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Hand mastership over, without duplicates."""
+    use_json(as_json)
+
+    async def go() -> admin_pb2.TransferMasterResponse:
+        async with open_client(address) as client:
+            return await client.admin.transfer(target)
+
+    answer = asyncio.run(go())
+    if as_json:
+        print_json(as_dict(answer))
+    else:
+        out.print(f"{answer.master_id} is master in term {answer.term}; pause {answer.pause_ms} ms")

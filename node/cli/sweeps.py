@@ -1,0 +1,227 @@
+"""Commands that cancel or move many pending messages: `tickwheel pending cancel|reschedule|sweeps|stop`.
+
+The work is a job of the cluster. The commands start it and show its progress; interrupting them does it no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from tickwheel.client import AsyncClient, Selection, Sweep
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    duration,
+    err,
+    moment_ms,
+    open_client,
+    out,
+    print_json,
+    print_table,
+    time_text,
+    use_json,
+)
+from tickwheel.node.cli.pending import From, Key, KeyPrefix, Tag, TopicName, Until, cold_text, pending_app, selection
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Start the job, print its id, and do not wait.")]
+JobId = Annotated[str, typer.Argument(help="Id of the job, as it was printed.")]
+
+
+def _as_dict(sweep: Sweep) -> dict[str, Any]:
+    return dataclasses.asdict(sweep)
+
+
+def said_of(sweep: Sweep) -> str:
+    """The result of a job so far, in words."""
+    verb = "moved" if sweep.action.startswith(("move", "shift")) else "cancelled"
+    extra = [
+        (sweep.too_late, "too late: already dispatched"),
+        (sweep.gone, "cancelled or moved by somebody else"),
+        (sweep.too_far, "left alone: the new time is too far ahead"),
+        (sweep.undelivered, "dispatched but not settled by a group"),
+        (sweep.dead, "dead letters deleted"),
+    ]
+    words = [f"{sweep.done:,} {verb}", *(f"{count:,} {what}" for count, what in extra if count)]
+    return "; ".join(words)
+
+
+async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> None:
+    """Show the number of messages and ask for confirmation. Raises BadParameter without a terminal, Abort on a no."""
+    count = (await client.count_pending(**chosen)).total
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{count:,} messages would be {verb}; pass --yes to confirm")
+    if not await asyncio.to_thread(typer.confirm, f"{count:,} messages will be {verb}. Continue?", err=True):
+        raise typer.Abort
+
+
+async def _say_cold(client: AsyncClient) -> None:
+    """Print the number of messages in the cold tier, which no selection finds; nothing if there are none."""
+    if cold := cold_text((await client.admin.master_status()).cold):
+        err.print(cold, style="dim", markup=False)
+
+
+async def follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
+    """Show the progress of a job until it has ended. Returns its last state."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[done]:,} done"),
+        TimeElapsedColumn(),
+    )
+    last = begun
+    with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
+        task = progress.add_task(begun.action, total=1.0, done=0)
+        try:
+            async for last in client.sweeps.follow(begun.job_id):
+                progress.update(task, completed=last.fraction, done=last.done)
+        except asyncio.CancelledError:
+            err.print(
+                "The job keeps running in the cluster. See: tickwheel pending sweeps. "
+                f"Stop it: tickwheel pending stop {begun.job_id}"
+            )
+            raise
+    return last
+
+
+def _report(sweep: Sweep, as_json: bool) -> None:
+    if as_json:
+        print_json(_as_dict(sweep))
+    elif sweep.ended:
+        out.print(said_of(sweep) + (" before it was stopped" if sweep.state == "STOPPED" else ""))
+    else:
+        out.print(sweep.job_id)
+
+
+@pending_app.command()
+def cancel(
+    topic: TopicName = "",
+    tag: Tag = "",
+    key: Key = "",
+    key_prefix: KeyPrefix = "",
+    after: From = None,
+    until: Until = None,
+    yes: Yes = False,
+    detach: Detach = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel every pending message of a selection that was scheduled before now."""
+    use_json(as_json)
+    chosen = selection(topic, tag, key, key_prefix, after, until)
+
+    async def go() -> Sweep:
+        async with open_client(address) as client:
+            await _say_cold(client)
+            if not yes:
+                await _ask(client, chosen, "cancelled")
+            begun = await client.sweeps.cancel(Selection(**chosen))
+            return begun if detach else await follow(client, begun, as_json)
+
+    _report(asyncio.run(go()), as_json)
+
+
+@pending_app.command()
+def reschedule(
+    topic: TopicName = "",
+    tag: Tag = "",
+    key: Key = "",
+    key_prefix: KeyPrefix = "",
+    after: From = None,
+    until: Until = None,
+    at: Annotated[str | None, typer.Option("--at", help="Move all to this time (ISO 8601 or milliseconds).")] = None,
+    delay: Annotated[str | None, typer.Option("--delay", help="Move all to this long from now: 30m.")] = None,
+    later: Annotated[str | None, typer.Option("--later", help="Move each later by this: 1h.")] = None,
+    earlier: Annotated[str | None, typer.Option("--earlier", help="Move each earlier by this.")] = None,
+    yes: Yes = False,
+    detach: Detach = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Move every pending message of a selection that was scheduled before now."""
+    use_json(as_json)
+    chosen = selection(topic, tag, key, key_prefix, after, until)
+    when: dict[str, Any] = {}
+    if at is not None:
+        when["due_ms"] = moment_ms(at)
+    if delay is not None:
+        when["delay"] = duration(delay)
+    if later is not None or earlier is not None:
+        when["shift"] = duration(later) if later is not None else -duration(str(earlier))
+    if len(when) != 1 or (later is not None and earlier is not None):
+        raise typer.BadParameter("give exactly one of --at, --delay, --later and --earlier")
+
+    async def go() -> Sweep:
+        async with open_client(address) as client:
+            await _say_cold(client)
+            if not yes:
+                await _ask(client, chosen, "moved")
+            begun = await client.sweeps.reschedule(Selection(**chosen), **when)
+            return begun if detach else await follow(client, begun, as_json)
+
+    _report(asyncio.run(go()), as_json)
+
+
+@pending_app.command()
+def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """List bulk cancels and moves: the running ones and the last that ended."""
+    use_json(as_json)
+
+    async def go() -> tuple[Sweep, ...]:
+        async with open_client(address) as client:
+            return await client.sweeps.list()
+
+    found = asyncio.run(go())
+    if as_json:
+        print_json([_as_dict(sweep) for sweep in found])
+        return
+    rows = [
+        (
+            escape(sweep.job_id),
+            sweep.state.lower() if sweep.ended else f"running, {sweep.fraction:.0%}",
+            time_text(sweep.begun_ms)[:19],
+            _action(sweep),
+            escape(_selected(sweep.selection)),
+            said_of(sweep),
+        )
+        for sweep in found
+    ]
+    print_table("", ("id", "state", "begun", "what", "of", "so far"), rows, whole=(1, 2))
+
+
+def _action(sweep: Sweep) -> str:
+    if sweep.action.startswith("delete"):
+        return escape(sweep.action)
+    word, _, value = sweep.action.partition(" to " if " to " in sweep.action else " by ")
+    if word == "move":
+        return f"move to {time_text(int(value))}"
+    return f"shift by {int(value) / 1_000:+,.0f} s" if value else word
+
+
+def _selected(chosen: Selection) -> str:
+    values = {name: value for name, value in dataclasses.asdict(chosen).items() if value}
+    for name in ("due_ms_min", "due_ms_max"):
+        if name in values:
+            values[name] = time_text(values[name])
+    return " ".join(f"{name.replace('_', '-')}={value}" for name, value in values.items())
+
+
+@pending_app.command()
+def stop(job_id: JobId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Stop a bulk cancel or move where it stands. What it has done stays done."""
+    use_json(as_json)
+
+    async def go() -> Sweep:
+        async with open_client(address) as client:
+            return await client.sweeps.stop(job_id)
+
+    _report(asyncio.run(go()), as_json)

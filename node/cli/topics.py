@@ -1,0 +1,204 @@
+"""Commands about topics and the groups that consume them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from tickwheel.client import AsyncClient, RequestRefused, Sweep
+from tickwheel.node.cli.output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    as_dict,
+    ask,
+    open_client,
+    out,
+    place,
+    print_json,
+    print_table,
+    use_json,
+)
+from tickwheel.node.cli.policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
+from tickwheel.node.cli.sweeps import Yes, follow, said_of
+from tickwheel.proto import admin_pb2
+
+topic_app = typer.Typer(no_args_is_help=True, help="Topics.")
+group_app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
+
+Name = Annotated[str, typer.Argument(help="Name.")]
+
+
+@topic_app.command("create")
+def topic_create(
+    name: Name,
+    fifo: Annotated[bool, typer.Option("--fifo", help="Deliver messages of one message group in order.")] = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic."""
+    use_json(as_json)
+    topic = ask(address, lambda client: client.admin.create_topic(name, fifo=fifo))
+    print_json(as_dict(topic)) if as_json else out.print(f"topic {topic.name}")
+
+
+@topic_app.command("delete")
+def topic_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a topic and cancel its pending messages. Asks first if there are any."""
+    use_json(as_json)
+
+    async def go(client: AsyncClient, confirmed: bool) -> str:
+        return (await client.admin.delete_topic(name, cancel_pending=confirmed)).job_id
+
+    _delete(name, go, yes, address, as_json)
+
+
+def _delete(
+    name: str, go: Callable[[AsyncClient, bool], Awaitable[str]], yes: bool, address: str, as_json: bool
+) -> None:
+    """Delete a topic or group and wait for the end. Asks first if messages would be lost, unless `yes`."""
+
+    async def deleted() -> Sweep:
+        async with open_client(address) as client:
+            try:
+                job_id = await go(client, yes)
+            except RequestRefused as error:
+                if "undelivered" not in error.metadata:
+                    raise
+                if not sys.stdin.isatty():
+                    raise typer.BadParameter(f"{error}; pass --yes to confirm") from None
+                if not await asyncio.to_thread(typer.confirm, f"{error}. Continue?", err=True):
+                    raise typer.Abort from None
+                job_id = await go(client, True)
+            return await follow(client, await client.sweeps.get(job_id), as_json)
+
+    sweep = asyncio.run(deleted())
+    if as_json:
+        print_json({"deleted": name, **dataclasses.asdict(sweep)})
+    elif sweep.state == "FINISHED":
+        out.print(f"{name} deleted: {said_of(sweep)}", markup=False)
+    else:
+        out.print(f"the deletion of {name} was stopped: {said_of(sweep)}. It still exists, paused", markup=False)
+
+
+@topic_app.command("list")
+def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """List all topics."""
+    use_json(as_json)
+    topics = ask(address, lambda client: client.admin.topics())
+    if as_json:
+        print_json([as_dict(topic) for topic in topics])
+        return
+    shown = 6 if any(t.pending_max for t in topics) else 4
+    titles = ("topic", "order", "state", "dispatched", "pending", "limit")[:shown]
+    rows = [
+        (t.name, "fifo" if t.fifo else "", "paused" if t.paused else "", f"{t.dispatched:,}", *_limited(t))[:shown]
+        for t in topics
+    ]
+    print_table("", titles, rows, right=(3, 4, 5)[: shown - 3])
+
+
+def _limited(topic: admin_pb2.Topic) -> tuple[str, str]:
+    """(pending messages of a topic, its limit); red at the limit, empty without one."""
+    if not topic.pending_max:
+        return "", ""
+    pending, limit = f"{topic.pending:,}", f"{topic.pending_max:,}"
+    return (f"[red]{pending}[/]" if topic.pending >= topic.pending_max else pending), limit
+
+
+@group_app.command("create")
+def group_create(
+    name: Name,
+    topics: Annotated[list[str], typer.Argument(help="Its topics.")],
+    start_from: Annotated[
+        str, typer.Option(help="earliest, latest, or a time (ISO 8601 or milliseconds).")
+    ] = "earliest",
+    filter: Annotated[str, typer.Option(help="Tags that it takes: 'a || b'. '*' or no filter: all.")] = "",
+    broadcasting: Annotated[
+        bool, typer.Option("--broadcasting", help="Each consumer gets every message. Nothing is retried.")
+    ] = False,
+    initial: Initial = None,
+    factor: Factor = 2.0,
+    longest: Longest = None,
+    jitter: Jitter = 0.0,
+    attempts_max: AttemptsMax = 0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a consumer group."""
+    use_json(as_json)
+    where, start_ms = place(start_from)
+    policy = policy_from(initial, factor, longest, jitter, attempts_max)
+    group = ask(
+        address,
+        lambda client: client.admin.create_group(
+            name,
+            topics,
+            start_from=where,
+            start_ms=start_ms,
+            filter=filter,
+            broadcasting=broadcasting,
+            retry=policy,
+        ),
+    )
+    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {', '.join(group.topics)}")
+
+
+@group_app.command("update")
+def group_update(
+    name: Name,
+    initial: Initial = None,
+    factor: Factor = 2.0,
+    longest: Longest = None,
+    jitter: Jitter = 0.0,
+    attempts_max: AttemptsMax = 0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Replace a group's retry policy. Without --retry-initial, retries use the delay levels."""
+    use_json(as_json)
+    policy = policy_from(initial, factor, longest, jitter, attempts_max)
+    group = ask(address, lambda client: client.admin.update_group(name, policy))
+    print_json(as_dict(group)) if as_json else out.print(f"group {group.name}: new retry policy in force")
+
+
+@group_app.command("delete")
+def group_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a consumer group with its unsettled messages, retries and dead letters. Asks first if there are any."""
+    use_json(as_json)
+
+    async def go(client: AsyncClient, confirmed: bool) -> str:
+        return (await client.admin.delete_group(name, discard=confirmed)).job_id
+
+    _delete(name, go, yes, address, as_json)
+
+
+@group_app.command("list")
+def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """List all consumer groups."""
+    use_json(as_json)
+    groups = ask(address, lambda client: client.admin.groups())
+    if as_json:
+        print_json([as_dict(group) for group in groups])
+        return
+    rows = [
+        (
+            g.name,
+            ", ".join(g.topics),
+            escape(g.filter) or "*",
+            "paused" if g.paused else "",
+            g.consumers,
+            f"{g.backlog:,}",
+            f"{g.in_flight:,}",
+            f"{g.dead:,}",
+        )
+        for g in groups
+    ]
+    titles = ("group", "topics", "tags", "state", "consumers", "backlog", "out", "dead")
+    print_table("", titles, rows, right=(4, 5, 6, 7))

@@ -1,0 +1,1 @@
+"""Bulk load, staged jobs and the cold tier."""

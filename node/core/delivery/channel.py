@@ -1,0 +1,351 @@
+"""One group's progress through one topic's ready queue, on the master.
+
+A channel reads ahead. It claims positions in order, fetches their units and records (from memory if they
+were dispatched just now, else by jobs in a worker) and stages them. A staged message leaves to a
+consumer when it is due and a consumer has credit. Returned messages go first.
+
+A channel is soft state: the subscription in the replicated state records which messages are settled, and a
+new master builds new channels.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Positions
+from tickwheel.node.core.delivery.recent import RecentUnits
+from tickwheel.node.core.delivery.sift import Sifted
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.wheel.units import Ids, Units, ids_of, join_units
+
+FETCHES_MAX = 8
+"""Fetches that one channel has under way at a time."""
+UNREAD_MAX = 1_000
+"""Messages of one channel whose records cannot be read. A channel with this many claims nothing more."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """Messages on their way to a consumer. `records` is None until they are read. All arrays have one element for
+    each message."""
+
+    positions: Positions
+    ids: Ids
+    attempts: Attempts
+    due_ms: NDArray[np.int64]
+    units: Units | None = None
+    records: list[bytes] | None = None
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Running sum of the records' sizes in bytes."""
+    taken: int = 0
+    """How many messages, from the first on, have left."""
+    failed: str = ""
+    kept: NDArray[np.bool_] | None = None
+    """Set if some messages were removed with their hour during the read: True for each message that remains."""
+
+    @property
+    def count(self) -> int:
+        """Messages not yet taken."""
+        return len(self.positions) - self.taken
+
+
+Fetch = Callable[["Channel", Staged], None]
+"""Fills units and records of a Staged, then calls the channel's `fetched`, or `withhold` if some cannot be read."""
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """`advance` claims and fetches messages, `take` hands them out."""
+
+    key: ChannelKey
+    group: str
+    topic: str
+    subscription: Subscription
+    recent: RecentUnits
+    config: CoreConfig
+    fetch: Fetch
+    next_position: int = 0
+    hold_until_ms: int = 0
+    """No message leaves before this time: a new master's clock may be behind the cursor."""
+    epoch: int = 0
+    """How often the group had been reset when the channel was made. Another reset makes the channel void."""
+    _pace_until_ms: int = 0
+    """Messages that come due before this time share the next batch."""
+    _staged: deque[Staged] = field(default_factory=deque)
+    _urgent: deque[Staged] = field(default_factory=deque)
+    _claimed_again: dict[int, int] = field(default_factory=dict)
+    """Returned positions that are staged or out again -> their attempt."""
+    _held: set[int] = field(default_factory=set)
+    _fetching: int = 0
+    _staged_count: int = 0
+    _unread: dict[int, int] = field(default_factory=dict)
+    """Positions withheld because their records cannot be read -> their attempt. salvage.py looks for the records."""
+
+    def hold(self, positions: Positions) -> None:
+        """Do not hand out these positions: they are out under an earlier lease, or on their way back."""
+        self._held.update(positions.tolist())
+
+    def release_hold(self, positions: Positions) -> None:
+        """The lease of these positions is over. Unsettled ones come back as returned messages."""
+        self._held.difference_update(positions.tolist())
+
+    def claims(self, position: int, attempt: int) -> bool:
+        """Whether a returned message is held, or is staged or out again in this attempt or a later one."""
+        return self._claimed_again.get(position, 0) >= attempt or position in self._held
+
+    @property
+    def staged_count(self) -> int:
+        """Messages staged, including those being read."""
+        return self._staged_count
+
+    def idle_at(self, ready_count: int) -> bool:
+        """Whether the channel has nothing claimed, being read or held, and gave out nothing beyond `ready_count`, the
+        length of the ready queue."""
+        busy = self._fetching or self._staged_count or self._held or self._claimed_again or self._unread
+        return not busy and self.next_position <= ready_count
+
+    @property
+    def first_unsent(self) -> int:
+        """Lowest position that has not been handed out. Returned messages do not count."""
+        first = min((int(s.positions[s.taken]) for s in self._staged if s.count), default=self.next_position)
+        return min(first, min(self._unread)) if self._unread else first
+
+    @property
+    def not_out(self) -> int:
+        """Claimed messages that no consumer holds."""
+        return self._staged_count + len(self._unread)
+
+    def advance(self, demand: int, ready_count: int) -> None:
+        """Claim and fetch until `demand` messages are staged, within the channel's limits. `ready_count`: length of the
+        topic's ready queue."""
+        config = self.config
+        wanted = min(demand, config.staged_messages_max) - self._staged_count
+        if wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
+            return
+        wanted -= self._claim_returned(wanted)
+        while wanted > 0 and self._fetching < FETCHES_MAX and self.next_position < ready_count:
+            limit = min(wanted, config.batch_messages_max)
+            positions, ids, attempts = self.subscription.deliverable(self.next_position, limit)
+            if not len(positions):
+                self.next_position = max(self.next_position, self.subscription.scanned_to(self.next_position, limit))
+                return
+            self.next_position = int(positions[-1]) + 1
+            if self._held:
+                keep = np.fromiter((p not in self._held for p in positions.tolist()), bool, len(positions))
+                positions, ids, attempts = positions[keep], ids[keep], attempts[keep]
+            fresh = attempts == 1
+            if not fresh.all():
+                # A returned message comes through `_claim_returned`.
+                positions, ids, attempts = positions[fresh], ids[fresh], attempts[fresh]
+            if len(positions):
+                self._start(self._staged, positions, ids, attempts)
+                wanted -= len(positions)
+
+    def push(self, first_position: int, units: Units, credits: int) -> bool:
+        """Stage units ahead of the dispatch that will bring them. False: not staged, they come after the dispatch."""
+        count = len(units)
+        room = min(credits, self.config.staged_messages_max) - self._staged_count
+        subscription = self.subscription
+        if (
+            self.next_position != first_position
+            or count > room
+            or count > self.config.batch_messages_max
+            or self._fetching >= FETCHES_MAX
+            or self._held
+            or subscription.returned_count
+            or subscription.checked is not None
+            or subscription.start_ms
+            or first_position < subscription.floor
+            or first_position + count > subscription.floor + subscription.window_messages_max
+            or units["target_group"].any()
+        ):
+            return False
+        positions = np.arange(first_position, first_position + count, dtype=np.uint64)
+        self.next_position = first_position + count
+        self._start(self._staged, positions, ids_of(units), np.ones(count, np.uint32))
+        return True
+
+    def unpush(self, ready_count: int) -> None:
+        """Drop messages staged ahead of a dispatch that failed: the ready queue ends before `ready_count`."""
+        self.next_position = min(self.next_position, ready_count)
+        for staged in self._staged:
+            if staged.count and int(staged.positions[-1]) >= ready_count:
+                staged.failed = "its dispatch was not applied"
+        self._unread = {p: attempt for p, attempt in self._unread.items() if p < ready_count}
+
+    def _claim_returned(self, limit: int) -> int:
+        if not self.subscription.returned_count:
+            return 0
+        positions, ids, attempts = self.subscription.returned(limit + len(self._claimed_again) + len(self._held))
+        claimed, held = self._claimed_again, self._held
+        keep = np.fromiter(
+            (
+                claimed.get(position, 0) < attempt and position not in held
+                for position, attempt in zip(positions.tolist(), attempts.tolist(), strict=True)
+            ),
+            bool,
+            len(positions),
+        )
+        positions, ids, attempts = positions[keep][:limit], ids[keep][:limit], attempts[keep][:limit]
+        if len(positions):
+            self._claimed_again.update(zip(positions.tolist(), attempts.tolist(), strict=True))
+            self._start(self._urgent, positions, ids, attempts)
+        return len(positions)
+
+    def _start(self, queue: deque[Staged], positions: Positions, ids: Ids, attempts: Attempts) -> None:
+        staged = Staged(positions, ids, attempts, np.zeros(len(positions), np.int64))
+        staged.units = self.recent.find(positions)
+        queue.append(staged)
+        self._staged_count += len(positions)
+        self._fetching += 1
+
+        self.fetch(self, staged)
+
+    def fetched(self, staged: Staged) -> None:
+        """A fetch ended: `staged` has its units and records, or has failed. If some messages were removed meanwhile,
+        the rest is fetched anew."""
+        if staged.kept is not None:
+            keep, staged.kept = staged.kept, None
+            self._staged_count -= int(np.count_nonzero(~keep))
+            staged.positions, staged.ids = staged.positions[keep], staged.ids[keep]
+            staged.attempts = staged.attempts[keep]
+            staged.units, staged.due_ms = None, np.zeros(len(staged.positions), np.int64)
+            if len(staged.positions):
+                self.fetch(self, staged)
+                return
+            staged.failed = "removed with its hour"
+        self._fetching -= 1
+        if staged.units is not None:
+            staged.due_ms = staged.units["due_ms"].astype(np.int64)
+            staged.ends = np.cumsum(staged.units["size"], dtype=np.int64)
+
+    def withhold(self, staged: Staged, found: Sifted) -> None:
+        """Some records cannot be read. Their messages wait for `supply` or `forsake`; the rest goes on."""
+        for row in found.failed:
+            self._unread[int(staged.positions[row])] = int(staged.attempts[row])
+        self._cut(staged, found.units, found.records)
+        self.fetched(staged)
+
+    def _cut(self, staged: Staged, units: Units, records: list[bytes | None]) -> None:
+        """Keep only the messages that have a record."""
+        rows = [row for row, record in enumerate(records) if record is not None]
+        self._staged_count -= len(records) - len(rows)
+        staged.positions, staged.ids, staged.attempts = staged.positions[rows], staged.ids[rows], staged.attempts[rows]
+        if rows:
+            staged.units, staged.records = units[rows], [record for record in records if record is not None]
+        else:
+            staged.units, staged.failed = None, "cannot be read"
+
+    def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
+        """Stage a withheld message whose record was found. It leaves before other messages, like a returned one."""
+        attempt = self._unread.pop(position, None)
+        if attempt is None:
+            return
+        staged = Staged(
+            positions=np.array([position], np.uint64),
+            ids=np.array([id], np.uint64),
+            attempts=np.array([attempt], np.uint32),
+            due_ms=unit["due_ms"].astype(np.int64),
+            units=unit,
+            records=[record],
+            ends=np.array([len(record)], np.int64),
+        )
+        self._urgent.append(staged)
+        self._staged_count += 1
+
+    def forsake(self, position: int) -> None:
+        """Stop withholding a message: it is settled or gone."""
+        self._unread.pop(position, None)
+
+    def forget_settled(self) -> None:
+        """Forget claims and holds below the subscription's floor: their messages are settled."""
+        if not (self._unread or self._claimed_again or self._held):
+            return
+        floor = self.subscription.floor
+        self._unread = {p: attempt for p, attempt in self._unread.items() if p >= floor}
+        self._claimed_again = {p: attempt for p, attempt in self._claimed_again.items() if p >= floor}
+        self._held = {p for p in self._held if p >= floor}
+
+    def earliest_ms(self) -> int | None:
+        """When the first staged message may leave; None if no message that was read is waiting."""
+        for queue in (self._urgent, self._staged):
+            if queue and queue[0].records is not None:
+                head = queue[0]
+                if not self._checked_of(head):
+                    continue  # the filter sweep wakes the group when it has checked more
+                return max(int(head.due_ms[head.taken]), self.hold_until_ms, self._pace_until_ms)
+        return None
+
+    def _checked_of(self, staged: Staged) -> int:
+        """How many of the next messages the group's current filter has checked. The filter may have changed after they
+        were claimed."""
+        if self.subscription.checked is None:
+            return staged.count
+        place: np.intp = np.searchsorted(staged.positions[staged.taken :], np.uint64(self.subscription.unchecked))
+        return int(place)
+
+    def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
+        """Take up to `limit` due messages: a Staged and the range [first, last) of it. None: none may leave now."""
+        if now_ms < self.hold_until_ms or limit <= 0:
+            return None
+        if now_ms < self._pace_until_ms and self._staged_count < limit:
+            return None
+        for queue in (self._urgent, self._staged):
+            while queue:
+                head = queue[0]
+                if head.failed:
+                    queue.popleft()
+                    self._staged_count -= head.count
+                    continue
+                if head.records is None:
+                    break
+                if queue is self._staged and len(queue) > 1:
+                    self._join(head, now_ms, limit)
+                first = head.taken
+                ready = (
+                    int(np.searchsorted(head.due_ms[first:], now_ms, "right")) if queue is self._staged else head.count
+                )
+                count = min(ready, limit, self._checked_of(head), self._fitting(head, first))
+                if count <= 0:
+                    break
+                if now_ms >= self._pace_until_ms:
+                    self._pace_until_ms = now_ms + self.config.delivery_period_ms
+                head.taken = first + count
+                self._staged_count -= count
+                if head.count == 0:
+                    queue.popleft()
+                return head, first, first + count
+        return None
+
+    def _join(self, head: Staged, now_ms: int, limit: int) -> None:
+        """Join the queue's next Staged into its first if both have due messages: they leave in one batch instead of two
+        with a pause between."""
+        queue = self._staged
+        if self.config.delivery_order is DeliveryOrder.PUSH_FIRST:
+            return  # `unpush` drops whole Staged: one must not mix dispatched messages with pushed ones
+        while len(queue) > 1 and head.count < limit and int(head.due_ms[-1]) <= now_ms:
+            behind = queue[1]
+            if behind.failed or behind.records is None or int(behind.due_ms[behind.taken]) > now_ms:
+                return
+            assert head.records is not None and head.units is not None and behind.units is not None
+            head.positions = np.concatenate((head.positions[head.taken :], behind.positions[behind.taken :]))
+            head.ids = np.concatenate((head.ids[head.taken :], behind.ids[behind.taken :]))
+            head.attempts = np.concatenate((head.attempts[head.taken :], behind.attempts[behind.taken :]))
+            head.due_ms = np.concatenate((head.due_ms[head.taken :], behind.due_ms[behind.taken :]))
+            head.units = join_units((head.units[head.taken :], behind.units[behind.taken :]))
+            head.records = head.records[head.taken :] + behind.records[behind.taken :]
+            head.ends = np.cumsum(head.units["size"], dtype=np.int64)
+            head.taken = 0
+            del queue[1]
+
+    def _fitting(self, staged: Staged, first: int) -> int:
+        """How many messages from `first` on fit into a batch of `batch_bytes_max`; at least one."""
+        ends = staged.ends
+        start = int(ends[first - 1]) if first else 0
+        return max(1, int(np.searchsorted(ends, start + self.config.batch_bytes_max, "right")) - first)

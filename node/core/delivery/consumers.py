@@ -1,0 +1,300 @@
+"""Requests of consumers: open (creating group and topics if that is allowed), pull, settle, extend.
+
+Stands between the callers (streams, unary calls) and the delivery. Creates missing groups and topics
+through the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tickwheel.node.core.delivery.delivery import Delivery
+from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Closed, Deliver, Session
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX
+from tickwheel.node.core.world import Now
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.state.names import check_group_name, check_topic_name
+from tickwheel.node.state.results import SettleResult
+from tickwheel.proto import common_pb2, consumer_pb2
+from tickwheel.proto.admin_pb2 import CreateGroupRequest
+from tickwheel.proto.log_pb2 import AdminCommand
+
+PULL_MESSAGES_MAX = 1_024
+PULL_WAIT_MS_MAX = 20_000
+PULLS_MAX = 10_000
+CONSUMER_NAME_LENGTH_MAX = 256
+"""The name is stored with each delivery in the event files."""
+
+
+SettleAnswer = Callable[[consumer_pb2.SettleReceipt | Failure], None]
+
+
+def settle_answer(sequence: int, done: SettleAnswer) -> Callable[[SettleResult | Failure], None]:
+    """A callback that passes the result of a settlement on to `done` as a receipt."""
+
+    def answered(result: SettleResult | Failure) -> None:
+        if isinstance(result, Failure):
+            done(result)
+        elif result.failure is not None:
+            done(result.failure)
+        else:
+            done(
+                consumer_pb2.SettleReceipt(
+                    sequence=sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
+                )
+            )
+
+    return answered
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerHandle:
+    """What the stream of an open consumer may do."""
+
+    desk: ConsumerDesk
+    session: Session
+    term: int
+
+    def opened(self) -> consumer_pb2.Opened:
+        """The first message to the consumer: the term and the lease that apply."""
+        return consumer_pb2.Opened(term=self.term, lease_ms=self.session.lease_ms)
+
+    def credit(self, credits: int) -> Failure | None:
+        """Accept `credits` more messages. Returns a refusal, or None."""
+        try:
+            self.desk.delivery.sessions.credit(self.session, credits)
+        except RequestError as error:
+            return error.failure
+        return None
+
+    def settle(self, batch: consumer_pb2.SettleBatch, done: SettleAnswer) -> None:
+        """Settle deliveries. `done` is called once the settlement is applied, or at once in a broadcasting group, which
+        only notes it; or with a Failure."""
+        core = self.desk.core
+        if not core.state.group_broadcasting(self.session.group_id) or batch.group != self.session.group:
+            self.desk.settle(batch, done)
+            return
+        try:
+            answer = settle_answer(batch.sequence, done)
+            answer(core.refusal() or self.desk.delivery.answered_by(self.session, batch))
+        except RequestError as error:
+            done(error.failure)
+
+    def extend(
+        self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
+    ) -> None:
+        """Extend leases of this consumer; `done` is called at once."""
+        self.desk.extend(batch, done, self.session.session_id)
+
+    def close(self) -> None:
+        """Detach the consumer; messages it holds are delivered to others at once. Idempotent."""
+        self.desk.delivery.close_session(self.session, self.desk.core.clock.now_ms(), give_back=True)
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    request: consumer_pb2.PullRequest
+    until_ms: int
+    answer: Promise[consumer_pb2.DeliverBatch] = field(default_factory=Promise)
+    session: Session | None = None
+    answered: bool = False
+
+
+class ConsumerDesk(Part):
+    def __init__(self, core: Kernel, delivery: Delivery, requests: RequestDesk) -> None:
+        self.core = core
+        self.delivery = delivery
+        self._requests = requests
+        self._pulls: list[_Pull] = []
+
+    async def open(
+        self, request: consumer_pb2.OpenConsumer, deliver: Deliver, closed: Closed, actor: str = ""
+    ) -> ConsumerHandle:
+        """Attach a consumer. Nothing is delivered before the handle is returned. `actor`: owner of the group and topics
+        that have to be created."""
+        serving = self.core.serving
+        deliver, closed = serving.bound(deliver), serving.bound(closed)
+        self._check_names(request.group, request.topics)
+        if len(request.consumer_name) > CONSUMER_NAME_LENGTH_MAX:
+            name = request.consumer_name
+            raise invalid("consumer_name", name, f"at most {CONSUMER_NAME_LENGTH_MAX} characters")
+        if request.credits > CREDITS_MAX:
+            raise invalid("credits", request.credits, f"at most {CREDITS_MAX} outstanding")
+        create = CreateGroupRequest(
+            name=request.group,
+            topics=request.topics,
+            start_from=request.start_from,
+            start_ms=request.start_ms,
+            filter=request.filter,
+        )
+        group_id = await self._group(create, actor)
+        session = self.delivery.sessions.open(
+            request.group,
+            group_id,
+            lease_ms=request.lease_ms,
+            batch_messages_max=request.batch_messages_max,
+            credits=0,
+            deliver=deliver,
+            closed=closed,
+            filter=request.filter,
+        )
+        session.name = request.consumer_name
+        self.delivery.sessions.credit(session, request.credits)  # it never delivers itself
+        return ConsumerHandle(self, session, self.core.term)
+
+    async def pull(self, request: consumer_pb2.PullRequest, actor: str = "") -> consumer_pb2.DeliverBatch:
+        """Get one batch; an empty one after `wait_ms` without messages. Not for broadcasting groups. `actor` as in
+        `open`."""
+        topics = list(request.topics) or ([request.topic] if request.topic else [])
+        self._check_names(request.group, [*request.topics, *([request.topic] if request.topic else [])])
+        if not 1 <= request.messages_max <= PULL_MESSAGES_MAX:
+            raise invalid("messages_max", request.messages_max, f"1 to {PULL_MESSAGES_MAX}")
+        if request.wait_ms > PULL_WAIT_MS_MAX:
+            raise invalid("wait_ms", request.wait_ms, f"0 to {PULL_WAIT_MS_MAX}")
+        if len(self._pulls) >= PULLS_MAX:
+            raise RequestError(limit_reached("waiting_pulls", PULLS_MAX, 1_000))
+        pull = _Pull(request, self.core.steady_ms() + request.wait_ms)
+        create = CreateGroupRequest(
+            name=request.group,
+            topics=topics,
+            start_from=request.start_from,
+            start_ms=request.start_ms,
+            filter=request.filter,
+        )
+        group_id = await self._group(create, actor)
+        if self.core.state.group_broadcasting(group_id):
+            raise invalid("group", request.group, "not a broadcasting group: those are consumed by a stream")
+        pull.session = self.delivery.sessions.open(
+            request.group,
+            group_id,
+            lease_ms=request.lease_ms,
+            batch_messages_max=request.messages_max,
+            credits=0,
+            deliver=lambda batch: self._finish(pull, batch),
+            closed=lambda failure: self._finish(pull, failure),
+            topic=request.topic,
+            filter=request.filter,
+        )
+        self._pulls.append(pull)
+        self.delivery.sessions.credit(pull.session, request.messages_max)
+        return await pull.answer
+
+    def _finish(self, pull: _Pull, outcome: consumer_pb2.DeliverBatch | Failure) -> None:
+        if pull.answered:
+            return
+        pull.answered = True
+        if pull in self._pulls:
+            self._pulls.remove(pull)
+        if pull.session is not None:
+            pull.session.credits = 0
+            self.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
+        pull.answer.keep(outcome)
+
+    def tick(self, now: Now) -> None:
+        """Answer pulls whose time is over with an empty batch."""
+        if not self._pulls:
+            return
+        for pull in [p for p in self._pulls if p.until_ms <= now.steady_ms]:
+            self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
+
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next pull's time is over."""
+        return min(pull.until_ms for pull in self._pulls) - now.steady_ms if self._pulls else None
+
+    def end(self, failure: Failure) -> None:
+        """Answer the remaining pulls with `failure`; most were answered when the delivery closed their sessions."""
+        for pull in list(self._pulls):
+            self._finish(pull, failure)
+
+    def settle(self, batch: consumer_pb2.SettleBatch, done: SettleAnswer) -> None:
+        """Settle deliveries of a group that does not broadcast. `done` is called once the settlement is applied, or
+        with a Failure."""
+        failure = self.core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        group_id = self.core.state.group_id(batch.group)
+        if group_id is not None and self.core.state.group_broadcasting(group_id):
+            done(
+                invalid("group", batch.group, "not a broadcasting group: its consumers answer by their streams").failure
+            )
+            return
+        try:
+            self.delivery.settlements.settle(batch, self.core.clock.now_ms(), settle_answer(batch.sequence, done))
+        except RequestError as error:
+            done(error.failure)
+
+    def extend(
+        self,
+        batch: consumer_pb2.ExtendBatch,
+        done: Callable[[consumer_pb2.ExtendReceipt | Failure], None],
+        session_id: int = -1,
+    ) -> None:
+        """Extend leases; `done` is called at once. `session_id`: the consumer that holds them; -1: none."""
+        failure = self.core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        try:
+            extended, refused, until_ms = self.delivery.settlements.extend(session_id, batch, self.core.clock.now_ms())
+        except RequestError as error:
+            done(error.failure)
+            return
+        done(
+            consumer_pb2.ExtendReceipt(
+                sequence=batch.sequence, extended=extended, refused=refused, lease_until_ms=until_ms
+            )
+        )
+
+    def _check_names(self, group: str, topics: Sequence[str]) -> None:
+        problem = check_group_name(group)
+        if problem:
+            raise invalid("group", group, problem)
+        if len(topics) > TOPICS_PER_GROUP_MAX:
+            raise invalid("topics", len(topics), f"at most {TOPICS_PER_GROUP_MAX}")
+        for topic in topics:
+            problem = check_topic_name(topic)
+            if problem:
+                raise invalid("topics", topic, problem)
+
+    async def _group(self, request: CreateGroupRequest, actor: str) -> int:
+        """The group's id, once the group exists with these topics. Raises RequestError: it cannot be created, or has
+        another filter than the given one."""
+        core = self.core
+        core.require_master()
+        group, topics = request.name, list(request.topics)
+        state = core.state
+        group_id = state.group_id(group)
+        ids = {topic: state.topic_id(topic) for topic in topics}
+        missing = [
+            topic
+            for topic, topic_id in ids.items()
+            if topic_id is None or group_id is None or state.subscription(group_id, topic_id) is None
+        ]
+        if group_id is not None:
+            refuse(state.filter_refusal(group_id, request.filter))
+            if not missing:
+                return group_id
+            request.broadcasting = state.group_broadcasting(group_id)
+        else:
+            if not state.settings.groups_auto_create:
+                raise _unknown("group", group, f"group {group} does not exist")
+            if not topics:
+                raise invalid("topics", "none", "a new group needs at least one topic")
+        create = [topic for topic in missing if ids[topic] is None]
+        if create and not state.settings.topics_auto_create:
+            raise _unknown("topics", create[0], f"topic {create[0]} does not exist")
+        await self._requests.admin(AdminCommand(create_group=request, actor=actor))
+        created_id = state.group_id(group)
+        if created_id is None:
+            raise _unknown("group", group, f"group {group} was deleted as soon as it was created")
+        return created_id
+
+
+def _unknown(name: str, value: str, text: str) -> RequestError:
+    return RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": name, "value": value}))

@@ -1,0 +1,600 @@
+"""The master's deliveries: channels, leases, what goes to whom and what comes back.
+
+Deliveries begin when this node leads and end at once when it no longer does. At the end the consumers are told where
+the master is, and everything but the leases is dropped. Facts that must survive (settled, attempts) are in the
+replicated state. Leases should survive: they travel in the 50 ms sync, and stay here for this node's next reign.
+
+Every delivery first checks the lease of mastership again: a deposed master delivers nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.announcements import Delivered, Dispatched, DispatchFailed, PushedAhead
+from tickwheel.node.core.delivery import in_flight
+from tickwheel.node.core.delivery.broadcast import Broadcasts
+from tickwheel.node.core.delivery.channel import Channel, Staged
+from tickwheel.node.core.delivery.fetching import Fetching
+from tickwheel.node.core.delivery.fifo import FifoChannel
+from tickwheel.node.core.delivery.inherited import Inherited
+from tickwheel.node.core.delivery.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, ranges_of
+from tickwheel.node.core.delivery.recent import RecentUnits
+from tickwheel.node.core.delivery.returns import Returns
+from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
+from tickwheel.node.core.delivery.settlements import Settlements
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.schedule.push import PushAhead
+from tickwheel.node.core.watch.counters import LATE_BOUNDS_MS, Counters
+from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.failure import Failure, not_master
+from tickwheel.node.metrics import HistogramValue, MetricValue
+from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.targets import origins_of
+from tickwheel.proto import consumer_pb2
+from tickwheel.proto.log_pb2 import (
+    SettleColumns,
+)
+from tickwheel.proto.peer_pb2 import LeaseRange
+
+LEASES_WRITTEN_MAX = 20_000
+"""Leases that a master notes for its file. Each takes about a microsecond of the core's thread every second."""
+FAULT_PAUSE_MS = 1_000
+"""Pause before a lease is returned again whose return failed through a mistake of ours."""
+
+
+class Delivery(Part):
+    """`reigning` is true from `begin` to `end`: the node leads, has applied everything and knows the time."""
+
+    def __init__(
+        self,
+        core: Kernel,
+        draw: Callable[[], float],
+        push: PushAhead | None,
+    ) -> None:
+        """`draw` returns a number from 0 to below 1, for jitter. `push` is given in delivery order push-first."""
+        config, state, proposer = core.config, core.state, core.proposer
+        self._config = config
+        self._state = state
+        self._clock = core.clock
+        self._wheel = core.wheel
+        self._serving = core.serving
+        self._announce = core.announcements.announce
+        self._may_act = core.may_act
+        self._fatal = core.fatal
+        self.sessions = Sessions(config, self._wanted)
+        self._channels: dict[ChannelKey, Channel] = {}
+        self._recent: dict[int, RecentUnits] = {}
+        self._leases = LeaseTable()
+        self.push = push
+        self.fetching = Fetching(core, self._read)
+        self._turn = 0
+        self.reigning = False
+        self.term = 0
+        self.feed = LeaseFeed()
+        self.heard = HeardLeases()
+        self.counters = Counters()
+        self.settlements = Settlements(
+            config, state, proposer, self._leases, self.feed, self.counters, self._came_back, self._settled, draw
+        )
+        self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
+        self._inherited = Inherited(state, self._leases, self.feed, self._channel)
+        self._returns = Returns(
+            state, self._leases, self.settlements, self._broadcasts, self.counters, self._channels.get
+        )
+        self._hold_until_ms = 0
+        self._news = False
+        self._live: dict[int, dict[int, None]] = {}
+        """Group with consumers -> its topics that may need work, as an ordered set; built on first use."""
+        self._dirty: set[int] = set()
+        """Groups whose channels may have work."""
+
+    # -- mastership
+
+    def begin(self, term: int, now_ms: ClusterMs) -> None:
+        """Take over the running leases that this node has heard of, and serve the consumers."""
+        self.fetching.next_reign()
+        self._returns.begin()
+        self.reigning = True
+        self.term = term
+        self._hold_until_ms = self._wheel.cursor.due_ms - 1
+        self._live.clear()
+        self.heard.prune(now_ms, self._floor)
+        # No lease is longer than that, whatever a clock said when it was given out.
+        latest_ms = now_ms + self._config.lease_max_ms
+        for lease in self.heard.held(now_ms, self._epoch):
+            self._inherited.take_over(replace(lease, until_ms=min(lease.until_ms, latest_ms)))
+        self.heard.clear()
+        self._dirty.update(self.sessions.groups())
+
+    def end(self, failure: Failure) -> None:
+        """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
+        next master, perhaps this node again, must not deliver them a second time."""
+        self.heard.hear([r for lease in self.held_leases() for r in ranges_of(lease)], complete=True)
+        self.fetching.next_reign()
+        self.reigning = False
+        self.settlements.retries.lose(failure)
+        self._channels.clear()
+        self._recent.clear()
+        self._leases.clear()
+        self._broadcasts.end()
+        self._live.clear()
+        self._returns.end()
+        self._inherited.clear()
+        self.feed.clear()
+        self._dirty.clear()
+        self.sessions.close_all(failure)
+
+    def on_dispatched(self, what: Dispatched) -> None:
+        """Units entered a topic's ready queue: note them and wake the groups that read the topic."""
+        if not self.reigning:
+            return
+        topic_id, first_position, units = what.topic_id, what.first_position, what.units
+        pushed = self.push.dispatched(topic_id, first_position, units) if self.push is not None else False
+        if pushed is None:
+            self._fatal(f"topic {topic_id}: other messages were dispatched than had been delivered ahead")
+            return
+        self._inherited.dispatched(topic_id, first_position, units)
+        if not pushed:
+            self._recent_of(topic_id).add(first_position, units)
+        for group_id in self.sessions.groups():
+            if self._state.subscription(group_id, topic_id) is not None:
+                self._enliven(group_id, topic_id)
+                self._dirty.add(group_id)
+                self._news = True
+
+    def on_pushed(self, what: PushedAhead) -> None:
+        """Stage units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
+        positions of the ready queue."""
+        topic_id, first_position, units = what.topic_id, what.first_position, what.units
+        self._recent_of(topic_id).add(first_position, units)
+        self._inherited.dispatched(topic_id, first_position, units)
+        for group_id in self.sessions.groups():
+            subscription = self._state.subscription(group_id, topic_id)
+            if subscription is None or self._state.group_paused(group_id) or self._state.topic_paused(topic_id):
+                continue
+            if self._state.group_broadcasting(group_id):
+                continue
+            channel = self._channel((group_id, topic_id))
+            assert channel is not None
+            credits = sum(session.credits for session in self.sessions.of_group(group_id, channel.topic))
+            if channel.push(first_position, units, credits):
+                self._enliven(group_id, topic_id)
+                self._dirty.add(group_id)
+                self._news = True
+
+    def unpush(self, _: DispatchFailed) -> None:
+        """A dispatch was not applied. Messages delivered ahead of it keep their leases; those still staged are dropped.
+
+        Messages delivered ahead go out again when they are dispatched after all. Push-first allows that repetition.
+        """
+        if self.push is not None:
+            self.push.failed()
+        self._recent.clear()
+        for channel in self._channels.values():
+            channel.recent = self._recent_of(channel.key[1])
+            channel.unpush(self._state.ready_count(channel.key[1]))
+
+    def _enliven(self, group_id: int, topic_id: int) -> None:
+        """A topic of this group may need work again."""
+        live = self._live.get(group_id)
+        if live is not None:
+            live[topic_id] = None
+
+    def _live_topics(self, group_id: int) -> list[int]:
+        """Topics in which this group has work. Cost depends on them, not on all topics of the group."""
+        live = self._live.get(group_id)
+        if live is None:
+            topics = self._state.group_topics(group_id)
+            live = self._live[group_id] = {t: None for t in topics if self._open(group_id, t)}
+        return list(live)
+
+    def _open(self, group_id: int, topic_id: int) -> bool:
+        """Whether the group has unsettled messages in the topic, or its channel is busy or ahead of a dispatch."""
+        subscription = self._state.subscription(group_id, topic_id)
+        if subscription is not None and subscription.backlog:
+            return True
+        channel = self._channels.get((group_id, topic_id))
+        return channel is not None and not channel.idle_at(self._state.ready_count(topic_id))
+
+    def _recent_of(self, topic_id: int) -> RecentUnits:
+        recent = self._recent.get(topic_id)
+        if recent is None:
+            recent = self._recent[topic_id] = RecentUnits()
+        return recent
+
+    # -- consumers
+
+    def _wanted(self, group_id: int) -> None:
+        """A consumer of this group has credit again."""
+        self._dirty.add(group_id)
+
+    def _read(self) -> None:
+        """A read ended. It does not say for which group, so all are looked at."""
+        self._dirty.update(self.sessions.groups())
+
+    def wake_group(self, group_id: int) -> None:
+        """Look at this group in the next tick, which comes at once."""
+        self._dirty.add(group_id)
+        self._news = True
+
+    def subscribed(self, group_id: int) -> None:
+        """A group is new or has more topics. Nothing else about it changed, so its channels stay."""
+        self._live.pop(group_id, None)
+        self.wake_group(group_id)
+
+    def administered(self) -> None:
+        """A command changed a topic or group. Channels and leases of a reset or deleted one are dropped. Consumers
+        whose filter no longer matches their group's are closed."""
+        self._live.clear()
+        # Leases of an earlier master can exist without a channel: nobody has consumed here yet.
+        void = {lease.channel for lease in self._leases.open_leases() if self._epoch(lease.channel) != lease.epoch}
+        for key, channel in self._channels.items():
+            subscription = self._state.subscription(*key)
+            if subscription is not channel.subscription or subscription.epoch != channel.epoch:
+                void.add(key)
+        for key in void:
+            self._channels.pop(key, None)
+            self._leases.drop(key)
+            self._returns.forget(key)
+            self._inherited.forget(key)
+        for key in self._broadcasts.topics_read():
+            subscription = self._state.subscription(*key)
+            if subscription is None or any(
+                channel.subscription is not subscription or channel.epoch != subscription.epoch
+                for channel in self._broadcasts.channels(key[0])
+                if channel.key == key
+            ):
+                self._broadcasts.drop(key)
+                self._leases.drop(key)
+        for group_id in list(self.sessions.groups()):
+            for session in list(self.sessions.of_group(group_id)):
+                refusal = self._state.filter_refusal(group_id, session.filter)
+                if refusal is not None and self.sessions.close(session):
+                    session.closed(refusal)
+            self.wake_group(group_id)
+
+    def _epoch(self, key: ChannelKey) -> int | None:
+        """How often the group was reset; None if the group does not have the topic (any more)."""
+        subscription = self._state.subscription(*key)
+        return None if subscription is None else subscription.epoch
+
+    def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
+        """End a consumer's session. With `give_back` its messages return to the ready queue at once; otherwise they
+        stay leased until their leases end. A broadcasting group gives nothing back."""
+        if not self.sessions.close(session) or not self.reigning:
+            return
+        if not self.sessions.of_group(session.group_id):
+            self._live.pop(session.group_id, None)
+        if self._state.group_broadcasting(session.group_id):
+            self._leases.close_session(session.session_id)
+            self._broadcasts.left(session.session_id)
+        elif give_back:
+            for lease in self._leases.close_session(session.session_id):
+                self._give_back(replace(lease, given_back=True), now_ms)
+
+    def _give_back(self, lease: Lease, now_ms: int) -> None:
+        """Return the open messages of a lease that is over. If that fails, the lease runs on for `FAULT_PAUSE_MS`."""
+
+        def failed(failure: Failure) -> None:
+            self._leases.give(replace(lease, until_ms=now_ms + FAULT_PAUSE_MS, closed=False))
+
+        self._serving.run(failed, lambda: self._returns.give_back(lease, now_ms))
+
+    # -- the loop
+
+    def tick(self, now: Now) -> None:
+        """Expire leases, then claim, fetch and hand out due messages of the groups with work."""
+        if not now.acting or not self.reigning:
+            return
+        now_ms = now.cluster_ms
+        for lease in self._leases.expire(now_ms):
+            self._give_back(lease, now_ms)
+        self._news = False
+        dirty, self._dirty = self._dirty, set()
+        for group_id in sorted(dirty):
+            self._serving.run(partial(self._failed, group_id), partial(self._serve, group_id, now_ms))
+
+    def _failed(self, group_id: int, failure: Failure) -> None:
+        """Serving a group failed half way: close its sessions and drop its channels. The next consumers get new
+        channels. Messages that are out stay leased, so none is delivered twice; staged ones are read again. If this
+        node's files are damaged, the consumers are sent to look for another master."""
+        if self._serving.damage:
+            failure = not_master(None, None)
+        for session in list(self.sessions.of_group(group_id)):
+            if self.sessions.close(session):
+                session.closed(failure)
+        self._live.pop(group_id, None)
+        for key in [key for key in self._channels if key[0] == group_id]:
+            del self._channels[key]
+        for key in [key for key in self._broadcasts.topics_read() if key[0] == group_id]:
+            self._broadcasts.drop(key)
+            self._leases.drop(key)
+
+    def topic_failed(self, topic_id: int, failure: Failure) -> None:
+        """Newly dispatched messages of a topic could not be noted. Its groups get new channels, which read them."""
+        for group_id in list(self.sessions.groups()):
+            if self._state.subscription(group_id, topic_id) is not None:
+                self._failed(group_id, failure)
+
+    @property
+    def has_news(self) -> bool:
+        """A group was woken or messages became ready since the last tick: the next tick should come at once."""
+        return self._news
+
+    def wait_ms(self, now: Now) -> int | None:
+        """Until a lease ends, or a message that a consumer has room for is due."""
+        if not now.acting or not self.reigning:
+            return None
+        times = [t for t in (self._leases.next_end_ms(),) if t is not None]
+        for group_id in self._dirty:
+            if not any(session.credits for session in self.sessions.of_group(group_id)) or not self._room(group_id):
+                continue
+            times += [t for c in self._channels_of(group_id) if (t := c.earliest_ms()) is not None]
+        return min(times) - now.cluster_ms if times else None
+
+    def _channels_of(self, group_id: int) -> list[Channel]:
+        if self._state.group_broadcasting(group_id):
+            return self._broadcasts.channels(group_id)
+        channels = []
+        for topic_id in self._live_topics(group_id):
+            channel = self._channel((group_id, topic_id))
+            if channel is not None:
+                channels.append(channel)
+        return channels
+
+    def _channel(self, key: ChannelKey) -> Channel | None:
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._make_channel(key)
+            if channel is None:
+                return None
+            for lease in self._leases.open_leases():
+                # Leases of an earlier master, or of consumers that `_failed` has closed.
+                if lease.channel == key:
+                    channel.hold(lease.positions)
+            channel.hold(self._returns.positions(key))
+            self._channels[key] = channel
+        return channel
+
+    def _make_channel(self, key: ChannelKey) -> Channel | None:
+        subscription = self._state.subscription(*key)
+        if subscription is None:
+            return None
+        in_order = self._state.topic_fifo(key[1]) and not self._state.group_broadcasting(key[0])
+        kind = FifoChannel if in_order else Channel
+        return kind(
+            key=key,
+            group=self._state.group_name(key[0]),
+            topic=self._state.topic_name(key[1]),
+            subscription=subscription,
+            recent=self._recent.setdefault(key[1], RecentUnits()),
+            config=self._config,
+            fetch=self.fetching.fetch,
+            next_position=subscription.floor,
+            hold_until_ms=self._hold_until_ms,
+            epoch=subscription.epoch,
+        )
+
+    def _serve_all(self, group_id: int, now_ms: int) -> bool:
+        """Serve each consumer of a broadcasting group by itself. True: staged messages are waiting."""
+        waits = False
+        for topic_id in self._state.group_topics(group_id):
+            if self._state.topic_paused(topic_id):
+                continue
+            for session in self.sessions.of_group(group_id, self._state.topic_name(topic_id)):
+                reader = self._broadcasts.reader((group_id, topic_id), session)
+                if reader is None:
+                    continue
+                channel = reader.channel
+                channel.advance(session.credits, self._state.ready_count(topic_id))
+                while self._may_act() and session.credits:
+                    taken = channel.take(now_ms, min(session.credits, session.batch_messages_max))
+                    if taken is None:
+                        break
+                    staged, first, last = taken
+                    positions = staged.positions[first:last]
+                    reader.out.update(positions[~channel.subscription.is_settled(positions)].tolist())
+                    self._send(channel, session, staged, first, last, now_ms)
+                    channel.advance(session.credits, self._state.ready_count(topic_id))
+                waits = waits or channel.staged_count > 0
+        return waits
+
+    def answered_by(self, session: Session, batch: consumer_pb2.SettleBatch) -> SettleResult:
+        """Note the answer of a consumer of a broadcasting group. Every outcome counts as settled by this consumer.
+        Raises RequestError."""
+        key, positions = self.settlements.positions_of(batch)
+        count = self._broadcasts.answered(key, session.session_id, positions)
+        return SettleResult(settled=count, stale=len(batch.ids) // 8 - count)
+
+    def _serve(self, group_id: int, now_ms: int) -> None:
+        """Serve one group. It stays dirty while staged messages wait for their time or for credit."""
+        if not self.sessions.of_group(group_id) or self._state.group_paused(group_id):
+            return
+        if self._state.group_broadcasting(group_id):
+            if self._serve_all(group_id, now_ms):
+                self._dirty.add(group_id)
+            return
+        for channel in self._channels_of(group_id):
+            if self._state.topic_paused(channel.key[1]):
+                continue
+            sessions = self.sessions.of_group(group_id, channel.topic)
+            if not sessions:
+                continue
+            credits = sum(session.credits for session in sessions)
+            channel.advance(credits, self._state.ready_count(channel.key[1]))
+            self._hand_out(channel, sessions, now_ms)
+            if channel.staged_count > 0:
+                self._dirty.add(group_id)
+            if not self._open(*channel.key):
+                self._live.get(group_id, {}).pop(
+                    channel.key[1], None
+                )  # a pull that was answered may have been the last
+
+    def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int) -> None:
+        if not self._may_act():
+            return
+        idle = 0
+        while idle < len(sessions):
+            room = self._room(channel.key[0])
+            if not room:
+                return
+            self._turn += 1
+            session = sessions[self._turn % len(sessions)]
+            most = min(session.credits, session.batch_messages_max, room)
+            taken = channel.take(now_ms, most) if session.credits else None
+            if taken is None:
+                idle += 1
+                continue
+            idle = 0
+            self._send(channel, session, *taken, now_ms)
+            credits = sum(s.credits for s in sessions)
+            channel.advance(credits, self._state.ready_count(channel.key[1]))
+
+    def _room(self, group_id: int) -> int:
+        """How many more messages this group may have out: `group_in_flight_max` less those out."""
+        limit = self._state.settings.group_in_flight_max
+        return in_flight.room(self._channels_of(group_id), limit) if limit else CREDITS_MAX
+
+    def _send(self, channel: Channel, session: Session, staged: Staged, first: int, last: int, now_ms: int) -> None:
+        assert staged.records is not None and staged.units is not None
+        places: slice | NDArray[np.int64] = slice(first, last)
+        records = staged.records[first:last]
+        valid = channel.subscription.attempts_of(staged.positions[places]) == staged.attempts[places]
+        if not valid.all():
+            # A message settled or returned since it was claimed: this delivery of it no longer counts.
+            places = np.flatnonzero(valid) + first
+            if not len(places):
+                return
+            records = [staged.records[place] for place in places.tolist()]
+        positions, attempts = staged.positions[places], staged.attempts[places]
+        units, due_ms = staged.units[places], staged.due_ms[places]
+        count = len(positions)
+        session.credits -= count
+        session.delivered += count
+        until_ms = now_ms + session.lease_ms
+        # Ahead of its dispatch a message has no certain position: the next master must know it by its id.
+        ahead = self.push is not None and int(positions[-1]) >= self._state.ready_count(channel.key[1])
+        ids = staged.ids[places] if ahead else None
+        lease = Lease(channel.key, positions, attempts, until_ms, session.session_id, ids=ids, epoch=channel.epoch)
+        self._leases.give(lease)
+        self.feed.add(lease)
+        names = staged.ids[places]
+        origins = origins_of(units)
+        if origins.any():
+            # To consumers a retry keeps the id under which the message was first scheduled, and its attempts add up.
+            names, attempts = np.where(origins != 0, origins, names), attempts + units["attempts"]
+        batch = consumer_pb2.DeliverBatch(
+            topic=channel.topic,
+            group=channel.group,
+            term=self.term,
+            ids=names.tobytes(),
+            attempts=attempts.astype("<u4").tobytes(),
+            positions=positions.tobytes(),
+            due_ms=due_ms.tobytes(),
+            meta_sizes=units["meta_size"].astype("<u4").tobytes(),
+            sizes=units["size"].tobytes(),
+            records=b"".join(records),
+            lease_until_ms=until_ms,
+            filter=self._state.group_filter(channel.key[0]),
+            epoch=channel.epoch,
+        )
+        self.counters.note_delivery(now_ms, due_ms, attempts)
+        session.deliver(batch)
+        self._announce(Delivered(now_ms, channel.key[1], session.name, batch))
+
+    # -- messages that come back
+
+    def _settled(self, key: ChannelKey) -> None:
+        """Messages were settled: in a FIFO topic the ones behind them may go."""
+        channel = self._channels.get(key)
+        if isinstance(channel, FifoChannel):
+            channel.stir()
+            self.wake_group(key[0])
+
+    def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
+        channel = self._channels.get(key)
+        if channel is not None:
+            given = np.frombuffer(columns.positions, "<u8") if columns.positions else None
+            positions, known = channel.subscription.locate(np.frombuffer(columns.ids, "<u8"), given)
+            channel.release_hold(positions[known])
+        self._dirty.add(key[0])
+
+    # -- upkeep
+
+    def _floor(self, key: ChannelKey) -> int:
+        subscription = self._state.subscription(*key)
+        return 0 if subscription is None else subscription.floor
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        counters = self.counters
+        late = HistogramValue(
+            bounds=[bound / 1_000 for bound in LATE_BOUNDS_MS],
+            counts=counters.late_counts.tolist(),
+            sum=counters.late_sum_ms / 1_000,
+        )
+        return {
+            "in_flight_messages": float(self.in_flight),
+            "delivered_messages": float(counters.delivered),
+            "redelivered_messages": float(counters.redelivered),
+            "expired_messages": float(counters.expired),
+            "lateness_seconds": late,
+            "consumers": float(len(self.sessions)),
+        }
+
+    def upkeep(self, now: Now) -> None:
+        """Forget settled leases and idle channels."""
+        if not self._clock.known:
+            return
+        self._leases.forget_settled(self._floor)
+        for key, channel in list(self._channels.items()):
+            channel.forget_settled()
+            if not channel.subscription.backlog and channel.idle_at(self._state.ready_count(key[1])):
+                # Everything is settled: a new channel would begin where this one stands.
+                del self._channels[key]
+        self._broadcasts.upkeep()
+        self._inherited.prune(now.cluster_ms)
+        self.heard.prune(now.cluster_ms, self._floor)
+
+    def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
+        """Lease ranges for sync `number` to one slave, and whether they are all of them."""
+        return self.feed.for_peer(peer_id, number, self.held_leases)
+
+    def held_leases(self) -> Iterator[Lease]:
+        """The leases that the next master must know. Left out: leases of broadcasting groups, whose consumers start
+        afresh with each master, and leases given back, which nobody holds."""
+        for lease in itertools.chain(self._leases.open_leases(), self._inherited.unplaced()):
+            if not lease.given_back and not self._state.group_broadcasting(lease.channel[0]):
+                yield lease
+
+    def lease_ranges(self) -> Callable[[], list[LeaseRange]]:
+        """A function that returns the lease ranges known now. Any thread may call it at any later time. A master's are
+        limited to `LEASES_WRITTEN_MAX` leases."""
+        if not self.reigning:
+            ranges = list(self.heard.ranges())
+            return lambda: ranges
+        # Copies, because leases in the table may change; arrays of positions never do. The latest ends come last,
+        # about.
+        held = [replace(lease) for lease in list(self.held_leases())[-LEASES_WRITTEN_MAX:]]
+        return lambda: [r for lease in held for r in ranges_of(lease)]
+
+    @property
+    def in_flight(self) -> int:
+        """Messages out with consumers, roughly: settled ones count until the floor passes them."""
+        return self._leases.out()
+
+    def in_flight_by_group(self) -> Counter[int]:
+        """Group id -> `in_flight` of that group."""
+        return self._leases.out_by_group()
+
+    def staged(self) -> int:
+        """Messages staged in all channels; channels of broadcasting groups do not count."""
+        return sum(channel.staged_count for channel in self._channels.values())

@@ -1,0 +1,268 @@
+"""One group's progress through a FIFO topic: of each message group at most one message is out, in order.
+
+This channel reads ahead in the order of the ready queue and sorts the messages into lanes, one for each message group
+(messages without one share a lane). Only the head of a lane may leave, and only when no message of the lane is out. A
+head stays the head until it is settled. A nack raises its attempt in place, and it leaves again when its pause (in the
+replicated state) is over; other lanes go on meanwhile.
+
+An unreadable message may belong to any message group. It holds back the messages read together with it and all behind
+them, until another member has sent its record or the message is set aside (salvage.py).
+
+Bounded: at most AHEAD_MAX messages and the channel's bytes are read ahead. If that many wait behind blocked heads,
+message groups further back wait too. All of it is soft state; a new master begins at the floor.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tickwheel.node.core.delivery.channel import FETCHES_MAX, Channel, Staged
+from tickwheel.node.core.delivery.leases import Positions
+from tickwheel.node.core.delivery.sift import Sifted
+from tickwheel.node.core.metas import meta_of
+from tickwheel.wheel.units import Units
+
+AHEAD_MAX = 4_096
+"""Messages read ahead, including those that are out."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A message in its lane."""
+
+    position: int
+    staged: Staged
+    row: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A message group's messages in order; the head stays until it is settled. `out`: attempt in which the head is out,
+    0 if it is not out."""
+
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    out: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Incomplete:
+    """A Staged with unreadable messages; `missing`: rows that are still undecided."""
+
+    staged: Staged
+    units: Units
+    records: list[bytes | None]
+    missing: dict[int, int]
+
+
+@dataclass(slots=True, eq=False)
+class FifoChannel(Channel):
+    """A lane is in one of `_free`, `_paused`, `_blocked` and `_out`."""
+
+    _lanes: dict[str, _Lane] = field(default_factory=dict)
+    _free: deque[str] = field(default_factory=deque)
+    """Lanes whose heads may leave, if the heads are still unsettled."""
+    _paused: list[tuple[int, str]] = field(default_factory=list)
+    """Heap of (time, lane): lanes whose heads wait for their time."""
+    _blocked: dict[str, int] = field(default_factory=dict)
+    """Lane -> attempt of its head that is held: an earlier master's lease covers the head, its return is under way, or
+    a changed filter has not checked it yet."""
+    _out: dict[str, None] = field(default_factory=dict)
+    _ahead: int = 0
+    _ahead_bytes: int = 0
+    _stirred: bool = False
+    """A message was settled or came back since the last look at the lanes that are out."""
+    _incomplete: list[_Incomplete] = field(default_factory=list)
+
+    @property
+    def staged_count(self) -> int:
+        """Messages read or being read, without those that are out."""
+        return self._staged_count + self._ahead - len(self._out)
+
+    @property
+    def not_out(self) -> int:
+        """As `Channel.not_out`. Messages under an earlier master's lease are read ahead too, but count as out."""
+        out = {self._lanes[name].waiting[0].position for name in self._out}
+        held = sum(position < self.next_position and position not in out for position in self._held)
+        return max(0, self.staged_count - held)
+
+    def claims(self, position: int, attempt: int) -> bool:
+        """Always true for a returned message that is in its lane: the lane hands it out again."""
+        return True
+
+    def idle_at(self, ready_count: int) -> bool:
+        return not self._lanes and Channel.idle_at(self, ready_count)
+
+    def push(self, first_position: int, units: Units, credits: int) -> bool:
+        """Always False: a message has no place in its lane before its dispatch."""
+        return False
+
+    def stir(self) -> None:
+        """A message of this channel was settled or came back: look at the lanes in the next `advance`."""
+        self._stirred = True
+
+    def release_hold(self, positions: Positions) -> None:
+        Channel.release_hold(self, positions)
+        self._free.extend(self._blocked)
+        self._blocked.clear()
+        self._stirred = True
+
+    def advance(self, demand: int, ready_count: int) -> None:
+        if demand <= 0:
+            return
+        self._sort()
+        while (
+            self._fetching < FETCHES_MAX
+            and self.next_position < ready_count
+            and self._ahead_bytes < self.config.staged_bytes_max
+            and (wanted := AHEAD_MAX - self._ahead - self._staged_count) > 0
+        ):
+            limit = min(wanted, self.config.batch_messages_max)
+            positions, ids, attempts = self.subscription.deliverable(self.next_position, limit)
+            if not len(positions):
+                self.next_position = max(self.next_position, self.subscription.scanned_to(self.next_position, limit))
+                return
+            self.next_position = int(positions[-1]) + 1
+            self._start(self._staged, positions, ids, attempts)
+
+    def _sort(self) -> None:
+        """Sort the messages that were read into their lanes, in order."""
+        while self._staged and (self._staged[0].failed or self._staged[0].records is not None):
+            staged = self._staged.popleft()
+            self._staged_count -= staged.count
+            if staged.failed or staged.records is None or staged.units is None:
+                continue
+            meta_sizes = staged.units["meta_size"].tolist()
+            for row, (position, record) in enumerate(zip(staged.positions.tolist(), staged.records, strict=True)):
+                name = meta_of(record[: meta_sizes[row]]).message_group if meta_sizes[row] else ""
+                lane = self._lanes.get(name)
+                if lane is None:
+                    lane = self._lanes[name] = _Lane()
+                    self._free.append(name)
+                lane.waiting.append(_Waiting(position, staged, row, len(record)))
+                self._ahead += 1
+                self._ahead_bytes += len(record)
+
+    def withhold(self, staged: Staged, found: Sifted) -> None:
+        """As `Channel.withhold`, but here the whole Staged waits: an unreadable message may belong to any lane."""
+        missing = {int(staged.positions[row]): row for row in found.failed}
+        waiting = _Incomplete(staged, found.units, list(found.records), missing)
+        self._incomplete.append(waiting)
+        self._complete(waiting)
+
+    def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
+        for waiting in self._incomplete:
+            row = waiting.missing.pop(position, None)
+            if row is not None:
+                waiting.units[row], waiting.records[row] = unit[0], record
+                self._complete(waiting)
+                return
+
+    def forsake(self, position: int) -> None:
+        for waiting in self._incomplete:
+            if waiting.missing.pop(position, None) is not None:
+                self._complete(waiting)
+                return
+
+    def _complete(self, waiting: _Incomplete) -> None:
+        if not waiting.missing:
+            self._incomplete.remove(waiting)
+            self._cut(waiting.staged, waiting.units, waiting.records)
+            self.fetched(waiting.staged)
+
+    def forget_settled(self) -> None:
+        """As in Channel. Also looks for messages settled in other ways (a filter, a removal), which nobody reports."""
+        Channel.forget_settled(self)
+        self._free.extend(self._blocked)
+        self._blocked.clear()
+        self._stirred = True
+
+    def earliest_ms(self) -> int | None:
+        """When the next head may leave. None: a settlement, a read or a lease's end will come first."""
+        if self._free or self._stirred or (self._staged and self._staged[0].records is not None):
+            return self.hold_until_ms
+        return max(self._paused[0][0], self.hold_until_ms) if self._paused else None
+
+    def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
+        """Take the due heads of up to `limit` lanes."""
+        if now_ms < self.hold_until_ms or limit <= 0:
+            return None
+        self._sort()
+        if self._stirred:
+            self._stirred = False
+            self._look_at_what_is_out()
+            self._look_at_what_is_held()
+        while self._paused and self._paused[0][0] <= now_ms:
+            self._free.append(heapq.heappop(self._paused)[1])
+        chosen: list[tuple[_Waiting, int]] = []
+        size = 0
+        while self._free and len(chosen) < limit and size < self.config.batch_bytes_max:
+            name = self._free.popleft()
+            lane = self._lanes[name]
+            attempt = self._attempt_of_head(name, lane)
+            if not attempt:
+                continue
+            head = lane.waiting[0]
+            due_ms = max(int(head.staged.due_ms[head.row]), self.subscription.pauses.get(head.position, 0))
+            if head.position in self._held or head.position >= self.subscription.unchecked:
+                self._blocked[name] = attempt
+            elif due_ms > now_ms:
+                heapq.heappush(self._paused, (due_ms, name))
+            else:
+                lane.out = attempt
+                self._out[name] = None
+                chosen.append((head, attempt))
+                size += head.bytes
+        return self._together(chosen) if chosen else None
+
+    def _look_at_what_is_out(self) -> None:
+        """Free the lanes whose head was settled or came back."""
+        names = list(self._out)
+        positions = np.array([self._lanes[name].waiting[0].position for name in names], np.uint64)
+        given = np.array([self._lanes[name].out for name in names], np.uint32)
+        for place in np.flatnonzero(self.subscription.attempts_of(positions) != given).tolist():
+            name = names[place]
+            self._lanes[name].out = 0
+            del self._out[name]
+            self._free.append(name)
+
+    def _look_at_what_is_held(self) -> None:
+        """Free the lanes whose held head was settled: a consumer may answer for a lease of an earlier master."""
+        names = list(self._blocked)
+        positions = np.array([self._lanes[name].waiting[0].position for name in names], np.uint64)
+        held = np.array([self._blocked[name] for name in names], np.uint32)
+        for place in np.flatnonzero(self.subscription.attempts_of(positions) != held).tolist():
+            name = names[place]
+            self._held.discard(int(positions[place]))
+            del self._blocked[name]
+            self._free.append(name)
+
+    def _attempt_of_head(self, name: str, lane: _Lane) -> int:
+        """Attempt of the first unsettled message of a lane; 0: the lane is empty and was removed."""
+        waiting = lane.waiting
+        while waiting:
+            attempt = int(self.subscription.attempts_of(np.array([waiting[0].position], np.uint64))[0])
+            if attempt:
+                return attempt
+            self._ahead -= 1
+            self._ahead_bytes -= waiting.popleft().bytes
+        del self._lanes[name]
+        return 0
+
+    def _together(self, chosen: list[tuple[_Waiting, int]]) -> tuple[Staged, int, int]:
+        chosen.sort(key=lambda item: item[0].position)
+        units = [item.staged.units[item.row : item.row + 1] for item, _ in chosen if item.staged.units is not None]
+        joined = np.concatenate(units)
+        staged = Staged(
+            positions=np.array([item.position for item, _ in chosen], np.uint64),
+            ids=np.array([item.staged.ids[item.row] for item, _ in chosen], np.uint64),
+            attempts=np.array([attempt for _, attempt in chosen], np.uint32),
+            due_ms=joined["due_ms"].astype(np.int64),
+            units=joined,
+            records=[item.staged.records[item.row] for item, _ in chosen if item.staged.records is not None],
+        )
+        return staged, 0, len(chosen)

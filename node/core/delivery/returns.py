@@ -1,0 +1,115 @@
+"""Returns the open messages of ended leases: after a pause if a lease ran out, at once if it was given back.
+
+Owns which returns are on their way into the log: such a message is not handed out before its return is applied. Soft
+state of one reign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from tickwheel.node.core.delivery.broadcast import Broadcasts
+from tickwheel.node.core.delivery.channel import Channel
+from tickwheel.node.core.delivery.leases import ChannelKey, Lease, LeaseTable, Positions, current
+from tickwheel.node.core.delivery.settlements import Settlements
+from tickwheel.node.core.watch.counters import Counters
+from tickwheel.node.failure import Failure
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.results import SettleResult
+from tickwheel.proto.log_pb2 import SETTLE_RETURN, SettleColumns
+
+RETURN_RETRY_MS = 200
+
+
+class Returns:
+    def __init__(
+        self,
+        state: StateMachine,
+        leases: LeaseTable,
+        settlements: Settlements,
+        broadcasts: Broadcasts,
+        counters: Counters,
+        channel: Callable[[ChannelKey], Channel | None],
+    ) -> None:
+        """`channel` returns an existing channel or None; it makes none."""
+        self._state = state
+        self._leases = leases
+        self._settlements = settlements
+        self._broadcasts = broadcasts
+        self._counters = counters
+        self._channel = channel
+        self._under_way: dict[ChannelKey, set[int]] = {}
+        self._reign = 0
+
+    def begin(self) -> None:
+        self._reign += 1
+
+    def end(self) -> None:
+        self._reign += 1
+        self._under_way.clear()
+
+    def positions(self, key: ChannelKey) -> Positions:
+        """Positions of a channel whose return is on its way into the log."""
+        return np.array(sorted(self._under_way.get(key, ())), np.uint64)
+
+    def forget(self, key: ChannelKey) -> None:
+        """Forget a channel: its group was reset or deleted."""
+        self._under_way.pop(key, None)
+
+    def give_back(self, lease: Lease, now_ms: int) -> None:
+        """Return the open messages of a lease that ran out or was given back by its consumer."""
+        expired = not lease.given_back
+        subscription = self._state.subscription(*lease.channel)
+        if subscription is None or not len(lease.positions):
+            return
+        if self._state.group_broadcasting(lease.channel[0]):
+            self._counters.expired += self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
+            return
+        if int(lease.positions[-1]) >= self._state.ready_count(lease.channel[1]):
+            # Delivered ahead of a dispatch that is not applied yet: there is no position to return to.
+            self._leases.give(replace(lease, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
+            return
+        is_open = current(subscription, lease)
+        still_open = lease.only(is_open)
+        positions, attempts = still_open.positions, still_open.attempts
+        channel = self._channel(lease.channel)
+        if channel is not None:
+            # Messages that were settled or came back in another way: this lease no longer holds them.
+            channel.release_hold(lease.positions[~is_open])
+        if not len(positions):
+            return
+        self._counters.expired += expired * len(positions)
+        returning = self._under_way.setdefault(lease.channel, set())
+        returning.update(positions.tolist())
+        if channel is not None:
+            channel.hold(positions)
+        reign = self._reign
+
+        def returned(result: SettleResult | Failure) -> None:
+            if reign == self._reign:
+                returning.difference_update(positions.tolist())
+                now_there = self._channel(lease.channel)
+                failed = isinstance(result, Failure) or result.failure is not None
+                if expired and now_there is not None and not failed:
+                    now_there.release_hold(positions)
+                if failed:
+                    self._leases.give(replace(still_open, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
+
+        # If the callback fails it is called again with the failure: the messages are not lost with it.
+        returned = self._settlements.serving.of(returned, returned)
+        if expired:
+            self._settlements.expire(lease, positions, attempts, now_ms, returned)
+            return
+        columns = SettleColumns(
+            group_id=lease.channel[0],
+            topic_id=lease.channel[1],
+            kind=SETTLE_RETURN,
+            ids=subscription.ids_of(positions).tobytes(),
+            attempts=attempts.astype("<u4").tobytes(),
+            positions=positions.tobytes(),
+            epoch=lease.epoch,
+        )
+        self._settlements.propose(columns, returned)

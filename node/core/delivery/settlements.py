@@ -1,0 +1,277 @@
+"""Settlements and extensions that consumers ask for: checked, put into the log, answered when committed.
+
+Owns the limits of such requests and the translation of their columns. Settlements change the replicated state;
+extensions change only the master's own leases. Used by the master's deliveries and the consumers' desk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Lease, LeaseFeed, LeaseTable, Positions
+from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.watch.counters import Counters
+from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.state.machine import CommandResult, StateMachine
+from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.window import CAPACITY_LEAST
+from tickwheel.proto import consumer_pb2
+from tickwheel.proto.log_pb2 import (
+    DECLARED_DEAD,
+    LEASE_EXPIRED,
+    REFUSED,
+    SETTLE_ACK,
+    SETTLE_DEAD,
+    SETTLE_RETRY,
+    SETTLE_RETURN,
+    SETTLE_SKIP,
+    Command,
+    Settle,
+    SettleColumns,
+)
+from tickwheel.wheel.units import Ids
+
+SETTLE_KINDS = {
+    consumer_pb2.ACK: SETTLE_ACK,
+    consumer_pb2.RETRY: SETTLE_RETRY,
+    consumer_pb2.DEAD: SETTLE_DEAD,
+    consumer_pb2.SKIP: SETTLE_SKIP,
+}
+WINDOW_VALUES_MAX = 1 << 28
+"""Values of two bytes in all windows together: half a gigabyte. Above this limit a window grows only by the smallest
+step. A consumer that settles far ahead of an unsettled message is told to try again later."""
+WINDOW_HINT_MS = 1_000
+SETTLE_MESSAGES_MAX = 100_000
+REASON_MAX = 1_024
+EXPIRED_TEXT = "its lease ran out"
+
+
+class Settlements:
+    """`came_back` is called for the messages that a committed settlement returned, `settled` for each channel in which
+    a settlement was committed."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        state: StateMachine,
+        proposer: Proposer,
+        leases: LeaseTable,
+        feed: LeaseFeed,
+        counters: Counters,
+        came_back: Callable[[ChannelKey, SettleColumns], None],
+        settled: Callable[[ChannelKey], None],
+        draw: Callable[[], float],
+    ) -> None:
+        """`draw` returns a number from 0 to below 1, for jitter."""
+        self._config = config
+        self._state = state
+        self._proposer = proposer
+        self._leases = leases
+        self._feed = feed
+        self._counters = counters
+        self._came_back = came_back
+        self._settled = settled
+        self._draw = draw
+        self.retries = RetryQueue(proposer)
+        self.serving = proposer.serving
+
+    def settle(
+        self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
+    ) -> None:
+        """Put a consumer's settlement into the log; `done` is called once it is applied, or with a Failure. Raises
+        RequestError."""
+        group_id, topic_id = self._names(batch.group, batch.topic)
+        kind = SETTLE_KINDS.get(batch.outcome)
+        if kind is None:
+            raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
+        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        if count > SETTLE_MESSAGES_MAX:
+            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
+        if len(batch.reason) > REASON_MAX:
+            raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+        given = np.frombuffer(batch.attempts, "<u4")
+        subscription = self._state.subscription(group_id, topic_id)
+        assert subscription is not None
+        ids, attempts, positions = subscription.as_logged(
+            np.frombuffer(batch.ids, "<u8"), given, np.frombuffer(batch.positions, "<u8") if batch.positions else None
+        )
+        refusal = self._too_far_ahead(subscription, ids, positions)
+        if refusal is not None:
+            done(refusal)
+            return
+        if kind in (SETTLE_RETRY, SETTLE_DEAD):
+            dies = kind == SETTLE_DEAD
+            due_ms = None if dies else self._due_ms(now_ms, self._pauses_ms(group_id, batch, given))
+            cause = DECLARED_DEAD if dies else REFUSED
+            epoch = batch.epoch if batch.HasField("epoch") else None
+            self._leave(
+                Leaving((group_id, topic_id), kind, ids, attempts, positions, due_ms, cause, batch.reason, done, epoch)
+            )
+            return
+        columns = SettleColumns(
+            group_id=group_id,
+            topic_id=topic_id,
+            kind=kind,
+            ids=ids.tobytes(),
+            attempts=attempts.astype("<u4").tobytes(),
+            positions=batch.positions,
+            epoch=batch.epoch if batch.HasField("epoch") else None,
+        )
+        self.propose(columns, done)
+
+    def _too_far_ahead(self, subscription: Subscription, ids: Ids, positions: Positions | None) -> Failure | None:
+        """The refusal of a settlement that would exceed `WINDOW_VALUES_MAX`; None: it fits."""
+        if self._state.backlog.window_values < WINDOW_VALUES_MAX:
+            return None
+        places, known = subscription.locate(ids, positions)
+        if known.any() and subscription.growth(int(places[known].max())) > CAPACITY_LEAST:
+            return limit_reached("window_values", WINDOW_VALUES_MAX, WINDOW_HINT_MS)
+        return None
+
+    def _pauses_ms(self, group_id: int, batch: consumer_pb2.SettleBatch, deliveries: Attempts) -> NDArray[np.int64]:
+        """How long each nacked message waits: the delay or level that the nack gives, else the group's policy. Raises
+        RequestError."""
+        state = self._state
+        if batch.delay_ms and batch.delay_level:
+            raise invalid("delay_level", batch.delay_level, "0 when delay_ms is given")
+        delay_ms_max = state.settings.delay_ms_max
+        if not 0 <= batch.delay_ms <= delay_ms_max:
+            raise invalid("delay_ms", batch.delay_ms, f"0 to {delay_ms_max}")
+        if batch.delay_ms:
+            return np.full(len(deliveries), batch.delay_ms, np.int64)
+        levels_ms = state.delay_levels_ms
+        if batch.delay_level:
+            return np.full(len(deliveries), levels_ms[min(batch.delay_level, len(levels_ms)) - 1], np.int64)
+        return state.retry_policy(group_id).pauses_ms(deliveries, levels_ms, self._draw)
+
+    def expire(
+        self,
+        lease: Lease,
+        positions: Positions,
+        attempts: Attempts,
+        now_ms: int,
+        done: Callable[[SettleResult | Failure], None],
+    ) -> None:
+        """A lease ran out: retry its open messages by the group's policy. `positions`, `attempts`: only the open
+        ones."""
+        state, channel = self._state, lease.channel
+        subscription = state.subscription(*channel)
+        assert subscription is not None
+        deliveries = subscription.deliveries(positions, attempts)
+        pauses_ms = state.retry_policy(channel[0]).pauses_ms(deliveries, state.delay_levels_ms, self._draw)
+        ids, due_ms = subscription.ids_of(positions), self._due_ms(now_ms, pauses_ms)
+        self._leave(
+            Leaving(
+                channel, SETTLE_RETRY, ids, attempts, positions, due_ms, LEASE_EXPIRED, EXPIRED_TEXT, done, lease.epoch
+            )
+        )
+
+    def _due_ms(self, now_ms: int, pauses_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """When messages come again, capped at `delay_ms_max`: apply could not take a later time."""
+        due_ms: NDArray[np.int64] = now_ms + np.minimum(pauses_ms, self._state.settings.delay_ms_max)
+        return due_ms
+
+    def _leave(self, leaving: Leaving) -> None:
+        done = leaving.done
+
+        def answered(result: SettleResult | Failure) -> None:
+            if isinstance(result, SettleResult):
+                self._settled(leaving.channel)
+            done(result)
+
+        leaving.done = answered
+        self.retries.add(leaving)
+
+    def propose(self, columns: SettleColumns, done: Callable[[SettleResult | Failure], None]) -> None:
+        """Put settlement columns into the log; `done` is called once they are applied, or with a Failure."""
+        key = (columns.group_id, columns.topic_id)
+
+        def answered(result: CommandResult | Failure) -> None:
+            if isinstance(result, SettleResult):
+                if columns.kind == SETTLE_RETURN:
+                    self._came_back(key, columns)
+                self._settled(key)
+                done(result)
+            else:
+                assert isinstance(result, Failure)
+                done(result)
+
+        self._proposer.submit(Command(settle=Settle(batches=[columns])), answered, may_gather=True)
+
+    def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions]:
+        """The channel of a settlement and the positions of its messages; messages it does not know are left out. Raises
+        RequestError."""
+        key = self._names(batch.group, batch.topic)
+        if batch.outcome not in SETTLE_KINDS:
+            raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
+        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        if count > SETTLE_MESSAGES_MAX:
+            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
+        subscription = self._state.subscription(*key)
+        assert subscription is not None
+        positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
+        found, known = subscription.locate(np.frombuffer(batch.ids, "<u8"), positions)
+        if batch.HasField("epoch") and batch.epoch != subscription.epoch:
+            known[:] = False
+        return key, found[known]
+
+    def extend(self, session_id: int, batch: consumer_pb2.ExtendBatch, now_ms: int) -> tuple[int, int, int]:
+        """Extend leases; returns (messages extended, messages refused, lease_until_ms). Settled messages, and those of
+        another attempt or epoch, are refused. Raises RequestError."""
+        config = self._config
+        key = self._names(batch.group, batch.topic)
+        lease_ms = batch.lease_ms or config.lease_default_ms
+        if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
+            raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
+        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        if count > SETTLE_MESSAGES_MAX:
+            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages")
+        subscription = self._state.subscription(*key)
+        assert subscription is not None
+        ids, attempts, positions = subscription.as_logged(
+            np.frombuffer(batch.ids, "<u8"),
+            np.frombuffer(batch.attempts, "<u4"),
+            np.frombuffer(batch.positions, "<u8") if batch.positions else None,
+        )
+        found, known = subscription.locate(ids, positions)
+        if batch.HasField("epoch") and batch.epoch != subscription.epoch:
+            known[:] = False
+        if self._state.group_broadcasting(key[0]):
+            known[:] = False  # several consumers hold a lease on one message: no single one can be extended
+        held = known.copy()
+        held[known] = ~subscription.is_settled(found[known])
+        held[held] = subscription.attempts_of(found[held]) == attempts[held]
+        until_ms = now_ms + lease_ms
+        extended = np.sort(found[held])
+        if len(extended):
+            order = np.argsort(found[held])
+            epoch = subscription.epoch
+            lease = Lease(key, extended, attempts[held][order].astype(np.uint32), until_ms, session_id, epoch=epoch)
+            self._leases.extend(key, extended, lease.attempts, until_ms, session_id, epoch)
+            self._feed.add(lease)
+        return len(extended), count - len(extended), until_ms
+
+    def _names(self, group: str, topic: str) -> ChannelKey:
+        group_id, topic_id = self._state.group_id(group), self._state.topic_id(topic)
+        if group_id is None:
+            raise invalid("group", group, "an existing consumer group")
+        if topic_id is None or self._state.subscription(group_id, topic_id) is None:
+            raise invalid("topic", topic, f"a topic of group {group}")
+        return group_id, topic_id
+
+    @staticmethod
+    def _check_columns(ids: bytes, attempts: bytes, positions: bytes) -> int:
+        if not ids or len(ids) % 8:
+            raise invalid("ids", f"{len(ids)} bytes", "one or more elements of 8 bytes")
+        count = len(ids) // 8
+        if len(attempts) != 4 * count:
+            raise invalid("attempts", f"{len(attempts)} bytes", f"{count} elements of 4 bytes")
+        if positions and len(positions) != 8 * count:
+            raise invalid("positions", f"{len(positions)} bytes", f"empty or {count} elements of 8 bytes")
+        return count

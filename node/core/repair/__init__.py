@@ -1,0 +1,1 @@
+"""Records and index rows that a node lost, supplied by other members."""

@@ -1,0 +1,151 @@
+"""Deletes topics and groups. Their messages are counted first, and cancelled if the request confirms that.
+
+A deletion is a sweep of the replicated state (node/state/sweeps.py). From its first command on, the target accepts and
+hands out nothing. The master of the moment cancels the pending messages step by step; at the end the target is removed.
+This module decides whether a deletion may begin, and answers when it has ended.
+
+An unconfirmed request is judged by a count. Messages scheduled between that count and the first command, a moment
+later, are cancelled, counted and recorded like the others.
+
+A call that is repeated because its answer was lost carries the same request id. It gets the sweep that the first try
+began, whether the target still exists, is gone, or exists again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.schedule.pending import PendingDesk, deletion_query
+from tickwheel.node.core.schedule.sweeper import Sweeper
+from tickwheel.node.core.world import Now, SteadyMs
+from tickwheel.node.failure import Failure, RequestError
+from tickwheel.proto import common_pb2
+from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
+from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
+
+ANSWER_MS_MAX = 5_000
+"""A deletion that takes longer is answered with its state so far, and goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A caller that is answered when the job has ended, or at `until_ms`."""
+
+    job_id: str
+    until_ms: int
+    answer: Promise[Sweep]
+
+
+class Deleter(Part):
+    def __init__(self, core: Kernel, pending: PendingDesk, sweeper: Sweeper) -> None:
+        self._core = core
+        self._pending = pending
+        self._sweeper = sweeper
+        self._waiting: list[_Waiting] = []
+
+    async def topic(self, request: DeleteTopicRequest) -> Sweep:
+        """Delete a topic. If it holds anything, the request must confirm. Returns the deleting sweep, once it has ended
+        or takes long."""
+        state = self._core.state
+        topic_id = state.topic_id(request.name)
+        owed = {} if topic_id is None else {"undelivered": state.topic_undelivered(topic_id)}
+        wanted = Sweep(delete_topic=request.name, selection=Selection(topic=request.name))
+        return await self._delete(
+            "topic", request.name, topic_id, wanted, owed, request.cancel_pending, request.request_id
+        )
+
+    async def group(self, request: DeleteGroupRequest) -> Sweep:
+        """Delete a group, with the same answer. If it holds anything, the request must confirm."""
+        state = self._core.state
+        group_id = state.group_id(request.name)
+        owed = {} if group_id is None else state.group_owed(group_id)
+        wanted = Sweep(delete_group=request.name)
+        return await self._delete("group", request.name, group_id, wanted, owed, request.discard, request.request_id)
+
+    async def _delete(
+        self,
+        what: str,
+        name: str,
+        target_id: int | None,
+        wanted: Sweep,
+        owed: dict[str, int],
+        confirmed: bool,
+        request_id: int,
+    ) -> Sweep:
+        core = self._core
+        core.require_master()
+        begun = next((job.job_id for job in core.state.sweeps if _is_of(job, wanted, request_id)), None)
+        if begun is not None:
+            return await self._ended(begun)
+        if target_id is None:
+            text = f"{what} {name} does not exist"
+            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": what, "value": name[:127]}))
+        wanted.target_id = target_id
+        running = next((job.job_id for job in core.state.sweeps if _deletes(job, wanted)), None)
+        if running is not None:
+            return await self._ended(running)
+        call = f"{request_id:x}" if request_id else str(core.applied_index)
+        wanted.job_id = f"delete-{what}-{target_id}-{call}"
+        if not confirmed:
+            pending = await self._pending.count_all(deletion_query(wanted))
+            found = {"pending" if what == "topic" else "retries": pending, **owed}
+            if any(found.values()):
+                words = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in found.items() if count)
+                text = f"{what} {name} still has {words}: confirm that they are to go with it"
+                facts = {word: str(count) for word, count in found.items()}
+                raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": what, "value": name, **facts}))
+        job = await self._sweeper.begin_deletion(wanted)
+        return await self._ended(job.job_id)
+
+    async def _ended(self, job_id: str) -> Sweep:
+        """The job when it has ended, or as it is after ANSWER_MS_MAX."""
+        answer: Promise[Sweep] = Promise()
+        self._waiting.append(_Waiting(job_id, self._core.steady_ms() + ANSWER_MS_MAX, answer))
+        self._answer(self._core.steady_ms())
+        return await answer
+
+    def tick(self, now: Now) -> None:
+        """Answer the callers whose job has ended or whose time is up."""
+        if now.acting and self._waiting:
+            self._answer(now.steady_ms)
+
+    def _answer(self, steady_ms: SteadyMs) -> None:
+        left: list[_Waiting] = []
+        answers: list[tuple[Promise[Sweep], Sweep | Failure]] = []
+        for caller in self._waiting:
+            job = self._core.state.sweeps.get(caller.job_id)
+            if job is None:
+                answers.append((caller.answer, Failure(common_pb2.UNKNOWN_NAME, f"sweep {caller.job_id} is forgotten")))
+            elif job.state != SWEEP_RUNNING or steady_ms >= caller.until_ms:
+                answers.append((caller.answer, job))
+            else:
+                left.append(caller)
+        self._waiting = left
+        for promise, answer in answers:
+            promise.keep(answer)
+
+    def end(self, failure: Failure) -> None:
+        """Answer the waiting callers with `failure`; the next master carries the deletions on."""
+        waiting, self._waiting = self._waiting, []
+        for caller in waiting:
+            caller.answer.keep(failure)
+
+
+def _deletes(job: Sweep, wanted: Sweep) -> bool:
+    """Whether a running job deletes the same target."""
+    same = job.WhichOneof("action") == wanted.WhichOneof("action") and job.target_id == wanted.target_id
+    return same and job.state == SWEEP_RUNNING
+
+
+def _is_of(job: Sweep, wanted: Sweep, request_id: int) -> bool:
+    """Whether an earlier try of the same call began the job."""
+    same = (job.delete_topic, job.delete_group) == (wanted.delete_topic, wanted.delete_group)
+    return bool(request_id) and same and job.job_id.endswith(f"-{request_id:x}")
+
+
+def finished(job: Sweep) -> bool:
+    """Whether the target of a deletion is gone."""
+    return job.state == SWEEP_FINISHED

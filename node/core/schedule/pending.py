@@ -1,0 +1,347 @@
+"""Pending messages: pages and counts by topic, tag, key, key prefix and time, on any node.
+
+A worker selects units by their own columns (topic, hashes, masks). If hashes cannot decide, the metas are read and
+compared with the text. Every step is bounded: a worker job (wheel/queries.py), then at most MATCHES_MAX metas on the
+core's thread. A call takes at most STEPS_MAX steps and then returns where the next call continues.
+
+Answers describe the moment of each step. A message that is pending before the first step and after the last appears
+exactly once. A message scheduled or dispatched in between may appear or not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
+from tickwheel.node.core.work import RemovedError
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.wheel.queries import Wanted
+from tickwheel.wheel.tags import key_hash, tag_mask
+from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units
+
+PAGE_DEFAULT = 100
+PAGE_MAX = 1_000
+BUCKETS_MAX = 10_000
+BUCKET_WIDTHS_MS = (1_000, 60_000, 3_600_000)
+MATCHES_MAX = 1_000
+"""Metas compared in one step: about 2 ms of the core's thread."""
+STEPS_MAX = 16
+"""Steps of one call: about eight million units examined, or sixteen thousand metas compared."""
+CALLS_MAX = 32
+"""Calls under way at a time; further ones are refused with a retry hint."""
+INDEX_MAX = 1 << 32
+"""Upper bound of the index in a page token: one beyond the last index of an hour."""
+TEXT_BYTES_MAX = 1_024
+"""Longest tag, key or prefix in a query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A selection of pending messages: all given conditions must hold. Times in ms since 1970."""
+
+    wanted: Wanted
+    due_min: int
+    due_max: int
+    tag: str = ""
+    key: str = ""
+    key_prefix: str = ""
+
+    @property
+    def by_text(self) -> bool:
+        """Whether units alone do not decide: the metas must be read."""
+        return bool(self.tag or self.key or self.key_prefix)
+
+    def matches(self, meta: common_pb2.MessageMeta) -> bool:
+        """Whether a meta matches the texts exactly; units decide only by hash."""
+        return (
+            (not self.tag or self.tag in meta.tags)
+            and (not self.key or self.key == meta.key)
+            and meta.key.startswith(self.key_prefix)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Result of one step: units in dispatch order, and where the next step begins (None: no more messages)."""
+
+    units: Units
+    next_key: CursorKey | None
+    examined: int
+
+
+def make_query(
+    core: Kernel,
+    selection: scheduler_pb2.Selection,
+    stamped_ms_max: int | None = None,
+    retries: bool = True,
+) -> Query:
+    """A checked query. Raises RequestError: unknown topic, a text too long, a time out of range."""
+    topic_id = None
+    if selection.topic:
+        topic_id = core.state.topic_id(selection.topic)
+        if topic_id is None:
+            text = f"topic {selection.topic} does not exist"
+            raise RequestError(
+                Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topic", "value": selection.topic[:127]})
+            )
+    for name in ("tag", "key", "key_prefix"):
+        size = len(getattr(selection, name).encode())
+        if size > TEXT_BYTES_MAX:
+            raise invalid(name, f"{size} bytes", f"at most {TEXT_BYTES_MAX} bytes")
+    for name in ("due_ms_min", "due_ms_max"):
+        value = getattr(selection, name)
+        if not 0 <= value <= DUE_MS_LIMIT:
+            raise invalid(name, value, "a time in milliseconds since 1970, or 0")
+    wanted = Wanted(
+        topic_id=topic_id,
+        tag_mask=tag_mask((selection.tag,)) if selection.tag else 0,
+        key_hash=key_hash(selection.key) if selection.key else 0,
+        with_key=bool(selection.key_prefix),
+        stamped_ms_max=stamped_ms_max,
+        retries=retries,
+    )
+    return Query(
+        wanted,
+        selection.due_ms_min,
+        selection.due_ms_max or DUE_MS_LIMIT,
+        selection.tag,
+        selection.key,
+        selection.key_prefix,
+    )
+
+
+def deletion_query(job: scheduler_pb2.Sweep) -> Query:
+    """The query for everything that a deleting sweep cancels: all pending messages of its topic, or for its group."""
+    of_topic = job.WhichOneof("action") == "delete_topic"
+    wanted = Wanted(topic_id=job.target_id) if of_topic else Wanted(target_group=job.target_id)
+    return Query(wanted, 0, DUE_MS_LIMIT)
+
+
+class Finder:
+    """Single steps of a query, shared by pages, counts by text and sweeps."""
+
+    def __init__(self, core: Kernel) -> None:
+        self._core = core
+
+    async def step(self, query: Query, start: CursorKey | None, limit: int) -> Found:
+        """Find at most `limit` units (and at most MATCHES_MAX) from `start` on. A step's work is bounded, so it may
+        find fewer although more follow. Raises UnreadableError."""
+        background = self._core.background
+        candidates = MATCHES_MAX if query.by_text else min(limit, MATCHES_MAX)
+        while True:
+            job = await background.scan(query.due_min, query.due_max, start, candidates, query.wanted)
+            units = job.units
+            if not query.by_text or not len(units):
+                return Found(units, job.next_key, job.examined)
+            metas = units.copy()
+            metas["size"] = metas["meta_size"]  # the payloads are not read
+            try:
+                records = await background.records_of(metas)
+            except RemovedError:
+                # Some messages were settled meanwhile and removed with their hour; the others are found again.
+                continue
+            rows = np.flatnonzero([query.matches(meta_of(record)) for record in records])
+            next_key = job.next_key
+            if len(rows) > limit:
+                rows = rows[:limit]
+                last = units[rows[-1]]
+                next_key = CursorKey(int(last["due_ms"]), int(last["index"]) + 1)
+            return Found(units[rows], next_key, job.examined)
+
+
+class PendingDesk:
+    def __init__(self, core: Kernel) -> None:
+        self._core = core
+        self._finder = Finder(core)
+        self._calls = 0
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Hold one of the CALLS_MAX places."""
+        if self._calls >= CALLS_MAX:
+            raise RequestError(limit_reached("pending_calls", CALLS_MAX, 500))
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    # -- pages
+
+    async def page(self, request: scheduler_pb2.ListPendingRequest) -> scheduler_pb2.ListPendingResponse:
+        """One page of pending messages in dispatch order."""
+        self._core.require_master()
+        query = make_query(self._core, _selection(request))
+        size = request.page_size or PAGE_DEFAULT
+        if size > PAGE_MAX:
+            raise invalid("page_size", size, f"1 to {PAGE_MAX}")
+        next_key = key_of_token(request.page_token)
+        with self._call():
+            parts: list[Units] = []
+            count = 0
+            for _ in range(STEPS_MAX):
+                found = await self._finder.step(query, next_key, size - count)
+                next_key = found.next_key
+                parts.append(found.units)
+                count += len(found.units)
+                if next_key is None or count >= size:
+                    break
+            units = join_units([part for part in parts if len(part)]) if count else np.zeros(0, UNIT)
+            if request.content or request.meta:
+                sizes = units["size" if request.content else "meta_size"]
+                units, next_key = _within_bytes(units, sizes, next_key)
+            messages = await self.describe(units, request.content, request.content or request.meta)
+            token = "" if next_key is None else token_of(next_key)
+            return scheduler_pb2.ListPendingResponse(messages=messages, next_page_token=token)
+
+    async def describe(self, units: Units, content: bool, meta: bool) -> list[scheduler_pb2.PendingMessage]:
+        """Units as messages; with their metas and payloads if asked. Messages removed meanwhile are left out."""
+        core = self._core
+        while True:
+            messages = [self._message(unit, number) for unit, number in zip(units, ids_of(units).tolist(), strict=True)]
+            if not meta or not messages:
+                return messages
+            wanted = units
+            if not content:
+                wanted = units.copy()
+                wanted["size"] = wanted["meta_size"]
+            try:
+                records = await core.background.records_of(wanted)
+            except RemovedError:
+                # At least one is gone, so this ends.
+                units = units[~core.wheel.holdings.removed(ids_of(units))]
+                continue
+            for message, unit, record in zip(messages, wanted, records, strict=True):
+                meta_size = int(unit["meta_size"])
+                message.meta.CopyFrom(meta_of(record[:meta_size]))
+                if content:
+                    message.payload = record[meta_size:]
+            return messages
+
+    def _message(self, unit: np.void, number: int) -> scheduler_pb2.PendingMessage:
+        state, group = self._core.state, self._core.identity.wheel_group
+        return scheduler_pb2.PendingMessage(
+            id=common_pb2.MessageId(wheel_group=group, hour=number >> 32, index=number & 0xFFFF_FFFF),
+            topic=state.topic_name(int(unit["topic_id"])),
+            due_ms=int(unit["due_ms"]),
+            due_requested_ms=int(unit["due_requested_ms"]),
+            payload_bytes=int(unit["size"]) - int(unit["meta_size"]),
+            scheduled_ms=int(unit["scheduled_ms"]),
+            attempts=int(unit["attempts"]),
+            group=state.group_name(int(unit["target_group"])) if unit["target_group"] else "",
+        )
+
+    # -- counts
+
+    async def count(self, request: scheduler_pb2.CountPendingRequest) -> scheduler_pb2.CountPendingResponse:
+        """Count pending messages by bucket of due time."""
+        self._core.require_master()
+        query = make_query(self._core, _selection(request))
+        bucket_ms = request.bucket_ms or BUCKET_WIDTHS_MS[-1]
+        if bucket_ms not in BUCKET_WIDTHS_MS:
+            raise invalid("bucket_ms", bucket_ms, "1000, 60000 or 3600000")
+        start = key_of_token(request.page_token)
+        with self._call():
+            return await self._count(query, start, bucket_ms, request.partial)
+
+    async def count_all(self, query: Query) -> int:
+        """Count all messages that a query selects."""
+        self._core.require_master()
+        with self._call():
+            total, token = 0, None
+            while token != "":
+                answer = await self._count(query, key_of_token(token or ""), BUCKET_WIDTHS_MS[-1], True)
+                total += answer.total
+                token = answer.next_page_token
+            return total
+
+    async def _count(
+        self, query: Query, start: CursorKey | None, bucket_ms: int, partial: bool
+    ) -> scheduler_pb2.CountPendingResponse:
+        """Count from `start` on. `partial`: the answer may end early, after STEPS_MAX steps or BUCKETS_MAX buckets."""
+        counts: dict[int, int] = {}
+        next_key = start
+        for step in itertools.count(1):
+            self._core.require_master()
+            buckets, next_key = await self._count_step(query, next_key, bucket_ms)
+            for start_ms, count in buckets:
+                counts[start_ms] = counts.get(start_ms, 0) + count
+            if len(counts) > BUCKETS_MAX:
+                if not partial:
+                    limit = f"at most {BUCKETS_MAX} buckets an answer; ask for partial ones"
+                    raise invalid("bucket_ms", bucket_ms, limit)
+                rising = sorted(counts)
+                next_key = CursorKey(rising[BUCKETS_MAX], 0)
+                counts = {start_ms: counts[start_ms] for start_ms in rising[:BUCKETS_MAX]}
+                break
+            if next_key is None or (partial and step >= STEPS_MAX):
+                break
+        response = scheduler_pb2.CountPendingResponse(
+            total=sum(counts.values()), next_page_token="" if next_key is None else token_of(next_key)
+        )
+        for start_ms in sorted(counts):
+            response.buckets.add(start_ms=start_ms, count=counts[start_ms])
+        return response
+
+    async def _count_step(
+        self, query: Query, start: CursorKey | None, bucket_ms: int
+    ) -> tuple[Iterable[tuple[int, int]], CursorKey | None]:
+        """(bucket, messages) of one step, and where the next step begins."""
+        if query.by_text:
+            found = await self._finder.step(query, start, MATCHES_MAX)
+            places, counts = np.unique(found.units["due_ms"] // bucket_ms, return_counts=True)
+            return zip((places * bucket_ms).tolist(), counts.tolist(), strict=True), found.next_key
+        due_min = max(query.due_min, start.due_ms if start is not None else 0)
+        job = await self._core.background.count(due_min, query.due_max, bucket_ms, query.wanted)
+        return job.buckets, None if job.next_ms is None else CursorKey(job.next_ms, 0)
+
+
+def _selection(
+    request: scheduler_pb2.ListPendingRequest | scheduler_pb2.CountPendingRequest,
+) -> scheduler_pb2.Selection:
+    return scheduler_pb2.Selection(
+        topic=request.topic,
+        due_ms_min=request.due_ms_min,
+        due_ms_max=request.due_ms_max,
+        tag=request.tag,
+        key=request.key,
+        key_prefix=request.key_prefix,
+    )
+
+
+def _within_bytes(units: Units, sizes: np.ndarray, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
+    """The units that fit into one answer, at least one, and where the next page begins. `sizes`: bytes that the answer
+    tells of each unit."""
+    fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), ANSWER_BYTES_MAX, side="right"))
+    fitting = max(1, fitting)
+    if fitting >= len(units):
+        return units, next_key
+    first = units[fitting]
+    return units[:fitting], CursorKey(int(first["due_ms"]), int(first["index"]))
+
+
+def token_of(key: CursorKey) -> str:
+    """A page's end as text: the first key of the next page. The key is a place in the order, so later inserts do not
+    shift it."""
+    return f"{key.due_ms}.{key.index}"
+
+
+def key_of_token(token: str) -> CursorKey | None:
+    """The reverse of `token_of`; None for an empty token. Raises RequestError."""
+    if not token:
+        return None
+    due, _, index = token.partition(".")
+    if not (due.isdecimal() and index.isdecimal() and len(due) < 18 and len(index) < 11):
+        raise invalid("page_token", token, "the next_page_token of an earlier answer")
+    key = CursorKey(int(due), int(index))
+    if key.due_ms > DUE_MS_LIMIT or key.index > INDEX_MAX:
+        raise invalid("page_token", token, "the next_page_token of an earlier answer")
+    return key

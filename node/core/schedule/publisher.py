@@ -1,0 +1,398 @@
+"""The path of a schedule request into the log: it waits in order, gets topics and due times, becomes a publish.
+
+Owns the bounded queue of accepted requests. Requests are served in order of arrival, so that a
+producer's sequences stay in order. A request that needs a new topic waits until the topic has been
+created through the log, and all requests behind it wait too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.disk_room import DiskRoom
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.proposer import Done
+from tickwheel.node.core.schedule.creations import Creations
+from tickwheel.node.core.schedule.flow import FlowControl
+from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
+from tickwheel.node.core.schedule.senders import Senders
+from tickwheel.node.core.schedule.spread import spread
+from tickwheel.node.core.serving import Fail
+from tickwheel.node.core.world import Now
+from tickwheel.node.failure import Failure, invalid, limit_reached, no_agreed_time
+from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.machine import CommandResult
+from tickwheel.node.state.results import AdminResult, PublishResult
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.admin_pb2 import CreateTopicRequest
+from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish
+from tickwheel.proto.scheduler_pb2 import RescheduleOutcome
+
+EMPTY = b""
+BUFFERS_ACCEPTED_MAX = 2
+"""A master refuses schedules once unmerged messages fill this many arrival buffers."""
+REFUSALS_MAX = 256
+"""Requests that one `take` refuses at most: a few milliseconds of work."""
+TOPICS_HINT_MS = 60_000
+"""Retry hint when there may be no more topics: an operator has to act first."""
+MERGE_HINT_MS = 500
+"""Retry hint when the arrival buffers are full."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedLevels:
+    """For each message its delay level, capped at the highest of the table, and that level's delay; 0 and 0: none."""
+
+    levels: NDArray[np.uint32]
+    delays_ms: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """A batch is on stable storage of a majority. Arrays are in the order of the request's messages."""
+
+    ids: NDArray[np.uint64]
+    due_ms: NDArray[np.int64]
+    repeated: bool
+    levels: AppliedLevels | None = None
+    """Set if the request asked for a level and is not a repetition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """Outcome of a reschedule: the message's new id and due time."""
+
+    outcome: RescheduleOutcome.ValueType
+    id: int
+    due_ms: int
+    remembered: bool = False
+    """The sender's sequence number was recorded, so a repetition gets this answer again."""
+
+
+Answer = Callable[[BatchOutcome | Failure], None]
+
+
+@dataclass(slots=True)
+class _Request:
+    batch: IncomingBatch
+    answer: Answer
+    bytes: int
+    caller: Fail | None
+    levels: AppliedLevels | None = None
+
+
+class Publisher(Part):
+    """The queue is empty while the node is not master."""
+
+    def __init__(
+        self, core: Kernel, creations: Creations, senders: Senders, flow: FlowControl, disk_room: DiskRoom
+    ) -> None:
+        self._config = core.config
+        self._state = core.state
+        self._wheel = core.wheel
+        self._clock = core.clock
+        self._proposer = core.proposer
+        self._random_bits = core.random_bits
+        self._creations = creations
+        self._senders = senders
+        self._flow = flow
+        self._disk_room = disk_room
+        self._queue: deque[_Request] = deque()
+        self._queue_bytes = 0
+        self._creating: set[str] = set()
+        self.cut_short = False
+        """The last `take` stopped early, after refusals or a failure: call it again soon."""
+
+    @property
+    def waiting(self) -> int:
+        """Accepted requests that are not yet proposed."""
+        return len(self._queue)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the accepted requests that are not yet proposed; 0: there are none."""
+        return self._queue_bytes
+
+    def arrivals_full(self) -> bool:
+        """Whether the messages waiting to be merged into hour files fill `BUFFERS_ACCEPTED_MAX` arrival buffers."""
+        return self._wheel.holdings.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self._config.buffer_bytes_max
+
+    def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
+        """Queue a request. Refuse it at once if the disk, the arrival buffers or the queue are full."""
+        config = self._config
+        refusal = self._disk_room.refusal()
+        if refusal is not None:
+            answer(refusal)
+            return
+        if self.arrivals_full():
+            answer(limit_reached("wheel.buffer_bytes_max", config.buffer_bytes_max, MERGE_HINT_MS))
+            return
+        if self._queue_bytes + batch.bytes > config.intake_bytes_max and self._queue:
+            answer(limit_reached("intake_bytes", config.intake_bytes_max))
+            return
+        if len(self._queue) >= config.intake_requests_max:
+            answer(limit_reached("intake_requests", config.intake_requests_max))
+            return
+        size = batch.bytes
+        serving = self._proposer.serving
+        self._queue.append(_Request(batch, serving.bound(answer), size, serving.caller))
+        self._queue_bytes += size
+
+    def end(self, failure: Failure) -> None:
+        """Answer all waiting requests with `failure`. None was proposed, so clients can safely send them elsewhere."""
+        queue, self._queue = self._queue, deque()
+        self._queue_bytes = 0
+        self._creating.clear()
+        for request in queue:
+            request.answer(failure)
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"intake_requests": float(self.waiting)}
+
+    def wait_ms(self, now: Now) -> int | None:
+        """None, or 0 if requests wait although the last publish had room for none of them."""
+        return 0 if self.cut_short and self._queue else None
+
+    def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
+        """Make one publish of waiting requests of about `bytes_max`, at least one; None: none can go now. Requests that
+        flow control or their due time forbid are refused on the way."""
+        taken: list[_Request] = []
+        dues: list[NDArray[np.int64]] = []
+        size = 0
+        now_ms = self._clock.now_ms()
+        refused = 0
+        self.cut_short = False
+        while self._queue and (not taken or size + self._queue[0].bytes <= bytes_max):
+            request = self._queue[0]
+            if not self._topics_known(request.batch):
+                break
+            self._queue.popleft()
+            self._queue_bytes -= request.bytes
+            due = self._due_of(request, now_ms)
+            if due is None:
+                refused += 1
+                if refused >= REFUSALS_MAX:
+                    self.cut_short = True
+                    break
+                continue
+            taken.append(request)
+            dues.append(due)
+            size += request.bytes
+        if not taken:
+            return None
+        publish = self._publish_of(taken, dues)
+        return None if publish is None else (Command(publish=publish), self._answers(taken), size)
+
+    def _due_of(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
+        """`_due` under the request's guard: a mistake fails this request alone."""
+        due: list[NDArray[np.int64] | None] = []
+        self._proposer.serving.run(request.caller, lambda: due.append(self._due(request, now_ms)))
+        return due[0] if due else None
+
+    def _publish_of(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Publish | None:
+        """`publish_of` under the guard of all these requests. None: it failed, and all of them were told."""
+        made: list[Publish] = []
+
+        def failed(failure: Failure) -> None:
+            self.cut_short = True  # other requests may wait behind these
+            self._answers(taken)(failure)
+
+        caller = failed if taken[0].caller is not None else None
+        batches = [request.batch for request in taken]
+        self._proposer.serving.run(caller, lambda: made.append(self.publish_of(batches, dues)))
+        return made[0] if made else None
+
+    def _topics_known(self, batch: IncomingBatch) -> bool:
+        state = self._state
+        missing = [name for name in batch.topics if state.topic_id(name) is None]
+        wanted = [name for name in missing if name not in self._creating]
+        if not wanted:
+            return not missing
+        if not state.settings.topics_auto_create:
+            text = f"topic {wanted[0]} does not exist"
+            self._refuse_head(Failure(pb.UNKNOWN_NAME, text, {"field": "topic", "value": wanted[0]}))
+            return False
+        topics_max = state.settings.topics_max
+        if state.topic_count + len(self._creating) + len(wanted) > topics_max:
+            self._refuse_head(limit_reached("topics_max", topics_max, TOPICS_HINT_MS))
+            return False
+        allowed = self._creations.topics(len(wanted))
+        for name in wanted[:allowed]:
+            self._creating.add(name)
+            creation = AdminCommand(create_topic=CreateTopicRequest(name=name), actor=batch.actor)
+            command = Command(admin=creation)
+
+            def created(result: CommandResult | Failure, name: str = name) -> None:
+                self._creating.discard(name)
+                if isinstance(result, AdminResult) and result.failure is not None:
+                    self._refuse_topic(name, result.failure)
+
+            self._proposer.submit(command, created)
+        if allowed < len(wanted):
+            # The allowed part is created although the batch is refused: so a batch of any size gets through in the end.
+            self._refuse_head(self._creations.topics_refused(len(wanted) - allowed))
+        return False
+
+    def _refuse_head(self, failure: Failure) -> None:
+        request = self._queue.popleft()
+        self.cut_short = bool(self._queue)  # requests behind it need not wait
+        self._queue_bytes -= request.bytes
+        request.answer(failure)
+
+    def _refuse_topic(self, name: str, failure: Failure) -> None:
+        refused = [request for request in self._queue if name in request.batch.topics]
+        self._queue = deque(request for request in self._queue if name not in request.batch.topics)
+        self._queue_bytes -= sum(request.bytes for request in refused)
+        for request in refused:
+            request.answer(failure)
+
+    def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
+        """Absolute due times; None if the request was refused: no agreed time, too far ahead, or flow control."""
+        batch = request.batch
+        if not self._clock.known and np.any(np.not_equal(batch.kinds, KIND_DUE)):
+            request.answer(no_agreed_time())
+            return None
+        # Relative times count from the next full millisecond: no delay may be short by a fraction of one.
+        table_ms = self._state.delay_levels_ms
+        due = resolve_when(batch.when, batch.kinds, now_ms + 1, table_ms)
+        request.levels = applied_levels(batch.when, batch.kinds, table_ms)
+        limit_ms = self._state.settings.delay_ms_max
+        latest = int(due[0]) if len(due) == 1 else int(due.max())
+        if latest > now_ms + limit_ms:
+            row = int(due.argmax())
+            error = invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
+            request.answer(error.failure)
+            return None
+        due = spread(due, batch.jitter_ms, now_ms + limit_ms, self._random_bits)
+        refusal = self._flow.admit(batch, due, now_ms)
+        if refusal is not None:
+            request.answer(refusal)
+            return None
+        return due
+
+    def publish_of(self, batches: list[IncomingBatch], dues: list[NDArray[np.int64]]) -> Publish:
+        """One publish of all batches, its columns sorted by due time. Every topic must exist. `dues`: due times of each
+        batch."""
+        due = dues[0] if len(dues) == 1 else np.concatenate(dues)
+        order: NDArray[np.int64] | None = None
+        if len(due) > 1 and (due[1:] < due[:-1]).any():
+            order = np.argsort(due, kind="stable")
+        publish = Publish(requests=[self._senders.stated(b.sender, b.count) for b in batches])
+        sizes = _joined([b.sizes for b in batches])
+        records = batches[0].records if len(batches) == 1 else b"".join(b.records for b in batches)
+        publish.topic_ids = self._topic_column(batches, order)
+        publish.meta_sizes = _optional([b.meta_sizes for b in batches], batches, order, np.uint32)
+        publish.tag_hashes = _optional([b.tag_hashes for b in batches], batches, order, np.uint32)
+        publish.tag_masks = _optional([b.tag_masks for b in batches], batches, order, np.uint64)
+        publish.one_tag_hashes = bool(publish.tag_hashes)
+        publish.key_hashes = _optional([b.key_hashes for b in batches], batches, order, np.uint64)
+        if order is None:
+            publish.due_ms = due.tobytes()
+            publish.sizes = sizes.tobytes()
+            publish.records = records
+        else:
+            publish.due_ms = due[order].tobytes()
+            publish.rows = order.astype("<u4").tobytes()
+            publish.records = reorder_records(records, sizes, order)
+            publish.sizes = sizes[order].tobytes()
+        return publish
+
+    def _topic_column(self, batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> bytes:
+        ids = [[self._state.topic_id(name) or 0 for name in b.topics] for b in batches]
+        if len({number for numbers in ids for number in numbers}) == 1:
+            return np.array(ids[0][:1], "<u4").tobytes()
+        columns = [
+            np.array(numbers, "<u4")[b.topic_of] if b.topic_of is not None else np.full(b.count, numbers[0], "<u4")
+            for numbers, b in zip(ids, batches, strict=True)
+        ]
+        column = np.concatenate(columns)
+        return (column if order is None else column[order]).tobytes()
+
+    def _answers(self, taken: list[_Request]) -> Done:
+        def answer(result: CommandResult | Failure) -> None:
+            for request in taken:
+                self._flow.answered(request.batch)
+            if isinstance(result, Failure):
+                for request in taken:
+                    request.answer(result)
+                return
+            assert isinstance(result, PublishResult) and len(result.requests) == len(taken)
+            for request, outcome in zip(taken, result.requests, strict=True):
+                if outcome.failure is not None:
+                    request.answer(outcome.failure)
+                else:
+                    levels = None if outcome.repeated else request.levels
+                    request.answer(BatchOutcome(outcome.ids, outcome.due_ms, outcome.repeated, levels))
+
+        return answer
+
+
+def resolve_when(
+    when: NDArray[np.int64], kinds: NDArray[np.uint8] | int, now_ms: int, levels_ms: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Absolute due times in ms from absolute times, delays or levels, as `kinds` says. Level 0 is no delay; a level
+    above the highest counts as the highest."""
+    if isinstance(kinds, int):
+        if kinds == KIND_DUE:
+            return when
+        if kinds == KIND_DELAY:
+            return when + now_ms
+        kinds = np.full(len(when), kinds, np.uint8)
+    table = np.concatenate(([0], levels_ms))
+    level = kinds == KIND_LEVEL
+    due = np.where(kinds == KIND_DUE, when, when + now_ms)
+    due[level] = now_ms + table[np.minimum(when[level], len(levels_ms))]
+    return due
+
+
+def applied_levels(
+    when: NDArray[np.int64], kinds: NDArray[np.uint8] | int, levels_ms: NDArray[np.int64]
+) -> AppliedLevels | None:
+    """The levels that a batch gets, capped at the highest, and their delays; None if it asks for no level."""
+    if isinstance(kinds, int):
+        if kinds != KIND_LEVEL:
+            return None
+        levels = np.minimum(when, len(levels_ms))
+    else:
+        asks = kinds == KIND_LEVEL
+        if not asks.any():
+            return None
+        levels = np.where(asks, np.minimum(when, len(levels_ms)), 0)
+    return AppliedLevels(levels.astype(np.uint32), np.concatenate(([0], levels_ms))[levels])
+
+
+def reorder_records(records: bytes, sizes: NDArray[np.uint32], order: NDArray[np.int64]) -> bytes:
+    """The concatenated records in another order: record `order[i]` comes at place i."""
+    size = int(sizes[0])
+    if (sizes == size).all():
+        return np.frombuffer(records, np.uint8).reshape(len(sizes), size)[order].tobytes()
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = ends - sizes
+    view = memoryview(records)
+    return b"".join([view[a:b] for a, b in zip(starts[order].tolist(), ends[order].tolist(), strict=True)])
+
+
+def _joined(columns: list[NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _optional(
+    columns: list[NDArray[np.uint32] | None] | list[NDArray[np.uint64] | None],
+    batches: list[IncomingBatch],
+    order: NDArray[np.int64] | None,
+    dtype: type[np.uint32] | type[np.uint64],
+) -> bytes:
+    if all(column is None for column in columns):
+        return EMPTY
+    filled = [
+        column.astype(dtype, copy=False) if column is not None else np.zeros(batch.count, dtype)
+        for column, batch in zip(columns, batches, strict=True)
+    ]
+    joined = np.concatenate(filled)
+    return (joined if order is None else joined[order]).tobytes()

@@ -1,0 +1,241 @@
+"""Carries on the sweeps of the replicated state while this node is master, and answers requests about them.
+
+A sweep goes step by step: find the next messages of its selection (bounded, see pending.py), propose their cancelling
+or move, and go on when that is applied. Each job has at most one step under way. If a step is lost with mastership, the
+next master finds its messages again. The only thing kept here about a job is that a step is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
+from tickwheel.node.core.schedule.pending import Finder, Found, Query, deletion_query, make_query
+from tickwheel.node.core.work import RemovedError
+from tickwheel.node.core.world import Now
+from tickwheel.node.failure import Failure, RequestError, invalid, no_agreed_time
+from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.results import SweepResult
+from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
+from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
+from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
+from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of
+
+STEP_HOURS_MAX = 256
+"""Hours of one step: each costs apply about 20 us."""
+STEP_BYTES_MAX = 512 << 10
+"""Bytes of payloads that a step of a move carries through the log; a single larger one makes a step of its own."""
+RETRY_MS = 500
+"""Pause after a step that failed."""
+
+
+class Sweeper(Part):
+    def __init__(self, core: Kernel) -> None:
+        self._core = core
+        self._finder = Finder(core)
+        self._under_way: set[str] = set()
+        self._wait_until_ms: dict[str, int] = {}
+        self.failures = 0
+        """Steps that failed and had to be repeated."""
+
+    # -- requests
+
+    async def begin_sweep(self, request: BeginSweepRequest) -> Sweep:
+        """Begin a job; a repeated request gets the state of the job that has begun."""
+        self._core.require_master()
+        return await self._propose(SweepCommand(begin=self._checked(request)))
+
+    def _checked(self, request: BeginSweepRequest) -> Sweep:
+        core = self._core
+        selection = request.selection
+        if not (selection.topic or selection.tag or selection.key or selection.key_prefix):
+            raise invalid("selection", "empty", "at least one of topic, tag, key and key_prefix")
+        make_query(core, selection)
+        action = request.WhichOneof("action")
+        if action is None or (action == "cancel" and not request.cancel):
+            raise invalid("action", "absent", "cancel, due_ms, delay_ms or shift_ms")
+        if not core.clock.known:
+            raise RequestError(no_agreed_time())
+        now_ms = core.clock.now_ms()
+        sweep = Sweep(job_id=request.job_id, selection=selection, stamped_ms_max=max(now_ms, core.stamped_ms))
+        limit_ms = core.state.settings.delay_ms_max
+        if action == "cancel":
+            sweep.cancel = True
+        elif action == "shift_ms":
+            if abs(request.shift_ms) > limit_ms:
+                raise invalid("shift_ms", request.shift_ms, f"at most {limit_ms} either way")
+            sweep.shift_ms = request.shift_ms
+        else:
+            value = getattr(request, action)
+            if not 0 <= value <= DUE_MS_LIMIT:
+                raise invalid(action, value, "0 or more milliseconds")
+            due_ms = value if action == "due_ms" else now_ms + value
+            if due_ms > now_ms + limit_ms:
+                raise invalid(action, value, f"at most {limit_ms} ms ahead of now ({now_ms})")
+            sweep.due_ms = due_ms
+        return sweep
+
+    async def get(self, job_id: str) -> Sweep:
+        """The state of a job."""
+        self._core.require_master()
+        job = self._core.state.sweeps.get(job_id)
+        if job is None:
+            raise RequestError(unknown_sweep(job_id))
+        return job
+
+    async def list(self) -> ListSweepsResponse:
+        """All remembered jobs."""
+        self._core.require_master()
+        return ListSweepsResponse(sweeps=self._core.state.sweeps)
+
+    async def stop(self, job_id: str) -> Sweep:
+        """Stop a job; its changes so far stay."""
+        self._core.require_master()
+        return await self._propose(SweepCommand(stop=job_id))
+
+    async def begin_deletion(self, sweep: Sweep) -> Sweep:
+        """Begin to delete a topic or group; see deleting.py."""
+        return await self._propose(SweepCommand(begin=sweep))
+
+    async def _propose(self, command: SweepCommand) -> Sweep:
+        result = await self._core.proposer.propose(Command(sweep=command), SweepResult)
+        if result.sweep is None:
+            raise RequestError(unknown_sweep(""))
+        return result.sweep
+
+    # -- carrying them on
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"sweep_failures": float(self.failures)}
+
+    def tick(self, now: Now) -> None:
+        """Start a step of each running job that has none under way. Cheap when there is no job."""
+        core = self._core
+        if not now.acting or not core.state.sweeps.running or not core.clock.known:
+            return
+        for job in core.state.sweeps:
+            if job.state != SWEEP_RUNNING or job.job_id in self._under_way:
+                continue
+            if now.steady_ms < self._wait_until_ms.get(job.job_id, 0):
+                continue
+            self._under_way.add(job.job_id)
+            self._begin_step(job)
+
+    def _begin_step(self, job: Sweep) -> None:
+        job_id = job.job_id
+        step = _Step(self._core, self._finder, job)
+
+        def ended(answer: Failure | None) -> None:
+            self._under_way.discard(job_id)
+            if answer is None:
+                self._wait_until_ms.pop(job_id, None)
+            else:
+                # Its messages are found again after a pause.
+                self.failures += 1
+                self._wait_until_ms[job_id] = self._core.steady_ms() + RETRY_MS
+
+        serving = self._core.serving
+        serving.run(ended, lambda: serving.start(step.run(), ended))
+
+    def end(self, failure: Failure) -> None:
+        """Forget the steps under way; they notice by themselves."""
+        self._wait_until_ms.clear()
+
+
+class _Step:
+    """One step of one job."""
+
+    def __init__(self, core: Kernel, finder: Finder, job: Sweep) -> None:
+        self._core = core
+        self._finder = finder
+        self._term = core.term
+        self._selection = job.selection
+        self._action = job.WhichOneof("action")
+        self._moves = self._action in ("due_ms", "shift_ms")
+        self._target_ms: int = job.shift_ms if self._action == "shift_ms" else job.due_ms
+        self._stamped_ms_max = job.stamped_ms_max
+        self._step = SweepStep(job_id=job.job_id, number=job.steps)
+        self._start = CursorKey(job.next_due_ms, job.next_index) if job.steps else None
+        self._deletion = deletion_query(job) if self._action in DELETIONS else None
+
+    async def run(self) -> None:
+        """Find the step's messages and change them. Raises RequestError: the step failed."""
+        core = self._core
+        try:
+            query: Query = self._deletion or make_query(core, self._selection, self._stamped_ms_max, retries=False)
+        except RequestError:
+            # The topic was deleted: nothing of it will be delivered any more.
+            self._step.last = True
+        else:
+            found = await self._finder.step(query, self._start, core.config.sweep_step_messages)
+            units = self._take(found)
+            if self._moves and len(units):
+                try:
+                    self._move(units, await core.background.records_of(units))
+                except RemovedError:
+                    return  # dispatched and settled meanwhile; the next look will not see them
+        if core.leading and core.term == self._term:
+            await core.proposer.propose(Command(sweep=SweepCommand(step=self._step)), SweepResult, may_gather=True)
+
+    def _take(self, found: Found) -> Units:
+        """Note what the step examines and changes, and where the next one begins. Returns the messages to change."""
+        units, next_key = found.units, found.next_key
+        self._step.examined = found.examined
+        hours = np.flatnonzero(np.diff(units["due_ms"] // HOUR_MS)) + 1
+        if len(hours) >= STEP_HOURS_MAX:
+            units, next_key = self._cut(units, int(hours[STEP_HOURS_MAX - 1]))
+        if self._moves and len(units):
+            units, next_key = self._movable(units, next_key)
+        if next_key is None:
+            self._step.last = True
+        else:
+            self._step.next_due_ms, self._step.next_index = next_key
+        self._step.ids = ids_of(units).astype("<u8").tobytes()
+        self._step.due_ms = units["due_ms"].astype("<i8").tobytes()
+        return units
+
+    def _movable(self, units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
+        """The units that one step carries, without those that would move too far ahead."""
+        fitting = int(np.searchsorted(np.cumsum(units["size"], dtype=np.int64), STEP_BYTES_MAX, side="right"))
+        fitting = max(1, fitting)
+        if fitting < len(units):
+            units, next_key = self._cut(units, fitting)
+        if self._action == "shift_ms":
+            latest_ms = self._core.clock.now_ms() + self._core.state.settings.delay_ms_max
+            near = units["due_ms"] + self._target_ms <= latest_ms
+            self._step.too_far = int(np.count_nonzero(~near))
+            units = units[near]
+        return units, next_key
+
+    def _cut(self, units: Units, count: int) -> tuple[Units, CursorKey]:
+        """The first `count` units, and where the next step begins."""
+        self._step.examined = count
+        first = units[count]
+        return units[:count], CursorKey(int(first["due_ms"]), int(first["index"]))
+
+    def _move(self, units: Units, records: list[bytes]) -> None:
+        """Put the messages at their new times into the step."""
+        due_ms = (
+            units["due_ms"] + self._target_ms
+            if self._action == "shift_ms"
+            else np.full(len(units), self._target_ms, np.int64)
+        )
+        one_tag = (units["flags"] & ONE_TAG) != 0
+        self._step.moved.CopyFrom(
+            Publish(
+                requests=[PublishRequest(count=len(units))],
+                due_ms=np.maximum(due_ms, 0).astype("<i8").tobytes(),
+                topic_ids=units["topic_id"].astype("<u4").tobytes(),
+                sizes=units["size"].astype("<u4").tobytes(),
+                meta_sizes=units["meta_size"].astype("<u4").tobytes(),
+                tag_hashes=np.where(one_tag, units["tag_hash"], 0).astype("<u4").tobytes(),
+                tag_masks=units["tag_mask"].astype("<u8").tobytes(),
+                key_hashes=units["key_hash"].astype("<u8").tobytes(),
+                records=b"".join(records),
+                one_tag_hashes=True,
+            )
+        )

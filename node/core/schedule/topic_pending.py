@@ -1,0 +1,218 @@
+"""How many messages are pending by topic: known to a master while the setting `topic_pending_max` or a user's quota
+needs it.
+
+A count is taken from one pinned moment (wheel/pinned.py; workers read it page by page). Schedules and dispatches
+applied since are added and subtracted. Commands that do not name the topics of their messages (cancels, sweeps,
+retries, bulk loads) make the count stale: it is then taken anew, while the old one stays in use. After a count there is
+a pause of PAUSES times its duration.
+
+Soft state of the master, gone with its reign. Until the first count of a reign has ended, its figure so far is used: a
+limit may be exceeded by messages that the new master has not counted yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import numpy as np
+
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
+from tickwheel.node.core.work import UnreadableError
+from tickwheel.node.core.world import Now
+from tickwheel.node.failure import Failure
+from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.machine import AnyResult
+from tickwheel.node.state.quotas import OTHERS, parse_quotas
+from tickwheel.node.state.results import PublishResult, SettleResult
+from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
+from tickwheel.wheel.pinned import Pinned
+from tickwheel.wheel.units import CursorKey
+
+PAGE_UNITS_MAX = 65_536
+"""Units of one page: six megabytes of index."""
+COUNT_PERIOD_MS = 200
+PAUSES = 20
+METRIC_TOPICS_MAX = 100
+"""Topics with a limit that the metrics show: the fullest ones."""
+UNTOLD = {"cancel", "sweep", "ingest", "staging", "replay_dead", "cold"}
+"""Commands that make counts stale. A reschedule keeps its topic, so it does not."""
+
+
+class _Count:
+    """A count under way."""
+
+    def __init__(self, pinned: Pinned, began_ms: int) -> None:
+        self.pinned = pinned
+        self.began_ms = began_ms
+        self.hours: list[int] = pinned.hours.tolist()[::-1]
+        self.start: CursorKey | None = None
+        self.found: dict[int, int] = {}
+        self.since: dict[int, int] = {}
+        """Topic id -> change of pending messages since the pinned moment."""
+        self.stale = False
+        """A command since then did not name its topics."""
+
+
+class TopicPending(Part):
+    def __init__(self, core: Kernel) -> None:
+        self._core = core
+        self._known: dict[int, int] | None = None
+        self._stale = False
+        self._count: _Count | None = None
+        self._not_before_ms = 0
+        self._reign = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a limit exists and this node is the one that applies it. Cheap: called at every tick."""
+        state = self._core.state
+        asked = bool(state.settings.topic_pending_max) or (state.settings.rights and state.access.limits_pending)
+        return asked and self._core.leading
+
+    @property
+    def counted(self) -> bool:
+        """The first count of this reign has ended, and is not stale."""
+        return self._known is not None and not self._stale
+
+    def of(self, topic_id: int | None) -> int:
+        """Pending messages of a topic."""
+        if topic_id is None:
+            return 0
+        if self._known is not None:
+            return max(0, self._known.get(topic_id, 0))
+        count = self._count
+        return 0 if count is None else max(0, count.found.get(topic_id, 0) + count.since.get(topic_id, 0))
+
+    def limits(self) -> dict[str, tuple[int, int]]:
+        """Topic with a limit -> (pending messages, limit)."""
+        limits = parse_quotas(self._core.state.settings.topic_pending_max) or {}
+        if not limits:
+            return {}
+        found: dict[str, tuple[int, int]] = {}
+        for topic_id, name in self._core.state.named_topics():
+            limit = limits.get(name) or limits.get(OTHERS)
+            if limit:
+                found[name] = (self.of(topic_id), limit)
+        return found
+
+    def end(self, failure: Failure) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._reign += 1
+        self._known = None
+        self._count = None
+        self._stale = False
+        self._not_before_ms = 0
+
+    # -- applied commands
+
+    def applied(self, command: Command, result: AnyResult) -> None:
+        """Count an applied command."""
+        if self._known is None and self._count is None:
+            return
+        if isinstance(result, PublishResult):
+            self._published(command, result)
+            return
+        kind = command.WhichOneof("body")
+        retries = isinstance(result, SettleResult) and any(
+            batch.kind in (SETTLE_RETRY, SETTLE_DEAD) for batch in command.settle.batches
+        )
+        if kind in UNTOLD or retries:
+            self.spoil()
+
+    def _published(self, command: Command, result: PublishResult) -> None:
+        count = result.scheduled
+        if not count:
+            return
+        topics = np.frombuffer(command.publish.topic_ids, "<u4")
+        if len(topics) == 1:
+            self._add(int(topics[0]), count)
+        elif count == len(topics):
+            for topic_id, part in zip(*np.unique(topics, return_counts=True), strict=True):
+                self._add(int(topic_id), int(part))
+        else:
+            self.spoil()  # some of it was a repeat
+
+    def dispatched(self, topic_id: int, count: int) -> None:
+        """`count` messages of a topic were dispatched."""
+        if self._known is not None or self._count is not None:
+            self._add(topic_id, -count)
+
+    def _add(self, topic_id: int, count: int) -> None:
+        if self._known is not None:
+            self._known[topic_id] = self._known.get(topic_id, 0) + count
+        if self._count is not None:
+            since = self._count.since
+            since[topic_id] = since.get(topic_id, 0) + count
+
+    def spoil(self) -> None:
+        """Count again: something was applied that the counts do not know of."""
+        self._stale = True
+        if self._count is not None:
+            self._count.stale = True
+
+    # -- counting
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        """Counts and limits of the fullest topics that have a limit."""
+        if not self.wanted:
+            return {}
+        limits = self.limits()
+        fullest = sorted(limits, key=lambda name: (-limits[name][0] / limits[name][1], name))[:METRIC_TOPICS_MAX]
+        return {
+            "topic_pending_messages": {(name,): float(limits[name][0]) for name in fullest},
+            "topic_pending_limit": {(name,): float(limits[name][1]) for name in fullest},
+        }
+
+    def tick(self, now: Now) -> None:
+        """Begin a count if one is needed."""
+        steady_ms = now.steady_ms
+        if not self.wanted:
+            if self._known is not None or self._count is not None:
+                self._forget()
+            return
+        if (
+            self._count is not None
+            or self.counted
+            or steady_ms < self._not_before_ms
+            or self._core.wheel.ingestion.absorbing
+        ):
+            return
+        self._count = _Count(self._core.wheel.reads.pin(0, DUE_MS_LIMIT), steady_ms)
+        self._core.serving.start(self._read(self._count), lambda _: None)
+
+    async def _read(self, count: _Count) -> None:
+        """Count what a pin holds, page by page."""
+        reign, core = self._reign, self._core
+        while count.hours:
+            hour, job = count.hours[-1], None
+            with suppress(UnreadableError):
+                job = await core.background.scan_pinned(
+                    count.pinned, hour, count.start, 0, DUE_MS_LIMIT, PAGE_UNITS_MAX
+                )
+            if reign != self._reign or self._count is not count:
+                return
+            if job is None:
+                # Removed under the reader, or not readable now: again from the beginning, later.
+                self._count = None
+                self._not_before_ms = core.steady_ms() + PAUSES * COUNT_PERIOD_MS
+                return
+            units = count.pinned.known(hour, job.units)
+            for topic_id, number in zip(*np.unique(units["topic_id"], return_counts=True), strict=True):
+                count.found[int(topic_id)] = count.found.get(int(topic_id), 0) + int(number)
+            count.start = job.next_key
+            if job.next_key is None:
+                count.hours.pop()
+        self._ended(count)
+
+    def _ended(self, count: _Count) -> None:
+        known = count.found
+        for topic_id, number in count.since.items():
+            known[topic_id] = known.get(topic_id, 0) + number
+        self._known, self._stale, self._count = known, count.stale, None
+        now_ms = self._core.steady_ms()
+        self._not_before_ms = now_ms + max(COUNT_PERIOD_MS, PAUSES * (now_ms - count.began_ms))

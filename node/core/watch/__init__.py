@@ -1,0 +1,1 @@
+"""What the node shows of itself: status, metrics, events, pins."""

@@ -1,0 +1,209 @@
+"""Pins of settled messages: readers see the messages that a group has settled and the cluster still keeps, as of one
+applied index.
+
+Owns the pins of this node, master or slave. A pin has, for each topic of the group, the floor, a bit for each position
+of the open window, and the ids of messages that wait for a retry. It holds no file. A message is done if its last
+position for the group is settled and it waits for no retry. Pages give the settled positions, and separately the
+positions of retries, so that readers can tell which position is the last. Hours that are removed meanwhile are skipped
+and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
+from tickwheel.node.core.work import RemovedError, UnreadableError
+from tickwheel.node.failure import Failure, RequestError, invalid
+from tickwheel.node.state.ready import ReadyLog
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.targets import origins_of
+from tickwheel.proto import common_pb2
+from tickwheel.proto.snapshot_pb2 import (
+    PinSettledRequest,
+    PinSettledResponse,
+    ReadSettledRequest,
+    SettledPage,
+    SettledTopic,
+)
+from tickwheel.wheel.units import Ids, ids_of
+
+PINS_MAX = 16
+"""Each pin has a bit for each message of the group's open windows. Beyond this number the least recently read pin
+goes."""
+PIN_HOLD_MS = 600_000
+PAGE_POSITIONS = 4_096
+PAGE_RETRIES = 65_536
+"""Positions searched for retries at a time."""
+PAGE_BYTES_MAX = 4 << 20
+"""Bytes of records in a page; a larger record makes a page of its own."""
+RETRY_HINT_MS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The messages of one topic that a group had settled at the pin."""
+
+    floor: int
+    bits: NDArray[np.uint8]
+    """One bit for each position from the floor on, packed: 1 is settled."""
+    count: int
+    """Positions from this one on were not settled, or did not exist."""
+
+    def settled(self, first: int, end: int) -> NDArray[np.bool_]:
+        """True for each settled position of [first, end)."""
+        found = np.zeros(end - first, np.bool_)
+        found[: max(0, self.floor - first)] = True
+        low, high = max(first, self.floor), min(end, self.floor + self.count)
+        if low < high:
+            at = low - self.floor
+            start = at // 8 * 8
+            bits = np.unpackbits(self.bits[start // 8 : -(-(high - self.floor) // 8)], bitorder="little")
+            found[low - first : high - first] = bits[at - start : high - self.floor - start]
+        return found
+
+
+@dataclass(slots=True)
+class _Pin:
+    group_id: int
+    windows: dict[int, _Window]
+    ends: dict[int, int]
+    waiting: Ids
+    used_ms: int
+
+
+def _window_of(subscription: Subscription) -> _Window:
+    settled = np.frombuffer(subscription.window_bytes(), "<u2") == 0
+    return _Window(subscription.floor, np.packbits(settled, bitorder="little"), len(settled))
+
+
+class SettledDesk:
+    def __init__(self, core: Kernel) -> None:
+        self._core = core
+        self._pins: dict[int, _Pin] = {}
+
+    async def pin(self, request: PinSettledRequest) -> PinSettledResponse:
+        """Pin the settled messages of this moment."""
+        core, state = self._core, self._core.state
+        if core.recovering or core.applied_index < request.applied_index_min:
+            text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
+            raise RequestError(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)}))
+        if not 0 <= request.due_ms_min <= DUE_MS_LIMIT:
+            raise invalid("due_ms_min", request.due_ms_min, "a time in milliseconds since 1970, or 0")
+        group_id = state.group_id(request.group)
+        if group_id is None:
+            facts = {"field": "group", "value": request.group}
+            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, f"group {request.group} does not exist", facts))
+        now_ms = core.steady_ms()
+        pins = {number: pin for number, pin in self._pins.items() if now_ms - pin.used_ms <= PIN_HOLD_MS}
+        if len(pins) >= PINS_MAX:
+            del pins[min(pins, key=lambda number: pins[number].used_ms)]
+        self._pins = pins
+        pin = _Pin(group_id, {}, {}, np.unique(state.waiting_origins(group_id)), now_ms)
+        # By chance: a number of an earlier life of this node must name nothing.
+        pin_id = core.random_bits(63) | 1
+        pins[pin_id] = pin
+        dead = state.dead_letters(group_id)
+        assert dead is not None, "a group has them"
+        broadcasting = state.group_broadcasting(group_id)
+        response = PinSettledResponse(
+            pin_id=pin_id,
+            applied_index=core.applied_index,
+            node_id=core.identity.node_id,
+            filter=state.group_filter(group_id),
+            dead_next=dead.next_number,
+            dead_count=dead.count,
+        )
+        for topic_id in state.group_topics(group_id):
+            ready, subscription = state.ready_log(topic_id), state.subscription(group_id, topic_id)
+            if ready is None or subscription is None:
+                continue
+            pin.windows[topic_id] = _window_of(subscription)
+            pin.ends[topic_id] = ready.count
+            first = ready.position_of_due(request.due_ms_min) if request.due_ms_min else ready.first_retained
+            name = state.topic_name(topic_id)
+            response.topics.append(
+                SettledTopic(
+                    topic_id=topic_id,
+                    name=name,
+                    first=first,
+                    end=ready.count,
+                    began=subscription.began,
+                    judged_from=ready.count if broadcasting else subscription.judged_from,
+                    retained=ready.first_retained,
+                    floor=subscription.floor,
+                    open=subscription.backlog,
+                )
+            )
+        return response
+
+    async def read(self, request: ReadSettledRequest) -> SettledPage:
+        """Read a page of one topic. Hours that are removed meanwhile are skipped."""
+        while True:
+            pin, ready, first, stop = self._range(request)
+            try:
+                return await self._page(request, pin, ready, first, stop)
+            except RemovedError as error:
+                again = self._core.state.ready_log(request.topic_id)
+                if again is not None and again.first_retained <= first:
+                    raise UnreadableError(error) from error
+
+    def _range(self, request: ReadSettledRequest) -> tuple[_Pin, ReadyLog, int, int]:
+        """The pin, the topic's ready log, and the positions from where to where the page may go."""
+        pin = self._pins.get(request.pin_id)
+        if pin is None:
+            text = f"pin {request.pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
+            facts = {"field": "pin_id", "value": str(request.pin_id)}
+            raise RequestError(Failure(common_pb2.WRONG_STATE, text, facts))
+        pin.used_ms = self._core.steady_ms()
+        ready = self._core.state.ready_log(request.topic_id)
+        if request.topic_id not in pin.windows or ready is None:
+            raise invalid("topic_id", request.topic_id, "a topic of the pin")
+        stop = min(request.end, pin.ends[request.topic_id])
+        return pin, ready, min(max(request.first, ready.first_retained), stop), stop
+
+    async def _page(
+        self, request: ReadSettledRequest, pin: _Pin, ready: ReadyLog, first: int, stop: int
+    ) -> SettledPage:
+        page = SettledPage(removed=max(0, first - request.first))
+        if request.retries:
+            end = min(first + PAGE_RETRIES, stop)
+            rows = ready.targets.between(first, end)
+            rows = rows[rows["group"] == pin.group_id]
+            page.ids, page.positions = rows["origin"].tobytes(), rows["position"].tobytes()
+            if end < stop:
+                page.next = end
+            return page
+        end = min(first + PAGE_POSITIONS, stop)
+        if end < stop:
+            page.next = end
+        settled = pin.windows[request.topic_id].settled(first, end)
+        settled[ready.foreign(pin.group_id, first, end) - first] = False
+        positions = first + np.flatnonzero(settled)
+        if not len(positions):
+            return page
+        background = self._core.background
+        units = await background.units_of(ready.gather(positions))
+        ends = np.cumsum(units["size"], dtype=np.int64)
+        fit = max(1, int(np.searchsorted(ends, PAGE_BYTES_MAX, side="right"))) if request.content else len(units)
+        if fit < len(units):
+            page.next = int(positions[fit])
+            units, positions = units[:fit], positions[:fit]
+        origins = origins_of(units)
+        ids: Ids = np.where(origins != 0, origins, ids_of(units))
+        keep = ~np.isin(ids, pin.waiting)
+        units, positions, ids = units[keep], positions[keep], ids[keep]
+        retried = units["target_group"] != 0
+        page.ids, page.positions = ids.astype("<u8").tobytes(), positions.astype("<u8").tobytes()
+        # A retry keeps in its place when it was due first.
+        page.due_ms = np.where(retried, units["scheduled_ms"], units["due_ms"]).astype("<i8").tobytes()
+        page.last_due_ms = units["due_ms"].tobytes()
+        page.scheduled_ms = np.where(retried, 0, units["scheduled_ms"]).astype("<i8").tobytes()
+        page.sizes, page.meta_sizes = units["size"].tobytes(), units["meta_size"].astype("<u4").tobytes()
+        if request.content and len(units):
+            page.records = b"".join(await background.records_of(units))
+        return page

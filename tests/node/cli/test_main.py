@@ -1,0 +1,334 @@
+"""The command line against a real node: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tickwheel.client import AsyncClient, Client
+from tickwheel.client.errors import Fault
+from tickwheel.node.cli import main as cli
+from tickwheel.node.cli.status import Seen, status_table
+from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.proto import admin_pb2
+
+Run = Callable[..., "Result"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One real node."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(cluster.start())
+            yield cluster.addresses[0]
+        finally:
+            runner.run(cluster.stop())
+
+
+@pytest.fixture
+def run(address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command against the node."""
+    monkeypatch.setenv("TICKWHEEL_ADDRESS", address)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def go(*arguments: str) -> Result:
+        capfd.readouterr()
+        code = cli.run(list(arguments))
+        captured = capfd.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return go
+
+
+def test_version_and_help(run: Run) -> None:
+    """The version that is installed; help names every command."""
+    assert run("--version").out.strip() == version("tickwheel")
+    said = run("--help").out
+    for name in (
+        "up",
+        "demo",
+        "node",
+        "schedule",
+        "consume",
+        "status",
+        "transfer",
+        "member",
+        "backup",
+        "certs",
+        "pending",
+    ):
+        assert name in said
+
+
+def test_life_of_a_message(run: Run) -> None:
+    """Scheduled, looked at, moved, cancelled."""
+    made = run("schedule", "life", "hello", "--delay", "1h", "--key", "k", "--tag", "a", "--header", "x=y", "--json")
+    assert made.code == 0
+    name = made.json["id"]
+    seen = run("get", name, "--json").json
+    assert (seen["payload"], seen["key"], seen["tags"], seen["headers"]) == ("hello", "k", ["a"], {"x": "y"})
+    assert [message["id"] for message in run("list", "life", "--json").json] == [name]
+    assert run("count", "life", "--json").json["total"] == 1
+    moved = run("reschedule", name, "--delay", "2h", "--json").json
+    assert moved["outcome"] == "RESCHEDULED"
+    assert moved["due_ms"] > made.json["due_ms"] + 3_000_000
+    assert run("cancel", name, "--json").json == {"id": name, "outcome": "CANCELLED"}
+    assert "CANCELLED" in run("get", name).out
+
+
+def test_schedule_and_consume(run: Run) -> None:
+    """What is due is printed, after its time."""
+    due_ms = run("schedule", "now", "ring", "--delay", "20ms", "--json").json["due_ms"]
+    got = run("consume", "now", "--group", "ears", "-n", "1", "--json")
+    assert got.code == 0
+    assert (got.json["payload"], got.json["attempt"], got.json["due_ms"]) == ("ring", 1, due_ms)
+    assert time.time_ns() // 1_000_000 >= due_ms
+
+
+def test_what_is_printed_may_be_sent_back(run: Run) -> None:
+    """A nack with its own delay, one by the group's policy, and a declared death with its reason; not two of them."""
+    run("group", "create", "back", "back", "--retry-initial", "10ms")
+    run("schedule", "back", "x", "--delay", "0s")
+    one = ("consume", "back", "--group", "back", "-n", "1", "--json")
+    assert run(*one, "--nack", "--delay", "20ms").json["attempt"] == 1
+    assert run(*one, "--nack").json["attempt"] == 2
+    assert run(*one, "--dead", "--reason", "no use").json["attempt"] == 3
+    (letter,) = run("dead", "list", "back", "--json").json["letters"]
+    assert (letter["cause"], letter["attempts"], letter["error"]) == ("declared_dead", 3, "no use")
+    for wrong in (
+        ["--nack", "--dead"],
+        ["--delay", "1s"],
+        ["--level", "2"],
+        ["--nack", "--delay", "1s", "--level", "2"],
+    ):
+        assert run(*one, *wrong).code == 2
+
+
+def test_message_groups_by_command_line_and_blocking_client(run: Run, address: str) -> None:
+    """In a FIFO topic those of one group come in order, one at a time; each says which it is of."""
+    run("topic", "create", "lanes", "--fifo")
+    with Client(address) as client:
+        first = client.schedule("lanes", "1", delay_ms=0, message_group="a").id
+        assert client.get(first, content=True).message_group == "a"
+    second = run("schedule", "lanes", "2", "--delay", "0s", "--message-group", "a", "--json").json["id"]
+    assert run("get", second, "--json").json["message_group"] == "a"
+    got = run("consume", "lanes", "--group", "lanes", "-n", "2", "--json").out.splitlines()
+    assert [(m["payload"], m["message_group"]) for m in map(json.loads, got)] == [("1", "a"), ("2", "a")]
+
+
+def test_payload_from_a_file_may_be_binary(run: Run, tmp_path: Path) -> None:
+    """Bytes that are no text come back as hex."""
+    (tmp_path / "payload").write_bytes(b"\xff\x00")
+    name = run("schedule", "binary", "--file", str(tmp_path / "payload"), "--delay", "1h", "--json").json["id"]
+    assert run("get", name, "--json").json["payload_hex"] == "ff00"
+
+
+def test_status_as_table_and_json(run: Run, address: str) -> None:
+    """The master is shown, with its numbers."""
+    table = run("status")
+    assert table.code == 0
+    assert "master" in table.out
+    assert "applied lag" in table.out
+    (node,) = run("status", "--json").json
+    assert (node["address"], node["role"], node["state"]) == (address, "MASTER", "NODE_SERVING")
+    server = node["server"]
+    assert (server["version"], server["node_id"], server["delivery_order"]) == (
+        version("tickwheel"),
+        "n1",
+        "commit-first",
+    )
+    assert server["version"] in table.out and "commit-first" in table.out
+    assert not server["tls"] and server["uptime_s"] > 0 and "tickwheel.v1.Admin" in server["services"]
+
+
+def test_status_of_an_older_node_lacks_what_it_is() -> None:
+    """It has no GetServerInfo: its status is shown nevertheless. So is that of a node without an answer."""
+    older, gone = Fault("UNIMPLEMENTED", "Method not found!"), Fault("UNAVAILABLE", "gone")
+    info = admin_pb2.ServerInfo(version="9.9", uptime_s=90_061, tls=True, rights=True, delivery_order="push-first")
+    seen: dict[str, Seen] = {
+        "a:1": (admin_pb2.NodeStatus(node_id="a"), older),
+        "b:1": (admin_pb2.NodeStatus(node_id="b"), info),
+        "c:1": (gone, gone),
+    }
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(status_table(seen))
+    shown = console.export_text()
+    assert "1 day, 1:01:01" in shown and "push-first, tls, rights" in shown and "no answer" in shown
+
+
+async def test_both_clients_ask_what_a_node_is(address: str) -> None:
+    """By address of each known node; a synchronous user gets the same."""
+    async with AsyncClient(address) as client:
+        (info,) = (await client.admin.server_infos()).values()
+    assert isinstance(info, admin_pb2.ServerInfo) and info.cluster_id
+
+    def ask() -> dict[str, admin_pb2.ServerInfo | Fault]:
+        with Client(address) as blocking:
+            return blocking.admin.server_infos()
+
+    (again,) = (await asyncio.to_thread(ask)).values()
+    assert isinstance(again, admin_pb2.ServerInfo) and again.services == info.services
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_status_is_watched_until_interrupted(address: str, form: str) -> None:
+    """--watch says it again and again; Ctrl-C ends it with 130 and without a word of Python."""
+    words = ["status", "--watch", "--interval", "0.05", "--address", address, *(["--json"] if form == "json" else [])]
+    command = [sys.executable, "-u", "-m", "tickwheel.node.cli.main", *words]
+    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert watching.stdout is not None
+    if form == "json":
+        looks = [json.loads(watching.stdout.readline()) for _ in range(3)]
+        assert all(look[0]["role"] == "MASTER" and isinstance(look[0]["term"], int) for look in looks)
+    else:
+        while "master" not in watching.stdout.readline():
+            assert watching.poll() is None
+    watching.send_signal(signal.SIGINT)
+    _, said = watching.communicate(timeout=20)
+    assert watching.returncode == 130
+    assert "Traceback" not in said
+
+
+def test_members_and_transfer(run: Run) -> None:
+    """The list in both forms; refusals that say why, and a member that stays the last one."""
+    assert "master" in run("member", "list").out
+    assert run("member", "list", "--json").json["master_id"] == "n1"
+    last = run("member", "remove", "n1", "--json")
+    assert last.code == 1 and "last member" in json.loads(last.err)["error"]
+    assert run("member", "remove", "n9").code == 1
+    assert run("member", "add", "n4").code == 2
+    handed = run("transfer", "n9")
+    assert handed.code == 1 and "n9" in handed.err
+
+
+def test_topics_groups_and_settings(run: Run) -> None:
+    """Created, listed, deleted; a setting changes."""
+    assert run("topic", "create", "made").code == 0
+    assert "made" in [topic["name"] for topic in run("topic", "list", "--json").json]
+    assert run("group", "create", "team", "made", "--start-from", "latest").code == 0
+    assert "team" in run("group", "list").out
+    assert run("group", "delete", "team").code == 0
+    # One that begins at a time, and whose filter is none of the terminal's business.
+    words = ("made", "--start-from", "2030-01-01T00:00:00+00:00", "--filter", "[/red] || [bold]")
+    assert run("group", "create", "later", *words).code == 0
+    listed = run("group", "list")
+    assert listed.code == 0 and "[/red] || [bold]" in listed.out
+    refused = run("group", "create", "never", "made", "--filter", "[/red] ||")
+    assert refused.code == 1 and "[/red]" in refused.err
+    assert run("group", "create", "never", "made", "--start-from", "soon").code == 2
+    assert run("group", "delete", "later").code == 0
+    assert run("settings", "set", "topic_pending_max=made=5").code == 0
+    for _ in range(5):
+        assert run("schedule", "made", "x", "--delay", "1h").code == 0
+    lines = [line.split() for line in run("topic", "list").out.splitlines()]
+    assert ["made", "0", "5", "5"] in lines
+    assert run("settings", "set", "topic_pending_max=").code == 0
+    assert run("schedule", "made", "x", "--delay", "1h").code == 0
+    asked = run("topic", "delete", "made")
+    assert asked.code == 2 and "6 pending" in " ".join(asked.err.split())
+    gone = run("topic", "delete", "made", "--yes", "--json")
+    assert (gone.code, gone.json["state"], gone.json["done"]) == (0, "FINISHED", 6)
+    assert run("settings", "set", "attempts_max=9", "--json").json["attempts_max"] == 9
+    assert "attempts_max" in run("settings", "get").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["cancel", "0-1-1"], 1, "NOT_FOUND"),
+        (["get", "0-1-1"], 1, ""),
+        (["cancel", "nonsense"], 1, "group-hour-index"),
+        (["topic", "create", ".bad"], 1, "not starting with a dot"),
+        (["schedule", "t", "x"], 2, "exactly one of --delay, --at and --level"),
+        (["schedule", "t", "x", "--delay", "soon"], 2, "such as 250ms"),
+        (["schedule", "t", "x", "--at", "yesterday"], 2, "ISO 8601"),
+        (["schedule", "t", "", "--delay", "1s"], 1, "at least one byte"),
+        (["schedule", "t", "x", "--delay", "36500d"], 1, "ahead of now"),
+        (["settings", "set", "nothing=1"], 2, "NAME is one of"),
+        (["list", "--limit", "0"], 2, ""),
+        (["unheard-of"], 2, ""),
+        (["schedule", "t", "x", "--delay", "1s", "--address", "nowhere"], 1, "host:port"),
+    ],
+)
+def test_refusals_have_their_exit_code_and_no_traceback(run: Run, arguments: list[str], code: int, words: str) -> None:
+    """A sentence, the documented code, never a traceback."""
+    result = run(*arguments)
+    assert result.code == code, result
+    said = " ".join((result.out + result.err).split())
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
+    """A copy is whole, checked byte for byte, and never laid over something."""
+
+    def config(data: str, cluster: str = "new") -> str:
+        path = tmp_path / f"{data}.toml"
+        listen = '[listen]\nclient_bind = "127.0.0.1:1"\npeer_bind = "127.0.0.1:2"\n'
+        node = f'[node]\nid = "m"\ndata_dir = "{tmp_path / data}"\n'
+        path.write_text(f'[cluster]\nid = "{cluster}"\n{node}{listen}')
+        return str(path)
+
+    copy = str(tmp_path / "copy")
+    assert run("schedule", "kept", "x", "--delay", "1h").code == 0
+    done = run("backup", copy, "--json")
+    assert done.code == 0
+    assert run("backup", copy).code == 1
+    (tmp_path / "data.part").mkdir()
+    (tmp_path / "data.part" / "letters").write_text("mine")  # where versions before put, and removed, their copy
+    assert "an id of its own" in run("restore", copy, "--config", config("data", "local")).err
+    assert not list(tmp_path.glob("data.restore-*"))
+    restored = run("restore", copy, "--config", config("data"), "--json")
+    assert restored.json["bytes"] == done.json["bytes"] and restored.json["pending"] >= 1
+    origin = done.json["origin"]
+    assert origin["cluster"] == "local" and origin["index"] > 0 and not origin["stale_reason"]
+    assert abs(origin["made_ms"] - time.time() * 1_000) < 60_000
+    assert restored.json["origin"] == origin == json.loads((tmp_path / "copy" / "backup.json").read_text())["origin"]
+    told = run("restore", copy, "--config", config("told"))
+    assert f"cluster local, node {origin['node']}, up to entry {origin['index']:,}" in told.out and " ago" in told.out
+    over = run("restore", copy, "--config", config("data"))
+    assert over.code == 1 and "never overwritten" in " ".join(over.err.split())
+    victim = max((path for path in (tmp_path / "copy").rglob("*") if path.name == "manifest"), key=lambda p: p.name)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(bytes(data))
+    damaged = run("restore", copy, "--config", config("other"))
+    assert damaged.code == 1
+    assert "damaged" in damaged.err
+    assert not (tmp_path / "other").exists()
+    assert (tmp_path / "data.part" / "letters").read_text() == "mine"
+
+
+def test_no_cluster_is_exit_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers: says whom it asked; as JSON if asked."""
+    result = run("status", "--address", "127.0.0.1:1", "--json")
+    assert result.code == 3
+    assert json.loads(result.err.splitlines()[-1])["reason"] == "NO_MASTER"

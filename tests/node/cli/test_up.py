@@ -1,0 +1,112 @@
+"""`tickwheel up` as a process: comes up, says where, stops on a signal, takes its data up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tickwheel.client import Client
+
+COMMAND = [sys.executable, "-m", "tickwheel.node.cli.main", "up", "--nodes", "1", "--port", "0", "--json", "--data"]
+
+
+def started(data: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
+    """The process, and what it printed once ready."""
+    process = subprocess.Popen([*COMMAND, str(data)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise AssertionError(process.communicate()[1])
+    return process, json.loads(line)
+
+
+def stopped(process: subprocess.Popen[str]) -> int:
+    """Its exit code after Ctrl-C."""
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def test_up_stops_on_ctrl_c_and_starts_again_on_its_data(tmp_path: Path) -> None:
+    """The message of the first run is pending in the second; no node process is left."""
+    process, said = started(tmp_path / "data")
+    addresses = said["addresses"]
+    assert isinstance(addresses, list)
+    with Client(addresses) as client:
+        receipt = client.schedule("kept", "x", delay_ms=3_600_000)
+    assert stopped(process) == 0
+    process, again = started(tmp_path / "data")
+    assert again["addresses"] == addresses
+    nodes = again["nodes"]
+    assert isinstance(nodes, list)
+    with Client(addresses) as client:
+        assert client.get(receipt.id, content=True).payload == b"x"
+        assert [message.id for message in client.list_pending("kept")] == [receipt.id]
+    assert stopped(process) == 0
+    assert not Path(f"/proc/{nodes[0]['pid']}").exists()
+
+
+def test_data_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    """--fresh removes only what `up` noted; a configuration of somebody's node makes no local cluster."""
+    deploy = tmp_path / "deploy"
+    deploy.mkdir()
+    (deploy / "node.toml").write_text('[node]\nid = "n1"\ndata_dir = "/var/lib/tickwheel"\n')
+    done = run_up(tmp_path, "--fresh")
+    assert done.returncode == 1
+    assert "left alone" in done.stderr
+    assert (deploy / "node.toml").exists()
+
+
+def test_a_running_cluster_keeps_data_and_ports(tmp_path: Path) -> None:
+    """A second `up` is refused: --fresh on the same directory, with `up` or its nodes alone left; and other data on the
+    ports that are taken, which are named."""
+    process, said = started(tmp_path / "data")
+    nodes = said["nodes"]
+    assert isinstance(nodes, list)
+    port = nodes[0]["client_address"].rpartition(":")[2]
+    try:
+        assert "another command runs the cluster" in refused(tmp_path / "data", "--fresh")
+        said_no = refused(tmp_path / "other", "--port", port)
+        assert f"port {port} cannot be used for clients of n1" in said_no
+        process.kill()
+        process.communicate()
+        assert "a node is running on" in refused(tmp_path / "data", "--fresh")
+        assert "cannot be used" in refused(tmp_path / "data")
+    finally:
+        os.kill(nodes[0]["pid"], signal.SIGKILL)
+    assert (tmp_path / "data" / "n1" / "data" / "identity").exists()
+
+
+def refused(data: Path, *arguments: str) -> str:
+    """What a refused `up` says."""
+    done = run_up(data, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
+
+
+def run_up(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`up` until it ends, which it must."""
+    return subprocess.run([*COMMAND, str(data), *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_is_ready_ends_it_and_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
+    """Exit code 130, no traceback, no process left."""
+    process = subprocess.Popen([*COMMAND, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "n1" / "node.log"
+    while not log.exists():
+        assert process.poll() is None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (nodes := children.read_text().split()):
+        assert process.poll() is None
+    process.send_signal(number)
+    said, complaint = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+    assert "Traceback" not in complaint and "Traceback" not in log.read_text()
+    assert not [node for node in nodes if Path(f"/proc/{node}").exists()]

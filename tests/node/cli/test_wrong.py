@@ -1,0 +1,75 @@
+"""Wrong input, whatever the command: one line that says what is wrong, the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+
+from tickwheel.node.cli import main as cli
+
+FILE = "/etc/hostname"
+"""Where a directory is expected."""
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every command of the tree, by its words."""
+    if not hasattr(command, "commands"):
+        return [path]
+    return [leaf for name, child in command.commands.items() for leaf in leaves(child, (*path, name))]
+
+
+@pytest.mark.parametrize("words", leaves(typer.main.get_command(cli.app)), ids=" ".join)
+def test_an_unknown_option_and_a_bad_number_are_usage_errors(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of every command."""
+    assert cli.run([*words, "--no-such-option"]) == cli.EXIT_USAGE
+    assert cli.run([*words, "--json=maybe", "--count", "x", "--nodes", "x"]) == cli.EXIT_USAGE
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["up", "--data", FILE], cli.EXIT_FAILED),
+        (["up", "--data", f"{FILE}/below"], cli.EXIT_FAILED),
+        (["up", "--fresh", "--data", FILE], cli.EXIT_FAILED),
+        (["up", "--port", "70000"], cli.EXIT_USAGE),
+        (["up", "--port", "65535"], cli.EXIT_USAGE),
+        (["certs", "--out", FILE, "--node", "n1"], cli.EXIT_FAILED),
+        (["config", "check", "/nowhere/node.toml"], cli.EXIT_USAGE),
+        (["config", "check", "/dev"], cli.EXIT_USAGE),
+        (["node", "--config", "/nowhere"], cli.EXIT_USAGE),
+        (["recover", "--config", "/nowhere", "--yes"], cli.EXIT_USAGE),
+        (["rebuild", "--config", "/nowhere"], cli.EXIT_USAGE),
+        (["restore", "/nowhere", "--config", "/nowhere"], cli.EXIT_USAGE),
+        (["backup", FILE], cli.EXIT_FAILED),
+        (["schedule", "t", "--file", "/nowhere", "--delay", "1s"], cli.EXIT_USAGE),
+    ],
+)
+def test_wrong_places(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file where a directory should be, a place that is not there, a port that is none."""
+    assert cli.run(arguments) == code, capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err + said.out
+    assert said.err.strip()
+
+
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command of an extra that is not installed."""
+    app = typer.Typer()
+
+    @app.callback()
+    def root() -> None: ...
+
+    @app.command("needs")
+    def needs() -> None:
+        import surely_not_installed_anywhere  # type: ignore[import-not-found]  # noqa: F401
+
+    monkeypatch.setattr(cli, "app", app)
+    assert cli.run(["needs"]) == cli.EXIT_USAGE
+    assert "surely_not_installed_anywhere" in capsys.readouterr().err

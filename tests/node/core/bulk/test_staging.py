@@ -1,0 +1,255 @@
+"""The master's part of bulk writes, on three nodes: a commit that has begun is finished by whoever is master."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.bulk import staging as desk
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.failure import Failure
+from tickwheel.proto import admin_pb2, common_pb2, staging_pb2
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.staging_pb2 import STAGED_OPEN, STAGED_PUBLISHED, STAGED_PUBLISHING, StagedJob
+
+
+def rows(world: World, records: Sequence[bytes], delay_ms: int, topic: str = "t") -> IncomingBatch:
+    """A block."""
+    return IncomingBatch(
+        producer_id="",
+        sequence=0,
+        count=len(records),
+        topics=[topic],
+        topic_of=None,
+        when=np.full(len(records), world.now_ms + delay_ms, np.int64),
+        kinds=KIND_DUE,
+        sizes=np.array([len(r) for r in records], np.uint32),
+        meta_sizes=None,
+        records=b"".join(records),
+    )
+
+
+class Writer:
+    """A job's tasks and driver, at whoever is master."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.answers: list[StagedJob | Failure] = []
+
+    @property
+    def master(self) -> Node:
+        return self.world.elect()
+
+    def stage(self, sequence: int, records: Sequence[bytes], *, attempt: int = 5, delay_ms: int = 60_000) -> None:
+        """Stage a block and wait for the answer."""
+        request = staging_pb2.StageRequest(job_id="j", run_id="r", attempt=attempt, sequence=sequence)
+        node = self.master
+        assert node.host is not None
+        node.host.core.serving.start(
+            node.host.core.parts.staging.stage(request, rows(self.world, records, delay_ms)), self.answers.append
+        )
+        node.wake()
+
+    def commit(self, blocks: int, count: int, *, attempt: int = 5) -> None:
+        """Commit one attempt."""
+        named = staging_pb2.StagedAttempt(attempt=attempt, blocks=blocks, rows=count)
+        request = staging_pb2.CommitStagedRequest(job_id="j", run_id="r", attempts=[named])
+        node = self.master
+        assert node.host is not None
+        node.host.core.serving.start(node.host.core.parts.staging.commit(request), self.answers.append)
+        node.wake()
+
+    def job(self) -> StagedJob:
+        """What the master says now."""
+        found: list[StagedJob | Failure] = []
+        node = self.master
+        assert node.host is not None
+        node.host.core.serving.start(
+            node.host.core.parts.staging.job(staging_pb2.GetStagedJobRequest(job_id="j")), found.append
+        )
+        assert isinstance(found[0], StagedJob)
+        return found[0]
+
+    def wait(self, count: int) -> None:
+        """Until so many answers came; none may be a failure."""
+        self.world.run_until(lambda: len(self.answers) >= count)
+        failures = [a for a in self.answers if isinstance(a, Failure)]
+        assert not failures, failures
+
+
+def test_staged_rows_are_delivered_once_after_the_commit_and_none_before() -> None:
+    """Also into a topic that did not exist; all nodes agree."""
+    world = World()
+    writer, client = Writer(world), Client(world)
+    world.elect()
+    client.consume()
+    records = [b"row%d" % n for n in range(30)]
+    for number in range(3):
+        writer.stage(number, records[10 * number : 10 * number + 10], delay_ms=0)
+    writer.stage(0, [b"loser"] * 5, attempt=6, delay_ms=0)
+    writer.wait(4)
+    world.run(3_000)
+    assert not client.got
+    writer.commit(3, 30)
+    world.run_until(lambda: len(client.got) == 30)
+    world.run(1_000)
+    assert set(client.got) == set(records) and not client.repeated()
+    assert writer.job().state == STAGED_PUBLISHED
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+@pytest.mark.parametrize("kill_after_ms", [0, 2, 5, 9, 14, 20, 30])
+def test_a_commit_is_finished_by_the_next_master(kill_after_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master dies in the middle of publishing, at one point or another: the rows are there once."""
+    monkeypatch.setattr(desk, "PUBLISH_AHEAD_MAX", 2)
+    world = World(seed=kill_after_ms)
+    writer, client = Writer(world), Client(world)
+    first = world.elect()
+    client.consume()
+    records = [b"row%d" % n for n in range(40)]
+    for number, record in enumerate(records):
+        writer.stage(number, [record], delay_ms=10_000)
+    writer.wait(40)
+    writer.commit(40, 40)
+    world.run(kill_after_ms)
+    first.kill()
+    world.run_until(lambda: (m := world.master()) is not None and m is not first)
+    writer.commit(40, 40)
+    world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)
+    assert writer.job().rows_published == 40
+    first.start()
+    world.run_until(lambda: len(client.got) == 40, ms=40_000)
+    world.run(500)
+    assert set(client.got) == set(records) and not client.repeated()
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_a_node_that_was_away_gets_staged_rows_with_a_checkpoint() -> None:
+    """What is staged is part of what a slave installs: it may be the next master."""
+    world = World(config=replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500))
+    writer, client = Writer(world), Client(world)
+    first = world.elect()
+    for node in world.nodes.values():
+        assert node.host is not None
+        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
+    away = next(node for node in world.nodes.values() if node is not first)
+    away.kill()
+    for number in range(5):
+        writer.stage(number, [b"row%d" % number] * 100)
+    writer.wait(5)
+    for _ in range(100):
+        client.schedule([60_000] * 20)
+        world.run(50)
+    away.start()
+    world.run_until(lambda: away.host is not None and away.host.installs > 0)
+    assert away.disk.list("state/staging")
+    world.run_until(lambda: len(digests(world)) == 1)
+    writer.commit(5, 500)
+    world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_while_arrivals_wait_for_the_disk_a_commit_waits_too() -> None:
+    """Publishing is no way round the bound on what is not merged."""
+    config = replace(CoreConfig(), segment_bytes=1 << 20, buffer_bytes_max=1 << 20)
+    world = World(config=config)
+    writer = Writer(world)
+    master = world.elect()
+    for node in world.nodes.values():
+        node.holds_merges = True
+    for number in range(40):
+        writer.stage(number, [b"x" * 1_000] * 100)
+    writer.wait(40)
+    writer.commit(40, 4_000)
+    world.run(3_000)
+    job = writer.job()
+    assert job.state == STAGED_PUBLISHING and 0 < job.rows_published < 4_000
+    assert master.host is not None
+    assert master.host.core.wheel.holdings.buffer_bytes < 3 * config.buffer_bytes_max
+    for node in world.nodes.values():
+        node.release()
+    world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"job_id": "a b"}, "job_id"),
+        ({"run_id": ""}, "run_id"),
+        ({"batch": -1}, "batch"),
+        ({"attempt": 0}, "attempt"),
+    ],
+)
+def test_what_is_wrong_with_a_block_is_named(change: dict[str, object], field: str) -> None:
+    """And costs no entry of the log."""
+    world = World()
+    master = world.elect()
+    assert master.host is not None
+    index = master.host.core.applied_index
+    request = staging_pb2.StageRequest(**{"job_id": "j", "run_id": "r", "attempt": 5, **change})  # type: ignore[arg-type]
+    answers: list[StagedJob | Failure] = []
+    master.host.core.serving.start(
+        master.host.core.parts.staging.stage(request, rows(world, [b"x"], 1_000)), answers.append
+    )
+    [failure] = answers
+    assert isinstance(failure, Failure) and failure.reason == common_pb2.INVALID_FIELD
+    assert failure.metadata["field"] == field
+    assert master.host.core.applied_index == index
+
+
+def test_a_slave_names_the_master() -> None:
+    """Clients find their way as with every other call."""
+    world = World()
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    assert slave.host is not None
+    answers: list[StagedJob | Failure] = []
+    request = staging_pb2.StageRequest(job_id="j", run_id="r", attempt=5)
+    slave.host.core.serving.start(
+        slave.host.core.parts.staging.stage(request, rows(world, [b"x"], 1_000)), answers.append
+    )
+    [failure] = answers
+    assert isinstance(failure, Failure) and failure.metadata["master_address"] == f"client-{master.name}"
+
+
+def test_the_repeat_of_a_block_needs_no_room() -> None:
+    """Its answer was lost when all room was taken, by the very job that repeats it: it must not wait for itself."""
+    world = World()
+    writer = Writer(world)
+    master = world.elect()
+    assert master.host is not None
+    settings = AdminCommand(settings=admin_pb2.Settings(staging_bytes_max=1 << 20))
+    done: list[object] = []
+    master.host.core.serving.start(master.host.core.parts.requests.admin(settings), done.append)
+    world.run_until(lambda: bool(done))
+    for number in range(16):
+        writer.stage(number, [b"x"])
+    writer.wait(16)
+    writer.stage(3, [b"x"])
+    writer.wait(17)
+    writer.stage(16, [b"x"])
+    world.run_until(lambda: len(writer.answers) == 18)
+    last = writer.answers[-1]
+    assert isinstance(last, Failure) and last.reason == common_pb2.LIMIT_REACHED
+
+
+def test_a_queue_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master whose log stands still refuses with a retryable error, and goes on when it can."""
+    monkeypatch.setattr(desk, "QUEUE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(desk, "IN_FLIGHT_BYTES_MAX", 50_000)
+    world = World()
+    writer = Writer(world)
+    world.elect()
+    writer.stage(100, [b"x"])
+    writer.wait(1)
+    for number in range(20):
+        writer.stage(number, [b"x" * 1_000] * 20)
+    world.run_until(lambda: len(writer.answers) == 21)
+    failures = [a for a in writer.answers if isinstance(a, Failure)]
+    assert failures and all(f.reason == common_pb2.LIMIT_REACHED for f in failures)
+    assert sum(isinstance(a, StagedJob) and a.state == STAGED_OPEN for a in writer.answers) == 21 - len(failures)

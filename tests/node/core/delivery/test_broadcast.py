@@ -1,0 +1,94 @@
+"""Broadcasting groups on three simulated nodes: everybody gets everything, nothing is retried."""
+
+from __future__ import annotations
+
+from tests.node.core.delivery.test_retries import ACK, Picky, Verdict, admin, attempts_of, verdict
+from tests.node.core.trio import World, digests
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.proto import admin_pb2, consumer_pb2
+
+
+def cluster(seed: int, *judges: Verdict) -> tuple[World, list[Picky]]:
+    """A broadcasting group with some consumers."""
+    world = World(seed)
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t"))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"], broadcasting=True))
+    return world, [Picky(world, judge) for judge in judges]
+
+
+def place(world: World) -> Subscription:
+    """The group's place, on the master."""
+    master = world.elect()
+    assert master.host is not None
+    found = master.host.core.state.subscription(1, 1)
+    assert found is not None
+    return found
+
+
+def test_everybody_gets_everything_once_whatever_he_answers() -> None:
+    """A nack and a dead letter count as answers: nothing comes again, nothing is buried, the floor moves."""
+    world, clients = cluster(
+        1,
+        lambda record, attempt: ACK,
+        lambda record, attempt: verdict(consumer_pb2.RETRY),
+        lambda record, attempt: verdict(consumer_pb2.DEAD),
+    )
+    for client in clients:
+        client.consume()
+    world.run(100)
+    clients[0].schedule([50] * 30)
+    world.run(12_000)
+    for client in clients:
+        assert attempts_of(client) == {b"m%d" % n: [1] for n in range(30)}
+        assert all(receipt.settled == 1 for receipt in client.receipts)
+    assert place(world).floor == 30
+    master = world.elect()
+    assert master.host is not None and master.host.core.state.dead_count(1) == 0
+    assert len(digests(world)) == 1
+
+
+def test_the_floor_waits_for_everybody_who_is_there() -> None:
+    """One consumer keeps silent: the floor waits until its lease is over; when it has left, nobody waits for it."""
+    world, (quick, silent) = cluster(2, lambda record, attempt: ACK, lambda record, attempt: None)
+    quick.consume()
+    silent.consume(lease_ms=2_000)
+    world.run(100)
+    quick.schedule([50] * 5)
+    world.run(1_000)
+    assert len(quick.got) == len(silent.got) == 5 and place(world).floor == 0
+    world.run(2_000)
+    assert place(world).floor == 5, "its lease is over"
+    quick.schedule([50] * 5)
+    world.run(500)
+    assert place(world).floor == 5
+    assert silent.session is not None
+    silent.session.close()
+    world.elect().wake()
+    world.run(500)
+    assert place(world).floor == 10
+    assert all(attempts == [1] for client in (quick, silent) for attempts in attempts_of(client).values())
+    assert len(digests(world)) == 1
+
+
+def test_what_not_all_had_answered_comes_again_after_a_failover() -> None:
+    """P1: nobody misses anything through a loss of the master; messages wait while nobody is there."""
+    world, (one, two) = cluster(3, lambda record, attempt: ACK, lambda record, attempt: None)
+    one.schedule([50] * 10)
+    world.run(500)
+    assert place(world).floor == 0
+    one.consume()
+    two.consume(lease_ms=30_000)
+    world.run(500)
+    assert len(one.got) == len(two.got) == 10
+    two.judge = lambda record, attempt: ACK
+    master = world.elect()
+    master.kill()
+    world.elect()
+    master.start()
+    one.schedule([50] * 10)
+    world.run(2_000)
+    assert len(one.got) == len(two.got) == 20
+    assert all(len(two.got[b"m%d" % n]) == 2 for n in range(10)), "it had not answered for these"
+    assert place(world).floor == 20
+    world.run(500)
+    assert len(digests(world)) == 1

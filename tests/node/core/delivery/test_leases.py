@@ -1,0 +1,318 @@
+"""P5 through changes of master: who holds what is known to whoever leads next, be it the one that led before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.node.core.delivery.test_fifo import Ordered
+from tests.node.core.delivery.test_retries import Picky, admin
+from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.delivery.lease_file import BYTES_MAX, PATH, encode, read_leases
+from tickwheel.node.core.delivery.leases import POSITION_MAX, HeardLeases, Lease, LeaseTable
+from tickwheel.proto import admin_pb2, consumer_pb2
+from tickwheel.proto.peer_pb2 import LeaseRange, PeerFrame, Sync
+from tickwheel.storage.whole_file import write_whole
+
+CUT_MS = 365
+"""Longer than the master's lease, shorter than most elections: it is often elected again."""
+
+
+def elected_again(world: World, master: Node) -> None:
+    """Make a master lose its mastership and win the next election itself."""
+    assert master.host is not None
+    for _ in range(20):
+        term = master.host.core.term
+        world.cut_off(master.name)
+        world.run(CUT_MS)
+        world.heal()
+        world.run(50)
+        world.run_until(lambda: world.master() is not None)
+        if world.master() is master and master.host.core.term > term:
+            return
+        again: list[object] = []
+        other = world.master()
+        assert other is not None and other.host is not None
+        other.host.core.transfer(master.name, again.append)
+        world.run_until(lambda: world.master() is master)
+        return
+    raise AssertionError("it was never elected again")
+
+
+@pytest.mark.parametrize("order", list(DeliveryOrder))
+def test_a_master_that_is_elected_again_remembers_what_it_gave_out(order: DeliveryOrder) -> None:
+    """It had told the slaves, and nobody tells it: what consumers hold comes again when their leases are over, and
+    then as the second attempt."""
+    world = World(1, config=replace(CoreConfig(), delivery_order=order))
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    assert master.host is not None
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 50)
+    world.run(1_000)
+    assert len(client.got) == 50
+    for _ in range(3):
+        term = master.host.core.term
+        elected_again(world, master)
+        assert master.host.core.term > term
+        world.run(1_000)
+    assert not client.repeated()
+    client.schedule([100] * 10)
+    world.run(1_000)
+    assert len(client.got) == 60, "what nobody holds is delivered"
+    world.run(40_000)
+    assert {tuple(attempt for _, attempt, _ in seen) for seen in client.got.values()} == {(1, 2)}
+    assert len(digests(world)) == 1
+
+
+def test_a_master_that_is_elected_again_keeps_held_message_groups_blocked() -> None:
+    """FIFO: neither what is held nor what is behind it comes before it is settled or its lease is over."""
+    world = World(2)
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t", fifo=True))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"]))
+    client = Ordered(world, lambda record, attempt: None)
+    master = world.elect()
+    client.consume(lease_ms=8_000)
+    client.schedule_of(["a", "a", "b"])
+    world.run(500)
+    assert client.by_group() == {"a": [(0, 1)], "b": [(2, 1)]}
+    elected_again(world, master)
+    client.schedule_of(["c"])
+    world.run(3_000)
+    assert client.by_group() == {"a": [(0, 1)], "b": [(2, 1)], "c": [(3, 1)]}
+
+
+def test_what_a_broadcasting_group_holds_is_nobody_elses() -> None:
+    """Its consumers begin anew with each reign: no lease of an earlier one keeps a message from them."""
+    world = World(3)
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t"))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"], broadcasting=True))
+    client = Picky(world, lambda record, attempt: None)
+    master = world.elect()
+    client.consume(lease_ms=20_000)
+    world.run(100)
+    client.schedule([50] * 5)
+    world.run(500)
+    assert len(client.got) == 5 and master.host is not None
+    elected_again(world, master)
+    world.run(1_000)
+    assert all(len(seen) >= 2 for seen in client.got.values())
+    assert all(lease.session_id for lease in master.host.core.parts.delivery._leases.open_leases())
+
+
+def test_a_reset_ends_the_leases_of_an_earlier_reign() -> None:
+    """The group begins anew: what was held before is delivered again at once."""
+    world = World(4)
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 5)
+    world.run(500)
+    elected_again(world, master)
+    world.run(500)
+    assert len(client.got) == 5 and not client.repeated()
+    admin(world, reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=consumer_pb2.EARLIEST))
+    world.run(500)
+    assert len(client.repeated()) == 5
+
+
+def test_two_losses_of_the_master_repeat_nothing_that_was_delivered_ahead() -> None:
+    """Push-first: what was delivered ahead of a lost dispatch is known by its id alone. The second master tells of it
+    before it has dispatched it, and the third one was not there when it was delivered."""
+    world = World(6, config=replace(CoreConfig(), delivery_order=DeliveryOrder.PUSH_FIRST, dispatch_ahead_ms=0))
+    client = Client(world)
+    client.settle = False
+    first = world.elect()
+    second, third = (node for node in world.nodes.values() if node is not first)
+    client.consume(lease_ms=30_000)
+    world.run(200)
+    third.kill()
+    client.schedule([500] * 40)
+    world.run(450)
+    assert first.host is not None and second.host is not None
+    # The slave hears the syncs and no entry: the dispatch is lost with the master.
+    receive = second.host.receive
+    second.host.receive = lambda peer_id, frame: (  # type: ignore[method-assign]
+        None if frame.HasField("append_entries") else receive(peer_id, frame)
+    )
+    world.run(160)
+    assert len(client.got) == 40
+    first.kill()
+    client.closed = True
+    del second.host.receive
+    third.start()
+    second.host.core.parts.dispatcher.tick = lambda now: None  # type: ignore[method-assign]
+    world.run_until(lambda: world.master() is second)
+    assert list(second.host.core.parts.delivery._inherited.unplaced()), "the dispatch was not lost"
+    world.run(200)
+    second.kill()
+    client.closed = True
+    first.start()
+    first.host.core.parts.delivery.heard.clear()
+    world.run_until(lambda: world.master() not in (None, second))
+    world.run(2_000)
+    assert not client.repeated()
+    world.run(60_000)
+    assert not client.lost()
+    assert {tuple(attempt for _, attempt, _ in seen) for seen in client.got.values()} == {(1, 2)}
+
+
+def test_a_lease_of_an_earlier_term_stays_with_who_heard_of_it() -> None:
+    """The next master may not have heard of it; the one after that may be a slave that had."""
+    world = World(5)
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    assert slave.host is not None
+    core = slave.host.core
+    lease = LeaseRange(group_id=1, topic_id=1, first_position=0, count=5, until_ms=world.now_ms + 60_000)
+    core.parts.sync.incoming(PeerFrame(term=core.term, sync=Sync(number=10_000, leases=[lease])))
+    core.parts.sync.incoming(PeerFrame(term=core.term + 1, sync=Sync(number=1, complete=True)))
+    assert list(core.parts.delivery.heard.ranges()) == [lease]
+
+
+def all_lose_power(world: World, client: Client) -> None:
+    for node in world.nodes.values():
+        node.kill()
+    client.closed = True
+    for node in world.nodes.values():
+        node.start()
+    world.elect()
+
+
+def test_leases_outlive_a_loss_of_all_nodes() -> None:
+    """What is out longer than two seconds is known after it, to the end of its lease and no longer."""
+    world = World(7)
+    client = Client(world)
+    client.settle = False
+    world.elect()
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 50)
+    world.run(3_000)
+    assert len(client.got) == 50
+    all_lose_power(world, client)
+    world.run(3_000)
+    assert not client.repeated()
+    client.schedule([100] * 5)
+    world.run(1_000)
+    assert len(client.got) == 55
+    world.run(45_000)
+    assert {tuple(attempt for _, attempt, _ in seen) for seen in client.got.values()} == {(1, 2)}
+    assert len(digests(world)) == 1
+
+
+def test_a_lease_on_disk_is_no_longer_than_any_lease() -> None:
+    """However far ahead the clock was that it was given out by."""
+    world = World(8, config=replace(CoreConfig(), lease_max_ms=5_000, lease_default_ms=1_000))
+    client = Client(world)
+    client.settle = False
+    world.elect()
+    client.consume(lease_ms=5_000)
+    client.schedule([100])
+    world.run(2_000)
+    ahead = LeaseRange(group_id=1, topic_id=1, count=1, until_ms=world.now_ms + 10**12)
+    for node in world.nodes.values():
+        node.kill()
+        write_whole(node.disk, PATH, encode([ahead]))
+    all_lose_power(world, client)
+    world.run(4_000)
+    assert not client.repeated()
+    world.run(20_000)
+    assert client.repeated()
+
+
+@pytest.mark.parametrize("content", [b"no such thing", b""])
+def test_a_damaged_file_of_leases_costs_a_repeat(content: bytes) -> None:
+    """Nothing else: the node starts, and its next file is whole."""
+    world = World(9)
+    client = Client(world)
+    client.settle = False
+    world.elect()
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 5)
+    world.run(3_000)
+    for node in world.nodes.values():
+        node.kill()
+        file = node.disk.open(PATH, create=True)
+        file.truncate(0)
+        file.append(content)
+        file.fsync()
+        file.close()
+    all_lose_power(world, client)
+    world.run(3_000)
+    assert len(client.repeated()) == 5
+    assert not any(node.fatal for node in world.nodes.values())
+    assert all(len(read_leases(node.disk)) == 1 for node in world.nodes.values())
+
+
+def test_the_file_of_leases_is_bounded() -> None:
+    """The longest of them count."""
+    many = [LeaseRange(group_id=1, topic_id=1, first_position=n, count=1, until_ms=10**12 + n) for n in range(80_000)]
+    content = encode(many)
+    kept = Sync.FromString(content).leases
+    assert BYTES_MAX * 0.7 < len(content) <= BYTES_MAX
+    assert kept[0] == many[-1] and len(kept) > 25_000
+
+
+def test_an_idle_file_of_leases_is_not_written_again() -> None:
+    """Nothing is given out and nothing ends: the disk is left alone."""
+    world = World(10)
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=60_000)
+    client.schedule([100] * 5)
+    world.run(3_000)
+    written: list[str] = []
+    rename = master.disk.rename
+
+    def noting(source: str, target: str) -> None:
+        written.append(target)
+        rename(source, target)
+
+    master.disk.rename = noting  # type: ignore[method-assign]
+    world.run(5_000)
+    assert PATH not in written
+
+
+def test_a_lease_that_was_renewed_often_counts_once() -> None:
+    """In status, and when its consumer leaves: each message is given back by one command."""
+    table = LeaseTable()
+    positions, attempts = np.arange(4, dtype=np.uint64), np.ones(4, np.uint32)
+    table.give(Lease((1, 1), positions, attempts, 1_000, 5))
+    for until_ms in (1_300, 1_600):
+        table.extend((1, 1), positions[1:3], attempts[1:3], until_ms, 5, 0)
+    assert table.out() == table.out_by_group()[1] == 4 and table.out_by_group()[2] == 0
+    ended = table.close_session(5)
+    assert sorted(p for lease in ended for p in lease.positions.tolist()) == [0, 1, 2, 3]
+    assert table.out() == 0 and not list(table.expire(5_000))
+
+
+def test_ranges_that_make_no_sense_hold_nothing() -> None:
+    """They may come from a peer or a damaged file: no array as long as they say, no error."""
+    heard = HeardLeases()
+    good = LeaseRange(group_id=1, topic_id=1, first_position=3, count=2, until_ms=100)
+    odd = [
+        LeaseRange(group_id=1, topic_id=1, first_position=3, count=0, until_ms=100),
+        LeaseRange(group_id=1, topic_id=1, first_position=3, count=0xFFFFFFFF, until_ms=100),
+        LeaseRange(group_id=1, topic_id=1, first_position=POSITION_MAX, count=1, until_ms=100),
+        LeaseRange(group_id=1, topic_id=1, first_position=3, count=2, attempts=b"x", until_ms=100),
+        LeaseRange(group_id=1, topic_id=1, first_position=3, count=2, ids=b"x", until_ms=100),
+    ]
+    heard.hear([*odd, good], complete=True)
+    assert heard.size() == 1
+    assert [lease.positions.tolist() for lease in heard.held(0, {(1, 1): 0}.get)] == [[3, 4]]
+
+
+def test_what_is_told_again_takes_no_more_room() -> None:
+    """A slave whose connection breaks often is told everything each time."""
+    heard = HeardLeases()
+    placed = [LeaseRange(group_id=1, topic_id=1, first_position=10 * n, count=2, until_ms=100 + n) for n in range(20)]
+    ahead = [LeaseRange(group_id=1, topic_id=1, first_position=500, count=1, until_ms=100, ids=b"12345678")]
+    for _ in range(50):
+        heard.hear([*placed, *ahead], complete=True)
+    assert heard.size() == 21

@@ -1,0 +1,254 @@
+"""Deleting topics and groups: what they hold is told first, then cancelled and counted, through changes of master."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.node.core.schedule.test_pending import ask, core_of, counted, schedule
+from tests.node.core.schedule.test_sweeps import came, finish, trio
+from tests.node.core.trio import Client, World, digests
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.schedule import pending
+from tickwheel.node.core.watch.listings import groups_after, topics_after
+from tickwheel.node.failure import Failure
+from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.snapshot import restore
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.scheduler_pb2 import MESSAGE_CANCELLED, SWEEP_FINISHED, SWEEP_STOPPED
+
+HOUR_MS = 3_600_000
+
+
+def delete_topic(world: World, name: str = "t", *, confirmed: bool = False) -> Any:
+    """The answer of the master."""
+    request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=confirmed)
+    return ask(world, core_of(world).parts.deleter.topic(request))
+
+
+def delete_group(world: World, name: str = "g", *, confirmed: bool = False) -> Any:
+    """The answer of the master."""
+    request = admin_pb2.DeleteGroupRequest(name=name, discard=confirmed)
+    return ask(world, core_of(world).parts.deleter.group(request))
+
+
+def state(world: World) -> Any:
+    """Of the master; None while there is none."""
+    master = world.master()
+    return None if master is None or master.host is None else master.host.core.state
+
+
+def removed_unsettled(world: World) -> int:
+    """What the state counts as removed unsettled."""
+    return int(state(world).removed_unsettled)
+
+
+def test_a_topic_with_messages_goes_only_when_that_is_meant() -> None:
+    """The refusal says how many; then they are cancelled, can be looked up as such, and are in no count; the name is
+    free again, and others keep theirs."""
+    world = World(1, config=replace(CoreConfig(), segment_bytes=1 << 20, events_bytes_max=1 << 20))
+    world.elect()
+    world.run(2_000)
+    ids = schedule(world, [("t", HOUR_MS + n, "k", []) for n in range(50)] + [("u", HOUR_MS, "k", [])])
+    refused = delete_topic(world)
+    assert isinstance(refused, Failure) and refused.reason == common_pb2.WRONG_STATE
+    assert (refused.metadata["pending"], refused.metadata["undelivered"]) == ("50", "0")
+    assert counted(world, topic="t") == 50
+    job = delete_topic(world, confirmed=True)
+    assert (job.state, job.done, job.undelivered) == (SWEEP_FINISHED, 50, 0)
+    assert counted(world) == 1
+    found = ask(world, core_of(world).parts.requests.get(ids[7], False))
+    assert found.state == MESSAGE_CANCELLED
+    traced = ask(
+        world,
+        core_of(world).parts.tracer.trace(
+            admin_pb2.TraceRequest(ids=[common_pb2.MessageId(hour=ids[7] >> 32, index=ids[7] & 0xFFFFFFFF)])
+        ),
+    )
+    assert admin_pb2.TraceEvent.CANCELLED in [event.kind for event in traced.events]
+    schedule(world, [("t", HOUR_MS, "k", [])])
+    assert counted(world, topic="t") == 1
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_an_empty_topic_or_group_goes_at_once_and_an_unknown_one_is_named() -> None:
+    """What old clients do goes on: they confirm nothing."""
+    world = trio()
+    client = Client(world)
+    client.consume()
+    client.schedule([10])
+    world.run_until(lambda: came(client) == 1)
+    world.run(1_000)
+    assert delete_group(world).state == SWEEP_FINISHED
+    assert delete_topic(world).state == SWEEP_FINISHED
+    for answer in (delete_topic(world), delete_group(world)):
+        assert isinstance(answer, Failure) and answer.reason == common_pb2.UNKNOWN_NAME
+
+
+def test_what_was_dispatched_and_not_settled_is_told_and_counted() -> None:
+    """For a topic and for a group; a group's dead letters and retries too."""
+    world = trio()
+    client = Client(world)
+    client.settle = False
+    client.consume()
+    client.schedule([10] * 5)
+    world.run_until(lambda: came(client) == 5)
+    refused = delete_topic(world)
+    assert isinstance(refused, Failure) and refused.metadata["undelivered"] == "5"
+    refused = delete_group(world)
+    assert isinstance(refused, Failure) and refused.metadata["undelivered"] == "5"
+    before = removed_unsettled(world)
+    job = delete_group(world, confirmed=True)
+    assert (job.state, job.undelivered) == (SWEEP_FINISHED, 5)
+    assert removed_unsettled(world) == before + 5
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_retries_and_dead_letters_of_a_group_go_with_it() -> None:
+    """A retry that waits is cancelled and in no count; other groups keep theirs."""
+    world = trio()
+    client = Client(world)
+    client.outcome = consumer_pb2.RETRY
+    client.consume()
+    client.schedule([10] * 3)
+    world.run_until(lambda: counted(world) == 3)
+    refused = delete_group(world)
+    assert isinstance(refused, Failure) and int(refused.metadata["retries"]) == 3
+    job = delete_group(world, confirmed=True)
+    assert (job.state, job.done) == (SWEEP_FINISHED, 3)
+    assert counted(world) == 0
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_masters_die_in_the_middle_of_a_deletion(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one carries it on; meanwhile the topic takes nothing; each message is counted once."""
+    monkeypatch.setattr(pending, "MATCHES_MAX", 7)
+    world = trio(seed, 7)
+    schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
+    answers: list[Any] = []
+    core_of(world).serving.start(
+        core_of(world).parts.deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), answers.append
+    )
+    for steps in (3, 6):
+        world.run_until(partial(has_come_to, world, steps))
+        assert refused_while_closing(world)
+        master = world.master()
+        assert master is not None
+        master.kill()
+        world.run_until(lambda: world.master() is not None)
+        master.start()
+        world.heal()
+    job_id = next(iter(state(world).sweeps)).job_id
+    ended = finish(world, job_id)
+    assert (ended.state, ended.done) == (SWEEP_FINISHED, 100)
+    world.run_until(lambda: state(world) is not None and len(digests(world)) == 1)
+    assert counted(world) == 0
+    assert state(world).topic_id("t") is None
+
+
+def has_come_to(world: World, steps: int) -> bool:
+    """Whether the master's first job has made so many steps."""
+    found = state(world)
+    return found is not None and any(job.steps >= steps for job in found.sweeps)
+
+
+def refused_while_closing(world: World) -> bool:
+    """What is scheduled for the topic while it goes is refused."""
+    client = Client(world)
+    client.schedule([HOUR_MS])
+    world.run_until(lambda: bool(client.refused or client.acked))
+    return bool(client.refused)
+
+
+def test_a_deletion_can_be_stopped_and_the_topic_stays() -> None:
+    """Paused, with what was not cancelled yet; it takes messages again."""
+    world = trio(1, 7)
+    schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
+    answers: list[Any] = []
+    core_of(world).serving.start(
+        core_of(world).parts.deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), answers.append
+    )
+    world.run_until(lambda: any(job.steps >= 2 for job in state(world).sweeps))
+    job_id = next(iter(state(world).sweeps)).job_id
+    stopped = ask(world, core_of(world).parts.sweeper.stop(job_id))
+    assert stopped.state == SWEEP_STOPPED
+    world.run_until(lambda: bool(answers))
+    left = counted(world, topic="t")
+    assert left == 100 - stopped.done
+    assert state(world).topic_paused(state(world).topic_id("t"))
+    schedule(world, [("t", HOUR_MS, "k", [])])
+    assert counted(world, topic="t") == left + 1
+
+
+def test_a_deletion_goes_on_from_a_checkpoint() -> None:
+    """Who restarts from one refuses messages for the topic as before."""
+    world = trio(1, 7)
+    schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
+    core_of(world).serving.start(
+        core_of(world).parts.deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), lambda _: None
+    )
+    world.run_until(lambda: any(job.steps >= 2 for job in state(world).sweeps))
+    core = world.master().host.core  # type: ignore[union-attr]
+    checkpoint = core.state.begin_checkpoint()
+    checkpoint.run()
+    again = ClusterState(core.disk, "state")
+    restore(again, checkpoint.manifest.state)
+    topic = again.topics.named("t")
+    assert topic is not None and topic.closing and topic.paused
+    core.state.abandon_checkpoint(checkpoint)
+
+
+def test_a_repeat_of_a_deletion_gets_the_answer_of_the_first() -> None:
+    """Its answer was lost: the repeat is told that it is done, also when the name exists anew by then."""
+    world = trio()
+    client = Client(world)
+    client.consume()
+    client.schedule([10])
+    world.run_until(lambda: came(client) == 1)
+    world.run(1_000)
+    group = admin_pb2.DeleteGroupRequest(name="g", request_id=0xABC)
+    topic = admin_pb2.DeleteTopicRequest(name="t", request_id=0xABC)
+    for request, delete in ((group, "delete_group"), (topic, "delete_topic")):
+
+        def asked(request: Any = request, delete: str = delete) -> Any:
+            return ask(
+                world,
+                getattr(core_of(world).parts.deleter, delete.removeprefix("delete_"))(request),
+            )
+
+        first = asked()
+        assert first.state == SWEEP_FINISHED
+        assert asked() == first
+        other = type(request)(name=request.name, request_id=0xDEF)
+        assert asked(other).reason == common_pb2.UNKNOWN_NAME, "another call"
+        if delete == "delete_topic":
+            schedule(world, [("t", HOUR_MS, "k", [])])
+            assert asked() == first
+            assert counted(world, topic="t") == 1, "the repeat took what came after the first for its own"
+
+
+def test_a_listing_skips_nothing_when_a_name_is_created_anew_in_a_pause() -> None:
+    """Pages continue after the last id. A name that came back with a higher id must not lead past the others."""
+    world = trio()
+    for name in ("a", "b", "c"):
+        ask(world, core_of(world).parts.requests.admin(admin(topic=name)))
+        ask(world, core_of(world).parts.requests.admin(admin(group=name)))
+    topics, groups = topics_after(core_of(world)), groups_after(core_of(world))
+    before = [next(topics).name, next(groups).name]
+    delete_group(world, "b")
+    delete_topic(world, "b")
+    ask(world, core_of(world).parts.requests.admin(admin(topic="b")))
+    ask(world, core_of(world).parts.requests.admin(admin(group="b")))
+    assert [*before, *(topic.name for topic in topics), *(group.name for group in groups)] == ["a", "a", "c", "c"]
+
+
+def admin(topic: str = "", group: str = "") -> AdminCommand:
+    """The command that creates a topic or a group of topic c."""
+    if topic:
+        return AdminCommand(create_topic=admin_pb2.CreateTopicRequest(name=topic))
+    return AdminCommand(create_group=admin_pb2.CreateGroupRequest(name=group, topics=["c"]))

@@ -1,0 +1,117 @@
+"""What a unary call schedules is read as a batch of one row is, by a shorter way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, SEQUENCE_MAX, IncomingBatch, from_batch, from_message
+from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.state.settings import Settings
+from tickwheel.proto import common_pb2, scheduler_pb2
+
+SETTINGS = Settings()
+
+TIMES = st.one_of(
+    st.integers(0, 1 << 45), st.sampled_from([-1, 0, DUE_MS_LIMIT, DUE_MS_LIMIT + 1, -DUE_MS_LIMIT, -DUE_MS_LIMIT - 1])
+)
+WHENS = st.one_of(
+    st.just({}),
+    st.builds(lambda value: {"due_ms": value}, TIMES),
+    st.builds(lambda value: {"delay_ms": value}, TIMES),
+    st.builds(lambda value: {"delay_level": value}, st.integers(0, 30)),
+)
+METAS = st.one_of(st.none(), st.builds(common_pb2.MessageMeta, key=st.sampled_from(["", "k"])))
+
+
+@st.composite
+def messages(draw: Any) -> common_pb2.Message:
+    """Sound ones and others."""
+    fields: dict[str, Any] = dict(draw(WHENS))
+    meta = draw(METAS)
+    if meta is not None:
+        fields["meta"] = meta
+    return common_pb2.Message(
+        topic=draw(st.sampled_from(["orders", "", ".no", "a" * 128])),
+        payload=draw(st.sampled_from([b"", b"x", bytes(300), bytes(SETTINGS.payload_bytes_max + 1)])),
+        jitter_ms=draw(st.sampled_from([0, 0, 5, (1 << 32) - 1])),
+        **fields,
+    )
+
+
+def read(what: Any) -> dict[str, Any] | Failure:
+    """What becomes of it, comparable."""
+    try:
+        batch = what()
+    except RequestError as error:
+        return error.failure
+    assert isinstance(batch, IncomingBatch)
+    names = IncomingBatch.__dataclass_fields__
+    values = {name: getattr(batch, name) for name in names}
+    return {
+        name: (value.dtype, value.tolist()) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
+
+
+@given(
+    messages(),
+    st.sampled_from(["", "p-1", "no spaces", "p" * 65]),
+    st.sampled_from([0, 1, 7]),
+    st.sampled_from(["", "me", "x" * 200]),
+)
+def test_one_message_is_read_as_a_row_is(
+    message: common_pb2.Message, producer_id: str, sequence: int, client: str
+) -> None:
+    """Same columns, same refusals in the same words: or who calls without a stream would be held to other rules."""
+    fields: dict[str, Any] = {"producer_id": producer_id, "sequence": sequence, "client_name": client}
+    request = scheduler_pb2.ScheduleRequest(message=message, **fields)
+    rows = scheduler_pb2.RowBatch(messages=[message])
+    batch = scheduler_pb2.ScheduleBatch(rows=rows, **fields)
+    assert read(lambda: from_message(request, SETTINGS)) == read(lambda: from_batch(batch, SETTINGS))
+
+
+def test_rows_of_one_kind_of_time_share_it() -> None:
+    """A column of kinds for rows that are all delays would send each batch the long way to its due times."""
+    row = {"topic": "t", "payload": b"x"}
+    alike = scheduler_pb2.RowBatch(messages=[common_pb2.Message(delay_ms=n, **row) for n in range(3)])  # type: ignore[arg-type]
+    assert isinstance(from_batch(scheduler_pb2.ScheduleBatch(rows=alike), SETTINGS).kinds, int)
+    mixed = scheduler_pb2.RowBatch(
+        messages=[common_pb2.Message(delay_ms=5, **row), common_pb2.Message(delay_level=2, **row)]  # type: ignore[arg-type]
+    )
+    kinds = from_batch(scheduler_pb2.ScheduleBatch(rows=mixed), SETTINGS).kinds
+    assert isinstance(kinds, np.ndarray) and kinds.tolist() == [1, 2]
+
+
+def test_sequences_have_a_bound() -> None:
+    """The last one of 64 bits made every checkpoint fail from then on."""
+    message = common_pb2.Message(topic="orders", payload=b"x", delay_ms=1)
+    for sequence in (0, SEQUENCE_MAX + 1, (1 << 64) - 1):
+        unary = scheduler_pb2.ScheduleRequest(message=message, producer_id="p", sequence=sequence)
+        rows = scheduler_pb2.RowBatch(messages=[message])
+        batch = scheduler_pb2.ScheduleBatch(rows=rows, producer_id="p", sequence=sequence)
+        for what in (lambda: from_message(unary, SETTINGS), lambda: from_batch(batch, SETTINGS)):  # noqa: B023  # called here
+            refused = read(what)
+            assert isinstance(refused, Failure) and refused.metadata["field"] == "sequence"
+    last = scheduler_pb2.ScheduleRequest(message=message, producer_id="p", sequence=SEQUENCE_MAX)
+    assert isinstance(read(lambda: from_message(last, SETTINGS)), dict)
+
+
+def test_metas_in_columns_are_looked_through_as_requests_are() -> None:
+    """They are bytes to the door, and stored as they are: what is in them must be known here."""
+    one = np.array([1], "<u4").tobytes()
+    for meta in (b"\xff", b"\xa3\x38\xa4\x38", b"\x0a\x01k" + b"\xa3\x38" * 97 + b"\xa4\x38" * 97):
+        columns = scheduler_pb2.ColumnBatch(
+            topic="orders",
+            delay_ms=np.array([1], "<i8").tobytes(),
+            payload_sizes=one,
+            payloads=b"x",
+            meta_sizes=np.array([len(meta)], "<u4").tobytes(),
+            metas=meta,
+        )
+        batch = scheduler_pb2.ScheduleBatch(columns=columns)
+        refused = read(lambda: from_batch(batch, SETTINGS))  # noqa: B023  # called here
+        assert isinstance(refused, Failure) and refused.metadata["field"] == "metas[0]"

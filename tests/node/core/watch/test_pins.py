@@ -1,0 +1,164 @@
+"""Readers of what is pending, at a node of three: bounded, typed errors, never older than what the reader knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.watch import pins
+from tickwheel.node.failure import Failure
+from tickwheel.proto import common_pb2
+from tickwheel.proto.snapshot_pb2 import (
+    AgreePinRequest,
+    AgreePinResponse,
+    PinnedPage,
+    PinRequest,
+    PinResponse,
+    ReadPinnedRequest,
+)
+
+
+def pin(node: Node, **asked: Any) -> PinResponse | Failure:
+    """Pin at a node."""
+    answers: list[PinResponse | Failure] = []
+    assert node.host is not None
+    node.host.core.serving.start(node.host.core.parts.pins.pin(PinRequest(**asked)), answers.append)
+    return answers[0]
+
+
+def read(world: World, node: Node, **asked: Any) -> PinnedPage | Failure:
+    """One page."""
+    answers: list[PinnedPage | Failure] = []
+    assert node.host is not None
+    node.host.core.serving.start(node.host.core.parts.pins.read(ReadPinnedRequest(**asked)), answers.append)
+    world.run_until(lambda: bool(answers))
+    return answers[0]
+
+
+def filled(count: int) -> tuple[World, Client, Node]:
+    """A slave with so many messages ahead."""
+    world = World()
+    client = Client(world)
+    master = world.elect()
+    client.schedule([60_000 + n for n in range(count)])
+    world.run_until(lambda: len(client.acked) == count)
+    slave = next(node for node in world.nodes.values() if node is not master)
+    world.run(200)
+    return world, client, slave
+
+
+def test_pages_of_a_slave_hold_what_was_pending_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pages by units and by bytes; what comes and goes between two pages does not show."""
+    monkeypatch.setattr(pins, "PAGE_UNITS_MAX", 7)
+    monkeypatch.setattr(pins, "PAGE_BYTES_MAX", 9)
+    world, client, slave = filled(30)
+    found = pin(slave)
+    assert isinstance(found, PinResponse) and slave.host is not None
+    assert found.node_id == slave.name and found.applied_index == slave.host.core.applied_index
+    records: list[bytes] = []
+    for hour in np.frombuffer(found.hours, "<u4").tolist():
+        start = (0, 0)
+        while True:
+            page = read(
+                world, slave, pin_id=found.pin_id, hour=hour, start_due_ms=start[0], start_index=start[1], content=True
+            )
+            assert isinstance(page, PinnedPage)
+            at = 0
+            for size in np.frombuffer(page.sizes, "<u4").tolist():
+                records.append(page.records[at : at + size])
+                at += size
+            if not page.HasField("next_due_ms"):
+                break
+            start = (page.next_due_ms, page.next_index)
+            client.schedule([60_005] * 3)
+            world.run(20)
+    assert records == [b"m%d" % n for n in range(30)]
+
+
+def test_a_node_that_is_behind_the_reader_says_so() -> None:
+    """What was acknowledged before the read began must be in it."""
+    _, _, slave = filled(1)
+    failure = pin(slave, applied_index_min=1 << 40)
+    assert isinstance(failure, Failure) and failure.reason == common_pb2.RECOVERING
+    assert int(failure.metadata["retry_after_ms"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"due_ms_min": -1}, "due_ms_min"),
+        ({"due_ms_max": 1 << 62}, "due_ms_max"),
+        ({"topics": ["t"] * 2_000}, "topics"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_named(asked: dict[str, Any], field: str) -> None:
+    """Requests come from outside."""
+    _, _, slave = filled(1)
+    failure = pin(slave, **asked)
+    assert isinstance(failure, Failure) and failure.metadata["field"] == field
+
+
+def test_pins_are_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that never says that it has ended costs nothing for ever; one that reads keeps its own."""
+    monkeypatch.setattr(pins, "PINS_MAX", 3)
+    world, _, slave = filled(2)
+    first, second = pin(slave), pin(slave)
+    assert isinstance(first, PinResponse) and isinstance(second, PinResponse) and slave.host is not None
+    hour = int(np.frombuffer(first.hours, "<u4")[0])
+    world.run(10)
+    assert isinstance(read(world, slave, pin_id=first.pin_id, hour=hour), PinnedPage)
+    pin(slave), pin(slave)
+    gone = read(world, slave, pin_id=second.pin_id, hour=hour)
+    assert isinstance(gone, Failure) and gone.metadata["field"] == "pin_id"
+    assert isinstance(read(world, slave, pin_id=first.pin_id, hour=hour), PinnedPage)
+    monkeypatch.setattr(pins, "PIN_HOLD_MS", 100)
+    world.run(200)
+    last = pin(slave)
+    assert isinstance(last, PinResponse) and slave.host.core.parts.pins.count == 1
+    slave.host.core.parts.pins.unpin(last.pin_id)
+    assert slave.host.core.parts.pins.count == 0
+
+
+def test_an_hour_that_holds_nothing_is_an_empty_page() -> None:
+    """Also one that was never heard of."""
+    world, _, slave = filled(1)
+    found = pin(slave)
+    assert isinstance(found, PinResponse)
+    page = read(world, slave, pin_id=found.pin_id, hour=7)
+    assert isinstance(page, PinnedPage) and not page.ids and not page.HasField("next_due_ms")
+
+
+def agree(world: World, name: str, pin_id: int = 0) -> AgreePinResponse | Failure:
+    """What the master answers."""
+    answers: list[AgreePinResponse | Failure] = []
+    node = world.elect()
+    assert node.host is not None
+    node.host.core.serving.start(
+        node.host.core.parts.pins.agree(AgreePinRequest(name=name, pin_id=pin_id)), answers.append
+    )
+    node.wake()
+    world.run_until(lambda: bool(answers))
+    return answers[0]
+
+
+def test_all_who_read_under_a_name_read_the_first_pin() -> None:
+    """Whoever asks, and after the loss of the master; a pin is told again as it was, by the node that holds it."""
+    world, _, slave = filled(5)
+    assert agree(world, "q") == AgreePinResponse(pin_id=0)
+    found = pin(slave)
+    assert isinstance(found, PinResponse)
+    assert agree(world, "q", found.pin_id) == agree(world, "q", 77) == AgreePinResponse(pin_id=found.pin_id)
+    assert agree(world, "other", 77) == AgreePinResponse(pin_id=77)
+    master = world.elect()
+    master.kill()
+    world.elect()
+    assert agree(world, "q", 77) == agree(world, "q") == AgreePinResponse(pin_id=found.pin_id)
+    assert pin(slave, pin_id=found.pin_id) == found
+    unknown = pin(slave, pin_id=77)
+    assert isinstance(unknown, Failure) and unknown.reason == common_pb2.WRONG_STATE
+    for name in ("", "a b", "x" * 70):
+        refused = agree(world, name, 77)
+        assert isinstance(refused, Failure) and refused.reason == common_pb2.INVALID_FIELD, name
