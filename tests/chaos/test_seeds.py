@@ -28,13 +28,13 @@ def verdict(seed: int, config: SimulationConfig) -> RunResult:
     return result
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(60))
 def test_log_under_faults(seed: int) -> None:
     """The replicated log alone: committed entries stay, one master a term, it comes to rest after the heal."""
     verdict(seed, SimulationConfig(level=Level.LOG, seconds=3))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_node_under_faults(seed: int) -> None:
     """Whole nodes with clients that repeat, cancel, move, nack and die: no promise is broken."""
     verdict(seed, SimulationConfig(level=Level.NODE, seconds=4))

@@ -145,7 +145,7 @@ class Life:
         self.note_durable()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 40))
 def test_power_lost_at_any_point(seed: int) -> None:
     """Five lives of random work, each ended in the middle of some call, the restart's own included."""

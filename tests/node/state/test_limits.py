@@ -18,7 +18,7 @@ from tickwheel.proto import state_pb2
 
 NAME = "node.state.names.TOPIC_NAME_LENGTH_MAX"
 JOB = "node.state.names.PRODUCER_ID_LENGTH_MAX"
-TEXT = "node.core.parts.pending.TEXT_BYTES_MAX"
+TEXT = "node.core.schedule.pending.TEXT_BYTES_MAX"
 FIXED = "fixed"
 """One value of a width that does not change, as a checksum or a path that a node makes."""
 
@@ -28,8 +28,8 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "StateSnapshot.windows_path": (FIXED,),
     "StateSnapshot.members": ("node.state.membership.MEMBERS_MAX",),
     "StateSnapshot.removed_ids": ("node.core.membership.REMOVED_MAX", NAME),
-    "StateSnapshot.topics": ("settings.topics_max", "node.core.parts.creations.ALLOWANCE_A_SECOND"),
-    "StateSnapshot.groups": ("settings.groups_max", "node.core.parts.creations.ALLOWANCE_A_SECOND"),
+    "StateSnapshot.topics": ("settings.topics_max", "node.core.schedule.creations.ALLOWANCE_A_SECOND"),
+    "StateSnapshot.groups": ("settings.groups_max", "node.core.schedule.creations.ALLOWANCE_A_SECOND"),
     "StateSnapshot.sweeps": ("node.state.sweeps.SWEEPS_MAX",),
     "StateSnapshot.loads": ("node.state.loads.LOADS_MAX",),
     "Member.node_id": (NAME,),
@@ -45,8 +45,8 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "TopicSnapshot.hours_dispatched": ("settings.retention_ms",),
     "GroupSnapshot.name": (NAME,),
     "GroupSnapshot.filter": ("wheel.filters.TAGS_MAX", "wheel.filters.TAG_LENGTH_MAX"),
-    "GroupSnapshot.subscriptions": ("node.core.parts.creations.SUBSCRIPTIONS_MAX",),
-    "GroupSnapshot.dead_gone": ("node.core.parts.dead.GONE_MAX",),
+    "GroupSnapshot.subscriptions": ("node.core.schedule.creations.SUBSCRIPTIONS_MAX",),
+    "GroupSnapshot.dead_gone": ("node.core.delivery.dead.GONE_MAX",),
     "GroupSnapshot.dead_lacking": ("settings.retention_ms",),
     "GroupSnapshot.waiting": ("node.state.waiting.ROWS_MAX",),
     "SubscriptionSnapshot.pauses": ("settings.window_messages_max",),
@@ -76,12 +76,12 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "Grant.rights": (FIXED,),
     "Grant.topics": ("node.state.rights.PATTERNS_MAX", NAME),
     "Grant.groups": ("node.state.rights.PATTERNS_MAX", NAME),
-    "StateWindows.subscriptions": ("node.core.parts.creations.SUBSCRIPTIONS_MAX",),
+    "StateWindows.subscriptions": ("node.core.schedule.creations.SUBSCRIPTIONS_MAX",),
     "StateWindows.producers": ("settings.producers_max",),
     "StateWindows.batches": ("settings.producers_max", "settings.producer_window_batches"),
-    "SubscriptionWindow.values": ("settings.window_messages_max", "node.core.settlements.WINDOW_VALUES_MAX"),
+    "SubscriptionWindow.values": ("settings.window_messages_max", "node.core.delivery.settlements.WINDOW_VALUES_MAX"),
     "ProducerSpan.producer_id": (JOB,),
-    "ProducerSpan.owner": ("node.core.intake.CLIENT_NAME_MAX",),
+    "ProducerSpan.owner": ("node.core.schedule.intake.CLIENT_NAME_MAX",),
     "ProducerBatch.producer_id": (JOB,),
     "ProducerBatch.ids": ("settings.producer_window_ids",),
     "ProducerBatch.due_ms": ("settings.producer_window_ids",),

@@ -156,7 +156,7 @@ def test_a_failover_repeats_what_was_delivered_since_the_last_sync() -> None:
     assert without > 300
 
 
-@pytest.mark.parametrize("seed", range(40, 42))
+@pytest.mark.parametrize("seed", range(40, 41))
 def test_kills_and_cuts_lose_nothing(seed: int) -> None:
     """P1, P3, P8: masters die and are cut off under load, dispatches are lost with what was delivered ahead of them."""
     world = World(seed, config=PUSH)
