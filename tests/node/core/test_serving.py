@@ -18,15 +18,11 @@ from tickwheel.node.core.schedule.intake import from_batch, from_message
 from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
 from tickwheel.node.core.watch.disk_use import disk_use
 from tickwheel.node.failure import Failure
-from tickwheel.node.server import handlers
-from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import (
     admin_pb2,
-    cold_pb2,
     common_pb2,
     consumer_pb2,
-    dead_pb2,
     scheduler_pb2,
     staging_pb2,
 )
@@ -74,13 +70,6 @@ def ask(node: Node, start: Start) -> list[Any]:
     return answers
 
 
-def admin(**command: Any) -> Start:
-    """An administrative command."""
-    return lambda node, done: core_of(node).serving.start(
-        core_of(node).parts.requests.admin(AdminCommand(**command)), done
-    )
-
-
 def settled(outcome: consumer_pb2.Outcome.ValueType) -> Start:
     """A settlement of the group g."""
     batch = consumer_pb2.SettleBatch(group="g", topic="t", outcome=outcome, **IDS)
@@ -121,54 +110,28 @@ ID = message_id_of(FIRST, 0)
 SELECTION = scheduler_pb2.Selection(topic="t")
 THROUGH_LOG: dict[str, Start] = {
     "schedule": scheduled,
-    "create topic": admin(create_topic=admin_pb2.CreateTopicRequest(name="another")),
-    "delete group": admin(delete_group=admin_pb2.DeleteGroupRequest(name="g")),
-    "settings": admin(settings=admin_pb2.Settings(attempts_max=9)),
-    "add member": admin(add_member=admin_pb2.Member(node_id="z", peer_address="p:1", client_address="c:1")),
     "ack": settled(consumer_pb2.ACK),
     "nack": settled(consumer_pb2.RETRY),
     "dead": settled(consumer_pb2.DEAD),
     "stage": staged,
-    "commit": lambda node, done: core_of(node).serving.start(
-        core_of(node).parts.staging.commit(staging_pb2.CommitStagedRequest(batch=1, **JOB)), done
-    ),
-    "abort": lambda node, done: core_of(node).serving.start(
-        core_of(node).parts.staging.abort(staging_pb2.AbortStagedRequest(batch=1, **JOB)), done
-    ),
     "sweep": lambda node, done: core_of(node).serving.start(
         core_of(node).parts.sweeper.begin_sweep(
             scheduler_pb2.BeginSweepRequest(job_id="s", selection=SELECTION, cancel=True)
         ),
         done,
     ),
-    "stop sweep": lambda node, done: core_of(node).serving.start(core_of(node).parts.sweeper.stop("s"), done),
-    "purge dead": lambda node, done: core_of(node).serving.start(
-        core_of(node).parts.dead.purge(dead_pb2.PurgeDeadRequest(group="g")), done
-    ),
-    "register cold": lambda node, done: core_of(node).serving.start(
-        core_of(node).parts.cold.register(cold_pb2.RegisterColdRequest()), done
-    ),
-    "cancel": lambda node, done: core_of(node).serving.start(core_of(node).parts.requests.cancel(FIRST), done),
-    "reschedule": lambda node, done: core_of(node).serving.start(
-        handlers.reschedule(core_of(node), scheduler_pb2.RescheduleRequest(id=ID, delay_ms=90_000), EVERYBODY), done
-    ),
     "consume": consumed,
     "pull": pulled,
 }
-"""Requests whose answer is a piece that runs when their entry is applied."""
+"""Requests whose answer is a piece that runs when their entry is applied, one of each kind of callback. All methods of the client
+port: test_endpoint_mistakes.py."""
 
 THROUGH_WORKERS: dict[str, Start] = {
     "list": lambda node, done: core_of(node).serving.start(
         core_of(node).parts.pending.page(scheduler_pb2.ListPendingRequest(content=True)), done
     ),
-    "count": lambda node, done: core_of(node).serving.start(
-        core_of(node).parts.pending.count(scheduler_pb2.CountPendingRequest(bucket_ms=1_000)), done
-    ),
     "disk use": lambda node, done: core_of(node).serving.start(
         disk_use(core_of(node), core_of(node).parts.disk_room, admin_pb2.GetDiskUseRequest()), done
-    ),
-    "trace": lambda node, done: core_of(node).serving.start(
-        core_of(node).parts.tracer.trace(admin_pb2.TraceRequest(ids=[ID])), done
     ),
 }
 """Requests whose answer is a piece that runs when a worker has read something."""
