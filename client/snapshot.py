@@ -104,7 +104,21 @@ class SnapshotClient:
             )
             return await SnapshotStub(channel).Pin(request, timeout=left_s)
 
-        return _pin_of(*await self._pinned(reader, ask))
+        address, answer = await self._pinned(reader, ask)
+        return _pin_of(address, await self._with_all_topics(address, answer))
+
+    async def _with_all_topics(self, address: str, answer: snapshot_pb2.PinResponse) -> snapshot_pb2.PinResponse:
+        """The answer with the names of all topics, of which one answer holds so many only."""
+        stub, topics_to = SnapshotStub(self._cluster.channel(address)), answer.topics_to
+        while topics_to:
+            request = snapshot_pb2.PinRequest(pin_id=answer.pin_id, topics_after=topics_to)
+            try:
+                more = await stub.Pin(request, timeout=READ_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                raise error_of(fault_of_call(error)) from None
+            answer.topics.update(more.topics)
+            topics_to = more.topics_to
+        return answer
 
     async def held(self, handle: str) -> Pin:
         """An existing pin, by its handle. Raises RequestRefused if its node no longer holds it or is unreachable."""
@@ -156,7 +170,9 @@ class SnapshotClient:
                 if fault.elsewhere or fault.later or isinstance(error_of(fault), RequestRefused):
                     return None
                 raise error_of(fault) from None
-            return _pin_of(address, answer) if answer.pin_id == pin_id else None
+            if answer.pin_id != pin_id:
+                return None
+            return _pin_of(address, await self._with_all_topics(address, answer))
 
         return next((pin for pin in await asyncio.gather(*map(ask, addresses)) if pin is not None), None)
 
@@ -174,6 +190,16 @@ class SnapshotClient:
         if not answer.HasField("dead_count"):
             text = f"node {answer.node_id} is of an earlier version and does not say what its dead letters were"
             raise RequestRefused(text, "UNIMPLEMENTED")
+        found, topics_to = list(answer.topics), answer.topics_to
+        stub = SnapshotStub(self._cluster.channel(address))
+        while topics_to:
+            further = snapshot_pb2.PinSettledRequest(group=group, pin_id=answer.pin_id, topics_after=topics_to)
+            try:
+                more = await stub.PinSettled(further, timeout=READ_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                raise error_of(fault_of_call(error)) from None
+            found += more.topics
+            topics_to = more.topics_to
         topics = tuple(
             SettledTopic(
                 topic.topic_id,
@@ -186,7 +212,7 @@ class SnapshotClient:
                 topic.floor,
                 topic.open,
             )
-            for topic in answer.topics
+            for topic in found
         )
         return SettledPin(
             address,

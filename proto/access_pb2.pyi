@@ -529,6 +529,7 @@ class Caller(_message.Message):
     GRANTS_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
     RIGHTS_FIELD_NUMBER: _builtins.int
+    GRANTS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Empty: rights are off and the caller has shown neither a certificate nor a token."""
     by: _builtins.str
@@ -537,6 +538,8 @@ class Caller(_message.Message):
     """Has every right, by the certificate's unit or name in tls.admin_names, or because rights are off."""
     rights: _builtins.bool
     """Whether rights are on."""
+    grants_left_out: _builtins.int
+    """Grants that do not fit the answer."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
     @_builtins.property
@@ -550,10 +553,11 @@ class Caller(_message.Message):
         grants: _abc.Iterable[Global___Grant] | None = ...,
         quotas: Global___UserQuotas | None = ...,
         rights: _builtins.bool = ...,
+        grants_left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "grants", b"grants", "name", b"name", "quotas", b"quotas", "rights", b"rights", "unrestricted", b"unrestricted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "grants", b"grants", "grants_left_out", b"grants_left_out", "name", b"name", "quotas", b"quotas", "rights", b"rights", "unrestricted", b"unrestricted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -638,16 +642,20 @@ class ListAuditResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RECORDS_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
+    full: _builtins.bool
+    """The answer is full: there may be records before the last one that were asked for, too."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRecord]: ...
     def __init__(
         self,
         *,
         records: _abc.Iterable[Global___AuditRecord] | None = ...,
+        full: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["full", b"full", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1150,6 +1150,7 @@ class Group(_message.Message):
     CONSUMERS_FIELD_NUMBER: _builtins.int
     RETRY_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
+    TOPICS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group_id: _builtins.int
     filter: _builtins.str
@@ -1162,6 +1163,8 @@ class Group(_message.Message):
     consumers: _builtins.int
     dead: _builtins.int
     """Dead letters that are kept."""
+    topics_left_out: _builtins.int
+    """Topics that do not fit the answer."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1182,10 +1185,11 @@ class Group(_message.Message):
         consumers: _builtins.int = ...,
         retry: Global___RetryPolicy | None = ...,
         dead: _builtins.int = ...,
+        topics_left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "broadcasting", b"broadcasting", "consumers", b"consumers", "dead", b"dead", "filter", b"filter", "group_id", b"group_id", "in_flight", b"in_flight", "name", b"name", "paused", b"paused", "retry", b"retry", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "broadcasting", b"broadcasting", "consumers", b"consumers", "dead", b"dead", "filter", b"filter", "group_id", b"group_id", "in_flight", b"in_flight", "name", b"name", "paused", b"paused", "retry", b"retry", "topics", b"topics", "topics_left_out", b"topics_left_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1859,6 +1863,7 @@ class DiskUse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     TOPICS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     NEXT_HOUR_FIELD_NUMBER: _builtins.int
+    HOURS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     bytes_total: _builtins.int
     """Of the file system."""
@@ -1870,6 +1875,8 @@ class DiskUse(_message.Message):
     """Topics that do not fit the answer: those with the fewest bytes."""
     next_hour: _builtins.int
     """With by_topic: hours from here on were not read; 0: all were."""
+    hours_left_out: _builtins.int
+    """Hours that do not fit the answer: the latest."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DiskUse.Part]: ...
     @_builtins.property
@@ -1891,10 +1898,11 @@ class DiskUse(_message.Message):
         topics: _abc.Iterable[Global___DiskUse.Topic] | None = ...,
         topics_left_out: _builtins.int = ...,
         next_hour: _builtins.int = ...,
+        hours_left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above_high_water", b"above_high_water", "bytes_free", b"bytes_free", "bytes_total", b"bytes_total", "high_water_percent", b"high_water_percent", "hours", b"hours", "next_hour", b"next_hour", "node_id", b"node_id", "parts", b"parts", "topics", b"topics", "topics_left_out", b"topics_left_out"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above_high_water", b"above_high_water", "bytes_free", b"bytes_free", "bytes_total", b"bytes_total", "high_water_percent", b"high_water_percent", "hours", b"hours", "hours_left_out", b"hours_left_out", "next_hour", b"next_hour", "node_id", b"node_id", "parts", b"parts", "topics", b"topics", "topics_left_out", b"topics_left_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

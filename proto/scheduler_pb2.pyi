@@ -497,7 +497,10 @@ class GetResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
+    RETRIES_LEFT_OUT_FIELD_NUMBER: _builtins.int
     state: Global___MessageState.ValueType
+    retries_left_out: _builtins.int
+    """Retries that do not fit the answer."""
     @_builtins.property
     def message(self) -> Global___PendingMessage:
         """If its hour was removed while it waits for a retry, the content is that of the retry."""
@@ -512,10 +515,11 @@ class GetResponse(_message.Message):
         message: Global___PendingMessage | None = ...,
         state: Global___MessageState.ValueType = ...,
         retries: _abc.Iterable[Global___WaitingRetry] | None = ...,
+        retries_left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "retries", b"retries", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "retries", b"retries", "retries_left_out", b"retries_left_out", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etickwheel/proto/snapshot.proto\x12\x0ctickwheel.v1\"o\n\nPinRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\ndue_ms_min\x18\x02 \x01(\x03\x12\x12\n\ndue_ms_max\x18\x03 \x01(\x03\x12\x19\n\x11\x61pplied_index_min\x18\x04 \x01(\x04\x12\x0e\n\x06pin_id\x18\x05 \x01(\x04\"/\n\x0f\x41greePinRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06pin_id\x18\x02 \x01(\x04\"\"\n\x10\x41greePinResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\"\xe0\x01\n\x0bPinResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x15\n\rcursor_due_ms\x18\x04 \x01(\x03\x12\r\n\x05hours\x18\x05 \x01(\x0c\x12\x35\n\x06topics\x18\x06 \x03(\x0b\x32%.tickwheel.v1.PinResponse.TopicsEntry\x12\r\n\x05units\x18\x07 \x01(\x0c\x1a-\n\x0bTopicsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"m\n\x11ReadPinnedRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\x14\n\x0cstart_due_ms\x18\x03 \x01(\x03\x12\x13\n\x0bstart_index\x18\x04 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\x08\"\xf5\x01\n\nPinnedPage\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x11\n\ttopic_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x03 \x01(\x0c\x12\x18\n\x10\x64ue_requested_ms\x18\x04 \x01(\x0c\x12\x14\n\x0cscheduled_ms\x18\x05 \x01(\x0c\x12\r\n\x05sizes\x18\x06 \x01(\x0c\x12\x12\n\nmeta_sizes\x18\x07 \x01(\x0c\x12\x15\n\rtarget_groups\x18\x08 \x01(\x0c\x12\x0f\n\x07records\x18\t \x01(\x0c\x12\x18\n\x0bnext_due_ms\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nnext_index\x18\x0b \x01(\x04\x42\x0e\n\x0c_next_due_ms\"\x1e\n\x0cUnpinRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\"\x0f\n\rUnpinResponse\"Q\n\x11PinSettledRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\ndue_ms_min\x18\x02 \x01(\x03\x12\x19\n\x11\x61pplied_index_min\x18\x03 \x01(\x04\"\xc3\x01\n\x12PinSettledResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12*\n\x06topics\x18\x04 \x03(\x0b\x32\x1a.tickwheel.v1.SettledTopic\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12\x11\n\tdead_next\x18\x06 \x01(\x04\x12\x17\n\ndead_count\x18\x07 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_dead_count\"\x9d\x01\n\x0cSettledTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x04\x12\r\n\x05\x62\x65gan\x18\x05 \x01(\x04\x12\x13\n\x0bjudged_from\x18\x06 \x01(\x04\x12\x10\n\x08retained\x18\x07 \x01(\x04\x12\r\n\x05\x66loor\x18\x08 \x01(\x04\x12\x0c\n\x04open\x18\t \x01(\x04\"t\n\x12ReadSettledRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\x08\x12\x0f\n\x07retries\x18\x06 \x01(\x08\"\xc9\x01\n\x0bSettledPage\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x03 \x01(\x0c\x12\x13\n\x0blast_due_ms\x18\x04 \x01(\x0c\x12\x14\n\x0cscheduled_ms\x18\x05 \x01(\x0c\x12\r\n\x05sizes\x18\x06 \x01(\x0c\x12\x12\n\nmeta_sizes\x18\x07 \x01(\x0c\x12\x0f\n\x07records\x18\x08 \x01(\x0c\x12\x11\n\x04next\x18\t \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07removed\x18\n \x01(\x04\x42\x07\n\x05_next2\xb9\x03\n\x08Snapshot\x12:\n\x03Pin\x12\x18.tickwheel.v1.PinRequest\x1a\x19.tickwheel.v1.PinResponse\x12G\n\nReadPinned\x12\x1f.tickwheel.v1.ReadPinnedRequest\x1a\x18.tickwheel.v1.PinnedPage\x12@\n\x05Unpin\x12\x1a.tickwheel.v1.UnpinRequest\x1a\x1b.tickwheel.v1.UnpinResponse\x12I\n\x08\x41greePin\x12\x1d.tickwheel.v1.AgreePinRequest\x1a\x1e.tickwheel.v1.AgreePinResponse\x12O\n\nPinSettled\x12\x1f.tickwheel.v1.PinSettledRequest\x1a .tickwheel.v1.PinSettledResponse\x12J\n\x0bReadSettled\x12 .tickwheel.v1.ReadSettledRequest\x1a\x19.tickwheel.v1.SettledPageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etickwheel/proto/snapshot.proto\x12\x0ctickwheel.v1\"\x85\x01\n\nPinRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\ndue_ms_min\x18\x02 \x01(\x03\x12\x12\n\ndue_ms_max\x18\x03 \x01(\x03\x12\x19\n\x11\x61pplied_index_min\x18\x04 \x01(\x04\x12\x0e\n\x06pin_id\x18\x05 \x01(\x04\x12\x14\n\x0ctopics_after\x18\x06 \x01(\r\"/\n\x0f\x41greePinRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06pin_id\x18\x02 \x01(\x04\"\"\n\x10\x41greePinResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\"\xf3\x01\n\x0bPinResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x15\n\rcursor_due_ms\x18\x04 \x01(\x03\x12\r\n\x05hours\x18\x05 \x01(\x0c\x12\x35\n\x06topics\x18\x06 \x03(\x0b\x32%.tickwheel.v1.PinResponse.TopicsEntry\x12\r\n\x05units\x18\x07 \x01(\x0c\x12\x11\n\ttopics_to\x18\x08 \x01(\r\x1a-\n\x0bTopicsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"m\n\x11ReadPinnedRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\x14\n\x0cstart_due_ms\x18\x03 \x01(\x03\x12\x13\n\x0bstart_index\x18\x04 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\x08\"\xf5\x01\n\nPinnedPage\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x11\n\ttopic_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x03 \x01(\x0c\x12\x18\n\x10\x64ue_requested_ms\x18\x04 \x01(\x0c\x12\x14\n\x0cscheduled_ms\x18\x05 \x01(\x0c\x12\r\n\x05sizes\x18\x06 \x01(\x0c\x12\x12\n\nmeta_sizes\x18\x07 \x01(\x0c\x12\x15\n\rtarget_groups\x18\x08 \x01(\x0c\x12\x0f\n\x07records\x18\t \x01(\x0c\x12\x18\n\x0bnext_due_ms\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nnext_index\x18\x0b \x01(\x04\x42\x0e\n\x0c_next_due_ms\"\x1e\n\x0cUnpinRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\"\x0f\n\rUnpinResponse\"w\n\x11PinSettledRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\ndue_ms_min\x18\x02 \x01(\x03\x12\x19\n\x11\x61pplied_index_min\x18\x03 \x01(\x04\x12\x0e\n\x06pin_id\x18\x04 \x01(\x04\x12\x14\n\x0ctopics_after\x18\x05 \x01(\r\"\xd6\x01\n\x12PinSettledResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12*\n\x06topics\x18\x04 \x03(\x0b\x32\x1a.tickwheel.v1.SettledTopic\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12\x11\n\tdead_next\x18\x06 \x01(\x04\x12\x17\n\ndead_count\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\ttopics_to\x18\x08 \x01(\rB\r\n\x0b_dead_count\"\x9d\x01\n\x0cSettledTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x04\x12\r\n\x05\x62\x65gan\x18\x05 \x01(\x04\x12\x13\n\x0bjudged_from\x18\x06 \x01(\x04\x12\x10\n\x08retained\x18\x07 \x01(\x04\x12\r\n\x05\x66loor\x18\x08 \x01(\x04\x12\x0c\n\x04open\x18\t \x01(\x04\"t\n\x12ReadSettledRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\x08\x12\x0f\n\x07retries\x18\x06 \x01(\x08\"\xc9\x01\n\x0bSettledPage\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x03 \x01(\x0c\x12\x13\n\x0blast_due_ms\x18\x04 \x01(\x0c\x12\x14\n\x0cscheduled_ms\x18\x05 \x01(\x0c\x12\r\n\x05sizes\x18\x06 \x01(\x0c\x12\x12\n\nmeta_sizes\x18\x07 \x01(\x0c\x12\x0f\n\x07records\x18\x08 \x01(\x0c\x12\x11\n\x04next\x18\t \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07removed\x18\n \x01(\x04\x42\x07\n\x05_next2\xb9\x03\n\x08Snapshot\x12:\n\x03Pin\x12\x18.tickwheel.v1.PinRequest\x1a\x19.tickwheel.v1.PinResponse\x12G\n\nReadPinned\x12\x1f.tickwheel.v1.ReadPinnedRequest\x1a\x18.tickwheel.v1.PinnedPage\x12@\n\x05Unpin\x12\x1a.tickwheel.v1.UnpinRequest\x1a\x1b.tickwheel.v1.UnpinResponse\x12I\n\x08\x41greePin\x12\x1d.tickwheel.v1.AgreePinRequest\x1a\x1e.tickwheel.v1.AgreePinResponse\x12O\n\nPinSettled\x12\x1f.tickwheel.v1.PinSettledRequest\x1a .tickwheel.v1.PinSettledResponse\x12J\n\x0bReadSettled\x12 .tickwheel.v1.ReadSettledRequest\x1a\x19.tickwheel.v1.SettledPageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +33,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PINRESPONSE_TOPICSENTRY']._loaded_options = None
   _globals['_PINRESPONSE_TOPICSENTRY']._serialized_options = b'8\001'
-  _globals['_PINREQUEST']._serialized_start=48
-  _globals['_PINREQUEST']._serialized_end=159
-  _globals['_AGREEPINREQUEST']._serialized_start=161
-  _globals['_AGREEPINREQUEST']._serialized_end=208
-  _globals['_AGREEPINRESPONSE']._serialized_start=210
-  _globals['_AGREEPINRESPONSE']._serialized_end=244
-  _globals['_PINRESPONSE']._serialized_start=247
-  _globals['_PINRESPONSE']._serialized_end=471
-  _globals['_PINRESPONSE_TOPICSENTRY']._serialized_start=426
-  _globals['_PINRESPONSE_TOPICSENTRY']._serialized_end=471
-  _globals['_READPINNEDREQUEST']._serialized_start=473
-  _globals['_READPINNEDREQUEST']._serialized_end=582
-  _globals['_PINNEDPAGE']._serialized_start=585
-  _globals['_PINNEDPAGE']._serialized_end=830
-  _globals['_UNPINREQUEST']._serialized_start=832
-  _globals['_UNPINREQUEST']._serialized_end=862
-  _globals['_UNPINRESPONSE']._serialized_start=864
-  _globals['_UNPINRESPONSE']._serialized_end=879
-  _globals['_PINSETTLEDREQUEST']._serialized_start=881
-  _globals['_PINSETTLEDREQUEST']._serialized_end=962
-  _globals['_PINSETTLEDRESPONSE']._serialized_start=965
-  _globals['_PINSETTLEDRESPONSE']._serialized_end=1160
-  _globals['_SETTLEDTOPIC']._serialized_start=1163
-  _globals['_SETTLEDTOPIC']._serialized_end=1320
-  _globals['_READSETTLEDREQUEST']._serialized_start=1322
-  _globals['_READSETTLEDREQUEST']._serialized_end=1438
-  _globals['_SETTLEDPAGE']._serialized_start=1441
-  _globals['_SETTLEDPAGE']._serialized_end=1642
-  _globals['_SNAPSHOT']._serialized_start=1645
-  _globals['_SNAPSHOT']._serialized_end=2086
+  _globals['_PINREQUEST']._serialized_start=49
+  _globals['_PINREQUEST']._serialized_end=182
+  _globals['_AGREEPINREQUEST']._serialized_start=184
+  _globals['_AGREEPINREQUEST']._serialized_end=231
+  _globals['_AGREEPINRESPONSE']._serialized_start=233
+  _globals['_AGREEPINRESPONSE']._serialized_end=267
+  _globals['_PINRESPONSE']._serialized_start=270
+  _globals['_PINRESPONSE']._serialized_end=513
+  _globals['_PINRESPONSE_TOPICSENTRY']._serialized_start=468
+  _globals['_PINRESPONSE_TOPICSENTRY']._serialized_end=513
+  _globals['_READPINNEDREQUEST']._serialized_start=515
+  _globals['_READPINNEDREQUEST']._serialized_end=624
+  _globals['_PINNEDPAGE']._serialized_start=627
+  _globals['_PINNEDPAGE']._serialized_end=872
+  _globals['_UNPINREQUEST']._serialized_start=874
+  _globals['_UNPINREQUEST']._serialized_end=904
+  _globals['_UNPINRESPONSE']._serialized_start=906
+  _globals['_UNPINRESPONSE']._serialized_end=921
+  _globals['_PINSETTLEDREQUEST']._serialized_start=923
+  _globals['_PINSETTLEDREQUEST']._serialized_end=1042
+  _globals['_PINSETTLEDRESPONSE']._serialized_start=1045
+  _globals['_PINSETTLEDRESPONSE']._serialized_end=1259
+  _globals['_SETTLEDTOPIC']._serialized_start=1262
+  _globals['_SETTLEDTOPIC']._serialized_end=1419
+  _globals['_READSETTLEDREQUEST']._serialized_start=1421
+  _globals['_READSETTLEDREQUEST']._serialized_end=1537
+  _globals['_SETTLEDPAGE']._serialized_start=1540
+  _globals['_SETTLEDPAGE']._serialized_end=1741
+  _globals['_SNAPSHOT']._serialized_start=1744
+  _globals['_SNAPSHOT']._serialized_end=2185
 # @@protoc_insertion_point(module_scope)

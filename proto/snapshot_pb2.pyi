@@ -29,6 +29,7 @@ class PinRequest(_message.Message):
     DUE_MS_MAX_FIELD_NUMBER: _builtins.int
     APPLIED_INDEX_MIN_FIELD_NUMBER: _builtins.int
     PIN_ID_FIELD_NUMBER: _builtins.int
+    TOPICS_AFTER_FIELD_NUMBER: _builtins.int
     due_ms_min: _builtins.int
     """due_ms_min <= due_ms < due_ms_max; 0: no limit."""
     due_ms_max: _builtins.int
@@ -36,6 +37,8 @@ class PinRequest(_message.Message):
     """The node answers RECOVERING while it has not applied so much."""
     pin_id: _builtins.int
     """Tell of this pin again instead of making one; WRONG_STATE if this node does not hold it. The rest is not looked at."""
+    topics_after: _builtins.int
+    """With pin_id: names of topics with higher ids than this."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Empty: all topics."""
@@ -48,10 +51,11 @@ class PinRequest(_message.Message):
         due_ms_max: _builtins.int = ...,
         applied_index_min: _builtins.int = ...,
         pin_id: _builtins.int = ...,
+        topics_after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index_min", b"applied_index_min", "due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "pin_id", b"pin_id", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index_min", b"applied_index_min", "due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "pin_id", b"pin_id", "topics", b"topics", "topics_after", b"topics_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,6 +136,7 @@ class PinResponse(_message.Message):
     HOURS_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
+    TOPICS_TO_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.int
     applied_index: _builtins.int
     """What is pending after this entry of the log and before the next."""
@@ -141,6 +146,8 @@ class PinResponse(_message.Message):
     """uint32[n] hours since 1970 that may hold something, rising."""
     units: _builtins.bytes
     """uint32[n] units that each hour had, whatever became of them: how much there is to read."""
+    topics_to: _builtins.int
+    """The names end with this topic id because the answer is full: ask for those after it. 0: these are all."""
     @_builtins.property
     def topics(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
         """Names of topics by id."""
@@ -155,10 +162,11 @@ class PinResponse(_message.Message):
         hours: _builtins.bytes = ...,
         topics: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         units: _builtins.bytes = ...,
+        topics_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "cursor_due_ms", b"cursor_due_ms", "hours", b"hours", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "cursor_due_ms", b"cursor_due_ms", "hours", b"hours", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics", "topics_to", b"topics_to", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,21 +306,29 @@ class PinSettledRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     DUE_MS_MIN_FIELD_NUMBER: _builtins.int
     APPLIED_INDEX_MIN_FIELD_NUMBER: _builtins.int
+    PIN_ID_FIELD_NUMBER: _builtins.int
+    TOPICS_AFTER_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     due_ms_min: _builtins.int
     """Only what was due (with its last delivery) at or after; 0: all."""
     applied_index_min: _builtins.int
     """The node answers RECOVERING while it has not applied so much."""
+    pin_id: _builtins.int
+    """Tell of this pin's further topics instead of making one; WRONG_STATE if this node does not hold it."""
+    topics_after: _builtins.int
+    """With pin_id: only topics with higher ids than this."""
     def __init__(
         self,
         *,
         group: _builtins.str = ...,
         due_ms_min: _builtins.int = ...,
         applied_index_min: _builtins.int = ...,
+        pin_id: _builtins.int = ...,
+        topics_after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index_min", b"applied_index_min", "due_ms_min", b"due_ms_min", "group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index_min", b"applied_index_min", "due_ms_min", b"due_ms_min", "group", b"group", "pin_id", b"pin_id", "topics_after", b"topics_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,6 +345,7 @@ class PinSettledResponse(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     DEAD_NEXT_FIELD_NUMBER: _builtins.int
     DEAD_COUNT_FIELD_NUMBER: _builtins.int
+    TOPICS_TO_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.int
     applied_index: _builtins.int
     node_id: _builtins.str
@@ -339,6 +356,8 @@ class PinSettledResponse(_message.Message):
     whether one has gone in between.
     """
     dead_count: _builtins.int
+    topics_to: _builtins.int
+    """The topics end with this topic id because the answer is full: ask for those after it. 0: these are all."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettledTopic]: ...
     def __init__(
@@ -351,10 +370,11 @@ class PinSettledResponse(_message.Message):
         filter: _builtins.str = ...,
         dead_next: _builtins.int = ...,
         dead_count: _builtins.int | None = ...,
+        topics_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dead_count", b"_dead_count", "dead_count", b"dead_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dead_count", b"_dead_count", "applied_index", b"applied_index", "dead_count", b"dead_count", "dead_next", b"dead_next", "filter", b"filter", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dead_count", b"_dead_count", "applied_index", b"applied_index", "dead_count", b"dead_count", "dead_next", b"dead_next", "filter", b"filter", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics", "topics_to", b"topics_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dead_count: _TypeAlias = _typing.Literal["dead_count"]  # noqa: Y015
     _WhichOneofArgType__dead_count: _TypeAlias = _typing.Literal["_dead_count", b"_dead_count"]  # noqa: Y015

@@ -216,6 +216,8 @@ def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> Non
         out.print("may do everything" if caller.rights else "may do what its certificate allows")
     for grant in caller.grants:
         out.print(escape(_grants(access_pb2.AccessRole(grants=[grant]))))
+    if caller.grants_left_out:
+        out.print(f"and {caller.grants_left_out} more; `tickwheel role list` has all")
 
 
 @access_app.command("audit")

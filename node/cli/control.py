@@ -125,6 +125,8 @@ def disk(
         out.print(f"[bold]{use.node_id}[/]  {_size(use.bytes_free)} free, {used:.0f} % used{mark}{above}")
         print_table("", ("part", "bytes"), [(part.name, f"{part.bytes:,}") for part in use.parts], right=(1,))
         largest = sorted(sorted(use.hours, key=lambda hour: -hour.bytes)[:hours], key=lambda hour: hour.hour)
+        if use.hours_left_out:
+            out.print(f"the latest {use.hours_left_out:,} hours are left out")
         rows = [(time_text(hour.hour * HOUR_MS)[:16], f"{hour.bytes:,}") for hour in largest]
         print_table("", ("hour (UTC)", "bytes"), rows, right=(1,))
         if topics:

@@ -147,7 +147,13 @@ def group_create(
             retry=policy,
         ),
     )
-    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {', '.join(group.topics)}")
+    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {_topics(group)}")
+
+
+def _topics(group: admin_pb2.Group) -> str:
+    """The topics as far as the node names them."""
+    more = f" and {group.topics_left_out:,} more" if group.topics_left_out else ""
+    return ", ".join(group.topics) + more
 
 
 @group_app.command("update")
@@ -190,7 +196,7 @@ def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
     rows = [
         (
             g.name,
-            ", ".join(g.topics),
+            _topics(g),
             escape(g.filter) or "*",
             "paused" if g.paused else "",
             g.consumers,

@@ -7,6 +7,9 @@ an answer with it. Such a message counts as one without a meta. Unknown fields o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 from google.protobuf.message import DecodeError
 
 from tickwheel.proto.common_pb2 import MessageMeta
@@ -17,6 +20,22 @@ A record of the largest payload is still below 5 MiB, the least value of `limits
 
 FIELD_BYTES = 8
 """Upper bound of what a message in a repeated field takes beside its own bytes."""
+
+
+LIST_BYTES_MAX = 1 << 20
+"""Bytes of a list in an answer that also has other things in it. What does not fit is counted or asked for later."""
+
+M = TypeVar("M")
+
+
+def fitting(items: Sequence[M], size: Callable[[M], int], bytes_max: int = LIST_BYTES_MAX) -> Sequence[M]:
+    """The first items whose sizes together are at most `bytes_max`; the first one in any case."""
+    left = bytes_max
+    for number, item in enumerate(items):
+        left -= size(item) + FIELD_BYTES
+        if left < 0 and number:
+            return items[:number]
+    return items
 
 
 def meta_of(data: bytes) -> MessageMeta:

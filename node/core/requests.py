@@ -14,6 +14,7 @@ import numpy as np
 from tickwheel.node.core.bulk.cold import ColdDesk, no_message
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.metas import fitting
 from tickwheel.node.core.schedule.creations import Creations
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, reschedule_checksum
 from tickwheel.node.core.schedule.pending import PendingDesk
@@ -32,6 +33,8 @@ from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey
 
+RETRIES_BYTES_MAX = 128 << 10
+"""Of a message's retries in an answer that may also hold the largest payload."""
 START_MS_MAX = 1 << 50
 """Latest start time of a group, ms since 1970: some 35,000 years."""
 
@@ -210,8 +213,12 @@ class RequestDesk:
         if not messages:
             raise RequestError(no_message(number))
         response = scheduler_pb2.GetResponse(message=messages[0], state=state)
-        for group, _, due_ms, attempts in retries:
-            response.retries.add(group=group, due_ms=due_ms, attempts=attempts)
+        waiting = [
+            scheduler_pb2.WaitingRetry(group=group, due_ms=due_ms, attempts=attempts)
+            for group, _, due_ms, attempts in retries
+        ]
+        response.retries.extend(fitting(waiting, scheduler_pb2.WaitingRetry.ByteSize, RETRIES_BYTES_MAX))
+        response.retries_left_out = len(waiting) - len(response.retries)
         if retries:
             response.message.id.hour, response.message.id.index = number >> 32, number & 0xFFFF_FFFF
         return response

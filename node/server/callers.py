@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tickwheel.node.core.metas import fitting
 from tickwheel.node.failure import Failure
 from tickwheel.node.server.access import Access, AuthenticatedContext, Permission
 from tickwheel.node.state.rights import NO_QUOTAS, AccessControl, Quotas, Rights
@@ -119,11 +120,13 @@ class Caller:
     def message(self) -> access_pb2.Caller:
         """The caller as WhoAmI shows it."""
         grants = [] if self.free else [grant.message() for grant in self.rights.grants]
+        told = fitting(grants, access_pb2.Grant.ByteSize)
         return access_pb2.Caller(
             name=self.name,
             by=self.by,
             unrestricted=self.free,
-            grants=grants,
+            grants=told,
+            grants_left_out=len(grants) - len(told),
             quotas=self.quotas.message(),
             rights=self.enforced(),
         )

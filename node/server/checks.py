@@ -51,7 +51,10 @@ def pinning(caller: Caller, request: Any, state: StateView) -> Failure | None:
 
 
 def reading_settled(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """To pin what a group has settled: needs the right to read the group and its topics."""
+    """To pin what a group has settled: needs the right to read the group and its topics. An existing pin: its handler
+    checks the owner."""
+    if request.pin_id:
+        return caller.somewhere(RIGHT_READ)
     return caller.group_and_topics(RIGHT_READ, request.group, topics_of(state, request.group))
 
 

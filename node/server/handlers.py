@@ -17,6 +17,7 @@ from functools import partial
 
 from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
 from tickwheel.node.core.promise import answer_of
 from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.core.schedule.deleting import finished
@@ -351,8 +352,11 @@ async def unpin(node: Node, request: snapshot_pb2.UnpinRequest, caller: Caller) 
 async def pin_settled(
     node: Node, request: snapshot_pb2.PinSettledRequest, caller: Caller
 ) -> snapshot_pb2.PinSettledResponse:
+    if request.pin_id:
+        node.settled_pins.check(request.pin_id, caller)
     pinned = await node.calls.answer(lambda core: core.parts.settled.pin(request))
-    node.settled_pins.take(pinned.pin_id, caller)
+    if not request.pin_id:
+        node.settled_pins.take(pinned.pin_id, caller)
     return pinned
 
 
@@ -450,4 +454,5 @@ async def list_audit(node: Node, request: access_pb2.ListAuditRequest, caller: C
         records = await node.audit.newest(limit, request.before_ms)
     except DiskError as error:
         raise RequestError(Failure(common_pb2.WRONG_STATE, f"the audit log cannot be read: {error}")) from error
-    return access_pb2.ListAuditResponse(records=records)
+    told = fitting(records, access_pb2.AuditRecord.ByteSize, ANSWER_BYTES_MAX)
+    return access_pb2.ListAuditResponse(records=told, full=len(told) < len(records))

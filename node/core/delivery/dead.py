@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, meta_of
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.dead_letters import DeadLetters, Letters
 from tickwheel.node.state.results import DeadResult
-from tickwheel.node.state.retrying import COPIES_MAX, ERROR_TEXT_MAX
+from tickwheel.node.state.retrying import COPIES_MAX
 from tickwheel.proto import common_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, Command, PurgeDead, ReplayDead
 
@@ -46,13 +46,16 @@ class DeadDesk:
         limit = request.page_size or PAGE_DEFAULT
         found = dead.page(int(request.page_token or 0), limit + 1)
         response = dead_pb2.ListDeadResponse(queue=QUEUE_PREFIX + request.group, total=dead.count)
-        size = 0
+        left = ANSWER_BYTES_MAX
         for place, (number, row) in enumerate(found):
-            size += int(row["meta_size"]) + ERROR_TEXT_MAX
-            if place == limit or (place and size > ANSWER_BYTES_MAX):
+            letter = dead_pb2.DeadLetter()
+            if place < limit:
+                self._describe(letter, dead, number, row)
+                left -= letter.ByteSize() + FIELD_BYTES
+            if place == limit or (place and left < 0):
                 response.next_page_token = str(number)
                 break
-            self._describe(response.letters.add(), dead, number, row)
+            response.letters.append(letter)
         return response
 
     async def get(self, request: dead_pb2.GetDeadRequest) -> dead_pb2.DeadLetter:

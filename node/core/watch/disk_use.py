@@ -8,7 +8,7 @@ from __future__ import annotations
 from tickwheel.node.core.checkpoint import STATE_DIRECTORY, WHEEL_DIRECTORY
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, fitting
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.work import read
 from tickwheel.proto import admin_pb2
@@ -51,8 +51,9 @@ def describe(files: dict[str, int]) -> admin_pb2.DiskUse:
     use = admin_pb2.DiskUse()
     for part, size in sorted(parts.items()):
         use.parts.add(name=part, bytes=size)
-    for hour, size in sorted(hours.items()):
-        use.hours.add(hour=hour, bytes=size)
+    measured = [admin_pb2.DiskUse.Hour(hour=hour, bytes=size) for hour, size in sorted(hours.items())]
+    use.hours.extend(fitting(measured, admin_pb2.DiskUse.Hour.ByteSize))
+    use.hours_left_out = len(hours) - len(use.hours)
     return use
 
 

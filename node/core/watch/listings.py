@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.metas import fitting
 from tickwheel.node.state.membership import message_of
 from tickwheel.proto import admin_pb2
 
@@ -44,7 +45,7 @@ def groups_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Group]
         if group is not None and group.group_id == group_id:  # else it was deleted and created in a pause
             group.consumers = len(core.parts.delivery.sessions.of_group(group.group_id))
             group.in_flight = in_flight[group.group_id]
-            yield group
+            yield _cut(group)
 
 
 def named_group(core: NodeCore, name: str) -> admin_pb2.Group | None:
@@ -53,4 +54,13 @@ def named_group(core: NodeCore, name: str) -> admin_pb2.Group | None:
     if group is not None:
         group.consumers = len(core.parts.delivery.sessions.of_group(group.group_id))
         group.in_flight = core.parts.delivery.in_flight_by_group()[group.group_id]
+        _cut(group)
+    return group
+
+
+def _cut(group: admin_pb2.Group) -> admin_pb2.Group:
+    """The group without the topics that do not fit an answer."""
+    fit = len(fitting(group.topics, len))
+    group.topics_left_out = len(group.topics) - fit
+    del group.topics[fit:]
     return group

@@ -7,11 +7,13 @@ units and bytes.
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
 from tickwheel.node.core.work import RemovedError, UnreadableError
@@ -38,8 +40,8 @@ PINS_MAX = 256
 PIN_HOLD_MS = 600_000
 """A pin is kept this long without a read: its reader may be busy with other hours."""
 PAGE_UNITS_MAX = 8_192
-PAGE_BYTES_MAX = 4 << 20
-"""Bytes of records in a page; a larger record makes a page of its own."""
+NAME_BYTES = 16
+"""Upper bound of what a name in a map takes beside its own bytes."""
 TOPICS_MAX = 1_000
 NAMED = "pin."
 """Prefix of the ids of jobs that stand for a pin agreed under a name."""
@@ -50,6 +52,9 @@ RETRY_HINT_MS = 20
 class _Pin:
     pinned: Pinned
     told: PinResponse
+    """The first answer without the topics."""
+    names: list[tuple[int, str]]
+    """Topics by rising id."""
     topic_ids: frozenset[int] | None
     due_min: int
     due_max: int
@@ -70,7 +75,7 @@ class PinDesk:
         """Pin the pending messages of this moment."""
         core = self._core
         if request.pin_id:
-            return self._pin(request.pin_id).told
+            return _told(self._pin(request.pin_id), request.topics_after)
         self._check(request)
         state = core.state
         names = dict(state.named_topics())
@@ -93,10 +98,10 @@ class PinDesk:
             cursor_due_ms=pinned.cursor.due_ms,
             hours=pinned.hours.astype("<u4").tobytes(),
             units=pinned.bounds.astype("<u4").tobytes(),
-            topics=names if topic_ids is None else {number: names[number] for number in topic_ids},
         )
-        self._pins[pin_id] = _Pin(pinned, told, topic_ids, due_min, due_max, now_ms)
-        return told
+        named = sorted((number, name) for number, name in names.items() if topic_ids is None or number in topic_ids)
+        pin = self._pins[pin_id] = _Pin(pinned, told, named, topic_ids, due_min, due_max, now_ms)
+        return _told(pin)
 
     async def agree(self, request: AgreePinRequest) -> AgreePinResponse:
         """Agree on the pin to read under a name: the first one that was proposed.
@@ -188,10 +193,23 @@ class PinDesk:
             raise RequestError(_overtaken(hour))
 
 
+def _told(pin: _Pin, topics_after: int = 0) -> PinResponse:
+    """The answer about a pin, with as many of the topics with higher ids as fit."""
+    answer = PinResponse()
+    answer.CopyFrom(pin.told)
+    first = bisect.bisect_right(pin.names, topics_after, key=lambda item: item[0])
+    further = pin.names[first:]
+    page = fitting(further, lambda item: NAME_BYTES + len(item[1]))
+    answer.topics.update(page)
+    if len(page) < len(further):
+        answer.topics_to = page[-1][0]
+    return answer
+
+
 def _page(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
-    """The units that fit into a page, and where the next page begins."""
+    """The units that fit into a page, and where the next page begins. A large record makes a page of its own."""
     ends = np.cumsum(units["size"], dtype=np.int64)
-    fit = max(1, int(np.searchsorted(ends, PAGE_BYTES_MAX, side="right")))
+    fit = max(1, int(np.searchsorted(ends, ANSWER_BYTES_MAX, side="right")))
     if fit >= len(units):
         return units, next_key
     following = units[fit]

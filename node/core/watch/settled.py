@@ -10,12 +10,14 @@ and counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import bisect
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
 from tickwheel.node.core.work import RemovedError, UnreadableError
 from tickwheel.node.failure import Failure, RequestError, invalid
@@ -39,8 +41,6 @@ PIN_HOLD_MS = 600_000
 PAGE_POSITIONS = 4_096
 PAGE_RETRIES = 65_536
 """Positions searched for retries at a time."""
-PAGE_BYTES_MAX = 4 << 20
-"""Bytes of records in a page; a larger record makes a page of its own."""
 RETRY_HINT_MS = 20
 
 
@@ -74,6 +74,22 @@ class _Pin:
     ends: dict[int, int]
     waiting: Ids
     used_ms: int
+    told: PinSettledResponse
+    """The first answer without the topics."""
+    topics: list[SettledTopic] = field(default_factory=list)
+    """By rising id."""
+
+
+def _told(pin: _Pin, topics_after: int = 0) -> PinSettledResponse:
+    """The answer about a pin, with as many of the topics with higher ids as fit."""
+    answer = PinSettledResponse()
+    answer.CopyFrom(pin.told)
+    further = pin.topics[bisect.bisect_right(pin.topics, topics_after, key=lambda topic: topic.topic_id) :]
+    page = fitting(further, SettledTopic.ByteSize)
+    answer.topics.extend(page)
+    if len(page) < len(further):
+        answer.topics_to = page[-1].topic_id
+    return answer
 
 
 def _window_of(subscription: Subscription) -> _Window:
@@ -88,6 +104,8 @@ class SettledDesk:
 
     async def pin(self, request: PinSettledRequest) -> PinSettledResponse:
         """Pin the settled messages of this moment."""
+        if request.pin_id:
+            return _told(self._pin(request.pin_id), request.topics_after)
         core, state = self._core, self._core.state
         if core.recovering or core.applied_index < request.applied_index_min:
             text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
@@ -103,14 +121,12 @@ class SettledDesk:
         if len(pins) >= PINS_MAX:
             del pins[min(pins, key=lambda number: pins[number].used_ms)]
         self._pins = pins
-        pin = _Pin(group_id, {}, {}, np.unique(state.waiting_origins(group_id)), now_ms)
         # By chance: a number of an earlier life of this node must name nothing.
         pin_id = core.random_bits(63) | 1
-        pins[pin_id] = pin
         dead = state.dead_letters(group_id)
         assert dead is not None, "a group has them"
         broadcasting = state.group_broadcasting(group_id)
-        response = PinSettledResponse(
+        told = PinSettledResponse(
             pin_id=pin_id,
             applied_index=core.applied_index,
             node_id=core.identity.node_id,
@@ -118,7 +134,9 @@ class SettledDesk:
             dead_next=dead.next_number,
             dead_count=dead.count,
         )
-        for topic_id in state.group_topics(group_id):
+        waiting = np.unique(state.waiting_origins(group_id))
+        pin = pins[pin_id] = _Pin(group_id, {}, {}, waiting, now_ms, told)
+        for topic_id in sorted(state.group_topics(group_id)):
             ready, subscription = state.ready_log(topic_id), state.subscription(group_id, topic_id)
             if ready is None or subscription is None:
                 continue
@@ -126,7 +144,7 @@ class SettledDesk:
             pin.ends[topic_id] = ready.count
             first = ready.position_of_due(request.due_ms_min) if request.due_ms_min else ready.first_retained
             name = state.topic_name(topic_id)
-            response.topics.append(
+            pin.topics.append(
                 SettledTopic(
                     topic_id=topic_id,
                     name=name,
@@ -139,7 +157,7 @@ class SettledDesk:
                     open=subscription.backlog,
                 )
             )
-        return response
+        return _told(pin)
 
     async def read(self, request: ReadSettledRequest) -> SettledPage:
         """Read a page of one topic. Hours that are removed meanwhile are skipped."""
@@ -152,14 +170,18 @@ class SettledDesk:
                 if again is not None and again.first_retained <= first:
                     raise UnreadableError(error) from error
 
+    def _pin(self, pin_id: int) -> _Pin:
+        """A pin, which is used now. Raises RequestError: it is not known."""
+        pin = self._pins.get(pin_id)
+        if pin is None:
+            text = f"pin {pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
+            raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(pin_id)}))
+        pin.used_ms = self._core.steady_ms()
+        return pin
+
     def _range(self, request: ReadSettledRequest) -> tuple[_Pin, ReadyLog, int, int]:
         """The pin, the topic's ready log, and the positions from where to where the page may go."""
-        pin = self._pins.get(request.pin_id)
-        if pin is None:
-            text = f"pin {request.pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
-            facts = {"field": "pin_id", "value": str(request.pin_id)}
-            raise RequestError(Failure(common_pb2.WRONG_STATE, text, facts))
-        pin.used_ms = self._core.steady_ms()
+        pin = self._pin(request.pin_id)
         ready = self._core.state.ready_log(request.topic_id)
         if request.topic_id not in pin.windows or ready is None:
             raise invalid("topic_id", request.topic_id, "a topic of the pin")
@@ -189,7 +211,7 @@ class SettledDesk:
         background = self._core.background
         units = await background.units_of(ready.gather(positions))
         ends = np.cumsum(units["size"], dtype=np.int64)
-        fit = max(1, int(np.searchsorted(ends, PAGE_BYTES_MAX, side="right"))) if request.content else len(units)
+        fit = max(1, int(np.searchsorted(ends, ANSWER_BYTES_MAX, side="right"))) if request.content else len(units)
         if fit < len(units):
             page.next = int(positions[fit])
             units, positions = units[:fit], positions[:fit]

@@ -123,8 +123,8 @@ THROUGH_LOG: dict[str, Start] = {
     "consume": consumed,
     "pull": pulled,
 }
-"""Requests whose answer is a piece that runs when their entry is applied, one of each kind of callback. All methods of the client
-port: test_endpoint_mistakes.py."""
+"""Requests whose answer is a piece that runs when their entry is applied, one of each kind of callback. For all methods
+of the client port: test_endpoint_mistakes.py."""
 
 THROUGH_WORKERS: dict[str, Start] = {
     "list": lambda node, done: core_of(node).serving.start(

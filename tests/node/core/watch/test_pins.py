@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.metas import fitting
 from tickwheel.node.core.watch import pins
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
+from tickwheel.proto.admin_pb2 import CreateTopicRequest
+from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.proto.snapshot_pb2 import (
     AgreePinRequest,
     AgreePinResponse,
@@ -53,7 +57,7 @@ def filled(count: int) -> tuple[World, Client, Node]:
 def test_pages_of_a_slave_hold_what_was_pending_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pages by units and by bytes; what comes and goes between two pages does not show."""
     monkeypatch.setattr(pins, "PAGE_UNITS_MAX", 7)
-    monkeypatch.setattr(pins, "PAGE_BYTES_MAX", 9)
+    monkeypatch.setattr(pins, "ANSWER_BYTES_MAX", 9)
     world, client, slave = filled(30)
     found = pin(slave)
     assert isinstance(found, PinResponse) and slave.host is not None
@@ -76,6 +80,32 @@ def test_pages_of_a_slave_hold_what_was_pending_and_no_more(monkeypatch: pytest.
             client.schedule([60_005] * 3)
             world.run(20)
     assert records == [b"m%d" % n for n in range(30)]
+
+
+def test_names_of_topics_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as fit an answer; the pin tells of the others when it is asked again."""
+    world, _, slave = filled(1)
+    master = world.master()
+    assert master is not None and master.host is not None
+    core = master.host.core
+    for name in ("u", "v", "w"):
+        command = AdminCommand(create_topic=CreateTopicRequest(name=name))
+        core.serving.start(core.parts.requests.admin(command), lambda _: None)
+    world.run(400)
+    whole = pin(slave)
+    assert isinstance(whole, PinResponse) and len(whole.topics) == 4 and not whole.topics_to
+    monkeypatch.setattr(pins, "fitting", functools.partial(fitting, bytes_max=60))
+    found = pin(slave)
+    assert isinstance(found, PinResponse)
+    names = dict(found.topics)
+    while found.topics_to:
+        assert max(found.topics) == found.topics_to
+        following = pin(slave, pin_id=found.pin_id, topics_after=found.topics_to)
+        assert isinstance(following, PinResponse) and not names.keys() & following.topics.keys()
+        assert following.hours == found.hours
+        found = following
+        names.update(found.topics)
+    assert names == dict(whole.topics) and len(found.topics) < 4
 
 
 def test_a_node_that_is_behind_the_reader_says_so() -> None:

@@ -77,7 +77,7 @@ def test_pages_of_a_slave_hold_what_was_settled_and_no_more(monkeypatch: pytest.
     nacked again while somebody reads; a message that came again stands at the last of its positions."""
     monkeypatch.setattr(settled, "PAGE_POSITIONS", 7)
     monkeypatch.setattr(settled, "PAGE_RETRIES", 11)
-    monkeypatch.setattr(settled, "PAGE_BYTES_MAX", 9)
+    monkeypatch.setattr(settled, "ANSWER_BYTES_MAX", 9)
     world = World()
     client = Picky(world, judged)
     world.elect()
