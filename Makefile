@@ -30,7 +30,7 @@ demo: $(RUN_STAMP) compiled  ## Three nodes, real flights, the master killed hal
 pipeline-demo: $(SPARK_STAMP) compiled java  ## A year of flights through Spark: built, loaded, forecast; a day of it audited
 	@$(BIN)/tickwheel pipeline demo $(ARGS)
 
-test: $(DEV_STAMP) compiled java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
+test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
 	@$(BIN)/python -m pytest $(or $(ARGS),$(LANES))
 
 lint: $(DEV_STAMP)  ## Style, formatting, dead code, strict types, freshness of the generated stubs

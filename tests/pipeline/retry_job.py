@@ -95,15 +95,6 @@ class Case:
         """All rows are handed over."""
 
 
-class FailHalfWay(Case):
-    """Once."""
-
-    def before_the_last(self, attempt: int) -> None:
-        if attempt == 0:
-            self.wait_staged()
-            raise RuntimeError("planned")
-
-
 class FailAtTheEnd(Case):
     """Once."""
 
@@ -133,7 +124,7 @@ class KillTheExecutor(Case):
 
 
 class FailAlways(Case):
-    """Every attempt."""
+    """Every attempt, half way."""
 
     def before_the_last(self, attempt: int) -> None:
         if attempt == 0:
@@ -241,7 +232,7 @@ def main(endpoints: str, folder: str) -> None:
         write("Held", case)
 
     with Client(endpoints) as client:
-        failing: list[type[Case]] = [FailHalfWay, FailAtTheEnd, KillTheWorker, FailAlways]
+        failing: list[type[Case]] = [FailAtTheEnd, KillTheWorker, FailAlways]
         for kind in failing:
             write(kind.__name__, made(kind))
         write("FailAlways", iter)

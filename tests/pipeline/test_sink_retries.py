@@ -34,7 +34,6 @@ def test_retried_killed_copied_failed_and_cancelled_jobs_write_every_row_once(
     found = json.loads(done.stdout.strip().splitlines()[-1])
     said = found["said"]
     assert said == {
-        "FailHalfWay": "done ",
         "FailAtTheEnd": "done ",
         "KillTheWorker": "done ",
         "FailAlways": "planned done ",

@@ -172,7 +172,7 @@ def test_each_query_reads_what_is_pending_when_it_runs(spark: SparkSession, clus
     schedule(0, 1)
     # Other tests leave much behind in other hours: without bounds each query would read all of it.
     frame = read(spark, cluster, topic=topic, due_ms_min=FIRST_MS, due_ms_max=FIRST_MS + 10 * HOUR_MS)
-    pin = cluster.wait(cluster.client.snapshot.pin([topic]))
+    pin = cluster.wait(cluster.client.snapshot.pin([topic], due_ms_max=FIRST_MS + 10 * HOUR_MS))
     counts, rows = [frame.count()], [len(frame.collect())]
     schedule(1, 2, 3, 4)
     counts.append(frame.count())
