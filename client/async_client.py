@@ -1,17 +1,15 @@
 """The asyncio client: one object for a cluster, which finds the master itself.
 
-Owns the lanes of unary schedules: each call under way has a separate producer id and sequence, so that a repeat after a
-lost answer never schedules twice. Every call has a deadline (`timeout_s`).
+Concurrent schedules, cancels and reschedules of one client travel together. Every call has a deadline (`timeout_s`).
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 import grpc
 
@@ -22,10 +20,10 @@ from tickwheel.client.cluster import Cluster, TlsFiles
 from tickwheel.client.cold import ColdClient
 from tickwheel.client.consumer import CREDITS, HOLD_S_MAX, UNAVAILABLE_S_MAX, Consumer, open_request
 from tickwheel.client.dead import DeadClient
-from tickwheel.client.errors import SequenceError
 from tickwheel.client.ids import parse_id, text_of
-from tickwheel.client.lanes import Doubt, Lanes
+from tickwheel.client.lanes import Doubt, Lane
 from tickwheel.client.messages import KIND_DELAY, KIND_DUE, MessageOptions, Receipt, refused, row_of, when_of
+from tickwheel.client.numbered import Invoke, Numbered
 from tickwheel.client.producer import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
@@ -33,17 +31,16 @@ from tickwheel.client.producer import (
     IN_FLIGHT_MAX,
     LINGER_MS,
     Producer,
-    new_producer_id,
 )
 from tickwheel.client.pulling import PullClient
+from tickwheel.client.row_calls import CancelCalls, RescheduleCalls
+from tickwheel.client.scheduling import Scheduling
 from tickwheel.client.snapshot import SnapshotClient
 from tickwheel.client.staging import StagingClient
 from tickwheel.client.sweeps import SweepClient
 from tickwheel.proto import consumer_pb2, scheduler_pb2
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
-
-N = TypeVar("N", scheduler_pb2.ScheduleReceipt, scheduler_pb2.RescheduleResponse)
 
 TIMEOUT_S = 15.0
 STARTS = ("earliest", "latest", "time")
@@ -140,10 +137,11 @@ class AsyncClient:
         self.bulk = BulkClient(self.cluster, timeout_s)
         self.cold = ColdClient(self.cluster, timeout_s)
         self.sweeps = SweepClient(self.cluster, timeout_s)
-        self._lanes = Lanes(new_producer_id())
-        self._owner = secrets.token_hex(16)
-        """The secret that owns this client's producer ids; nodes with certificates use those as the owner instead."""
+        self._numbered = Numbered(self.cluster)
         self._client_name = name
+        self._scheduling = Scheduling(self.cluster, self._numbered, name)
+        self._cancels = CancelCalls(self.cluster)
+        self._reschedules = RescheduleCalls(self.cluster)
         self._producers: set[Producer] = set()
         self._consumers: set[Consumer] = set()
 
@@ -161,6 +159,7 @@ class AsyncClient:
             await consumer.close()
         for producer in list(self._producers):
             await producer.abandon()
+        self._scheduling.close()
         await self.cluster.close()
 
     # -- producing
@@ -175,45 +174,11 @@ class AsyncClient:
     ) -> Receipt:
         """Schedule one message. Returns once it is on stable storage of a majority; repeats itself safely until then.
 
+        Concurrent calls of one client travel together; each has an answer of its own.
         `options`: exactly one of due_ms, delay_ms, delay and level; key, tags, headers, message_group, jitter.
         Raises OutcomeUnknown if no answer came in time: the message may be scheduled.
         """
-        row = row_of(topic, payload, **options)
-        request = scheduler_pb2.ScheduleRequest(message=row.message(), client_name=self._client_name)
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ScheduleReceipt:
-            return await self.cluster.stub(SchedulerStub, channel).Schedule(request, timeout=try_s)
-
-        receipt = await self._call_numbered(request, invoke, timeout_s or self.timeout_s)
-        return Receipt(text_of(receipt.id), receipt.due_ms, receipt.delay_level, receipt.delay_ms)
-
-    async def _call_numbered(
-        self,
-        request: scheduler_pb2.ScheduleRequest | scheduler_pb2.RescheduleRequest,
-        invoke: Callable[[grpc.aio.Channel, float], Awaitable[N]],
-        timeout_s: float,
-    ) -> N:
-        """Call with the request under a lane's sequence, so that nodes recognize repeats.
-
-        A lane is used again only if the outcome of its sequence is certain. If the cluster's record of a lane differs
-        from the client's (it was restored from a backup), a new lane replaces it.
-        """
-        request.producer_owner = self._owner
-        while True:
-            lane = self._lanes.take()
-            doubt = Doubt(lane.sequence)
-            request.producer_id, request.sequence = lane.producer_id, lane.sequence
-            try:
-                response = await self.cluster.call(invoke, timeout_s, doubt=doubt)
-                counts = not isinstance(response, scheduler_pb2.RescheduleResponse) or response.remembered
-                lane.sequence += counts
-                return response
-            except SequenceError:
-                if doubt.exists or lane.sequence == 1:
-                    raise
-            finally:
-                if not (doubt.exists or doubt.foreign):
-                    self._lanes.give_back(lane)
+        return await self._scheduling.schedule(row_of(topic, payload, **options), timeout_s or self.timeout_s)
 
     def producer(
         self,
@@ -239,7 +204,7 @@ class AsyncClient:
             timeout_s=timeout_s,
             closed=self._producers.discard,
             client_name=self._client_name,
-            owner="" if producer_id else self._owner,
+            owner="" if producer_id else self._numbered.owner,
         )
         self._producers.add(producer)
         return producer
@@ -251,7 +216,7 @@ class AsyncClient:
         request = scheduler_pb2.CancelRequest(id=parse_id(message_id))
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CancelResponse:
-            return await self.cluster.stub(SchedulerStub, channel).Cancel(request, timeout=try_s)
+            return await self._cancels.call(channel, request, try_s)
 
         response = await self.cluster.call(invoke, self.timeout_s)
         return scheduler_pb2.CancelOutcome.Name(response.outcome)
@@ -279,10 +244,14 @@ class AsyncClient:
         else:
             request.delay_level = when
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.RescheduleResponse:
-            return await self.cluster.stub(SchedulerStub, channel).Reschedule(request, timeout=try_s)
+        def tries(lane: Lane, doubt: Doubt) -> Invoke[scheduler_pb2.RescheduleResponse]:
+            stated = scheduler_pb2.RescheduleRequest(
+                producer_id=lane.producer_id, sequence=lane.sequence, producer_owner=self._numbered.owner
+            )
+            stated.MergeFrom(request)
+            return lambda channel, try_s: self._reschedules.call(channel, stated, try_s)
 
-        response = await self._call_numbered(request, invoke, self.timeout_s)
+        response = await self._numbered.call(tries, self.timeout_s, counts=lambda answer: answer.remembered)
         name = scheduler_pb2.RescheduleOutcome.Name(response.outcome).removeprefix("RESCHEDULE_")
         if response.outcome != scheduler_pb2.RESCHEDULED:
             return name, None

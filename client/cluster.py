@@ -33,7 +33,7 @@ from tickwheel.client.errors import (
     fault_of_call,
 )
 from tickwheel.client.lanes import Doubt
-from tickwheel.client.tries import Tries, TryLeftError
+from tickwheel.client.tries import Tries, TryFailedError, TryLeftError
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
@@ -429,11 +429,14 @@ class Cluster:
         repeatable: bool = True,
         try_timeout_s: float = TRY_TIMEOUT_S,
         doubt: Doubt | None = None,
+        divisible: bool = False,
     ) -> A:
         """Run a unary call at the master, and repeat it while that is safe and can help.
 
         `repeatable` False: raises OutcomeUnknown once the call may have been carried out. `doubt`: for a numbered
         request, which counts as refused only if no try was accepted; afterwards it tells whether one may have been.
+        `divisible`: the caller can do with less, so it gets a refusal for the moment (`Fault.later`) at once, unless an
+        earlier try may have been accepted.
         """
         deadline = Deadline(timeout_s)
         backoff = Backoff()
@@ -451,13 +454,16 @@ class Cluster:
                 answer = await self._tries.run(address, invoke(self.channel(address), try_s))
             except grpc.aio.AioRpcError as error:
                 fault = fault_of_call(error)
+            except TryFailedError as error:
+                fault = error.fault
             except TryLeftError:
                 fault = Fault("UNAVAILABLE", f"{address} did not answer, and the master has changed")
             else:
                 doubt.accepted()
                 return answer
             doubt.refused(fault)
-            if not (fault.elsewhere or fault.later):
+            later = fault.later and not (divisible and not doubt.exists)
+            if not (fault.elsewhere or later):
                 raise doubt.error(fault) if numbered else error_of(fault)
             if fault.elsewhere:
                 self.forget(address)

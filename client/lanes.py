@@ -36,6 +36,11 @@ class Doubt:
         """Whether the request may have been accepted."""
         return self._earlier or self._now
 
+    @property
+    def earlier(self) -> bool:
+        """Whether a try before the one that is under way may have been accepted."""
+        return self._earlier
+
     def sending(self) -> None:
         """A try is about to be sent."""
         self._earlier, self._now = self.exists, True

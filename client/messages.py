@@ -194,6 +194,16 @@ class BatchReceipt:
         return [id_text(value) for value in self.ids.tolist()]
 
 
+def receipts_of(receipt: BatchReceipt, rows: Sequence[Row]) -> list[Receipt]:
+    """The receipts of a batch's messages, in their order."""
+    due = receipt.due_ms.tolist() if receipt.due_ms is not None else [row.when for row in rows]
+    nothing = [0] * len(rows)
+    levels = receipt.levels.tolist() if receipt.levels is not None else nothing
+    delays = receipt.delay_ms.tolist() if receipt.delay_ms is not None else nothing
+    columns = zip(receipt.ids.tolist(), due, levels, delays, strict=True)
+    return [Receipt(id_text(id64), due_ms, level, delay_ms) for id64, due_ms, level, delay_ms in columns]
+
+
 def receipt_of(receipt: scheduler_pb2.BatchReceipt) -> BatchReceipt:
     """A receipt from its protobuf message, without copying columns."""
     due_ms = np.frombuffer(receipt.due_ms, "<i8") if receipt.due_ms else None

@@ -7,7 +7,6 @@ Order is kept; `batch_stream` repeats batches. `schedule_columns` does no work p
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
@@ -19,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from tickwheel.client.batch_stream import Batch, BatchStream
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import ClientClosed, TickwheelError
-from tickwheel.client.ids import id_text
 from tickwheel.client.messages import (
     BatchReceipt,
     MessageOptions,
@@ -27,9 +25,11 @@ from tickwheel.client.messages import (
     Row,
     batch_of,
     jitter_ms_of,
+    receipts_of,
     refused,
     row_of,
 )
+from tickwheel.client.numbered import new_producer_id
 from tickwheel.proto import scheduler_pb2
 
 BATCH_MESSAGES_MAX = 1_000
@@ -40,11 +40,6 @@ IN_FLIGHT_MAX = 32
 TIMEOUT_S = 60.0
 ROW_BYTES = 64
 """Approximate bytes of a message besides payload and meta."""
-
-
-def new_producer_id() -> str:
-    """A random, unique producer id."""
-    return f"p-{secrets.token_hex(8)}"
 
 
 class Producer:
@@ -289,12 +284,6 @@ def _spread(done: asyncio.Future[BatchReceipt], futures: list[asyncio.Future[Rec
                 future.set_exception(error)
                 future.exception()
         return
-    receipt = done.result()
-    ids = receipt.ids.tolist()
-    due = receipt.due_ms.tolist() if receipt.due_ms is not None else [row.when for row in rows]
-    nothing = [0] * len(ids)
-    levels = receipt.levels.tolist() if receipt.levels is not None else nothing
-    delays = receipt.delay_ms.tolist() if receipt.delay_ms is not None else nothing
-    for future, id64, due_ms, level, delay_ms in zip(futures, ids, due, levels, delays, strict=True):
+    for future, receipt in zip(futures, receipts_of(done.result(), rows), strict=True):
         if not future.done():
-            future.set_result(Receipt(id_text(id64), due_ms, level, delay_ms))
+            future.set_result(receipt)

@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
+from tickwheel.client.errors import Fault
+
 A = TypeVar("A")
 
 LOOK_S = 0.05
@@ -20,6 +22,14 @@ LOOK_S = 0.05
 
 class TryLeftError(Exception):
     """Another node became master while a try waited for its answer."""
+
+
+class TryFailedError(Exception):
+    """A try ended with a fault that is not the status of its call."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
 
 
 class _Try:

@@ -44,15 +44,30 @@ class SchedulerStub:
                 request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.ScheduleBatch.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.BatchReceipt.FromString,
                 _registered_method=True)
+        self.ScheduleMany = channel.unary_unary(
+                '/tickwheel.v1.Scheduler/ScheduleMany',
+                request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.ScheduleBatch.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.BatchReceipt.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/tickwheel.v1.Scheduler/Cancel',
                 request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.CancelRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.CancelMany = channel.unary_unary(
+                '/tickwheel.v1.Scheduler/CancelMany',
+                request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.CancelManyRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.CancelManyResponse.FromString,
+                _registered_method=True)
         self.Reschedule = channel.unary_unary(
                 '/tickwheel.v1.Scheduler/Reschedule',
                 request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.RescheduleRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.RescheduleResponse.FromString,
+                _registered_method=True)
+        self.RescheduleMany = channel.unary_unary(
+                '/tickwheel.v1.Scheduler/RescheduleMany',
+                request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.RescheduleManyRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.RescheduleManyResponse.FromString,
                 _registered_method=True)
         self.Get = channel.unary_unary(
                 '/tickwheel.v1.Scheduler/Get',
@@ -109,6 +124,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScheduleMany(self, request, context):
+        """Schedules one batch. It is accepted or refused as a whole; a refusal is the status of the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Cancels by id; the answer is definite.
         """
@@ -116,8 +138,22 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelMany(self, request, context):
+        """As Cancel for each id, each with an answer of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reschedule(self, request, context):
         """Moves a pending message to another time. The first id stays valid.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RescheduleMany(self, request, context):
+        """As Reschedule for each request, each with an answer of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,15 +223,30 @@ def add_SchedulerServicer_to_server(servicer, server):
                     request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.ScheduleBatch.FromString,
                     response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.BatchReceipt.SerializeToString,
             ),
+            'ScheduleMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScheduleMany,
+                    request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.ScheduleBatch.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.BatchReceipt.SerializeToString,
+            ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
                     request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.CancelRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.CancelResponse.SerializeToString,
             ),
+            'CancelMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMany,
+                    request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.CancelManyRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.CancelManyResponse.SerializeToString,
+            ),
             'Reschedule': grpc.unary_unary_rpc_method_handler(
                     servicer.Reschedule,
                     request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.RescheduleRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.RescheduleResponse.SerializeToString,
+            ),
+            'RescheduleMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.RescheduleMany,
+                    request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.RescheduleManyRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.RescheduleManyResponse.SerializeToString,
             ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
@@ -298,6 +349,33 @@ class Scheduler:
             _registered_method=True)
 
     @staticmethod
+    def ScheduleMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Scheduler/ScheduleMany',
+            tickwheel_dot_proto_dot_scheduler__pb2.ScheduleBatch.SerializeToString,
+            tickwheel_dot_proto_dot_scheduler__pb2.BatchReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Cancel(request,
             target,
             options=(),
@@ -325,6 +403,33 @@ class Scheduler:
             _registered_method=True)
 
     @staticmethod
+    def CancelMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Scheduler/CancelMany',
+            tickwheel_dot_proto_dot_scheduler__pb2.CancelManyRequest.SerializeToString,
+            tickwheel_dot_proto_dot_scheduler__pb2.CancelManyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Reschedule(request,
             target,
             options=(),
@@ -341,6 +446,33 @@ class Scheduler:
             '/tickwheel.v1.Scheduler/Reschedule',
             tickwheel_dot_proto_dot_scheduler__pb2.RescheduleRequest.SerializeToString,
             tickwheel_dot_proto_dot_scheduler__pb2.RescheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RescheduleMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Scheduler/RescheduleMany',
+            tickwheel_dot_proto_dot_scheduler__pb2.RescheduleManyRequest.SerializeToString,
+            tickwheel_dot_proto_dot_scheduler__pb2.RescheduleManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,10 +37,16 @@ class SchedulerStub:
     """Schedules batches; many may be in flight, receipts come in the order of the batches. An error of one
     batch is in its receipt and leaves the stream open.
     """
+    ScheduleMany: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ScheduleBatch, _scheduler_pb2.BatchReceipt]
+    """Schedules one batch. It is accepted or refused as a whole; a refusal is the status of the call."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CancelRequest, _scheduler_pb2.CancelResponse]
     """Cancels by id; the answer is definite."""
+    CancelMany: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CancelManyRequest, _scheduler_pb2.CancelManyResponse]
+    """As Cancel for each id, each with an answer of its own."""
     Reschedule: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RescheduleRequest, _scheduler_pb2.RescheduleResponse]
     """Moves a pending message to another time. The first id stays valid."""
+    RescheduleMany: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RescheduleManyRequest, _scheduler_pb2.RescheduleManyResponse]
+    """As Reschedule for each request, each with an answer of its own."""
     Get: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetRequest, _scheduler_pb2.GetResponse]
     """State and content of one message."""
     ListPending: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListPendingRequest, _scheduler_pb2.ListPendingResponse]
@@ -68,10 +74,16 @@ class SchedulerAsyncStub(SchedulerStub):
     """Schedules batches; many may be in flight, receipts come in the order of the batches. An error of one
     batch is in its receipt and leaves the stream open.
     """
+    ScheduleMany: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ScheduleBatch, _scheduler_pb2.BatchReceipt]  # type: ignore[assignment]
+    """Schedules one batch. It is accepted or refused as a whole; a refusal is the status of the call."""
     Cancel: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CancelRequest, _scheduler_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancels by id; the answer is definite."""
+    CancelMany: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CancelManyRequest, _scheduler_pb2.CancelManyResponse]  # type: ignore[assignment]
+    """As Cancel for each id, each with an answer of its own."""
     Reschedule: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RescheduleRequest, _scheduler_pb2.RescheduleResponse]  # type: ignore[assignment]
     """Moves a pending message to another time. The first id stays valid."""
+    RescheduleMany: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RescheduleManyRequest, _scheduler_pb2.RescheduleManyResponse]  # type: ignore[assignment]
+    """As Reschedule for each request, each with an answer of its own."""
     Get: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetRequest, _scheduler_pb2.GetResponse]  # type: ignore[assignment]
     """State and content of one message."""
     ListPending: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListPendingRequest, _scheduler_pb2.ListPendingResponse]  # type: ignore[assignment]
@@ -110,6 +122,14 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ScheduleMany(
+        self,
+        request: _scheduler_pb2.ScheduleBatch,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.BatchReceipt, _abc.Awaitable[_scheduler_pb2.BatchReceipt]]:
+        """Schedules one batch. It is accepted or refused as a whole; a refusal is the status of the call."""
+
+    @_abc_1.abstractmethod
     def Cancel(
         self,
         request: _scheduler_pb2.CancelRequest,
@@ -118,12 +138,28 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         """Cancels by id; the answer is definite."""
 
     @_abc_1.abstractmethod
+    def CancelMany(
+        self,
+        request: _scheduler_pb2.CancelManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.CancelManyResponse, _abc.Awaitable[_scheduler_pb2.CancelManyResponse]]:
+        """As Cancel for each id, each with an answer of its own."""
+
+    @_abc_1.abstractmethod
     def Reschedule(
         self,
         request: _scheduler_pb2.RescheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.RescheduleResponse, _abc.Awaitable[_scheduler_pb2.RescheduleResponse]]:
         """Moves a pending message to another time. The first id stays valid."""
+
+    @_abc_1.abstractmethod
+    def RescheduleMany(
+        self,
+        request: _scheduler_pb2.RescheduleManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.RescheduleManyResponse, _abc.Awaitable[_scheduler_pb2.RescheduleManyResponse]]:
+        """As Reschedule for each request, each with an answer of its own."""
 
     @_abc_1.abstractmethod
     def Get(

@@ -17,8 +17,8 @@ Without `contain` every error propagates: in the simulation a mistake must not p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ParamSpec, TypeVar, cast
 
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.failure import Failure, RequestError, node_fault
@@ -136,6 +136,34 @@ class Serving:
         guard = None if fail is None else failed
         resume = self.of(guard, step)
         self.run(guard, step)
+
+    async def each(self, coroutines: Iterable[Coroutine[Promise[Any], None, T]]) -> list[T | Failure]:
+        """Run coroutines of the core beside each other, as pieces of the request whose piece runs now. Returns what
+        each returned, or the failure of the RequestError that it raised, in their order. Any other error in one of
+        them fails the request."""
+        results: list[T | Failure | None] = []
+        left = 0
+        all_done: Promise[None] = Promise()
+        begun = False
+
+        def run(place: int, coroutine: Coroutine[Promise[Any], None, T]) -> None:
+            def done(result: T | Failure) -> None:
+                nonlocal left
+                results[place] = result
+                left -= 1
+                if begun and not left:
+                    all_done.keep(None)
+
+            self.start(coroutine, done)
+
+        for place, coroutine in enumerate(coroutines):
+            results.append(None)
+            left += 1
+            run(place, coroutine)
+        begun = True
+        if left:
+            await all_done
+        return cast(list[T | Failure], results)
 
     def own(self, work: Callable[[], None]) -> None:
         """Do the node's own work. Errors end the node; in a piece of a request they raise as OwnWorkError."""

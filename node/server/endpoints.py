@@ -149,9 +149,21 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             STAGES,
             lambda node, batches, caller, context: node.schedule_streams.serve(batches, caller, context),
         ),
+        "ScheduleMany": by_loop(
+            scheduler_pb2.ScheduleBatch, scheduler_pb2.BatchReceipt, STAGES, handlers.schedule_many
+        ),
         "Cancel": by_core(scheduler_pb2.CancelRequest, scheduler_pb2.CancelResponse, CANCELS, handlers.cancel),
+        "CancelMany": by_core(
+            scheduler_pb2.CancelManyRequest, scheduler_pb2.CancelManyResponse, CANCELS, handlers.cancel_many
+        ),
         "Reschedule": by_core(
             scheduler_pb2.RescheduleRequest, scheduler_pb2.RescheduleResponse, CANCELS, handlers.reschedule
+        ),
+        "RescheduleMany": by_core(
+            scheduler_pb2.RescheduleManyRequest,
+            scheduler_pb2.RescheduleManyResponse,
+            CANCELS,
+            handlers.reschedule_many,
         ),
         "Get": by_core(scheduler_pb2.GetRequest, scheduler_pb2.GetResponse, READS, handlers.get),
         "ListPending": by_core(

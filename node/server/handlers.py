@@ -25,14 +25,15 @@ from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.core.watch.listings import groups_after, members_of, named_group, named_topic, topics_after
 from tickwheel.node.core.watch.status import VERSION
-from tickwheel.node.failure import Failure, Permitted, RequestError, invalid
+from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, refuse
 from tickwheel.node.server.audit import AuditLog
 from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.consumer_stream import ConsumerStreams
+from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.paging import page
-from tickwheel.node.server.schedule_stream import ScheduleStreams, state_caller
+from tickwheel.node.server.schedule_stream import ScheduleStreams, receipt_of, state_caller
 from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult
@@ -46,7 +47,7 @@ from tickwheel.proto import (
     snapshot_pb2,
     staging_pb2,
 )
-from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, Right
+from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, RIGHT_SCHEDULE, Right
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage.disk import DiskError
 
@@ -56,6 +57,8 @@ SECRET_PREFIX = "tw_"
 """Prefix of each secret, so that scanners for leaked secrets can recognize it."""
 SECRET_BYTES = 32
 AUDIT_LIMIT_DEFAULT, AUDIT_LIMIT_MAX = 100, 1_000
+ROWS_MAX = 500
+"""Messages in one call of CancelMany or RescheduleMany: some milliseconds of work, and all refusals fit an answer."""
 WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
 
 
@@ -125,6 +128,19 @@ async def schedule(node: Node, request: scheduler_pb2.ScheduleRequest, caller: C
     return receipt
 
 
+async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:
+    core = node.core
+    try:
+        batch = from_batch(request, core.state.settings)
+    except RequestError as error:
+        told = core.parts.senders.told(Sender(request.producer_id, request.sequence), error.failure)
+        raise RequestError(told) from None
+    refuse(caller.topics(RIGHT_SCHEDULE, batch.topics))
+    state_caller(batch, caller, request.producer_owner)
+    outcome: BatchOutcome = await node.calls.ask(lambda core, done: core.parts.requests.schedule(batch, done))
+    return receipt_of(batch, outcome)
+
+
 async def cancel(core: NodeCore, request: scheduler_pb2.CancelRequest, caller: Caller) -> scheduler_pb2.CancelResponse:
     outcome = await core.parts.requests.cancel(id_of(request.id), permitted(caller, RIGHT_CANCEL))
     return scheduler_pb2.CancelResponse(outcome=outcome)
@@ -146,6 +162,40 @@ async def reschedule(
     )
     if result.outcome == scheduler_pb2.RESCHEDULED:
         response.id.CopyFrom(message_id_of(result.id, core.identity.wheel_group))
+    return response
+
+
+def _check_rows(field: str, count: int) -> None:
+    if not 1 <= count <= ROWS_MAX:
+        raise invalid(field, count, f"1 to {ROWS_MAX}")
+
+
+async def cancel_many(
+    core: NodeCore, request: scheduler_pb2.CancelManyRequest, caller: Caller
+) -> scheduler_pb2.CancelManyResponse:
+    """Cancel each message by itself. Their commands wait together, so they share an entry of the log."""
+    _check_rows("ids", len(request.ids))
+    cancel, may = core.parts.requests.cancel, permitted(caller, RIGHT_CANCEL)
+    response = scheduler_pb2.CancelManyResponse()
+    for outcome in await core.serving.each(cancel(id_of(message_id), may) for message_id in request.ids):
+        if isinstance(outcome, Failure):
+            response.results.add(error=serialized_status(outcome))
+        else:
+            response.results.add(outcome=outcome)
+    return response
+
+
+async def reschedule_many(
+    core: NodeCore, request: scheduler_pb2.RescheduleManyRequest, caller: Caller
+) -> scheduler_pb2.RescheduleManyResponse:
+    """Move each message by itself. Their commands wait together, so they share an entry of the log."""
+    _check_rows("requests", len(request.requests))
+    response = scheduler_pb2.RescheduleManyResponse()
+    for moved in await core.serving.each(reschedule(core, row, caller) for row in request.requests):
+        if isinstance(moved, Failure):
+            response.results.add(error=serialized_status(moved))
+        else:
+            response.results.add(response=moved)
     return response
 
 

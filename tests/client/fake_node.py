@@ -138,6 +138,10 @@ class FakeNode:
         """What the next schedules are refused with, before anything is looked at; None: that one is not."""
         self.hangs = False
         """It keeps connections open and answers nothing."""
+        self.older = False
+        """It has no method that carries many messages in one call."""
+        self.batches: list[int] = []
+        """Number of messages or rows of each such call that came, in order."""
         self.sequences: list[tuple[str, int]] = []
         """Producer id and sequence of each schedule that came, in order."""
         self.streams: set[asyncio.Task[Any]] = set()
@@ -211,6 +215,26 @@ class FakeNode:
             id=common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFFFFFF), due_ms=self.state.messages[id64][1]
         )
 
+    async def ScheduleMany(self, batch: Any, context: Any) -> Any:
+        if self.older:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if self.hangs:
+            await asyncio.Event().wait()
+        self.sequences.append((batch.producer_id, batch.sequence))
+        self.batches.append(len(messages_of(batch)))
+        receipt = scheduler_pb2.BatchReceipt(sequence=batch.sequence)
+        try:
+            if refusal := (self.refusals.popleft() if self.refusals else None) or self._refusal():
+                raise refusal
+            ids, receipt.repeated = self.state.publish(batch.producer_id, batch.sequence, messages_of(batch))
+        except Refusal as error:
+            await self._refuse(context, error)
+        receipt.ids = np.array(ids, "<u8").tobytes()
+        receipt.due_ms = np.array([self.state.messages[id64][1] for id64 in ids], "<i8").tobytes()
+        if self.drop_answers:
+            await self._lost(context)
+        return receipt
+
     async def ScheduleStream(self, batches: AsyncIterator[Any], context: Any) -> None:
         async for batch in batches:
             receipt = scheduler_pb2.BatchReceipt(sequence=batch.sequence)
@@ -256,6 +280,41 @@ class FakeNode:
             return scheduler_pb2.CancelResponse(outcome=scheduler_pb2.NOT_FOUND)
         self.state.cancelled.add(id64)
         return scheduler_pb2.CancelResponse(outcome=scheduler_pb2.CANCELLED)
+
+    async def CancelMany(self, request: Any, context: Any) -> Any:
+        return await self._rows(request.ids, self._cancelled, scheduler_pb2.CancelManyResponse(), context)
+
+    def _cancelled(self, message_id: Any, results: Any) -> None:
+        id64 = message_id.hour << 32 | message_id.index
+        self.state.cancelled.add(id64)
+        results.add(outcome=scheduler_pb2.CANCELLED if id64 in self.state.messages else scheduler_pb2.NOT_FOUND)
+
+    async def RescheduleMany(self, request: Any, context: Any) -> Any:
+        return await self._rows(request.requests, self._moved, scheduler_pb2.RescheduleManyResponse(), context)
+
+    def _moved(self, request: Any, results: Any) -> None:
+        self.sequences.append((request.producer_id, request.sequence))
+        response = scheduler_pb2.RescheduleResponse(
+            outcome=scheduler_pb2.RESCHEDULED, id=request.id, due_ms=request.due_ms, remembered=True
+        )
+        results.add(response=response)
+
+    async def _rows(self, rows: Any, answer: Any, response: Any, context: Any) -> Any:
+        """A refusal in `refusals` is that of its row."""
+        if self.older:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if refusal := self._refusal():
+            await self._refuse(context, refusal)
+        self.batches.append(len(rows))
+        for row in rows:
+            refused = self.refusals.popleft() if self.refusals else None
+            if refused is not None:
+                response.results.add(error=refused.status.SerializeToString())
+            else:
+                answer(row, response.results)
+        if self.drop_answers:
+            await self._lost(context)
+        return response
 
     async def ListPending(self, request: Any, context: Any) -> Any:
         if refusal := self._refusal():

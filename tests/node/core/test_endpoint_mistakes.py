@@ -56,8 +56,13 @@ NAMED = admin_pb2.SetPausedRequest(name="t", paused=True)
 REQUESTS: dict[str, Message] = {
     "Schedule": scheduler_pb2.ScheduleRequest(message=common_pb2.Message(topic="t", payload=b"x", due_ms=DUE_MS)),
     "ScheduleStream": scheduler_pb2.ScheduleBatch(columns=COLUMNS),
+    "ScheduleMany": scheduler_pb2.ScheduleBatch(columns=COLUMNS),
     "Cancel": scheduler_pb2.CancelRequest(id=ID),
+    "CancelMany": scheduler_pb2.CancelManyRequest(ids=[ID, ID]),
     "Reschedule": scheduler_pb2.RescheduleRequest(id=ID, delay_ms=90_000),
+    "RescheduleMany": scheduler_pb2.RescheduleManyRequest(
+        requests=[scheduler_pb2.RescheduleRequest(id=ID, delay_ms=90_000 + row) for row in range(2)]
+    ),
     "Get": scheduler_pb2.GetRequest(id=ID, content=True),
     "ListPending": scheduler_pb2.ListPendingRequest(content=True),
     "CountPending": scheduler_pb2.CountPendingRequest(bucket_ms=1_000),

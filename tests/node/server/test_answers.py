@@ -18,6 +18,7 @@ from tickwheel.node.core.watch.status import STATUS_TOPICS_MAX
 from tickwheel.node.server import paging
 from tickwheel.node.server.backup import CHUNK_BYTES
 from tickwheel.node.server.endpoints import SERVICES
+from tickwheel.node.server.handlers import ROWS_MAX
 from tickwheel.node.state.membership import MEMBERS_MAX
 from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX
 from tickwheel.node.state.publishing import META_BYTES_MAX
@@ -73,6 +74,8 @@ META = 2 * META_BYTES_MAX
 HOURS = (BOUNDS["delay_ms_max"][1] + BOUNDS["retention_ms"][1]) // 3_600_000
 ROWS = BOUNDS["batch_messages_max"][1]
 ERROR = 64 << 10
+REFUSAL = 10 * NAME
+"""Of one row: the refusal of a cancel names its topic or its time, in text and metadata."""
 SMALL = {
     "Access.RevokeToken roles": USER,
     "Access.RevokeToken tokens": USER,
@@ -97,10 +100,15 @@ SMALL = {
     "Consumer.Settle error": ERROR,
     "DeadLetters.GetDead meta.headers": META,
     "DeadLetters.GetDead meta.tags": META,
+    "Scheduler.CancelMany results": ROWS_MAX * REFUSAL,
     "Scheduler.CountPending buckets": BUCKETS_MAX * 32,
     "Scheduler.Get message.meta.headers": META,
     "Scheduler.Get message.meta.tags": META,
     "Scheduler.ListSweeps sweeps": SWEEPS_MAX * 8 * TEXT_BYTES_MAX,
+    "Scheduler.RescheduleMany results": ROWS_MAX * REFUSAL,
+    **{f"Scheduler.ScheduleMany {column}": ROWS * 8 for column in ("delay_ms", "due_ms", "ids")},
+    "Scheduler.ScheduleMany delay_levels": ROWS * 4,
+    "Scheduler.ScheduleMany error": ERROR,
     "Scheduler.ScheduleStream delay_levels": ROWS * 4,
     "Scheduler.ScheduleStream delay_ms": ROWS * 8,
     "Scheduler.ScheduleStream due_ms": ROWS * 8,

@@ -21,7 +21,8 @@ from tickwheel.node.server.services import SERVED, serve_endpoints
 LOOKS = ("Get", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Pin", "Unpin")
 """How methods that change nothing begin."""
 OF_CLIENTS = {
-    *("Schedule", "ScheduleStream", "Cancel", "Reschedule", "Consume", "Pull", "Settle", "Extend"),
+    *("Schedule", "ScheduleStream", "ScheduleMany", "Cancel", "CancelMany", "Reschedule", "RescheduleMany"),
+    *("Consume", "Pull", "Settle", "Extend"),
     *("Stage", "Commit", "Abort", "OfferBundle", "SendBundle", "AgreePin"),
 }
 """Changes that are traffic, not administration: too many for an audit log."""

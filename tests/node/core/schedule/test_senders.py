@@ -249,6 +249,66 @@ def test_two_reschedules_of_one_sequence_under_way_are_one() -> None:
     assert answers[0] == answers[1] and master.host.core.wheel.pending == 1
 
 
+def test_many_in_one_call_are_one_entry_and_answered_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of them is refused for is its own; the commands of all others share an entry. A repeat of the whole call
+    moves nothing again."""
+    world = World(40)
+    master = elected(world)
+    assert master.host is not None
+    core = master.host.core
+    outcome = send(master, from_batch(columns_of([HOUR_MS + n for n in range(6)]), Settings()))
+    assert isinstance(outcome, BatchOutcome)
+    ids = [common_pb2.MessageId(hour=number >> 32, index=number & 0xFFFF_FFFF) for number in outcome.ids.tolist()]
+    entries: list[list[str]] = []
+    sound = core.proposer._sound_entry
+
+    def noted(commands: Any, now_ms: int) -> bytes | None:
+        entries.append([command.WhichOneof("body") for command in commands])
+        return sound(commands, now_ms)
+
+    monkeypatch.setattr(core.proposer, "_sound_entry", noted)
+
+    def ask(coroutine: Any) -> Any:
+        answers: list[Any] = []
+        core.serving.start(coroutine, answers.append)
+        master.wake()
+        world.run_until(lambda: bool(answers))
+        return answers[0]
+
+    cancels = scheduler_pb2.CancelManyRequest(ids=[*ids[:3], common_pb2.MessageId(hour=5, index=5)])
+    cancelled = ask(handlers.cancel_many(core, cancels, EVERYBODY))
+    done, none = scheduler_pb2.CANCELLED, scheduler_pb2.NOT_FOUND
+    assert [result.outcome for result in cancelled.results] == [done, done, done, none]
+    moves = scheduler_pb2.RescheduleManyRequest()
+    for number, message_id in enumerate([*ids[3:], ids[0]]):
+        moves.requests.add(id=message_id, delay_ms=HOUR_MS, producer_id=f"p{number}", sequence=1)
+    moves.requests[1].delay_ms = -1
+    moved = ask(handlers.reschedule_many(core, moves, EVERYBODY))
+    assert [result.response.outcome for result in moved.results] == [
+        scheduler_pb2.RESCHEDULED, 0, scheduler_pb2.RESCHEDULED, scheduler_pb2.RESCHEDULE_CANCELLED,
+    ]  # fmt: skip
+    assert [bool(result.error) for result in moved.results] == [False, True, False, False]
+    assert [entry for entry in entries if "cancel" in entry] == [["cancel"] * 3]
+    assert [entry for entry in entries if "reschedule" in entry] == [["reschedule"] * 3]
+    del moves.requests[3]
+    again = ask(handlers.reschedule_many(core, moves, EVERYBODY))
+    assert list(again.results) == list(moved.results)[:3]
+    too_many = ask(handlers.cancel_many(core, scheduler_pb2.CancelManyRequest(), EVERYBODY))
+    assert isinstance(too_many, Failure) and too_many.metadata["field"] == "ids"
+
+
+def columns_of(delays_ms: list[int]) -> scheduler_pb2.ScheduleBatch:
+    """Messages of one byte, of no producer."""
+    count = len(delays_ms)
+    columns = scheduler_pb2.ColumnBatch(
+        topic="t",
+        delay_ms=np.array(delays_ms, "<i8").tobytes(),
+        payload_sizes=np.ones(count, "<u4").tobytes(),
+        payloads=b"x" * count,
+    )
+    return scheduler_pb2.ScheduleBatch(columns=columns)
+
+
 def test_checksums_wait_until_all_members_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a rolling upgrade nothing stands in the log that an older member cannot read; then it begins by itself."""
     answer = SyncState.incoming
