@@ -36,6 +36,8 @@ class Handover:
         self._term = 0
         self._done: Done | None = None
         self.target: str | None = None
+        self.applying = True
+        """Whether the handover waits until this node has applied everything."""
 
     @property
     def parks_proposals(self) -> bool:
@@ -47,7 +49,16 @@ class Handover:
         """Whether the master has given up its lease and must no longer act."""
         return self._phase is _Phase.ASKED
 
-    def begin(self, target_id: str | None, candidates: Mapping[str, int], term: int, now_ns: int, done: Done) -> bool:
+    def begin(
+        self,
+        target_id: str | None,
+        candidates: Mapping[str, int],
+        term: int,
+        now_ns: int,
+        done: Done,
+        *,
+        applying: bool = True,
+    ) -> bool:
         """Start a handover to `target_id`; None: to the candidate with the longest log. False: `done` was told why not.
 
         `candidates`: the last index that each other connected voter holds.
@@ -64,6 +75,7 @@ class Handover:
         self._phase = _Phase.PARKING
         self._until_ns = now_ns + self._wait_ns
         self._term = term
+        self.applying = applying
         self.target = target_id or max(candidates, key=lambda peer: (candidates[peer], peer))
         self._done = done
         return True

@@ -111,7 +111,10 @@ class LogStatus:
 
 
 class ApplyLaterError(Exception):
-    """`apply` could not apply an entry yet and has changed nothing. The log retries once `may_apply` is true."""
+    """`apply` could not apply an entry: it does not count as applied. The log retries once `may_apply` is true.
+
+    Either nothing has changed, or `may_apply` stays false until this node ends.
+    """
 
 
 class LogListener(Protocol):
@@ -222,12 +225,13 @@ class ReplicatedLog(Protocol):
         """The monotonic_ns at which the lease ends if no more answers arrive; 0 if it is not held."""
         ...
 
-    def transfer(self, target_id: str | None, done: Callable[[str | None], None]) -> None:
+    def transfer(self, target_id: str | None, done: Callable[[str | None], None], *, applying: bool = True) -> None:
         """Hand mastership over as planned (handover.py). `target_id` None: to the voter with the longest log.
 
         Refuses proposals, waits until the target has all entries, gives up the lease and asks the target to lead.
         `done(None)` is called once another node leads, else `done(reason)`. If the target does not catch up in time,
-        this node keeps leading. Once the lease is given up, an election decides.
+        this node keeps leading. Once the lease is given up, an election decides. `applying` False: this node will apply
+        nothing more, so its own apply is not waited for, and its pending proposals end UNKNOWN.
         """
         ...
 

@@ -175,7 +175,7 @@ class MemoryLog:
         leads = self.running and self._cluster.master_id == self._node_id
         return 1 << 62 if leads and self._cluster.has_majority else 0
 
-    def transfer(self, target_id: str | None, done: Callable[[str | None], None]) -> None:
+    def transfer(self, target_id: str | None, done: Callable[[str | None], None], *, applying: bool = True) -> None:
         cluster = self._cluster
         others = [
             voter

@@ -358,13 +358,16 @@ class RaftLog:
             return 0
         return self._lease.until_ns(self._voters.others, self._clock.monotonic_ns())
 
-    def transfer(self, target_id: str | None, done: Callable[[str | None], None]) -> None:
+    def transfer(self, target_id: str | None, done: Callable[[str | None], None], *, applying: bool = True) -> None:
         engine = self._engine
         if engine.state != LEADER:
             done("this node is not the master")
             return
         candidates = {p: engine.match_index(p) for p in self._voters.others if self._peers.peer(p).connected}
-        if self._handover.begin(target_id, candidates, engine.term, self._clock.monotonic_ns(), done):
+        if not applying:
+            self._fail_proposals()
+        now_ns = self._clock.monotonic_ns()
+        if self._handover.begin(target_id, candidates, engine.term, now_ns, done, applying=applying):
             self._stirred = True
             self._peers.sync_now()
 
@@ -379,10 +382,11 @@ class RaftLog:
         target = self._handover.target
         if target is None:
             return
+        last_index = self._journal.last_index
+        own_applied = engine.applied_index == last_index and not len(self._proposals)
         caught_up = (
-            engine.match_index(target) == self._journal.last_index
-            and engine.applied_index == self._journal.last_index
-            and not len(self._proposals)
+            engine.match_index(target) == last_index
+            and (own_applied or not self._handover.applying)
             and self._listener.handover_ready(target)
         )
         send = self._handover.step(

@@ -26,7 +26,7 @@ from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, SteadyMs
 from tickwheel.node.failure import Failure, refuse
-from tickwheel.proto import admin_pb2
+from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import LogListener, Member, ReplicatedLog
@@ -152,6 +152,8 @@ class NodeCore:
         if self.stopped:
             return self.monotonic_ns() + IDLE_MS_MAX * 1_000_000
         log_wants_ns = self.log.tick()
+        if self.applied.stuck:
+            return self._leave_stuck(log_wants_ns)
         now_ns = self.monotonic_ns()
         parts.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
         self.clock.tick(now_ns, parts.voters, self.log.send_beside)
@@ -182,6 +184,16 @@ class NodeCore:
         wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - now.steady_ms, *(wait for wait in waits if wait is not None))
         wake_ns = self.monotonic_ns() + max(0, wait_ms) * 1_000_000
         return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
+
+    def _leave_stuck(self, log_wants_ns: int) -> int:
+        """An entry is half applied: answer nobody and do nothing but hand over, then stop."""
+        if self.serving.closed is not None:
+            return log_wants_ns
+        reason = self.applied.stuck
+        text = f"this node stops: {reason}"
+        self.serving.shut(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": "1000"}))
+        self.parts.reign.leave(reason, applying=False)
+        return self.monotonic_ns()  # the log begins the handover
 
     def _now(self, now_ns: int) -> Now:
         cluster_ms, steady_ms = ClusterMs(self.clock.at_ms(now_ns)), SteadyMs(now_ns // 1_000_000)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.parts import Parts
@@ -22,6 +23,7 @@ from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.log import ApplyLaterError, LogStatus
+from tickwheel.storage.disk import DiskError, FsyncFailedError
 
 BUFFERS_APPLIED_MAX = 3
 """Arrival buffers full of what is not merged, from which on a node applies no more of its log until the disk has caught
@@ -39,6 +41,9 @@ class Applied:
     term: int
     stamped_ms: int = 0
     """Latest stamp of an entry; cluster time."""
+    stuck: str = ""
+    """Why an entry could not be applied: it may be half applied, so nothing may read the state any more. Empty: all
+    were."""
     passed_over: deque[int] = field(default_factory=lambda: deque(maxlen=PASSED_OVER_MAX))
     """Indexes of entries that nobody can decode, which this process passed over like every node: for the server."""
 
@@ -76,14 +81,25 @@ class CoreListener:
             self._applied.passed_over.append(index)
             self._nothing(index, term)
             return []
-        if not self._parts.mending.ready(entry):
-            raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")
         applied = self._applied
-        applied.index, applied.term = index, term
-        applied.stamped_ms = max(applied.stamped_ms, entry.stamped_ms)
-        noted = self._parts.events.enabled and index > self._parts.events.noted_to
-        now_ms = core.clock.now_ms() if noted else 0
-        results = core.state.apply(index, term, entry)
+        before = applied.index, applied.term
+        try:
+            if not self._parts.mending.ready(entry):
+                raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")
+            applied.index, applied.term = index, term
+            applied.stamped_ms = max(applied.stamped_ms, entry.stamped_ms)
+            noted = self._parts.events.enabled and index > self._parts.events.noted_to
+            now_ms = core.clock.now_ms() if noted else 0
+            results = core.state.apply(index, term, entry)
+        except FsyncFailedError:
+            raise
+        except DiskError as error:
+            applied.index, applied.term = before
+            applied.stuck = f"log entry {index} could not be applied: {error}"
+            core.announcements.announce(
+                Reported("error", "a log entry could not be applied", {"index": index, "exc_info": error})
+            )
+            raise ApplyLaterError(applied.stuck) from error
         for command_, result in zip(entry.commands, results, strict=True):
             kind = command_.WhichOneof("body")
             self._observe(index, now_ms if noted else None, entry, command_, result)
@@ -151,6 +167,8 @@ class CoreListener:
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Take a frame about bundles, records, the founding, or the clock of a machine. Returns the answer, if any."""
         core = self._core
+        if self._applied.stuck:
+            return None
         kind = frame.WhichOneof("body")
         if kind == "bundle_ask":
             return self._parts.bulk.ask_in(peer_id, frame.bundle_ask)
@@ -179,7 +197,8 @@ class CoreListener:
         """Arrivals that the disk is too slow to take in wait in the journal, not in memory. Entries after a bundle wait
         until the bundle is here and read as far as it is due."""
         core = self._core
-        if self._parts.mending.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing:
+        waits = self._parts.mending.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing
+        if self._applied.stuck or waits:
             return False
         return core.wheel.holdings.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 

@@ -125,10 +125,10 @@ class Reign:
         self._lead_applied = False
         self._end(self._core.refusal() or not_master(None, None))
 
-    async def transfer(self, target_id: str | None) -> None:
+    async def transfer(self, target_id: str | None, *, applying: bool = True) -> None:
         """Hand over by plan: stop proposing, let the target catch up, then tell it to lead. Raises RequestError: this
         node leads still. Without a target the member furthest in applying is chosen: a member that holds the whole log
-        may still wait for a bundle and be unable to serve."""
+        may still wait for a bundle and be unable to serve. `applying`: see ReplicatedLog.transfer."""
         core = self._core
         core.require_master()
         self.handing_over = True
@@ -138,7 +138,7 @@ class Reign:
         def hand_over() -> None:
             # A settlement left behind would be delivered again by the next master.
             core.proposer.flush_all()
-            core.log.transfer(target_id or self._furthest(), ended.keep)
+            core.log.transfer(target_id or self._furthest(), ended.keep, applying=applying)
 
         core.serving.own(hand_over)
         try:
@@ -148,7 +148,7 @@ class Reign:
         if problem is not None:
             raise RequestError(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, *, applying: bool = True) -> None:
         """Hand over to another member if there is one, then stop the process for this reason. Idempotent."""
         if self._leaving:
             return
@@ -156,7 +156,7 @@ class Reign:
         core = self._core
         voters = [member for member in core.log.members() if not member.learner]
         if self.begun and not self.handing_over and len(voters) > 1:
-            core.serving.start(self.transfer(None), lambda failure: core.fatal(reason))
+            core.serving.start(self.transfer(None, applying=applying), lambda failure: core.fatal(reason))
         else:
             core.fatal(reason)
 

@@ -51,6 +51,8 @@ class Serving:
         """How the request whose piece runs now is told that it failed; None: no request's."""
         self.damage = ""
         """The first damage in the node's own files that a piece met: the node leaves. Empty: none."""
+        self.closed: Failure | None = None
+        """The answer to every request: none is served any more."""
         self.faults = 0
         """Errors that failed a request instead of the node."""
 
@@ -58,8 +60,15 @@ class Serving:
         """From now on errors fail requests. `report` gets each with its id, inside the handler of the error."""
         self._report = report
 
+    def shut(self, failure: Failure) -> None:
+        """Serve no more: from now on each piece of a request answers this instead of running. The first call counts."""
+        self.closed = self.closed or failure
+
     def run(self, fail: Fail | None, piece: Callable[[], None]) -> None:
         """Run a piece of a request. `fail` may be called after its answer, and more than once. None: of no request."""
+        if fail is not None and self.closed is not None:
+            fail(self.closed)
+            return
         if fail is None or self._report is None:
             piece()
             return

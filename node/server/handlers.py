@@ -98,8 +98,10 @@ class Node:
 
     @property
     def core(self) -> NodeCore:
-        """The current core."""
-        return self.calls.core
+        """The current core. Raises RequestError: it serves no more."""
+        core = self.calls.core
+        refuse(core.serving.closed)
+        return core
 
 
 def permitted(caller: Caller, right: Right.ValueType) -> Permitted:

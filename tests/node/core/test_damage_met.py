@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.node.core.test_serving import contain
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.schedule.dispatcher import Phase
+from tickwheel.node.failure import Failure
 from tickwheel.storage.blocks import BLOCK_BYTES
+from tickwheel.storage.errors import ADVICE, CorruptFileError
 
 COUNT = 2_000
 """Ids of more than one block: the first is read from the file after a restart."""
@@ -73,6 +77,75 @@ def test_a_master_hands_over_before_it_stops() -> None:
     following = world.elect()
     assert following.host is not None and following.host.core.term == term + 1
     world.run_until(lambda: not client.lost(), 20_000)
+
+
+def break_apply(monkeypatch: pytest.MonkeyPatch, node: Node) -> list[int]:
+    """From now on a dispatch is applied by half: then a file turns out to be damaged. The entries that met it."""
+    assert node.host is not None
+    core = node.host.core
+    dispatch, met = core.state._dispatch, list[int]()
+
+    def broken(*command: Any) -> Any:
+        dispatch(*command)
+        met.append(core.state.applied_index)
+        raise CorruptFileError("state/ready/1.ids.0", 4_096, "a block does not match its checksum", ADVICE)
+
+    monkeypatch.setattr(core.state, "_dispatch", broken)
+    return met
+
+
+def test_damage_met_by_apply_lets_another_lead_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry does not count as applied, nothing reads the half applied state, and nothing comes twice."""
+    world = World(31)
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    client.schedule([200, 300])
+    world.run_until(lambda: len(client.acked) == 2 and not client.lost())
+    assert master.host is not None
+    core, term = master.host.core, master.host.core.term
+    contain(world)
+    others = [node for node in world.nodes.values() if node is not master]
+    led: list[bool] = []
+
+    def stopped(reason: str) -> None:
+        led.append(any(n.host is not None and n.host.core.parts.reign.elected for n in others))
+        Node._on_fatal(master, reason)
+
+    master.host._on_fatal = stopped
+    before = client.count
+    met = break_apply(monkeypatch, master)
+    client.schedule([100, 110])
+    world.run_until(lambda: bool(met))
+    assert core.applied_index < met[0] and len(met) == 1
+    answers: list[object] = []
+    core.serving.run(answers.append, lambda: answers.append("served"))
+    assert [type(answer) for answer in answers] == [Failure] and not core.may_act()
+    world.run_until(lambda: bool(master.fatal), 2_000)
+    assert led == [True] and len(met) == 1 and core.applied_index < met[0]
+    assert f"log entry {met[0]} could not be applied" in master.fatal and "Remove the member" in master.fatal
+    following = world.elect()
+    assert following.host is not None and following.host.core.term == term + 1
+    world.run_until(lambda: len(client.acked) == before + 2 and not client.lost(), 20_000)
+    assert not client.repeated()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_damage_met_by_apply_without_a_handover(leads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, or as a slave: it stops at once."""
+    world = World(32, names="a" if leads else "abc")
+    client = Client(world)
+    master = world.elect()
+    node = master if leads else next(n for n in world.nodes.values() if n is not master)
+    contain(world)
+    met = break_apply(monkeypatch, node)
+    client.consume()
+    client.schedule([100])
+    world.run_until(lambda: bool(node.fatal), 2_000)
+    assert len(met) == 1 and f"log entry {met[0]} could not be applied" in node.fatal
+    if not leads:
+        world.run_until(lambda: not client.lost(), 20_000)
+        assert world.master() is master
 
 
 def test_alone_it_stops_at_once() -> None:
