@@ -1,16 +1,18 @@
 """Connections to the nodes of one cluster, and the search for its master.
 
 Owns the channels, the list of known addresses and the master's address. The client learns the master from the status of
-nodes and from the address in a NOT_MASTER. While someone watches (streams, and calls that take long), all nodes are
-asked every WATCH_PERIOD_S. So a master that hangs without closing its connections is replaced once another node leads
-in a higher term. A known master is only replaced by one of a higher term. If no master is known, any leader is
-accepted, even in a lower term than before: the cluster may have been restored.
+nodes and from the address in a NOT_MASTER. While someone watches (streams, and calls that take long), each node has a
+question open that it answers once it knows another master. So a master that hangs without closing its connections is
+replaced as soon as another node leads in a higher term, and watching costs nothing while nothing changes. A known
+master is only replaced by one of a higher term. If no master is known, any leader is accepted, even in a lower term
+than before: the cluster may have been restored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,6 +36,7 @@ from tickwheel.client.errors import (
 )
 from tickwheel.client.lanes import Doubt
 from tickwheel.client.tries import Tries, TryFailedError, TryLeftError
+from tickwheel.client.versions import OlderNodes
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
@@ -48,6 +51,9 @@ END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 MESSAGE_BYTES_MAX = 64 << 20
 WATCH_PERIOD_S = 0.2
+"""Pause before a node that did not answer is asked again, and between two questions to a node of an older version."""
+AWAIT_S = 60.0
+"""A node leaves the question for another master open for at most this long."""
 STATUS_TIMEOUT_S = 1.0
 CONNECT_S = 1.5
 """A client that has reached no node by then raises an error with the reasons. Exceeds the time-out of a status call."""
@@ -193,7 +199,9 @@ class Cluster:
         self._refused: Fault | None = None
         """The last answer's refusal to show this client a status; None if it was shown."""
         self._watchers: dict[object, Callable[[str], None]] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self._following: dict[str, asyncio.Task[None]] = {}
+        """By address: what keeps a question for the master open."""
+        self._older = OlderNodes()
         self._tries = Tries(WATCH_PERIOD_S, lambda: self._master, self.watch, self.unwatch)
         self._faults: dict[str, Fault] = {}
         """The last fault of each node whose status could not be read."""
@@ -258,10 +266,11 @@ class Cluster:
         """Close all connections. Idempotent."""
         self._closed = True
         self._tries.close()
-        tasks = [task for task in (self._watch, self._finding) if task is not None]
-        self._watch = self._finding = None
-        for task in tasks:
-            task.cancel()
+        tasks: list[asyncio.Task[None]] = self._end_following()
+        if self._finding is not None:
+            self._finding.cancel()
+            tasks.append(self._finding)
+            self._finding = None
         await asyncio.gather(*tasks, return_exceptions=True)
         channels, self._channels = [*self._channels.values(), *self._retired], {}
         self._retired = []
@@ -277,6 +286,7 @@ class Cluster:
         self._term = term or self._term
         if address not in self._addresses and len(self._addresses) < ADDRESSES_MAX:
             self._addresses.append(address)
+            self._follow_all()
         if self._master != address:
             self._master = address
             for moved in list(self._watchers.values()):
@@ -286,6 +296,7 @@ class Cluster:
         """Add the address of another node of the cluster."""
         if address not in self._addresses and len(self._addresses) < ADDRESSES_MAX:
             self._addresses.append(_checked(address))
+            self._follow_all()
 
     def forget(self, address: str) -> None:
         """Forget the master if it is this node, which did not answer as one."""
@@ -386,38 +397,64 @@ class Cluster:
         self._reached = True
         leads = status.role == admin_pb2.MASTER
         named = address if leads else status.master_address
-        if named and status.term > self._term - leads:
-            self.learn(named, status.term)
+        self._heard(named, status.term, leads=leads)
         return [(status.term, named)] if named else []
+
+    def _heard(self, named: str, term: int, *, leads: bool) -> None:
+        """A node has named the master of a term. `leads`: itself."""
+        if named and term > self._term - leads:
+            self.learn(named, term)
 
     # -- watching, for streams
 
     def watch(self, key: object, moved: Callable[[str], None]) -> None:
         """Call `moved(address)` whenever another node has become master, until `unwatch`."""
         self._watchers[key] = moved
-        if self._watch is None:
-            self._watch = asyncio.ensure_future(self._keep_watching())
+        self._follow_all()
 
     def unwatch(self, key: object) -> None:
         """End the calls for `key`. Idempotent."""
         self._watchers.pop(key, None)
-        if not self._watchers and self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if not self._watchers:
+            self._end_following()
 
-    async def _keep_watching(self) -> None:
-        asking: dict[str, asyncio.Task[list[tuple[int, str]]]] = {}
-        try:
-            while True:
-                await asyncio.sleep(WATCH_PERIOD_S)
-                for address in self._addresses:
-                    # A hanging node delays only its own answer: the others are asked again all the same.
-                    if address not in asking or asking[address].done():
-                        asking[address] = asyncio.create_task(self._ask(address))
-        finally:
-            for question in asking.values():
-                question.cancel()
-            await asyncio.gather(*asking.values(), return_exceptions=True)
+    def _follow_all(self) -> None:
+        """While someone watches, follow each known node."""
+        for address in self._addresses if self._watchers and not self._closed else ():
+            if address not in self._following:
+                self._following[address] = asyncio.ensure_future(self._follow(address))
+
+    def _end_following(self) -> list[asyncio.Task[None]]:
+        ended, self._following = list(self._following.values()), {}
+        for task in ended:
+            task.cancel()
+        return ended
+
+    async def _follow(self, address: str) -> None:
+        """Keep a question for the master open at a node. A node that fails is asked again soon."""
+        said = admin_pb2.AwaitMasterResponse()
+        while True:
+            # Not all clients at the same moment.
+            wait_s = AWAIT_S * random.uniform(0.5, 1.0)
+            try:
+                channel = self.channel(address)
+                if self._older.lacks(channel):
+                    await self._ask(address)
+                else:
+                    request = admin_pb2.AwaitMasterRequest(
+                        term=said.term, master_address=said.master_address, wait_ms=round(wait_s * 1_000)
+                    )
+                    answer = await self.stub(AdminStub, channel).AwaitMaster(request, timeout=wait_s + STATUS_TIMEOUT_S)
+                    news, said = answer != said, answer
+                    named = address if said.leads else said.master_address
+                    self._heard(named, said.term, leads=said.leads)
+                    if news:
+                        continue
+            except grpc.aio.AioRpcError as error:
+                said = admin_pb2.AwaitMasterResponse()
+                if self._older.note(channel, error):
+                    continue
+            await asyncio.sleep(WATCH_PERIOD_S)
 
     # -- one call at the master
 

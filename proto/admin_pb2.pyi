@@ -357,6 +357,60 @@ class WatchStatusRequest(_message.Message):
 Global___WatchStatusRequest: _TypeAlias = WatchStatusRequest  # noqa: Y015
 
 @_typing.final
+class AwaitMasterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    MASTER_ADDRESS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    """As in this node's last answer; at first 0 and empty."""
+    master_address: _builtins.str
+    wait_ms: _builtins.int
+    """0 to 60,000: answer after this long although nothing has changed."""
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        master_address: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["master_address", b"master_address", "term", b"term", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitMasterRequest: _TypeAlias = AwaitMasterRequest  # noqa: Y015
+
+@_typing.final
+class AwaitMasterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    MASTER_ADDRESS_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    master_address: _builtins.str
+    """Empty: it knows no master."""
+    leads: _builtins.bool
+    """This node is the master."""
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        master_address: _builtins.str = ...,
+        leads: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leads", b"leads", "master_address", b"master_address", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitMasterResponse: _TypeAlias = AwaitMasterResponse  # noqa: Y015
+
+@_typing.final
 class GetServerInfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

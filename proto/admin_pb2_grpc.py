@@ -39,6 +39,11 @@ class AdminStub:
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_admin__pb2.NodeStatus.FromString,
                 _registered_method=True)
+        self.AwaitMaster = channel.unary_unary(
+                '/tickwheel.v1.Admin/AwaitMaster',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.AwaitMasterRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.AwaitMasterResponse.FromString,
+                _registered_method=True)
         self.WatchStatus = channel.unary_stream(
                 '/tickwheel.v1.Admin/WatchStatus',
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.WatchStatusRequest.SerializeToString,
@@ -156,6 +161,14 @@ class AdminServicer:
 
     def GetStatus(self, request, context):
         """What this node knows; any node answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitMaster(self, request, context):
+        """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
+        that follows the master asks once a minute instead of several times a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -314,6 +327,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=tickwheel_dot_proto_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_admin__pb2.NodeStatus.SerializeToString,
             ),
+            'AwaitMaster': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitMaster,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.AwaitMasterRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.AwaitMasterResponse.SerializeToString,
+            ),
             'WatchStatus': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchStatus,
                     request_deserializer=tickwheel_dot_proto_dot_admin__pb2.WatchStatusRequest.FromString,
@@ -452,6 +470,33 @@ class Admin:
             '/tickwheel.v1.Admin/GetStatus',
             tickwheel_dot_proto_dot_admin__pb2.GetStatusRequest.SerializeToString,
             tickwheel_dot_proto_dot_admin__pb2.NodeStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitMaster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/AwaitMaster',
+            tickwheel_dot_proto_dot_admin__pb2.AwaitMasterRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.AwaitMasterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,10 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]
     """What this node knows; any node answers."""
+    AwaitMaster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AwaitMasterRequest, _admin_pb2.AwaitMasterResponse]
+    """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
+    that follows the master asks once a minute instead of several times a second.
+    """
     WatchStatus: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]
     """Status now and then every interval_ms."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.ServerInfo]
@@ -75,6 +79,10 @@ class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
     """What this node knows; any node answers."""
+    AwaitMaster: _aio.UnaryUnaryMultiCallable[_admin_pb2.AwaitMasterRequest, _admin_pb2.AwaitMasterResponse]  # type: ignore[assignment]
+    """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
+    that follows the master asks once a minute instead of several times a second.
+    """
     WatchStatus: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
     """Status now and then every interval_ms."""
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.ServerInfo]  # type: ignore[assignment]
@@ -120,6 +128,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.NodeStatus, _abc.Awaitable[_admin_pb2.NodeStatus]]:
         """What this node knows; any node answers."""
+
+    @_abc_1.abstractmethod
+    def AwaitMaster(
+        self,
+        request: _admin_pb2.AwaitMasterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AwaitMasterResponse, _abc.Awaitable[_admin_pb2.AwaitMasterResponse]]:
+        """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
+        that follows the master asks once a minute instead of several times a second.
+        """
 
     @_abc_1.abstractmethod
     def WatchStatus(

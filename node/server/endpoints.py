@@ -228,6 +228,12 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
     },
     "tickwheel.v1.Admin": {
         "GetStatus": by_loop(admin_pb2.GetStatusRequest, admin_pb2.NodeStatus, KNOWN, handlers.get_status),
+        "AwaitMaster": by_loop(
+            admin_pb2.AwaitMasterRequest,
+            admin_pb2.AwaitMasterResponse,
+            KNOWN,
+            lambda node, request, caller: node.status.await_master(request),
+        ),
         "WatchStatus": by_stream(
             admin_pb2.WatchStatusRequest,
             admin_pb2.NodeStatus,

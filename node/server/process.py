@@ -117,6 +117,8 @@ class NodeProcess:
         self._halted = ""
         self._unfounded = ""
         self._unsound = 0
+        self._role_changed: Callable[[], None] = lambda: None
+        """Called whenever the role, the term or the master may have changed."""
         self._stood: tuple[int, int, object] = (0, 0, None)
         self._refused_calls: Counter[str] = Counter()
         self._links_dropped = 0
@@ -196,12 +198,14 @@ class NodeProcess:
             lambda: host.core.state.settings.rights,
             lambda: host.core.clock.now_ms(),
         )
+        status = StatusStreams(calls, config.limits.status_streams_max, tls.reason)
+        self._role_changed = status.look
         node = Node(
             calls,
             AuditLog(disk, reads, self._clock.wall_ms, config.node.id),
             ScheduleStreams(calls, config.limits.stream_batches_max),
             ConsumerStreams(calls, config.core.batch_bytes_max * 4),
-            StatusStreams(calls, config.limits.status_streams_max, tls.reason),
+            status,
             Backups(calls, disk, reads),
             tls=tls.current.client is not None,
         )
@@ -402,6 +406,7 @@ class NodeProcess:
 
     def _tell_role(self, host: NodeHost) -> None:
         """Log a change of role at once: these lines show how long each step of a failover took."""
+        self._role_changed()
         status = host.core.log.status()
         role, phase = status.role.name, host.core.parts.dispatcher.phase.value
         if role != self._role:

@@ -140,6 +140,8 @@ class FakeNode:
         """It keeps connections open and answers nothing."""
         self.older = False
         """It has no method that carries many messages in one call."""
+        self.asked = 0
+        """Questions for the master that it got: of a status, or to be answered once there is another."""
         self.batches: list[int] = []
         """Number of messages or rows of each such call that came, in order."""
         self.sequences: list[tuple[str, int]] = []
@@ -356,6 +358,7 @@ class FakeNode:
     # -- Admin
 
     async def GetStatus(self, request: Any, context: Any) -> Any:
+        self.asked += 1
         if self.hangs:
             await asyncio.Event().wait()
         master = self.state.master
@@ -366,6 +369,19 @@ class FakeNode:
             master_address=master.address if master else "",
             master_id=master.name if master else "",
         )
+
+    async def AwaitMaster(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        if self.older:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        while True:
+            if self.hangs:
+                await asyncio.Event().wait()
+            changed, master = self.state.changed, self.state.master
+            address = master.address if master else ""
+            if address and (self.state.term, address) != (request.term, request.master_address):
+                return admin_pb2.AwaitMasterResponse(term=self.state.term, master_address=address, leads=master is self)
+            await changed.wait()
 
 
 def _add(add: Any, base: type, node: FakeNode, server: grpc.aio.Server) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.client.fake_node import FakeNode
 from tickwheel.client import AsyncClient
+from tickwheel.client import cluster as cluster_module
 from tickwheel.client.cluster import Cluster
 
 SOON_S = 10.0
@@ -72,3 +73,41 @@ async def test_a_producer_leaves_a_master_that_is_still_being_dialled(
         nodes[0].state.term = 11
         _point_at(client.cluster, nodes[0].address, 11)
         assert (await asyncio.wait_for(sent, SOON_S)).id
+
+
+@pytest.mark.parametrize("older", [False, True])
+async def test_a_consumer_leaves_a_master_that_hangs(nodes: list[FakeNode], *, older: bool) -> None:
+    """Its stream stays open and nothing comes. The other nodes tell who leads now, also nodes that have to be asked
+    again and again."""
+    for node in nodes:
+        node.older = older
+    async with AsyncClient([node.address for node in nodes]) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        consumer = client.consumer("g", "t")
+        batches = consumer.batches()
+        await (await asyncio.wait_for(anext(batches), SOON_S)).ack()
+        nodes[0].hangs = True
+        nodes[1].lead()
+        await client.schedule("t", b"y", delay_ms=0)
+        assert (await asyncio.wait_for(anext(batches), SOON_S)).payloads() == [b"y"]
+
+
+async def test_watching_asks_each_node_once_while_nothing_changes(
+    nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many consumers there are, and however long they wait; a change is told without another question."""
+    monkeypatch.setattr(cluster_module, "WATCH_PERIOD_S", 0.001)
+    async with AsyncClient([node.address for node in nodes]) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        first = [node.asked for node in nodes]
+        streams = [client.consumer(f"g{number}", "t").batches() for number in range(5)]
+        for stream in streams:
+            await (await asyncio.wait_for(anext(stream), SOON_S)).ack()
+        for _ in range(20):
+            await client.schedule("u", b"z", delay_ms=0)
+        # The first answer, and the question that stays open.
+        assert [node.asked - before for node, before in zip(nodes, first, strict=True)] == [2, 2, 2]
+        moved = asyncio.Event()
+        client.cluster.watch("test", lambda address: moved.set())
+        nodes[1].lead()
+        await asyncio.wait_for(moved.wait(), SOON_S)

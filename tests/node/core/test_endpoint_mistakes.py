@@ -75,6 +75,7 @@ REQUESTS: dict[str, Message] = {
     "Settle": consumer_pb2.SettleBatch(group="g", topic="t", outcome=consumer_pb2.ACK, **IDS),
     "Extend": consumer_pb2.ExtendBatch(group="g", topic="t", lease_ms=5_000, **IDS),
     "GetStatus": admin_pb2.GetStatusRequest(),
+    "AwaitMaster": admin_pb2.AwaitMasterRequest(),
     "WatchStatus": admin_pb2.WatchStatusRequest(),
     "GetServerInfo": admin_pb2.GetServerInfoRequest(),
     "TransferMaster": admin_pb2.TransferMasterRequest(),
@@ -133,7 +134,17 @@ REQUESTS: dict[str, Message] = {
 }
 """A request of each method that the core takes up."""
 BY_LOOP_ALONE = {
-    *("GetStatus", "WatchStatus", "GetServerInfo", "ListTopics", "ListGroups", "GetSettings", "Backup", "GetDigest"),
+    *(
+        "GetStatus",
+        "AwaitMaster",
+        "WatchStatus",
+        "GetServerInfo",
+        "ListTopics",
+        "ListGroups",
+        "GetSettings",
+        "Backup",
+        "GetDigest",
+    ),
     *("OfferBundle", "GetLoad", "Unpin", "WhoAmI", "ListUsers", "ListRoles", "ListAudit"),
 }
 """No piece of these runs in the core after their handler has begun: test_boundary.py is about them."""

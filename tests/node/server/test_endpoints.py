@@ -18,7 +18,7 @@ from tickwheel.node.server.door import Door
 from tickwheel.node.server.endpoints import SERVICES, Endpoint
 from tickwheel.node.server.services import SERVED, serve_endpoints
 
-LOOKS = ("Get", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Pin", "Unpin")
+LOOKS = ("Get", "Await", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Pin", "Unpin")
 """How methods that change nothing begin."""
 OF_CLIENTS = {
     *("Schedule", "ScheduleStream", "ScheduleMany", "Cancel", "CancelMany", "Reschedule", "RescheduleMany"),
