@@ -451,6 +451,29 @@ def test_a_mistake_while_what_was_dispatched_is_handed_out_begins_its_groups_ane
     assert world.master() is master and not client.repeated()
 
 
+def test_a_removal_that_was_never_proposed_is_proposed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mistake comes after retention has noted that a removal is under way."""
+    world, master, reported = world_with_messages()
+    assert master.host is not None
+    core = master.host.core
+    retention, kept = core.parts.retention, core.state.hour_min_kept
+    monkeypatch.setattr(retention, "hours_below", lambda now_ms: (0, kept + 1))
+    submit, removals = core.proposer.submit, list[Any]()
+
+    def first_fails(command: Any, *others: Any, **named: Any) -> None:
+        if command.admin.HasField("remove_hours"):
+            removals.append(command)
+            if len(removals) == 1:
+                raise Mistake
+        submit(command, *others, **named)
+
+    monkeypatch.setattr(core.proposer, "submit", first_fails)
+    for tries in (1, 2):
+        retention._next_ms = 0
+        world.run_until(lambda: len(removals) == tries, 3_000)  # noqa: B023  # called within the round
+    assert [type(error) for error in reported.values()] == [Mistake] and not master.fatal
+
+
 @pytest.mark.parametrize("part", ["retention", "staging"])
 def test_a_mistake_in_what_a_master_does_by_itself_is_tried_again(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention and the publishing of a staged job go on after one that failed."""
