@@ -20,6 +20,13 @@ DOMAIN = "tickwheel.v1"
 DETAILS_KEY = "grpc-status-details-bin"
 """Trailing metadata in which gRPC libraries of all languages look for a google.rpc.Status."""
 
+METADATA_BYTES_MAX = 8 << 10
+"""Trailing metadata that gRPC libraries accept by default. With more, the caller gets RESOURCE_EXHAUSTED instead."""
+MESSAGE_BYTES_MAX = 768
+"""The message is in the metadata three times: percent-encoded, in the status, and as the description of a field."""
+VALUE_BYTES_MAX = 256
+CUT = "…"
+
 
 class AbortingContext(Protocol):
     """The part of a servicer context that ends a call with an error."""
@@ -35,25 +42,32 @@ def _packed(message: Message) -> any_pb2.Any:
     return packed
 
 
+def _cut(text: str, bytes_max: int) -> str:
+    """The text, or its beginning if its UTF-8 is longer than this."""
+    data = text.encode(errors="replace")
+    if len(data) <= bytes_max:
+        return data.decode()
+    return data[: bytes_max - len(CUT.encode())].decode(errors="ignore") + CUT
+
+
 def status_of(failure: Failure) -> status_pb2.Status:
-    """The google.rpc.Status of a failure."""
-    metadata = failure.metadata
+    """The google.rpc.Status of a failure. Long texts are cut, for they may be a caller's own."""
+    metadata = {name: _cut(value, VALUE_BYTES_MAX) for name, value in failure.metadata.items()}
+    message = _cut(failure.message, MESSAGE_BYTES_MAX)
     details: list[Message] = [
         error_details_pb2.ErrorInfo(
             reason=common_pb2.ErrorReason.Name(failure.reason), domain=DOMAIN, metadata=metadata
         )
     ]
     if failure.reason == common_pb2.INVALID_FIELD and "field" in metadata:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=metadata["field"], description=failure.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=metadata["field"], description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if "retry_after_ms" in metadata:
         seconds, rest_ms = divmod(int(metadata["retry_after_ms"]), 1_000)
         delay = duration_pb2.Duration(seconds=seconds, nanos=rest_ms * 1_000_000)
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     code = grpc.StatusCode[failure.grpc_code_name]
-    return status_pb2.Status(
-        code=int(code.value[0]), message=failure.message, details=[_packed(detail) for detail in details]
-    )
+    return status_pb2.Status(code=int(code.value[0]), message=message, details=[_packed(detail) for detail in details])
 
 
 def serialized_status(failure: Failure) -> bytes:
@@ -64,6 +78,7 @@ def serialized_status(failure: Failure) -> bytes:
 
 async def abort(context: AbortingContext, failure: Failure) -> NoReturn:
     """End the call with the failure: always raises."""
+    status = status_of(failure)
     await context.abort(
-        grpc.StatusCode[failure.grpc_code_name], failure.message, ((DETAILS_KEY, serialized_status(failure)),)
+        grpc.StatusCode[failure.grpc_code_name], status.message, ((DETAILS_KEY, status.SerializeToString()),)
     )

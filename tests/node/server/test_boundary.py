@@ -71,6 +71,10 @@ WHOLE: dict[type[Message], Message] = {
         message=common_pb2.Message(topic="t", payload=b"x", due_ms=1)
     ),
     scheduler_pb2.RescheduleRequest: scheduler_pb2.RescheduleRequest(delay_ms=1),
+    scheduler_pb2.CancelManyRequest: scheduler_pb2.CancelManyRequest(ids=[common_pb2.MessageId()]),
+    scheduler_pb2.RescheduleManyRequest: scheduler_pb2.RescheduleManyRequest(
+        requests=[scheduler_pb2.RescheduleRequest(delay_ms=1)]
+    ),
     scheduler_pb2.ScheduleBatch: scheduler_pb2.ScheduleBatch(columns=COLUMNS),
     staging_pb2.StageRequest: staging_pb2.StageRequest(columns=COLUMNS),
     consumer_pb2.ConsumeRequest: consumer_pb2.ConsumeRequest(open=consumer_pb2.OpenConsumer(group="g")),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import urllib.parse
 from pathlib import Path
+from typing import Any, NoReturn
 
+import grpc
 import pytest
 from google.rpc import error_details_pb2
 
 from tickwheel.node.failure import Failure, invalid
-from tickwheel.node.server.errors import status_of
+from tickwheel.node.server.errors import METADATA_BYTES_MAX, abort, status_of
 from tickwheel.node.server.identity import IdentityError, open_identity
 from tickwheel.node.server.outbox import SLICE_MIN, CreditGate
 from tickwheel.proto import common_pb2
@@ -39,6 +43,26 @@ def test_details_of_failures() -> None:
     retry = error_details_pb2.RetryInfo()
     status = status_of(Failure(common_pb2.NO_MASTER, "no master", {"retry_after_ms": "1500"}))
     assert status.details[1].Unpack(retry) and retry.retry_delay.ToMilliseconds() == 1500
+
+
+@pytest.mark.parametrize("text", ["x" * (3 << 20), "\U0001f600" * 70_000, "a\nb\r\0" * 50_000, "\ud800" * 9_000])
+async def test_a_refusal_fits_the_metadata_of_a_call(text: str) -> None:
+    """A name that a caller made up comes back in the refusal: as far as it fits, and with the code that it has."""
+    facts = {"field": "name", "value": text, "expected": text, "id": text, "limit": text, "retry_after_ms": "1500"}
+    sent: list[tuple[grpc.StatusCode, str, int]] = []
+
+    class Context:
+        async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+            size = sum(len(key) + len(base64.b64encode(value)) for key, value in trailing_metadata)
+            sent.append((code, details, size + len(urllib.parse.quote(details, safe=" "))))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await abort(Context(), Failure(common_pb2.INVALID_FIELD, f"{text} does not exist", facts))
+    code, details, size = sent[0]
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and details.endswith("…") and size < METADATA_BYTES_MAX
+    short = Failure(common_pb2.UNKNOWN_NAME, "topic ü does not exist", {"value": "ü"})
+    assert status_of(short).message == short.message
 
 
 def test_credits_reach_the_core_in_slices() -> None:
