@@ -21,7 +21,7 @@ from tickwheel.client.errors import (
 from tickwheel.client.messages import BatchReceipt, Receipt
 from tickwheel.client.producer import Producer
 from tickwheel.client.sweeps import Selection, Sweep
-from tickwheel.client.sync_client import Client, SyncConsumer, SyncDelivery
+from tickwheel.client.sync_client import Client, SyncBatch, SyncConsumer, SyncDelivery
 
 __all__ = [
     "AsyncClient",
@@ -48,6 +48,7 @@ __all__ = [
     "SequenceError",
     "SequenceTaken",
     "Sweep",
+    "SyncBatch",
     "SyncConsumer",
     "SyncDelivery",
     "TickwheelError",

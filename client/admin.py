@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
-from tickwheel.client.cluster import STATUS_TIMEOUT_S, Cluster
+from tickwheel.client.cluster import STATUS_TIMEOUT_S, TRY_TIMEOUT_S, Cluster
 from tickwheel.client.errors import Fault, error_of, fault_of_call
 from tickwheel.client.ids import parse_id
 from tickwheel.client.listing import listed
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
+if TYPE_CHECKING:
+    from tickwheel.proto.admin_pb2_grpc import AdminAsyncStub
+
+A = TypeVar("A")
+_Method = Callable[["AdminAsyncStub"], Callable[..., Awaitable[A]]]
+"""Picks a method of the stub."""
 Traced = admin_pb2.TraceResponse | Fault
 
 
@@ -32,6 +40,43 @@ class AdminClient:
     def __init__(self, cluster: Cluster, timeout_s: float) -> None:
         self._cluster = cluster
         self._timeout_s = timeout_s
+
+    async def _ask(
+        self,
+        method: _Method[A],
+        request: Message,
+        *,
+        timeout_s: float | None = None,
+        repeatable: bool = True,
+        in_one_try: bool = False,
+    ) -> A:
+        """Call the master, as `Cluster.call`. `in_one_try`: one try may take all of the time, since it takes long."""
+        timeout_s = timeout_s or self._timeout_s
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> A:
+            return await method(AdminStub(channel))(request, timeout=try_s)
+
+        try_timeout_s = timeout_s if in_one_try else TRY_TIMEOUT_S
+        return await self._cluster.call(invoke, timeout_s, repeatable=repeatable, try_timeout_s=try_timeout_s)
+
+    async def _ask_at(self, address: str, method: _Method[A], request: Message, timeout_s: float) -> A:
+        """Call one node once."""
+        try:
+            return await method(AdminStub(self._cluster.channel(address)))(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(fault_of_call(error)) from error
+
+    async def _ask_each(self, method: _Method[A], request: Message, timeout_s: float) -> dict[str, A | Fault]:
+        """Call each known node once: the answers by address, a Fault for a node without one."""
+
+        async def one(address: str) -> A | Fault:
+            try:
+                return await method(AdminStub(self._cluster.channel(address)))(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                return fault_of_call(error)
+
+        addresses = self._cluster.addresses
+        return dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
 
     async def know_all(self) -> dict[str, admin_pb2.NodeStatus | Fault]:
         """The status of every node, as `statuses`. First learns the addresses of all nodes from the known ones."""
@@ -52,15 +97,7 @@ class AdminClient:
         """The events about messages that each known node has noted, by address; a Fault for a node without answer."""
         request = admin_pb2.TraceRequest(ids=[parse_id(message_id) for message_id in message_ids])
 
-        async def one(address: str) -> Traced:
-            try:
-                return await AdminStub(self._cluster.channel(address)).Trace(request, timeout=timeout_s)
-            except grpc.aio.AioRpcError as error:
-                return fault_of_call(error)
-
-        addresses = self._cluster.addresses
-        answers = await asyncio.gather(*map(one, addresses))
-        return dict(zip(addresses, answers, strict=True))
+        return await self._ask_each(lambda stub: stub.Trace, request, timeout_s)
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
         """The status of each known node, by address; a Fault for a node without an answer."""
@@ -70,60 +107,38 @@ class AdminClient:
         """What each known node is and serves, by address; a Fault for a node without an answer, or of an older version.
 
         Needs a right to read."""
-
-        async def one(address: str) -> admin_pb2.ServerInfo | Fault:
-            request = admin_pb2.GetServerInfoRequest()
-            try:
-                return await AdminStub(self._cluster.channel(address)).GetServerInfo(request, timeout=timeout_s)
-            except grpc.aio.AioRpcError as error:
-                return fault_of_call(error)
-
-        addresses = self._cluster.addresses
-        return dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
+        return await self._ask_each(lambda stub: stub.GetServerInfo, admin_pb2.GetServerInfoRequest(), timeout_s)
 
     async def master_status(self, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
         """Status of the master."""
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.NodeStatus:
-            return await AdminStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=try_s)
-
-        return await self._cluster.call(invoke, timeout_s or self._timeout_s)
+        return await self._ask(lambda stub: stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s=timeout_s)
 
     async def transfer(self, target_id: str = "") -> admin_pb2.TransferMasterResponse:
         """Hand mastership over as planned; empty: to the voter with the longest log. Raises OutcomeUnknown."""
         request = admin_pb2.TransferMasterRequest(target_id=target_id)
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.TransferMasterResponse:
-            return await AdminStub(channel).TransferMaster(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s, repeatable=False, try_timeout_s=self._timeout_s)
+        return await self._ask(lambda stub: stub.TransferMaster, request, repeatable=False, in_one_try=True)
 
     async def add_member(self, member: admin_pb2.Member) -> list[admin_pb2.Member]:
         """Add one node. Returns the members after the change."""
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.MemberList:
-            return await AdminStub(channel).AddMember(admin_pb2.AddMemberRequest(member=member), timeout=try_s)
-
-        answer = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=self._timeout_s)
+        answer = await self._ask(
+            lambda stub: stub.AddMember, admin_pb2.AddMemberRequest(member=member), in_one_try=True
+        )
         return list(answer.members)
 
     async def remove_member(self, node_id: str) -> list[admin_pb2.Member]:
         """Remove one node. Returns the members after the change."""
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.MemberList:
-            return await AdminStub(channel).RemoveMember(admin_pb2.RemoveMemberRequest(node_id=node_id), timeout=try_s)
-
-        answer = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=self._timeout_s)
+        answer = await self._ask(
+            lambda stub: stub.RemoveMember, admin_pb2.RemoveMemberRequest(node_id=node_id), in_one_try=True
+        )
         return list(answer.members)
 
     async def create_topic(self, name: str, *, fifo: bool = False) -> admin_pb2.Topic:
         """Create a topic. No error if the same topic exists."""
         request = admin_pb2.CreateTopicRequest(name=name, fifo=fifo)
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Topic:
-            return await AdminStub(channel).CreateTopic(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.CreateTopic, request)
 
     async def delete_topic(self, name: str, *, cancel_pending: bool = False) -> admin_pb2.DeleteTopicResponse:
         """Delete a topic. The deletion of a large one continues after the answer, as the sweep `job_id`.
@@ -132,22 +147,14 @@ class AdminClient:
         `undelivered` in the metadata.
         """
         request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=cancel_pending, request_id=_request_id())
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteTopicResponse:
-            return await AdminStub(channel).DeleteTopic(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.DeleteTopic, request)
 
     async def topics(self) -> list[admin_pb2.Topic]:
         """All topics, as the master knows them."""
 
         async def fetch(last: admin_pb2.Topic | None) -> admin_pb2.ListTopicsResponse:
             request = admin_pb2.ListTopicsRequest(after_id=last.topic_id if last else 0)
-
-            async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.ListTopicsResponse:
-                return await AdminStub(channel).ListTopics(request, timeout=try_s)
-
-            return await self._cluster.call(invoke, self._timeout_s)
+            return await self._ask(lambda stub: stub.ListTopics, request)
 
         return (await listed(fetch, lambda page: page.topics))[0]
 
@@ -172,38 +179,22 @@ class AdminClient:
             retry=retry,
             broadcasting=broadcasting,
         )
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
-            return await AdminStub(channel).CreateGroup(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.CreateGroup, request)
 
     async def set_group_filter(self, name: str, filter: str) -> admin_pb2.Group:
         """Replace the filter, from the group's floor on. Consumers that name the old one are refused from now on."""
         request = admin_pb2.SetGroupFilterRequest(name=name, filter=filter)
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
-            return await AdminStub(channel).SetGroupFilter(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.SetGroupFilter, request)
 
     async def pause_topic(self, name: str, *, paused: bool = True) -> admin_pb2.Topic:
         """Stop all deliveries of the topic until it is resumed (`paused=False`); a change of master keeps that."""
         request = admin_pb2.SetPausedRequest(name=name, paused=paused)
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Topic:
-            return await AdminStub(channel).SetTopicPaused(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.SetTopicPaused, request)
 
     async def pause_group(self, name: str, *, paused: bool = True) -> admin_pb2.Group:
         """Stop all deliveries to the group until it is resumed (`paused=False`); open ones can be settled."""
         request = admin_pb2.SetPausedRequest(name=name, paused=paused)
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
-            return await AdminStub(channel).SetGroupPaused(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.SetGroupPaused, request)
 
     async def reset_group(
         self, name: str, start_from: str, *, start_ms: int = 0, topics: Sequence[str] = ()
@@ -219,20 +210,12 @@ class AdminClient:
             start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
             start_ms=start_ms,
         )
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
-            return await AdminStub(channel).ResetGroup(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s, repeatable=False)
+        return await self._ask(lambda stub: stub.ResetGroup, request, repeatable=False)
 
     async def update_group(self, name: str, retry: admin_pb2.RetryPolicy) -> admin_pb2.Group:
         """Replace the retry policy of a group. Retries that wait already keep their time."""
         request = admin_pb2.UpdateGroupRequest(name=name, retry=retry)
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
-            return await AdminStub(channel).UpdateGroup(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.UpdateGroup, request)
 
     async def delete_group(self, name: str, *, discard: bool = False) -> admin_pb2.DeleteGroupResponse:
         """Delete a group. The deletion of a large one continues after the answer, as the sweep `job_id`.
@@ -241,57 +224,35 @@ class AdminClient:
         `retries` and `dead` in the metadata.
         """
         request = admin_pb2.DeleteGroupRequest(name=name, discard=discard, request_id=_request_id())
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteGroupResponse:
-            return await AdminStub(channel).DeleteGroup(request, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.DeleteGroup, request)
 
     async def groups(self) -> list[admin_pb2.Group]:
         """All groups, as the master knows them."""
 
         async def fetch(last: admin_pb2.Group | None) -> admin_pb2.ListGroupsResponse:
             request = admin_pb2.ListGroupsRequest(after_id=last.group_id if last else 0)
-
-            async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.ListGroupsResponse:
-                return await AdminStub(channel).ListGroups(request, timeout=try_s)
-
-            return await self._cluster.call(invoke, self._timeout_s)
+            return await self._ask(lambda stub: stub.ListGroups, request)
 
         return (await listed(fetch, lambda page: page.groups))[0]
 
     async def settings(self) -> admin_pb2.Settings:
         """The replicated settings."""
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Settings:
-            return await AdminStub(channel).GetSettings(admin_pb2.GetSettingsRequest(), timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.GetSettings, admin_pb2.GetSettingsRequest())
 
     async def update_settings(self, settings: admin_pb2.Settings) -> admin_pb2.Settings:
         """Replace the fields that are set. Returns all settings after the change."""
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Settings:
-            return await AdminStub(channel).UpdateSettings(settings, timeout=try_s)
-
-        return await self._cluster.call(invoke, self._timeout_s)
+        return await self._ask(lambda stub: stub.UpdateSettings, settings)
 
     async def digest(self, address: str) -> admin_pb2.StateDigest:
         """Digest of the logical state of one node."""
-        try:
-            return await AdminStub(self._cluster.channel(address)).GetDigest(
-                admin_pb2.GetDigestRequest(), timeout=self._timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            raise error_of(fault_of_call(error)) from error
+        return await self._ask_at(address, lambda stub: stub.GetDigest, admin_pb2.GetDigestRequest(), self._timeout_s)
 
     async def disk_use(self, address: str, *, by_topic: bool = False, hour_min: int = 0) -> admin_pb2.DiskUse:
         """The disk use of one node. `by_topic`: in pages from `hour_min` on; `next_hour` begins the next page."""
         request = admin_pb2.GetDiskUseRequest(by_topic=by_topic, hour_min=hour_min)
-        try:
-            return await AdminStub(self._cluster.channel(address)).GetDiskUse(request, timeout=self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(fault_of_call(error)) from error
+        return await self._ask_at(address, lambda stub: stub.GetDiskUse, request, self._timeout_s)
 
     async def backup(
         self, address: str, timeout_s: float = 3_600.0, *, stale: bool = False

@@ -1,18 +1,19 @@
-"""Coroutine methods as methods that wait, for the synchronous client.
+"""Members of an asynchronous object as members of a synchronous one, for the synchronous client.
 
-Types, docstring and parameters are those of the asynchronous method: `get = waiting(AsyncClient.get)`.
+Types, docstring and parameters are those of the asynchronous member: `get = waiting(AsyncClient.get)`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 P = ParamSpec("P")
 A = TypeVar("A")
+B = TypeVar("B", bound="Blocking[Any]")
 T = TypeVar("T", covariant=True)
 NO_MORE: Any = object()
 
@@ -55,14 +56,42 @@ class _Method(Generic[P, A]):
 
 
 class waiting(_Method[P, A]):  # used as a decorator is
-    """Waits for the result of a coroutine method."""
+    """Waits for the result of a coroutine method, or of one that returns a future."""
 
-    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, A]]) -> None:
+    def __init__(self, method: Callable[Concatenate[Any, P], Awaitable[A]]) -> None:
         super().__init__(method)
 
     def _call(self, holder: Blocking[Any], *args: P.args, **named: P.kwargs) -> A:
-        work: Coroutine[Any, Any, A] = self._method(holder.inner, *args, **named)
-        return holder.runner.wait(work)
+        async def work() -> A:
+            result: A = await self._method(holder.inner, *args, **named)
+            return result
+
+        return holder.runner.wait(work())
+
+
+class calling(_Method[P, A]):
+    """Calls a method that needs no loop."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], A]) -> None:
+        super().__init__(method)
+
+    def _call(self, holder: Blocking[Any], *args: P.args, **named: P.kwargs) -> A:
+        result: A = self._method(holder.inner, *args, **named)
+        return result
+
+
+class reading(Generic[A]):
+    """Reads a property."""
+
+    def __init__(self, read: Callable[[Any], A]) -> None:
+        self._property: Any = read
+
+    @overload
+    def __get__(self, holder: None, owner: type) -> Any: ...
+    @overload
+    def __get__(self, holder: Blocking[Any], owner: type) -> A: ...
+    def __get__(self, holder: Blocking[Any] | None, owner: type) -> Any:
+        return self._property if holder is None else self._property.fget(holder.inner)
 
 
 class each(_Method[P, Iterator[A]]):
@@ -85,6 +114,24 @@ class each(_Method[P, Iterator[A]]):
                 holder.runner.wait(found.aclose())
 
 
+class making(_Method[P, B]):
+    """Calls a method on the loop and wraps its result; `defaults` go before those of the method."""
+
+    def __init__(
+        self, method: Callable[Concatenate[Any, P], Any], kind: Callable[[Runner, Any], B], **defaults: object
+    ) -> None:
+        super().__init__(method)
+        self._kind = kind
+        self._defaults = defaults
+
+    def _call(self, holder: Blocking[Any], *args: P.args, **named: P.kwargs) -> B:
+        async def make() -> B:
+            options: Any = {**self._defaults, **named}
+            return self._kind(holder.runner, self._method(holder.inner, *args, **options))
+
+        return holder.runner.wait(make())
+
+
 class following(_Method[P, concurrent.futures.Future[A]]):
     """Waits for the future that a coroutine method returns, and gives it to the calling thread."""
 
@@ -92,9 +139,22 @@ class following(_Method[P, concurrent.futures.Future[A]]):
         super().__init__(method)
 
     def _call(self, holder: Blocking[Any], *args: P.args, **named: P.kwargs) -> concurrent.futures.Future[A]:
-        future: asyncio.Future[A] = holder.runner.wait(self._method(holder.inner, *args, **named))
+        return _handed(holder.runner, holder.runner.wait(self._method(holder.inner, *args, **named)))
 
-        async def follow() -> A:
-            return await future
 
-        return holder.runner.begin(follow())
+class following_all(_Method[P, list[concurrent.futures.Future[A]]]):
+    """As `following`, for a coroutine method that returns a list of futures."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, list[asyncio.Future[A]]]]) -> None:
+        super().__init__(method)
+
+    def _call(self, holder: Blocking[Any], *args: P.args, **named: P.kwargs) -> list[concurrent.futures.Future[A]]:
+        futures: list[asyncio.Future[A]] = holder.runner.wait(self._method(holder.inner, *args, **named))
+        return [_handed(holder.runner, future) for future in futures]
+
+
+def _handed(runner: Runner, future: asyncio.Future[A]) -> concurrent.futures.Future[A]:
+    async def follow() -> A:
+        return await future
+
+    return runner.begin(follow())

@@ -8,33 +8,25 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from tickwheel.client.access import AccessClient
 from tickwheel.client.admin import AdminClient
 from tickwheel.client.async_client import TIMEOUT_S, AsyncClient
-from tickwheel.client.blocking import Blocking, each, following, waiting
+from tickwheel.client.blocking import Blocking, calling, each, following, following_all, making, reading, waiting
 from tickwheel.client.bulk import BulkClient
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.cold import ColdClient
-from tickwheel.client.consumer import HOLD_S_MAX, Consumer
+from tickwheel.client.consumer import Consumer
 from tickwheel.client.dead import DeadClient
-from tickwheel.client.delivery import Delivery
+from tickwheel.client.delivery import DeliveredBatch, Delivery
 from tickwheel.client.errors import ClientClosed
-from tickwheel.client.producer import (
-    BATCH_BYTES_MAX,
-    BATCH_MESSAGES_MAX,
-    BUFFER_BYTES_MAX,
-    IN_FLIGHT_MAX,
-    LINGER_MS,
-    Producer,
-)
+from tickwheel.client.producer import Producer
 from tickwheel.client.pulling import PullClient
 from tickwheel.client.snapshot import SnapshotClient
-from tickwheel.client.staging import StagingClient
+from tickwheel.client.staging import StagedAttemptWriter, StagingClient
 from tickwheel.client.sweeps import SweepClient
 
 A = TypeVar("A")
@@ -43,74 +35,106 @@ CREDITS = 256
 """A blocking consumer gets few messages at once, since their leases run while they wait in it."""
 
 
-class SyncDelivery:
-    """A delivery whose `ack`, `nack` and `extend` wait for the committed receipt."""
+class SyncDelivery(Blocking[Delivery]):
+    """A delivery whose `ack`, `nack`, `dead` and `extend` wait for the committed receipt."""
 
-    def __init__(self, client: Client, delivery: Delivery) -> None:
-        self._client = client
-        self.inner = delivery
-        self.id = delivery.id
-        self.topic = delivery.topic
-        self.attempt = delivery.attempt
-        self.term = delivery.term
-        self.due_ms = delivery.due_ms
-        self.payload = delivery.payload
+    topic = reading(Delivery.topic)
+    id64 = reading(Delivery.id64)
+    id = reading(Delivery.id)
+    attempt = reading(Delivery.attempt)
+    term = reading(Delivery.term)
+    due_ms = reading(Delivery.due_ms)
+    payload = reading(Delivery.payload)
+    meta = reading(Delivery.meta)
+    key = reading(Delivery.key)
+    tags = reading(Delivery.tags)
+    headers = reading(Delivery.headers)
+    message_group = reading(Delivery.message_group)
+    ack = waiting(Delivery.ack)
+    nack = waiting(Delivery.nack)
+    dead = waiting(Delivery.dead)
+    extend = waiting(Delivery.extend)
+
+    @property
+    def batch(self) -> SyncBatch:
+        """The batch that it came with."""
+        return SyncBatch(self.runner, self.inner.batch)
+
+    @property
+    def row(self) -> int:
+        """Its place in the batch."""
+        return self.inner.row
 
     def __repr__(self) -> str:
         return repr(self.inner)
 
-    @property
-    def key(self) -> str:
-        return self.inner.key
+
+class SyncBatch(Blocking[DeliveredBatch]):
+    """A batch whose `ack`, `nack` and `extend` wait for the committed receipt."""
+
+    topic = reading(DeliveredBatch.topic)
+    term = reading(DeliveredBatch.term)
+    lease_until_ms = reading(DeliveredBatch.lease_until_ms)
+    ids = reading(DeliveredBatch.ids)
+    attempts = reading(DeliveredBatch.attempts)
+    due_ms = reading(DeliveredBatch.due_ms)
+    sizes = reading(DeliveredBatch.sizes)
+    meta_sizes = reading(DeliveredBatch.meta_sizes)
+    payload = calling(DeliveredBatch.payload)
+    meta = calling(DeliveredBatch.meta)
+    payloads = calling(DeliveredBatch.payloads)
+    ack = waiting(DeliveredBatch.ack)
+    nack = waiting(DeliveredBatch.nack)
+    extend = waiting(DeliveredBatch.extend)
 
     @property
-    def tags(self) -> list[str]:
-        return self.inner.tags
+    def unsettled(self) -> int:
+        """Number of deliveries without ack or nack."""
+        return self.inner.unsettled
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[SyncDelivery]:
+        return (SyncDelivery(self.runner, delivery) for delivery in self.inner)
+
+    def delivery(self, row: int) -> SyncDelivery:
+        """One row."""
+        return SyncDelivery(self.runner, self.inner.delivery(row))
+
+
+class SyncConsumer(Blocking[Consumer]):
+    """Iterate it for deliveries, `batches()` for batches, or `run(handler)`; in one thread at a time."""
+
+    drain = waiting(Consumer.drain)
+    _batches = each(Consumer.batches)
+    _coming: AsyncIterator[Delivery] | None = None
+    _pending: asyncio.Task[Delivery | None] | None = None
 
     @property
-    def headers(self) -> dict[str, str]:
-        return self.inner.headers
+    def term(self) -> int:
+        """Term of the master of the open stream."""
+        return self.inner.term
 
     @property
-    def message_group(self) -> str:
-        return self.inner.message_group
+    def reconnects(self) -> int:
+        """Number of times the stream was opened anew after a fault."""
+        return self.inner.reconnects
 
-    def ack(self) -> None:
-        """Acknowledge."""
+    @property
+    def stale(self) -> int:
+        """Count of settlements that came too late: the message had been delivered again."""
+        return self.inner.stale
 
-        async def settle() -> None:
-            await self.inner.ack()
+    @property
+    def renewed(self) -> int:
+        """Count of leases extended because their deliveries were still in hand."""
+        return self.inner.renewed
 
-        self._client.wait(settle())
-
-    def dead(self, reason: str = "") -> None:
-        """Move the message to the dead letters, without further attempts."""
-
-        async def settle() -> None:
-            await self.inner.dead(reason)
-
-        self._client.wait(settle())
-
-    def nack(self, *, delay: timedelta | None = None, level: int = 0, reason: str = "") -> None:
-        """Deliver again: by the group's policy, after `delay`, or at a delay level."""
-
-        async def settle() -> None:
-            await self.inner.nack(delay=delay, level=level, reason=reason)
-
-        self._client.wait(settle())
-
-    def extend(self, lease: timedelta) -> bool:
-        """Extend the lease, from now. False: the lease is over or the message is settled."""
-        return self._client.wait(self.inner.extend(lease))
-
-
-class SyncConsumer:
-    """Iterate it, in one thread at a time."""
-
-    def __init__(self, client: Client, consumer: Consumer) -> None:
-        self._client = client
-        self._consumer = consumer
-        self._deliveries = aiter(consumer)
+    @property
+    def skipped(self) -> int:
+        """Count of deliveries that the group's filter does not want; they came because hashes of tags collide."""
+        return self.inner.skipped
 
     def __iter__(self) -> Iterator[SyncDelivery]:
         while (delivery := self.next(None)) is not None:
@@ -120,30 +144,48 @@ class SyncConsumer:
         """The next delivery; None when the consumer is closed or nothing came within `timeout_s`."""
 
         async def one() -> Delivery | None:
-            self._pending = self._pending or asyncio.ensure_future(anext(self._deliveries, None))
+            self._coming = self._coming or aiter(self.inner)
+            self._pending = self._pending or asyncio.ensure_future(anext(self._coming, None))
             done, _ = await asyncio.wait({self._pending}, timeout=timeout_s)
             if not done:
                 return None
             pending, self._pending = self._pending, None
             return pending.result()
 
-        delivery = self._client.wait(one())
-        return SyncDelivery(self._client, delivery) if delivery is not None else None
+        delivery = self.runner.wait(one())
+        return SyncDelivery(self.runner, delivery) if delivery is not None else None
 
-    _pending: asyncio.Task[Delivery | None] | None = None
+    def batches(self) -> Iterator[SyncBatch]:
+        """The batches as they arrive, decoded when read."""
+        return (SyncBatch(self.runner, batch) for batch in self._batches())
+
+    def run(self, handler: Callable[[SyncDelivery], object], *, concurrency: int = 16) -> None:
+        """Call the handler for each delivery, in up to `concurrency` threads at once.
+
+        A delivery is acknowledged when the handler returns. If it raises, the delivery is nacked and the error logged
+        with its traceback. Ends with `close` or after `messages_max`. An error of the cluster ends it too, once the
+        running handlers have returned.
+        """
+        with concurrent.futures.ThreadPoolExecutor(concurrency, "tickwheel-handler") as threads:
+
+            async def handle(delivery: Delivery) -> None:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(threads, handler, SyncDelivery(self.runner, delivery))
+
+            self.runner.wait(self.inner.run(handle, concurrency=concurrency))
 
     def close(self) -> None:
         """End. Deliveries in hand are delivered again elsewhere. Idempotent."""
-        if self._client.closed:
+        if self.runner.closed:
             return
 
         async def end() -> None:
-            await self._consumer.close()
+            await self.inner.close()
             if self._pending is not None:
                 self._pending.cancel()
                 await asyncio.gather(self._pending, return_exceptions=True)
 
-        self._client.wait(end())
+        self.runner.wait(end())
 
     def __enter__(self) -> SyncConsumer:
         return self
@@ -208,6 +250,43 @@ class SyncDead(Blocking[DeadClient]):
     purge = waiting(DeadClient.purge)
 
 
+class SyncStagedAttempt(Blocking[StagedAttemptWriter]):
+    """A writer of `Client.staging.attempt`."""
+
+    write = waiting(StagedAttemptWriter.write)
+    finish = waiting(StagedAttemptWriter.finish)
+
+    @property
+    def job_id(self) -> str:
+        """Id of the job."""
+        return self.inner.job_id
+
+    @property
+    def attempt(self) -> int:
+        """Random number of this attempt."""
+        return self.inner.attempt
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks staged."""
+        return self.inner.blocks
+
+    @property
+    def rows(self) -> int:
+        """Number of rows written."""
+        return self.inner.rows
+
+    @property
+    def published_before(self) -> bool:
+        """Whether the batch was committed before: then no row of this attempt counts."""
+        return self.inner.published_before
+
+    @property
+    def fingerprint(self) -> int:
+        """Fingerprint of all rows written so far, even of those not sent because of `published_before`."""
+        return self.inner.fingerprint
+
+
 class SyncStaging(Blocking[StagingClient]):
     """`Client.staging`."""
 
@@ -216,6 +295,7 @@ class SyncStaging(Blocking[StagingClient]):
     stage = waiting(StagingClient.stage)
     commit = waiting(StagingClient.commit)
     abort = waiting(StagingClient.abort)
+    attempt = making(StagingClient.attempt, SyncStagedAttempt)
 
 
 class SyncSnapshot(Blocking[SnapshotClient]):
@@ -268,11 +348,20 @@ class SyncSweeps(Blocking[SweepClient]):
 class SyncProducer(Blocking[Producer]):
     """As Producer: `send` returns once there is room, and its future gets the receipt. Use it as a context manager."""
 
+    bytes_under_way = reading(Producer.bytes_under_way)
+    reconnects = reading(Producer.reconnects)
     send = following(Producer.send)
     schedule = waiting(Producer.schedule)
+    schedule_many = following_all(Producer.schedule_many)
+    schedule_columns = following(Producer.schedule_columns)
     flush = waiting(Producer.flush)
     close = waiting(Producer.close)
     abandon = waiting(Producer.abandon)
+
+    @property
+    def producer_id(self) -> str:
+        """The id under which the cluster knows it."""
+        return self.inner.producer_id
 
     def __enter__(self) -> SyncProducer:
         return self
@@ -292,6 +381,8 @@ class Client(Blocking[AsyncClient]):
     get = waiting(AsyncClient.get)
     list_pending = each(AsyncClient.list_pending)
     count_pending = waiting(AsyncClient.count_pending)
+    producer = making(AsyncClient.producer, SyncProducer)
+    consumer = making(AsyncClient.consumer, SyncConsumer, credits=CREDITS)
 
     def __init__(
         self,
@@ -374,61 +465,7 @@ class Client(Blocking[AsyncClient]):
     ) -> None:
         self.close()
 
-    def producer(
-        self,
-        *,
-        producer_id: str | None = None,
-        batch_messages_max: int = BATCH_MESSAGES_MAX,
-        batch_bytes_max: int = BATCH_BYTES_MAX,
-        linger_ms: float = LINGER_MS,
-        buffer_bytes_max: int = BUFFER_BYTES_MAX,
-        in_flight_max: int = IN_FLIGHT_MAX,
-        timeout_s: float = 60.0,
-    ) -> SyncProducer:
-        """See AsyncClient.producer."""
-
-        async def make() -> Producer:
-            return self.inner.producer(
-                producer_id=producer_id,
-                batch_messages_max=batch_messages_max,
-                batch_bytes_max=batch_bytes_max,
-                linger_ms=linger_ms,
-                buffer_bytes_max=buffer_bytes_max,
-                in_flight_max=in_flight_max,
-                timeout_s=timeout_s,
-            )
-
-        return SyncProducer(self, self.wait(make()))
-
-    def consumer(
-        self,
-        group: str,
-        topics: str | Sequence[str] = (),
-        *,
-        start_from: str = "earliest",
-        start_ms: int = 0,
-        credits: int = CREDITS,
-        lease: timedelta | None = None,
-        name: str = "",
-        messages_max: int = 0,
-        filter: str = "",
-        hold_max: timedelta = timedelta(seconds=HOLD_S_MAX),
-    ) -> SyncConsumer:
-        """See AsyncClient.consumer."""
-
-        async def make() -> SyncConsumer:
-            consumer = self.inner.consumer(
-                group,
-                topics,
-                start_from=start_from,
-                start_ms=start_ms,
-                credits=credits,
-                lease=lease,
-                name=name,
-                messages_max=messages_max,
-                filter=filter,
-                hold_max=hold_max,
-            )
-            return SyncConsumer(self, consumer)
-
-        return self.wait(make())
+    @property
+    def timeout_s(self) -> float:
+        """Deadline of a call."""
+        return self.inner.timeout_s

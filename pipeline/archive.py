@@ -79,7 +79,7 @@ def archive(
     place.make()
     if not groups:
         with connection.open() as client:
-            groups = [group.name for group in client.wait(client.asynchronous.admin.groups())]
+            groups = [group.name for group in client.admin.groups()]
     return [_add(spark, place, connection, group, from_ms, to_ms) for group in groups]
 
 

@@ -126,7 +126,7 @@ class StagedMessage(WriterCommitMessage):
 def reach(config: SinkConfig, job_id: str) -> None:
     """Check early that the cluster can be reached. Raises ClusterUnavailable, which names the addresses."""
     with config.connection.open() as client:
-        client.wait(client.asynchronous.staging.job(job_id, timeout_s=config.connect_timeout_s))
+        client.staging.job(job_id, timeout_s=config.connect_timeout_s)
 
 
 def write_partition(
@@ -199,16 +199,14 @@ def _commit(
         # 0 would mean no fingerprint, and the sum of no rows is 0.
         fingerprint = sum(m.fingerprint for m in messages) % (1 << 64) or 1
     with config.connection.open() as client:
-        job = client.wait(
-            client.asynchronous.staging.commit(
-                job_id,
-                run_id,
-                attempts,
-                batch,
-                publish_timeout_s=config.commit_timeout_s,
-                memory_ms=config.job_memory_ms,
-                fingerprint=fingerprint,
-            )
+        job = client.staging.commit(
+            job_id,
+            run_id,
+            attempts,
+            batch,
+            publish_timeout_s=config.commit_timeout_s,
+            memory_ms=config.job_memory_ms,
+            fingerprint=fingerprint,
         )
     sink_rejected.publish(folder, [m.rejected_file for m in messages])
     rejected = sum(m.rejected_rows for m in messages)
@@ -228,7 +226,7 @@ def _abort(
     config: SinkConfig, job_id: str, batch: int, run_id: str, folder: str, messages: Sequence[StagedMessage]
 ) -> None:
     with config.connection.open() as client:
-        client.wait(client.asynchronous.staging.abort(job_id, run_id, batch))
+        client.staging.abort(job_id, run_id, batch)
     sink_rejected.discard(folder, [m.rejected_file for m in messages])
 
 

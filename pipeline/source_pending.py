@@ -117,7 +117,7 @@ class PendingReader(DataSourceReader):
         with self._config.connection.open() as client:
             pin = self._pin(client, "")
             if not self._config.as_of:
-                client.wait(client.asynchronous.snapshot.unpin(pin.address, pin.pin_id))
+                client.snapshot.unpin(pin.address, pin.pin_id)
         parts = max(PARTITIONS_MIN, len(_shares(pin)))
         load_id = secrets.token_hex(12)
         return [PendingPart(load_id, number, parts) for number in range(parts)]

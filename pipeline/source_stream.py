@@ -132,8 +132,8 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """End this query once all messages due now have come."""
         client = self._open()
         # By the cluster's time, since the driver's clock may differ.
-        self._until_ms = client.wait(client.asynchronous.admin.master_status()).clock_ms
-        groups = client.wait(client.asynchronous.admin.groups())
+        self._until_ms = client.admin.master_status().clock_ms
+        groups = client.admin.groups()
         self._topics_left = next(
             (list(group.topics) for group in groups if group.name == self._config.group), list(self._config.topics)
         )
@@ -169,7 +169,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 lease_ms=config.lease_ms,
                 start_from=LATEST if config.latest else EARLIEST,
             )
-            batch = client.wait(client.asynchronous.pulling.pull(request))
+            batch = client.pulling.pull(request)
             if not batch.ids:
                 break
             found.append(batch)
@@ -214,7 +214,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """(unsettled dispatched messages by topic; messages of all topics now leased to consumers)."""
         client = self._open()
         snapshot, group = client.asynchronous.snapshot, self._config.group
-        groups = client.wait(client.asynchronous.admin.groups())
+        groups = client.admin.groups()
         elsewhere = next((int(item.in_flight) for item in groups if item.name == group), 0)
         pin = client.wait(snapshot.pin_settled(group, reader="master"))
         client.wait(snapshot.unpin(pin.address, pin.pin_id))
@@ -228,7 +228,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         batches = self._pulled.get(end["seq"])
         if batches is None:
             client = self._open()
-            client.wait(client.asynchronous.pulling.settle(_handles(end), RETRY, GIVE_BACK_DELAY_MS))
+            client.pulling.settle(_handles(end), RETRY, GIVE_BACK_DELAY_MS)
             self._settled_through = max(self._settled_through, end["seq"])
             return []
         planned: list[InputPartition] = []
@@ -257,7 +257,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             handles += [handle_of(batch) for batch in self._pulled[number]]
         if handles:
             client = self._open()
-            client.wait(client.asynchronous.pulling.settle(handles, ACK))
+            client.pulling.settle(handles, ACK)
         self._settled_through = seq
         self._pulled = {number: batches for number, batches in self._pulled.items() if number > seq}
 

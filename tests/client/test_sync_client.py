@@ -12,7 +12,17 @@ from typing import Any, assert_type
 import pytest
 
 from tests.client.fake_node import FakeNode, FakeState
-from tickwheel.client import AsyncClient, Client, Message, Producer, Receipt, RequestRefused, Sweep, TickwheelError
+from tickwheel.client import (
+    AsyncClient,
+    Client,
+    Message,
+    Receipt,
+    RequestRefused,
+    Sweep,
+    SyncDelivery,
+    TickwheelError,
+)
+from tickwheel.client.delivery import Settler
 from tickwheel.client.listing import listed
 from tickwheel.proto import admin_pb2
 
@@ -74,25 +84,72 @@ def test_a_wrong_address_is_refused() -> None:
     assert threading.active_count() == before
 
 
-NOT_BLOCKING = {"schedule_many", "schedule_columns"}
-"""Methods of a producer that return futures of its loop."""
+NOT_FOR_CALLERS = {
+    *(name for name in vars(Settler) if not name.startswith("_")),
+    "leave",
+    "rows_in_hand",
+    "wire",
+    "cluster",
+}
+"""What deliveries, batches and the client use of each other."""
 
 
-def test_it_has_every_method_of_the_asynchronous_one(address: str) -> None:
-    """Of the client, its parts and a producer, under the same name: a new method without its line fails here."""
-    with Client(address) as client, client.producer() as producer:
-        pairs = [(client, client.asynchronous), (producer, producer.inner)]
+def test_it_has_all_of_the_asynchronous_one(address: str) -> None:
+    """Of the client, its parts, producers, consumers, batches and deliveries, with the same parameters: what is added
+    to one without the other fails here."""
+    with Client(address) as client, client.producer() as producer, client.consumer("g", "t") as consumer:
+        client.schedule("t", "x", delay_ms=0)
+        client.schedule("t", "y", delay_ms=0)
+        batch = next(consumer.batches())
+        delivery = next(iter(batch))
+        batch.ack()
+        pairs: list[tuple[Any, Any]] = [(client, client.inner), (producer, producer.inner), (consumer, consumer.inner)]
+        attempt = client.staging.attempt("job", "run", 0)
+        pairs += [(batch, batch.inner), (delivery, delivery.inner), (attempt, attempt.inner)]
         pairs += [
             (getattr(client, name), part)
-            for name, part in vars(client.asynchronous).items()
+            for name, part in vars(client.inner).items()
             if type(part).__name__.endswith("Client")
         ]
-        assert len(pairs) > 10 and {type(one) for _, one in pairs} > {AsyncClient, Producer}
+        assert len(pairs) > 13
         for blocking, asynchronous in pairs:
-            for name, method in inspect.getmembers(type(asynchronous)):
-                coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-                if coroutine and not name.startswith("_") and name not in NOT_BLOCKING:
-                    assert callable(getattr(blocking, name)), f"{type(asynchronous).__name__}.{name}"
+            kind = type(asynchronous)
+            names = {*dir(kind), *getattr(asynchronous, "__dict__", {})} - NOT_FOR_CALLERS
+            for name in sorted(name for name in names if not name.startswith("_")):
+                assert hasattr(blocking, name), f"{kind.__name__}.{name}"
+                method = getattr(kind, name, None)
+                if inspect.isfunction(method):
+                    offered = inspect.signature(getattr(type(blocking), name)).parameters
+                    wanted = inspect.signature(method).parameters
+                    assert {n: p.kind for n, p in offered.items()} == {n: p.kind for n, p in wanted.items()}, name
+
+
+def test_batches_and_handlers_in_threads(address: str) -> None:
+    """A batch is acknowledged as one; `run` calls handlers in threads and nacks what they raise."""
+    with Client(address) as client:
+        with client.producer() as producer:
+            futures = producer.schedule_many("t", [(1, b"%d" % number) for number in range(6)])
+            futures.append(producer.schedule_columns("t", [1, 1], [1, 1], b"67"))
+            assert sum(len(future.result(10).ids) for future in futures) == 8
+        with client.consumer("g", "t", messages_max=8) as consumer:
+            batch = next(consumer.batches())
+            assert len(batch) == len(batch.payloads()) == len(list(batch)) and batch.unsettled == len(batch)
+            batch.ack()
+            assert batch.unsettled == 0
+        left = {*(b"%d" % n for n in range(8))} - {*batch.payloads()}
+        seen: list[bytes] = []
+
+        def handle(delivery: SyncDelivery) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            seen.append(delivery.payload)
+            if delivery.attempt == 1 and delivery.payload == b"7":
+                raise RuntimeError("planned")
+
+        client.schedule("t", "8", delay_ms=0)
+        left.add(b"8")
+        with client.consumer("g", "t", messages_max=len(left)) as consumer:
+            consumer.run(handle, concurrency=2)
+        assert {*seen} == left
 
 
 def test_users_see_the_types_of_the_asynchronous_methods(address: str) -> None:

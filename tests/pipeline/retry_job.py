@@ -46,7 +46,7 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 def staged_bytes(client: Client, job_id: str) -> int:
     """Of all jobs together; the others of these nodes have nothing staged that comes or goes meanwhile."""
-    return client.wait(client.asynchronous.staging.job(job_id)).staged_bytes
+    return client.staging.job(job_id).staged_bytes
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def secured(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 def _serves(client: Client, cluster: LocalCluster) -> bool:
     """Whether all nodes follow one master."""
     try:
-        answers = client.wait(client.asynchronous.admin.statuses(0.5))
+        answers = client.admin.statuses(0.5)
     except TickwheelError:
         return False
     serving = [s for s in answers.values() if isinstance(s, admin_pb2.NodeStatus) and s.state == admin_pb2.NODE_SERVING]
