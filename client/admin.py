@@ -20,12 +20,14 @@ from tickwheel.client.listing import listed
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
+A = TypeVar("A")
+
 if TYPE_CHECKING:
     from tickwheel.proto.admin_pb2_grpc import AdminAsyncStub
 
-A = TypeVar("A")
-_Method = Callable[["AdminAsyncStub"], Callable[..., Awaitable[A]]]
-"""Picks a method of the stub."""
+    _Method = Callable[[AdminAsyncStub], Callable[..., Awaitable[A]]]
+    """Picks a method of the stub."""
+
 Traced = admin_pb2.TraceResponse | Fault
 
 

@@ -173,4 +173,4 @@ class NodeLoad:
         """Planned handover from this machine."""
         process = machine.process
         assert isinstance(process, CoreProcess)
-        machine.deliver(process.host.core.transfer, target, lambda failure: done(failure is None))
+        machine.deliver(process.host.core.parts.reign.start_transfer, target, lambda failure: done(failure is None))

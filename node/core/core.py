@@ -11,12 +11,8 @@ calls `tick` after any input, and no later than the time that the last `tick` re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from tickwheel.node.core.announcements import (
-    Announcements,
-    Dispatched,
-)
+from tickwheel.node.core.announcements import Announcements, Dispatched
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.listener import Applied, CoreListener
@@ -26,13 +22,11 @@ from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, SteadyMs
 from tickwheel.node.failure import Failure, refuse
-from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import LogListener, Member, ReplicatedLog
-from tickwheel.wheel.units import Units
 
-UPKEEP_PERIOD_MS = 1_000
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
 
@@ -63,11 +57,8 @@ class NodeCore:
         self.disk = ports.disk
         self.executor = ports.executor
         self.random_bits = ports.random.getrandbits
-        self._first_settings = first_command
-        self._first_members = list(members)
         self._on_fatal = on_fatal
         self.started_ns = ports.clock.monotonic_ns()
-        self._next_upkeep_ms = 0
         self.stopped = False
         self.recover_to = 0
         self._recovered = False
@@ -75,7 +66,8 @@ class NodeCore:
         self.announcements = Announcements()
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
-        restored = restore(ports.disk, config, slot_ms, identity.wheel_group, self._dispatched)
+        announce = self.announcements.announce
+        restored = restore(ports.disk, config, slot_ms, identity.wheel_group, lambda *what: announce(Dispatched(*what)))
         self._restored_members = restored.members
         self.state, self.wheel = restored.state, restored.wheel
         self.applied = Applied(restored.applied_index, restored.applied_term)
@@ -87,14 +79,7 @@ class NodeCore:
             config, identity.wheel_group, self.clock.now_ms, self.serving, lambda: self.state.sweeps.stamp_floor_ms
         )
         self.parts = Parts(
-            self,
-            ports,
-            [member.node_id for member in members],
-            self._create_cluster,
-            self._begin_reign,
-            self._end_reign,
-            lambda: self.checkpointer.bundle_names,
-            on_checkpoint_needed,
+            self, ports, members, first_command, lambda: self.checkpointer.bundle_names, on_checkpoint_needed
         )
         self.listener = CoreListener(self, self.applied, self.parts, lambda: self.checkpointer, on_checkpoint_needed)
         self.log = make_log(self.listener, restored)
@@ -109,9 +94,6 @@ class NodeCore:
             restored.applied_index,
             restored.bundle_names,
         )
-
-    def _dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
-        self.announcements.announce(Dispatched(topic_id, first_position, units))
 
     # -- life
 
@@ -153,12 +135,13 @@ class NodeCore:
             return self.monotonic_ns() + IDLE_MS_MAX * 1_000_000
         log_wants_ns = self.log.tick()
         if self.applied.stuck:
-            return self._leave_stuck(log_wants_ns)
+            first = parts.reign.leave_stuck(self.applied.stuck)
+            return self.monotonic_ns() if first else log_wants_ns  # at once: the log begins the handover
         now_ns = self.monotonic_ns()
         parts.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
         self.clock.tick(now_ns, parts.voters, self.log.send_beside)
         if self.leading and not parts.delivery.reigning and self.clock.known:
-            self._begin_reign()
+            parts.begin_reign()
         now = self._now(now_ns)
         for part in parts.ordered:
             part.tick(now)
@@ -171,89 +154,39 @@ class NodeCore:
                 parts.delivery.tick(self._now(now_ns))
                 self.proposer.flush()
         self.background.pump(now, self.applied_index)
-        if now.steady_ms >= self._next_upkeep_ms:
-            self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
-            self._upkeep(now)
+        parts.upkeep(now)
         if not self.wheel.ingestion.absorbing:
             self.checkpointer.tick(now)
             if self.checkpointer.running:
                 parts.events.flush()  # no replay brings back the events of entries that the checkpoint covers
         now = self._now(now_ns)
-        waits = [part.wait_ms(now) for part in parts.ordered]
-        waits += [parts.founding.wait_ms(now), self.background.wait_ms(now), self.checkpointer.wait_ms(now)]
-        wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - now.steady_ms, *(wait for wait in waits if wait is not None))
+        waits = (*parts.waits_ms(now), self.background.wait_ms(now), self.checkpointer.wait_ms(now))
+        wait_ms = min(IDLE_MS_MAX, *(wait for wait in waits if wait is not None))
         wake_ns = self.monotonic_ns() + max(0, wait_ms) * 1_000_000
         return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
-
-    def _leave_stuck(self, log_wants_ns: int) -> int:
-        """An entry is half applied: answer nobody and do nothing but hand over, then stop."""
-        if self.serving.closed is not None:
-            return log_wants_ns
-        reason = self.applied.stuck
-        text = f"this node stops: {reason}"
-        self.serving.shut(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": "1000"}))
-        self.parts.reign.leave(reason, applying=False)
-        return self.monotonic_ns()  # the log begins the handover
 
     def _now(self, now_ns: int) -> Now:
         cluster_ms, steady_ms = ClusterMs(self.clock.at_ms(now_ns)), SteadyMs(now_ns // 1_000_000)
         return Now(cluster_ms, steady_ms, self.may_act(), self.clock.may_dispatch(now_ns))
 
-    def _upkeep(self, now: Now) -> None:
-        parts = self.parts
-        parts.topic_rates.note(now.steady_ms, parts.totals, parts.delivery.counters)
-        parts.disk_room.look()
-        parts.synced_file.write(parts.sync.newest(self.term if self.leading else 0))
-        for part in parts.ordered:
-            part.upkeep(now)
-        if self.clock.known:
-            parts.lease_file.write(parts.delivery.lease_ranges())
-        if self.leading and parts.disk_room.above:
-            parts.reign.seek_room(now.steady_ms)
-
-    # -- mastership
-
-    def _create_cluster(self) -> None:
-        parts = self.parts
-        members = [replace(member, disk_uuid=parts.founding.disk_of(member.node_id)) for member in self._first_members]
-        parts.requests.create_cluster(self._first_settings, members)
-
-    def _begin_reign(self) -> None:
-        self.clock.begin_reign()
-        now_ms = ClusterMs(self.clock.now_ms())
-        for part in reversed(self.parts.ordered):
-            part.begin(self.term, now_ms)
-
-    def _end_reign(self, failure: Failure) -> None:
-        self.clock.end_reign()
-        for part in self.parts.ordered:
-            part.end(failure)
+    # -- mastership, as in `Kernel`
 
     @property
     def leading(self) -> bool:
-        """As `Kernel.leading`."""
         return self.parts.reign.begun
 
     @property
     def term(self) -> int:
-        """As `Kernel.term`."""
         return self.parts.reign.term
 
     def may_act(self) -> bool:
-        """As `Kernel.may_act`."""
         return self.leading and not self.parts.reign.handing_over and self.log.lease_held()
 
     def refusal(self) -> Failure | None:
-        """As `Kernel.refusal`."""
         return self.parts.reign.refusal()
 
     def require_master(self) -> None:
-        """As `Kernel.require_master`."""
         refuse(self.refusal())
-
-    def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
-        """Hand over by plan, as `Reign.transfer`; `done` gets None once another node leads, or why not."""
-        self.serving.start(self.parts.reign.transfer(target_id), done)
 
     # -- peers
 
@@ -276,30 +209,24 @@ class NodeCore:
 
     @property
     def recovering(self) -> bool:
-        """As `Kernel.recovering`."""
         if not self._recovered:
             self._recovered = self.log.status().caught_up
         return not self._recovered
 
     @property
     def applied_index(self) -> int:
-        """As `Kernel.applied_index`."""
         return self.applied.index
 
     @property
     def applied_term(self) -> int:
-        """As `Kernel.applied_term`."""
         return self.applied.term
 
     @property
     def stamped_ms(self) -> int:
-        """As `Kernel.stamped_ms`."""
         return self.applied.stamped_ms
 
     def monotonic_ns(self) -> int:
-        """As `Kernel.monotonic_ns`."""
         return self._ports.clock.monotonic_ns()
 
     def steady_ms(self) -> SteadyMs:
-        """As `Kernel.steady_ms`."""
         return SteadyMs(self._ports.clock.monotonic_ns() // 1_000_000)

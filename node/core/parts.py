@@ -7,6 +7,7 @@ mastership or time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tickwheel.node.core.announcements import (
     Delivered,
@@ -54,8 +55,12 @@ from tickwheel.node.core.watch.pins import PinDesk
 from tickwheel.node.core.watch.settled import SettledDesk
 from tickwheel.node.core.watch.topic_rates import DELIVERED, DISPATCHED, TopicRates
 from tickwheel.node.core.watch.trace import Tracer
-from tickwheel.node.core.world import Ports
+from tickwheel.node.core.world import ClusterMs, Now, Ports
 from tickwheel.node.failure import Failure
+from tickwheel.proto import admin_pb2
+from tickwheel.replication.log import Member
+
+UPKEEP_PERIOD_MS = 1_000
 
 
 class Parts:
@@ -65,16 +70,17 @@ class Parts:
         self,
         core: Kernel,
         ports: Ports,
-        founder_ids: Sequence[str],
-        create_cluster: Callable[[], None],
-        begin: Callable[[], None],
-        end: Callable[[Failure], None],
+        founders: Sequence[Member],
+        first_settings: admin_pb2.Settings | None,
         checkpoint_bundles: Callable[[], set[str]],
         on_checkpoint_needed: Callable[[str], None],
     ) -> None:
-        """`create_cluster`, `begin`, `end`: see `Reign`. `checkpoint_bundles` returns the names of the bundles that the
-        newest checkpoint needs. `on_checkpoint_needed`: see `NodeCore`."""
+        """`founders` and `first_settings` are those of a new cluster. `checkpoint_bundles` returns the names of the
+        bundles that the newest checkpoint needs. `on_checkpoint_needed`: see `NodeCore`."""
         self._core = core
+        self._founders = founders
+        self._first_settings = first_settings
+        self._next_upkeep_ms = 0
         bundle_store = BundleStore(ports.disk, ports.executor, core.steady_ms, core.fatal)
         # Accepting schedules.
         self.creations = Creations(core.state, core.steady_ms)
@@ -123,10 +129,10 @@ class Parts:
         self.mending = Mending(core)
 
         # Whether this node may vote.
-        self.founding = FoundingDesk(ports.disk, core.identity, founder_ids, core.fatal)
+        self.founding = FoundingDesk(ports.disk, core.identity, [member.node_id for member in founders], core.fatal)
 
         # Requests of clients and operators.
-        self.reign = Reign(core, self.sync, create_cluster, begin, end)
+        self.reign = Reign(core, self.sync, self._create_cluster, self.begin_reign, self._end_reign)
         self.members = MemberDesk(core, self.reign.transfer, self.founding, self.sync)
         self.cold = ColdDesk(core, self.disk_room)
         self.bulk = BulkDesk(
@@ -199,6 +205,44 @@ class Parts:
         if self.events.enabled and core.applied_index > self.events.noted_to:
             now_ms = core.clock.now_ms()
             self.events.dispatched(core.applied_index, now_ms, core.applied_term, what.topic_id, what.units)
+
+    def _create_cluster(self) -> None:
+        founders = [replace(member, disk_uuid=self.founding.disk_of(member.node_id)) for member in self._founders]
+        self.requests.create_cluster(self._first_settings, founders)
+
+    def begin_reign(self) -> None:
+        """This node leads, has applied every entry before its term, and knows the time."""
+        core = self._core
+        core.clock.begin_reign()
+        now_ms = ClusterMs(core.clock.now_ms())
+        for part in reversed(self.ordered):
+            part.begin(core.term, now_ms)
+
+    def _end_reign(self, failure: Failure) -> None:
+        self._core.clock.end_reign()
+        for part in self.ordered:
+            part.end(failure)
+
+    def upkeep(self, now: Now) -> None:
+        """Count, forget and write what can wait, about once a second."""
+        if now.steady_ms < self._next_upkeep_ms:
+            return
+        self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
+        core = self._core
+        self.topic_rates.note(now.steady_ms, self.totals, self.delivery.counters)
+        self.disk_room.look()
+        self.synced_file.write(self.sync.newest(core.term if core.leading else 0))
+        for part in self.ordered:
+            part.upkeep(now)
+        if core.clock.known:
+            self.lease_file.write(self.delivery.lease_ranges())
+        if core.leading and self.disk_room.above:
+            self.reign.seek_room(now.steady_ms)
+
+    def waits_ms(self, now: Now) -> list[int | None]:
+        """What each part that ticks says of its next tick, as `Part.wait_ms`."""
+        waits = [part.wait_ms(now) for part in self.ordered]
+        return [*waits, self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
 
     def voters(self) -> list[str]:
         """Ids of the voting members."""

@@ -148,6 +148,10 @@ class Reign:
         if problem is not None:
             raise RequestError(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
 
+    def start_transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
+        """As `transfer`; `done` gets None once another node leads, or why not."""
+        self._core.serving.start(self.transfer(target_id), done)
+
     def leave(self, reason: str, *, applying: bool = True) -> None:
         """Hand over to another member if there is one, then stop the process for this reason. Idempotent."""
         if self._leaving:
@@ -159,6 +163,15 @@ class Reign:
             core.serving.start(self.transfer(None, applying=applying), lambda failure: core.fatal(reason))
         else:
             core.fatal(reason)
+
+    def leave_stuck(self, reason: str) -> bool:
+        """An entry is half applied: answer nobody, only hand over, then stop. False: not the first call."""
+        serving = self._core.serving
+        if serving.closed is not None:
+            return False
+        serving.shut(Failure(common_pb2.RECOVERING, f"this node stops: {reason}", {"retry_after_ms": "1000"}))
+        self.leave(reason, applying=False)
+        return True
 
     def seek_room(self, steady_ms: SteadyMs) -> None:
         """Hand over to a member whose disk has room, if there is one. Called while this node's disk is nearly full."""

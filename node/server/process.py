@@ -384,7 +384,7 @@ class NodeProcess:
         def transferred(failure: Failure | None) -> None:
             resolve(future, failure)
 
-        host.core.transfer(None, transferred)
+        host.core.parts.reign.start_transfer(None, transferred)
         driver.wake()
         try:
             async with asyncio.timeout(self._config.limits.stop_ms / 2_000):

@@ -19,6 +19,17 @@ MANY_ARGUMENTS = {"tickwheel.client.async_client.AsyncClient.consumer": "the con
 """Function -> why it takes more."""
 
 
+CORE_LINES_MAX = 200
+"""Of the class that drives the parts of a node: what it could do itself belongs to a part."""
+
+
+def test_the_core_only_drives_its_parts() -> None:
+    """`NodeCore` stays short."""
+    tree = ast.parse((ROOT / "node/core/core.py").read_text(encoding="utf-8"))
+    [core] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "NodeCore"]
+    assert core.end_lineno is not None and core.end_lineno - core.lineno + 1 < CORE_LINES_MAX
+
+
 def test_every_package_folder_has_its_link() -> None:
     """A folder at the top with an __init__.py is reached as tickwheel.<folder>, through a relative link."""
     folders = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))

@@ -9,11 +9,11 @@ from random import Random
 import pytest
 
 from tests.replication.lone import MS, STEP_MS, HandClock, HandExecutor
+from tests.replication.memory_log import MemoryCluster, MemoryLog
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogStatus, Member, ProposalResult, ReplicatedLog, Role, Verdict
-from tickwheel.replication.memory import MemoryCluster, MemoryLog
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
 

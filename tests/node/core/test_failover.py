@@ -123,7 +123,7 @@ def test_planned_handover_repeats_nothing() -> None:
     load(world, client, 2)
     answers: list[object] = []
     assert master.host is not None
-    master.host.core.transfer(None, answers.append)
+    master.host.core.parts.reign.start_transfer(None, answers.append)
     master.wake()
     began_ms = world.now_ms
     world.run_until(lambda: bool(answers))

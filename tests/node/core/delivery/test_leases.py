@@ -36,7 +36,7 @@ def elected_again(world: World, master: Node) -> None:
         again: list[object] = []
         other = world.master()
         assert other is not None and other.host is not None
-        other.host.core.transfer(master.name, again.append)
+        other.host.core.parts.reign.start_transfer(master.name, again.append)
         world.run_until(lambda: world.master() is master)
         return
     raise AssertionError("it was never elected again")

@@ -110,7 +110,7 @@ def led_by(world: World, node: Node, ms: int) -> None:
     master = world.elect()
     answers: list[object] = []
     assert master.host is not None
-    master.host.core.transfer(node.name, answers.append)
+    master.host.core.parts.reign.start_transfer(node.name, answers.append)
     master.wake()
     world.run(ms)
     assert answers == [None] and world.elect() is node
