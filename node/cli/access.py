@@ -11,19 +11,8 @@ from rich.markup import escape
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.errors import Fault
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    as_dict,
-    ask,
-    duration,
-    err,
-    out,
-    print_json,
-    print_table,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table, use_json
 from tickwheel.proto import access_pb2
 
 access_app = typer.Typer()

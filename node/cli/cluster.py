@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import typer
 
+from tickwheel.node.cli import control  # noqa: F401  # its commands hang below those of status and topics
 from tickwheel.node.cli.access import access_app
 from tickwheel.node.cli.members import member_app
 from tickwheel.node.cli.settings import settings_app

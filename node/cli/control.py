@@ -8,19 +8,8 @@ from typing import Annotated
 import typer
 
 from tickwheel.client import AsyncClient
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    as_dict,
-    ask,
-    out,
-    place,
-    print_json,
-    print_table,
-    time_text,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import as_dict, ask, out, place, print_json, print_table, time_text, use_json
 from tickwheel.node.cli.status import status_app
 from tickwheel.node.cli.topics import Name, group_app, topic_app
 from tickwheel.proto import admin_pb2

@@ -10,17 +10,8 @@ from rich.markup import escape
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.dead import Changed, DeadLetter
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    ask,
-    out,
-    print_json,
-    print_table,
-    time_text,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import ask, out, print_json, print_table, time_text, use_json
 
 dead_group = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups.")
 dead_app = typer.Typer()

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from tickwheel.node.cli.output import ADDRESS_DEFAULT, AsJson, err, fail, out, print_json, print_table, table, use_json
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, AsJson
+from tickwheel.node.cli.output import err, fail, out, print_json, print_table, table, use_json
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
 from tickwheel.node.made_files import MadeFiles
 

@@ -16,10 +16,8 @@ from rich.markup import escape
 
 from tickwheel.client import Delivery, Message
 from tickwheel.client.consumer import HOLD_S_MAX
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
     duration,
     moment_ms,
     open_client,

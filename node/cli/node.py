@@ -1,6 +1,6 @@
 """Subcommands about one node: `config check`, `config reference`, `config metrics`, `certs`.
 
-Mounted by the root command line (`app.add_typer(node_app)`). Exit code 2: the configuration is wrong.
+Exit code 2: the configuration is wrong. A node starts here, so each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ from typing import Annotated
 
 import typer
 
-from tickwheel.node import metrics
-from tickwheel.node.certs import make_certificates
-from tickwheel.node.cli.output import AsJson, print_json
+from tickwheel.node.cli.options import AsJson
 from tickwheel.node.config import ConfigError, read_config
 from tickwheel.node.config.fields import NAME
-from tickwheel.node.config.reference import reference
-from tickwheel.node.tls import read_tls
 
 EXIT_CONFIG = 2
 
@@ -33,6 +29,9 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Read a file as a node would. List all problems."""
+    from tickwheel.node.cli.output import print_json
+    from tickwheel.node.tls import read_tls
+
     try:
         config = read_config(file, os.environ if environment else {})
         read_tls(config)
@@ -52,13 +51,17 @@ def check(
 @config_app.command("reference")
 def print_reference() -> None:
     """Print docs/CONFIG.md."""
+    from tickwheel.node.config.reference import reference
+
     typer.echo(reference(), nl=False)
 
 
 @config_app.command("metrics")
 def print_metrics() -> None:
     """Print docs/METRICS.md."""
-    typer.echo(metrics.reference(), nl=False)
+    from tickwheel.node.metrics import reference
+
+    typer.echo(reference(), nl=False)
 
 
 @node_app.command("node")
@@ -70,7 +73,7 @@ def node_command(
     insecure: Annotated[bool, typer.Option(help="Same as --set listen.insecure=true.")] = False,
 ) -> None:
     """Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity."""
-    from tickwheel.node.server.process import run_node  # grpc and uvloop only when a node runs
+    from tickwheel.node.server.process import run_node
 
     flags: dict[str, object] = {}
     for text in assignments:
@@ -102,6 +105,9 @@ def certs(
     as_json: AsJson = False,
 ) -> None:
     """Make a test authority and certificates signed by it. Not for production: the authority's key lies beside them."""
+    from tickwheel.node.certs import make_certificates
+    from tickwheel.node.cli.output import print_json
+
     nodes = {text.partition("=")[0]: [h for h in text.partition("=")[2].split(",") if h] for text in node}
     wrong = [name for name in [*nodes, *client, *admin] if not NAME.match(name)]
     if wrong:

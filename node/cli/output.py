@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import typer
 from google.protobuf.descriptor import FieldDescriptor
@@ -25,19 +25,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from tickwheel.client import AsyncClient, TlsFiles
-
-ADDRESS_DEFAULT = "127.0.0.1:7700"
-
-Addresses = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        "-a",
-        envvar="TICKWHEEL_ADDRESS",
-        help="Nodes of the cluster, host:port separated by commas. Any node will do.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 PIPE_WIDTH_MAX = 100_000
 

@@ -14,18 +14,8 @@ from rich.markup import escape
 from tickwheel.client import Message, PendingCount
 from tickwheel.node.cli.charts import columns, short
 from tickwheel.node.cli.messages import as_dict
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    moment_ms,
-    open_client,
-    out,
-    print_json,
-    print_table,
-    time_text,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import moment_ms, open_client, out, print_json, print_table, time_text, use_json
 from tickwheel.proto import admin_pb2
 
 pending_app = typer.Typer(no_args_is_help=True, help="What is pending: list, count, histogram of due load.")

@@ -16,18 +16,8 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress
 
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    err,
-    fail,
-    open_client,
-    out,
-    print_json,
-    time_text,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import err, fail, open_client, out, print_json, time_text, use_json
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
 from tickwheel.proto import admin_pb2
 

@@ -6,15 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    ask,
-    print_json,
-    print_table,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import ask, print_json, print_table, use_json
 from tickwheel.proto import admin_pb2
 
 settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings.")

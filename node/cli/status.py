@@ -11,18 +11,8 @@ from rich.live import Live
 from rich.table import Table
 
 from tickwheel.client.errors import ClusterUnavailable, Fault
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    as_dict,
-    open_client,
-    out,
-    print_json,
-    table,
-    time_text,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import as_dict, open_client, out, print_json, table, time_text, use_json
 from tickwheel.proto import admin_pb2
 
 status_app = typer.Typer()

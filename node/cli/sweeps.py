@@ -15,10 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tickwheel.client import AsyncClient, Selection, Sweep
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
     duration,
     err,
     moment_ms,
@@ -30,6 +28,10 @@ from tickwheel.node.cli.output import (
     use_json,
 )
 from tickwheel.node.cli.pending import From, Key, KeyPrefix, Tag, TopicName, Until, cold_text, pending_app, selection
+
+sweeps_app = typer.Typer()
+"""`tickwheel pending`, with the commands of this module below it."""
+sweeps_app.add_typer(pending_app, name="pending")
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Start the job, print its id, and do not wait.")]

@@ -17,7 +17,8 @@ from rich.live import Live
 
 from tickwheel.client import AsyncClient, TickwheelError
 from tickwheel.client.errors import Fault
-from tickwheel.node.cli.output import ADDRESS_DEFAULT, Addresses, open_client, out
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
+from tickwheel.node.cli.output import open_client, out
 from tickwheel.node.cli.top_view import HOUR_MS, HOURS_AHEAD, Heard, draw
 
 top_app = typer.Typer()

@@ -12,19 +12,8 @@ import typer
 from rich.markup import escape
 
 from tickwheel.client import AsyncClient, RequestRefused, Sweep
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    as_dict,
-    ask,
-    open_client,
-    out,
-    place,
-    print_json,
-    print_table,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import as_dict, ask, open_client, out, place, print_json, print_table, use_json
 from tickwheel.node.cli.policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
 from tickwheel.proto import admin_pb2

@@ -16,16 +16,8 @@ from tickwheel.client.admin import Traced
 from tickwheel.client.errors import Fault, TickwheelError
 from tickwheel.client.ids import text_of
 from tickwheel.node.cli.messages import MessageId
-from tickwheel.node.cli.output import (
-    ADDRESS_DEFAULT,
-    Addresses,
-    AsJson,
-    open_client,
-    out,
-    print_json,
-    time_text,
-    use_json,
-)
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import open_client, out, print_json, time_text, use_json
 from tickwheel.proto.admin_pb2 import TraceEvent
 
 trace_app = typer.Typer()

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from tickwheel.node.cli import main as cli
+from tickwheel.node.cli.commands import every, load
 
 FILE = "/etc/hostname"
 """Where a directory is expected."""
@@ -20,7 +21,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     return [leaf for name, child in command.commands.items() for leaf in leaves(child, (*path, name))]
 
 
-@pytest.mark.parametrize("words", leaves(typer.main.get_command(cli.app)), ids=" ".join)
+@pytest.mark.parametrize("words", [leaf for name in every() for leaf in leaves(load(name), (name,))], ids=" ".join)
 def test_an_unknown_option_and_a_bad_number_are_usage_errors(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

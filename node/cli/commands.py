@@ -1,0 +1,152 @@
+"""The commands of `tickwheel`: where each is, and what `tickwheel --help` says of it.
+
+A command is imported when it is called. So help, a node and every short command import only what they need; a test
+compares the texts with those of the commands, and names what must not be imported. Other packages add commands by the
+entry point group `tickwheel.commands` (a Typer app each).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+GROUP = "tickwheel.commands"
+
+APPS: dict[str, dict[str, str]] = {
+    "messages:messages_app": {
+        "schedule": "Schedule one message. Print its id once it is safe on a majority.",
+        "consume": "Print messages as they are delivered and settle them, by default with an "
+        "acknowledgement. Ctrl-C stops it.",
+        "cancel": "Cancel a pending message. Exit code 1 if it was too late or no such message exists.",
+        "reschedule": "Move a pending message to another time. Its first id stays valid.",
+        "get": "Show state and content of one message.",
+    },
+    "trace:trace_app": {
+        "trace": "Show what became of one message, from schedule to settlement: when, and on which node.",
+    },
+    "top:top_app": {
+        "top": "Watch the wheel turn: load ahead, rates by topic, backlog, lateness, nodes. Ctrl-C stops it.",
+    },
+    "pending:plain_app": {
+        "list": "List pending messages in the order of their delivery.",
+        "count": "Count pending messages, by time.",
+    },
+    "local:local_app": {
+        "up": "Run a cluster on this machine until Ctrl-C. Print its addresses once it is ready.",
+        "demo": "Play a month of real flights on three nodes and kill the master half way.",
+    },
+    "cluster:cluster_app": {
+        "status": "Show every node: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master.",
+        "transfer": "Hand mastership over, without duplicates.",
+        "disk": "Show what the data directory of each node at the given addresses holds: by part, hour and topic.",
+        "member": "Nodes of the cluster.",
+        "topic": "Topics.",
+        "group": "Consumer groups.",
+        "settings": "Replicated settings.",
+        "whoami": "Show as whom the cluster knows you, and what you may do.",
+        "audit": "Show who changed what, and what was refused: the newest records of all nodes, oldest first.",
+        "user": "Users: who may call, and with which roles and quotas.",
+        "role": "Roles: what their users may do with which topics and groups.",
+    },
+    "recovery:recovery_app": {
+        "backup": "Copy one node's whole state, consistent, while it serves. The first address is "
+        "asked; prefer a slave.",
+        "restore": "Check a backup and make it the data of a new cluster of one: the configured node, "
+        "which must not be running.",
+        "recover": "Continue from this one disk when a majority is lost FOR GOOD. What only the other "
+        "nodes knew is lost.",
+        "rebuild": "Rebuild a stopped node with damaged files from its journal, if the journal is "
+        "complete since the first entry.",
+    },
+    "dead:dead_app": {
+        "dead": "Dead letters of consumer groups.",
+    },
+    "node:node_app": {
+        "node": "Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity.",
+        "certs": "Make a test authority and certificates signed by it. Not for production: the "
+        "authority's key lies beside them.",
+        "config": "Check a configuration, or print its reference.",
+    },
+    "sweeps:sweeps_app": {
+        "pending": "What is pending: list, count, histogram of due load.",
+    },
+}
+"""By module and Typer app: the commands, and what help says of each."""
+
+_OTHERS = {
+    "chaos": "Faults against the promises: simulated, seeded, replayable.",
+    "pipeline": "Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.",
+}
+"""Of packages that are part of this distribution."""
+
+_APP_OF = {name: app for app, commands in APPS.items() for name in commands}
+
+
+def _commands_of(app: typer.Typer, name: str | None = None) -> dict[str, Any]:
+    """The commands that a Typer app adds; `name`: it is one command with others below it."""
+    root = typer.Typer()
+    root.callback()(lambda: None)
+    root.add_typer(app, name=name)
+    command: Any = typer.main.get_command(root)
+    found: dict[str, Any] = command.commands
+    return found
+
+
+def load(name: str) -> Any:
+    """The command of this name, imported now. Raises KeyError for an unknown one, ImportError for one of a package
+    that is not whole."""
+    place = _APP_OF.get(name)
+    if place is None:
+        found = others()[name]
+        return _commands_of(found.load(), name)[name]
+    module, _, attribute = place.partition(":")
+    app = getattr(import_module(f"tickwheel.node.cli.{module}"), attribute)
+    return _commands_of(app)[name]
+
+
+def every() -> list[str]:
+    """The names of all commands but those of other packages."""
+    return list(_APP_OF)
+
+
+def others() -> dict[str, EntryPoint]:
+    """The commands of other packages."""
+    return {found.name: found for found in entry_points(group=GROUP)}
+
+
+class Root(TyperGroup):
+    """`tickwheel` itself: knows all commands and imports the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for commands in APPS.values():
+            for name, help_text in commands.items():
+                self.add_command(TyperCommand(name, help=help_text))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All of them, in the order of the table."""
+        for name, found in others().items():
+            if name not in self.commands:
+                package = found.dist.name if found.dist is not None else found.value
+                self.add_command(TyperCommand(name, help=_OTHERS.get(name, f"Of the package {package}.")))
+        return super().list_commands(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called."""
+        name = args[0]
+        if name not in _APP_OF:
+            self.list_commands(ctx)
+        if name in self.commands:
+            try:
+                self.add_command(load(name), name)
+            except ImportError as error:
+                if name in _APP_OF:
+                    raise
+                print(f"tickwheel: command {name} is not available: {error}", file=sys.stderr)
+                del self.commands[name]
+        return super().resolve_command(ctx, args)
