@@ -82,6 +82,7 @@ KINDS: dict[str, Kind] = {
     # Directed: what the envelope of a frame would drop.
     "votes-twice": Kind(repeated_faults.votes_twice, (1_500, 3_000), "votes twice", default=False),
     "old-answers": Kind(repeated_faults.old_answers, (4_000, 6_000), "answers of before", default=False),
+    "late-syncs": Kind(repeated_faults.late_syncs, (5_000, 8_000), "frames late", default=False, node_only=True),
     "handover": Kind(election_faults.handover, (1_000, 3_000), "handovers done"),
     "power-checkpoint": Kind(
         moment_faults.power_checkpoint, (1_000, 6_000), "pages and directory changes lost", node_only=True

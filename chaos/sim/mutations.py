@@ -196,7 +196,7 @@ def lease_not_checked(patches: Patches) -> None:
     patches.replace(NodeCore, "may_act", lambda original: lambda self: self.leading)
 
 
-@mutation("a sync of an older term is taken", aim=Aim(("one-way", "delay")))
+@mutation("a sync of an older term is taken", aim=Aim(("late-syncs",), nodes=3))
 def sync_term_not_checked(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def on_sync(self: Conversation, peer_id: str, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""Frames of peers that come again when they are true no longer, for `faults.KINDS`.
+"""Frames of peers that come, or come again, when they are true no longer, for `faults.KINDS`.
 
 The envelope drops what was seen before: these show what stands behind it, when it is taken away (mutations.LAYERS).
 """
@@ -24,10 +24,49 @@ PORTION_EVERY_NS = 5 * MS
 PORTIONS = 50
 LOOK_EVERY_NS = 50 * MS
 ALONE_NS = 150 * MS
+SYNCED_NS = 150 * MS
+"""A new master has served and sent several syncs by then."""
 
 
 def _others(scene: Scene, *machines: Machine) -> list[Machine]:
     return [one for one in scene.machines if one not in machines]
+
+
+def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Nobody hears the master, whose connections hold: again and again another one is elected, and a moment after it
+    leads, what the deposed one had sent arrives at last."""
+    state = {"over": 0, "late": 0}
+    held: list[Link] = []
+
+    def hold() -> None:
+        master = scene.master()
+        if state["over"] or master is None or held:
+            return
+        held.extend(scene.fabric.links[master.name, one.name] for one in _others(scene, master))
+        for link in held:
+            link.blocked += 1  # not `block`: the transport has not noticed yet
+
+    def arrive() -> None:
+        before = sum(link.delivered for link in held)
+        for link in held:
+            link.unblock()
+        state["late"] += sum(link.delivered for link in held) - before
+        held.clear()
+        scene.world.after(rng.randrange(100 * MS, 400 * MS), hold)
+
+    def elected(record: Record) -> None:
+        assert isinstance(record, RoleSeen)
+        if held and record.role == "master" and record.node != held[0].sender:
+            scene.world.after(rng.randrange(SYNCED_NS, 3 * SYNCED_NS), arrive)
+
+    def end() -> None:
+        state["over"] = 1
+        if held:
+            arrive()
+
+    scene.history.subscribe((RoleSeen,), elected)
+    hold()
+    return Active(end, lambda: state["late"])
 
 
 def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
