@@ -250,6 +250,28 @@ def lease_file_ignored(patches: Patches) -> None:
 
 
 @mutation(
+    "leases are written down every eight seconds only",
+    aim=Aim(("kill-all",), nodes=3, shape=(("lease_ms", 10_000),)),
+)
+def lease_file_rare(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def upkeep(self: NodeCore, now: Any) -> None:
+            file = self.parts.lease_file
+            rarely = now.steady_ms // 1_000 % 8
+            write = file.write
+            if rarely:
+                file.write = lambda ranges: None  # type: ignore[method-assign]
+            try:
+                original(self, now)
+            finally:
+                file.write = write  # type: ignore[method-assign]
+
+        return upkeep
+
+    patches.replace(NodeCore, "_upkeep", make)
+
+
+@mutation(
     "slaves do not hear of extended leases",
     aim=Aim(("kill", "handover"), nodes=3, shape=(("parcels", 1),)),
 )

@@ -14,19 +14,22 @@ from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
+from tickwheel.chaos.sim.checkers.p5_kept import LeasesWritten
 from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
-from tickwheel.chaos.sim.history import Drained, Healed, Record, RunBegan
+from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, Healed, Record, RunBegan
 from tickwheel.chaos.sim.history_log import Applied, ProposalEnded, Proposed, VoteSeen
 from tickwheel.chaos.sim.history_machines import (
     Booted,
     CursorSeen,
     DigestSeen,
     LeaseSeen,
+    LeasesGathered,
+    LeasesKept,
     MemberRemoved,
     RoleSeen,
     SizesSeen,
@@ -159,6 +162,29 @@ GOOD: dict[str, Case] = {
         [began(), delivered(1, 1), SettleSent(2 * MS, "g", ID + 1, 1, 1, "RETRY"), delivered(3, 1, attempt=2)],
     ),
     "after the pause that counts of two": (RetriesCome, [*NACKED_TWICE, delivered(1_215, 1, attempt=2)]),
+    "leases written down every second": (
+        LeasesWritten,
+        [
+            delivered(100, 1),
+            LeasesGathered(1_000 * MS, "n1", 1),
+            delivered(1_001, 2),
+            LeasesKept(1_003 * MS, "n1", 1),
+            LeasesGathered(2_000 * MS, "n1", 1),
+            LeasesKept(2_004 * MS, "n1", 1),
+            delivered(9_000, 3),
+            Booted(9_500 * MS, "n1", 2),
+            delivered(12_000, 4),
+        ],
+    ),
+    "leases written late for a slow disk": (
+        LeasesWritten,
+        [
+            delivered(100, 1),
+            FaultBegan(1_000 * MS, "#1 slow-disk n1"),
+            FaultEnded(2_000 * MS, "#1 slow-disk n1"),
+            delivered(2_200, 2),
+        ],
+    ),
     "after the lease": (FewDuplicates, [began(), delivered(1, 1), delivered(1_001, 1, attempt=2)]),
     "after its session": (
         FewDuplicates,
@@ -300,6 +326,20 @@ BAD: dict[str, Case] = {
             RescheduleAnswered(2, 1, ID + 1, "RESCHEDULED", ID + 9, WALL_MS + 900),
             delivered(100, 1),
         ],
+    ),
+    "a lease that is written down late": (LeasesWritten, [delivered(100, 1), delivered(2_101, 2)]),
+    "a lease that was given while others were gathered": (
+        LeasesWritten,
+        [
+            LeasesGathered(1_000 * MS, "n1", 1),
+            delivered(1_001, 1),
+            LeasesKept(1_003 * MS, "n1", 1),
+            LeasesKept(3_100 * MS, "n1", 1),
+        ],
+    ),
+    "a kill delays no file": (
+        LeasesWritten,
+        [delivered(100, 1), FaultBegan(1_000 * MS, "#1 kill n2"), delivered(2_200, 2)],
     ),
     "again in a held lease": (FewDuplicates, [began(), delivered(1, 1), delivered(3, 1)]),
     "again after its acknowledgement": (

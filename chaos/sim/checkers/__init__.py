@@ -26,6 +26,7 @@ from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p5_handover import HandedOver
+from tickwheel.chaos.sim.checkers.p5_kept import LeasesWritten
 from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
@@ -47,6 +48,7 @@ ALL: tuple[type[Checker], ...] = (
     Soon,
     FewDuplicates,
     HandedOver,
+    LeasesWritten,
     Monotone,
     OneMaster,
     SameState,
