@@ -78,7 +78,7 @@ def number_text(value: float) -> str:
 
 
 def plot(case: str, lines: dict[str, Line]) -> None:
-    """What a case has to show over time, one panel a line, beside the results."""
+    """Plot the series of a case over time, one panel a line, beside the results."""
     import matplotlib
 
     matplotlib.use("Agg")

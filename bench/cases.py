@@ -43,7 +43,7 @@ Line = tuple[list[float], list[float]]
 """Times in seconds and values: a line of a plot."""
 
 LINES: dict[str, Line] = {}
-"""What the last run of a case has to plot, by the name of the line."""
+"""Series of the last run of a case, by the name of the line."""
 
 
 @contextlib.asynccontextmanager
@@ -152,7 +152,7 @@ def plot_lines(consumed: Consumed) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Through:
-    """What came of messages that were scheduled, delivered and settled."""
+    """Outcome of messages that were scheduled, delivered and settled."""
 
     settled_rate: float
     consumed: Consumed
@@ -196,7 +196,7 @@ def _lateness(consumed: Consumed, targets: tuple[str, str, str] = ("", "", "")) 
 
 
 def _calm(through: _Through) -> list[Figure]:
-    """What nobody's loss may disturb."""
+    """A load that no loss of a node may disturb."""
     return [
         Figure("elections", through.elections, "", "0"),
         Figure("digests_equal", float(through.digests_equal), "", "1"),

@@ -29,7 +29,7 @@ def now_ms() -> int:
 
 @dataclass(slots=True)
 class Scheduled:
-    """What the generator got acknowledged."""
+    """Messages that the cluster acknowledged to the generator."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -114,7 +114,7 @@ async def schedule_rows(address: str, seconds: float, batch: int, first_ms: int,
 
 @dataclass(slots=True)
 class Consumed:
-    """What the consumer saw and had settled."""
+    """Deliveries that the consumer saw and settled."""
 
     settled: int = 0
     late_ms: list[NDArray[np.int64]] = field(default_factory=list)

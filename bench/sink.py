@@ -61,14 +61,14 @@ async def t15(quick: bool) -> list[Figure]:
     ]
 
 
-def main(source: str, endpoints: str) -> None:
+def main(source: str, addresses: str) -> None:
     """Write, and print the seconds."""
     from pyspark.sql import DataFrame
 
     from tickwheel.pipeline.session import SessionConfig, build_session
 
     def write(rows: DataFrame) -> None:
-        rows.drop("key").write.format("tickwheel").option("endpoints", endpoints).mode("append").save()
+        rows.drop("key").write.format("tickwheel").option("addresses", addresses).mode("append").save()
 
     spark = build_session(SessionConfig(quick=True))
     rows = spark.read.parquet(source)

@@ -106,7 +106,7 @@ class AdminClient:
         return await self._cluster.statuses(timeout_s)
 
     async def server_infos(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.ServerInfo | Fault]:
-        """What each known node is and serves, by address; a Fault for a node without an answer, or of an older version.
+        """Version and services of each known node, by address; a Fault without an answer or for an older version.
 
         Needs a right to read."""
         return await self._ask_each(lambda stub: stub.GetServerInfo, admin_pb2.GetServerInfoRequest(), timeout_s)

@@ -1,4 +1,4 @@
-"""What can go wrong, named by whose it is to act.
+"""Errors of the client, named by whoever has to act.
 
 Owns the exceptions of the client and how a node's answer becomes one. A `TickwheelError` carries the node's reason
 (a name of ErrorReason in common.proto, or of the gRPC status when a node gave none) and its metadata; the text is

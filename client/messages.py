@@ -30,7 +30,7 @@ def refused(field: str, value: object, limit: str) -> RequestRefused:
 
 
 class Content(TypedDict, total=False):
-    """What a message carries beside its payload."""
+    """The fields of a message beside its payload."""
 
     key: str
     tags: Sequence[str]

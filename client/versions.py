@@ -1,4 +1,4 @@
-"""Which nodes are of a version without the calls that carry many messages.
+"""Knows the nodes whose version lacks the calls that carry many messages.
 
 An unknown method is refused before anything is looked at. So the refusal is certain, and the same request may go to the
 node in the older form.

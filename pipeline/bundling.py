@@ -33,8 +33,8 @@ RUN_BYTES = 64 << 20
 STEP_BYTES = 64 << 20
 """Approximate bytes of records read from runs at a time."""
 
-SYNCING_MAX = 1
-"""Bundles of a task that are being synced while it makes the next one."""
+FSYNCING_MAX = 1
+"""Bundles of a task that are being fsynced while it makes the next one."""
 
 RUN_RESULT = pa.schema(
     [
@@ -188,7 +188,7 @@ class Bundler:
         self._now = _Gathered()
         self._number = 0
         self._disk = ThreadPoolExecutor(1, "bundles")
-        self._syncing: deque[Future[pa.RecordBatch]] = deque()
+        self._fsyncing: deque[Future[pa.RecordBatch]] = deque()
 
     def take(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Add sorted rows; a result for each bundle that is finished."""
@@ -218,15 +218,15 @@ class Bundler:
         """Write the collected rows as a bundle; rows due earlier may follow."""
         if self._now.count:
             self._write()
-        while len(self._syncing) > SYNCING_MAX:
-            yield self._syncing.popleft().result()
+        while len(self._fsyncing) > FSYNCING_MAX:
+            yield self._fsyncing.popleft().result()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Write the last rows as a bundle, and finish all bundles."""
         with self._disk:
             yield from self.cut()
-            while self._syncing:
-                yield self._syncing.popleft().result()
+            while self._fsyncing:
+                yield self._fsyncing.popleft().result()
 
     def _write(self) -> None:
         now, self._now = self._now, _Gathered()
@@ -256,7 +256,7 @@ class Bundler:
             "topics": topics,
         }
         result = pa.RecordBatch.from_pylist([row], RESULT)
-        self._syncing.append(self._disk.submit(_finish, aside, self._folder / f"{name}{bundle.SUFFIX}", result))
+        self._fsyncing.append(self._disk.submit(_finish, aside, self._folder / f"{name}{bundle.SUFFIX}", result))
 
 
 def _finish(aside: Path, path: Path, result: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,10 +17,10 @@ import typer
 
 from tickwheel.pipeline.cli_app import (
     TIMEOUT_S,
+    Addresses,
     AdminCertFile,
     CaFile,
     CertFile,
-    Endpoints,
     KeyFile,
     Master,
     Memory,
@@ -81,7 +81,7 @@ def build(
 @app.command()
 def load(
     folder: Annotated[str, typer.Argument(metavar="OUT", help="What `build` made; a path, or file:///.")],
-    endpoints: Endpoints,
+    addresses: Addresses,
     job_id: Annotated[str, typer.Option(help="Names the load; by default it follows from what was built.")] = "",
     ca_file: CaFile = "",
     cert_file: AdminCertFile = "",
@@ -94,10 +94,10 @@ def load(
     from tickwheel.pipeline.load import load as load_build
     from tickwheel.pipeline.manifest import ManifestError
 
-    connection = connection_to(endpoints, ca_file, cert_file, key_file)
+    connection = connection_to(addresses, ca_file, cert_file, key_file)
 
     async def go() -> Progress:
-        async with AsyncClient(connection.endpoints, tls=connection.tls, timeout_s=timeout_s) as client:
+        async with AsyncClient(connection.addresses, tls=connection.tls, timeout_s=timeout_s) as client:
             return await load_build(folder, client, job_id=job_id, told=_tell)
 
     try:
@@ -158,7 +158,10 @@ def forecast(
     source: Annotated[
         str, typer.Argument(metavar="[IN.parquet]", help="Parquet file or folder; without it what is pending is read.")
     ] = "",
-    endpoints: Annotated[str, typer.Option(help="Nodes whose pending messages are looked at, host:port,...")] = "",
+    addresses: Annotated[
+        str,
+        typer.Option("--addresses", "--endpoints", help="Nodes whose pending messages are looked at, host:port,..."),
+    ] = "",
     days: Annotated[float, typer.Option(help="How far ahead, in days, at most 60.")] = 7.0,
     capacity: Annotated[
         float, typer.Option(help="Messages a second that the cluster delivers; more is hot.")
@@ -176,10 +179,10 @@ def forecast(
 
     from tickwheel.pipeline import forecast as looking
 
-    if bool(source) == bool(endpoints):
-        raise failed("either a Parquet file or --endpoints must be given")
-    if endpoints:
-        connection_to(endpoints, ca_file, cert_file, key_file)
+    if bool(source) == bool(addresses):
+        raise failed("either a Parquet file or --addresses must be given")
+    if addresses:
+        connection_to(addresses, ca_file, cert_file, key_file)
     try:
         config = looking.ForecastConfig(start_ms or int(time.time() * 1_000), days, capacity)
         with spark_session(master, memory) as spark:
@@ -187,14 +190,14 @@ def forecast(
                 frame = spark.read.parquet(source)
             else:
                 reader = spark.read.format("tickwheel").option("content", "false")
-                reader = reader.options(**source_options(endpoints, ca_file, cert_file, key_file))
+                reader = reader.options(**source_options(addresses, ca_file, cert_file, key_file))
                 reader = reader.option("due_ms_min", str(config.start_ms)).option("due_ms_max", str(config.end_ms))
                 frame = reader.load()
             found = looking.forecast(frame, config)
     except looking.ForecastError as error:
         raise failed(str(error)) from None
     except PySparkException as error:
-        raise failed(f"{source or endpoints}: {str(error).splitlines()[0]}") from None
+        raise failed(f"{source or addresses}: {str(error).splitlines()[0]}") from None
     print(looking.tables(found))
     for path in looking.plots(found, out) if out is not None else []:
         print(path)
@@ -206,7 +209,7 @@ def archive(
         str,
         typer.Argument(metavar="OUT", help="Folder or URI of the archive; what is there is added to."),
     ],
-    endpoints: Endpoints,
+    addresses: Addresses,
     group: Annotated[str, typer.Option(help="Consumer groups, with commas between; default: all.")] = "",
     from_: Annotated[str, typer.Option("--from", help=f"Only what was due first at or after. {_WHEN}")] = "",
     to: Annotated[str, typer.Option(help=f"Only what was due first before. {_WHEN}")] = "",
@@ -227,7 +230,7 @@ def archive(
     from tickwheel.pipeline.archive_place import ArchiveError
     from tickwheel.pipeline.settled import LettersGoingError
 
-    connection = connection_to(endpoints, ca_file, cert_file, key_file)
+    connection = connection_to(addresses, ca_file, cert_file, key_file)
     names = [name.strip() for name in group.split(",") if name.strip()]
     from_ms, to_ms = _time_ms("--from", from_), _time_ms("--to", to)
     try:
@@ -253,7 +256,7 @@ def archive(
 @app.command()
 def replay(
     folder: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI that `archive` filled.")],
-    endpoints: Endpoints,
+    addresses: Addresses,
     job_id: Annotated[str, typer.Option(help="Names the replay: under the same one nothing is scheduled twice.")],
     where: Annotated[
         str, typer.Option(help="Condition in SQL, for instance \"topic = 'x' AND kind = 'dead'\".")
@@ -275,7 +278,7 @@ def replay(
     from tickwheel.pipeline.archive import read_archive
     from tickwheel.pipeline.archive_place import ArchiveError
 
-    connection = connection_to(endpoints, ca_file, cert_file, key_file)
+    connection = connection_to(addresses, ca_file, cert_file, key_file)
     config = again.ReplayConfig(where, shift, due, topic)
     try:
         with spark_session(master, memory) as spark:

@@ -22,7 +22,11 @@ app = typer.Typer(
     help="Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.", no_args_is_help=True
 )
 
-Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, with commas between.")]
+Addresses = Annotated[
+    str,
+    # The second name is that of version 0.1, taken for one version more.
+    typer.Option("--addresses", "--endpoints", help="Nodes of the cluster, host:port separated by commas."),
+]
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
 Memory = Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")]
 CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
@@ -34,7 +38,7 @@ TIMEOUT_S = 15.0
 
 
 def failed(text: str) -> RequestRefused:
-    """What a command raises: the command line prints it and exits with 1."""
+    """The error of a command: the command line prints it and exits with 1."""
     return RequestRefused(text, "PIPELINE")
 
 
@@ -57,19 +61,19 @@ def spark_session(master: str, memory: str, *, quick: bool = False) -> Iterator[
             session.stop()
 
 
-def source_options(endpoints: str, ca_file: str, cert_file: str, key_file: str) -> dict[str, str]:
+def source_options(addresses: str, ca_file: str, cert_file: str, key_file: str) -> dict[str, str]:
     """The connection as options of the data source; those that were not given are left out."""
-    given = {"endpoints": endpoints, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+    given = {"addresses": addresses, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
     return {name: value for name, value in given.items() if value}
 
 
 def connection_to(
-    endpoints: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float = TIMEOUT_S
+    addresses: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float = TIMEOUT_S
 ) -> Connection:
     """Checks the options; nothing is dialled yet."""
     from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
 
     try:
-        return connection_of(Options(source_options(endpoints, ca_file, cert_file, key_file), CONNECTION), timeout_s)
+        return connection_of(Options(source_options(addresses, ca_file, cert_file, key_file), CONNECTION), timeout_s)
     except OptionError as error:
         raise failed(str(error)) from None

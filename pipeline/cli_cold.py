@@ -11,9 +11,9 @@ import typer
 
 from tickwheel.pipeline.cli_app import (
     TIMEOUT_S,
+    Addresses,
     AdminCertFile,
     CaFile,
-    Endpoints,
     KeyFile,
     Master,
     Memory,
@@ -39,13 +39,13 @@ Folder = Annotated[
 
 
 def _clients(
-    endpoints: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float
+    addresses: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float
 ) -> Callable[[], AsyncClient]:
-    """What makes a client; what is wrong with the options is told now."""
+    """Check the options now; returns a function that makes a client."""
     from tickwheel.client import AsyncClient
 
-    connection = connection_to(endpoints, ca_file, cert_file, key_file, timeout_s)
-    return lambda: AsyncClient(connection.endpoints, tls=connection.tls, timeout_s=timeout_s)
+    connection = connection_to(addresses, ca_file, cert_file, key_file, timeout_s)
+    return lambda: AsyncClient(connection.addresses, tls=connection.tls, timeout_s=timeout_s)
 
 
 def _run(work: Coroutine[Any, Any, A]) -> A:
@@ -62,7 +62,7 @@ def _run(work: Coroutine[Any, Any, A]) -> A:
 def freeze(
     source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet: a path, or a URI that Spark reads.")],
     folder: Folder,
-    endpoints: Endpoints,
+    addresses: Addresses,
     topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
     horizon_days: Annotated[float, typer.Option(help="Rows due within so many days go to COLD/_near/<job>.")] = 30.0,
     job_id: Annotated[str, typer.Option(help="Names the job; by default it follows from the file's bytes.")] = "",
@@ -82,7 +82,7 @@ def freeze(
     from tickwheel.pipeline.sink_rows import SchemaError
     from tickwheel.proto.cold_pb2 import ColdJob
 
-    clients = _clients(endpoints, ca_file, cert_file, key_file, timeout_s)
+    clients = _clients(addresses, ca_file, cert_file, key_file, timeout_s)
 
     async def reach() -> None:
         async with clients() as client:
@@ -125,7 +125,7 @@ def freeze(
 @app.command()
 def promote(
     folder: Folder,
-    endpoints: Endpoints,
+    addresses: Addresses,
     until_ms: Annotated[
         int, typer.Option(help="Load what is due before (ms since 1970); 0: what the horizon has reached.")
     ] = 0,
@@ -140,7 +140,7 @@ def promote(
     """Load what has come within the horizon. Run it once a day; repeating it, or two at once, load nothing twice."""
     from tickwheel.pipeline.cold_promote import Promoter, Promotion
 
-    clients = _clients(endpoints, ca_file, cert_file, key_file, timeout_s)
+    clients = _clients(addresses, ca_file, cert_file, key_file, timeout_s)
 
     async def go(spark: SparkSession) -> Promotion:
         async with clients() as client:
@@ -160,17 +160,17 @@ def promote(
 @cold_app.command()
 def status(
     folder: Folder,
-    endpoints: Endpoints,
+    addresses: Addresses,
     ca_file: CaFile = "",
     cert_file: AdminCertFile = "",
     key_file: KeyFile = "",
     timeout_s: Timeout = TIMEOUT_S,
 ) -> None:
-    """What waits, when it is due, whether its files are there. Exit code 1 if something is late or missing."""
+    """Show what waits, when it is due, and whether its files exist. Exit code 1 if something is late or missing."""
     from tickwheel.pipeline.cold_status import examine, text_of
 
     async def go() -> tuple[str, bool]:
-        async with _clients(endpoints, ca_file, cert_file, key_file, timeout_s)() as client:
+        async with _clients(addresses, ca_file, cert_file, key_file, timeout_s)() as client:
             found = await examine(client, folder)
             return text_of(found), found.bad
 
@@ -183,7 +183,7 @@ def status(
 @cold_app.command()
 def clean(
     folder: Folder,
-    endpoints: Endpoints,
+    addresses: Addresses,
     ca_file: CaFile = "",
     cert_file: AdminCertFile = "",
     key_file: KeyFile = "",
@@ -193,7 +193,7 @@ def clean(
     from tickwheel.pipeline.cold_status import remove_loaded
 
     async def go() -> tuple[int, int]:
-        async with _clients(endpoints, ca_file, cert_file, key_file, timeout_s)() as client:
+        async with _clients(addresses, ca_file, cert_file, key_file, timeout_s)() as client:
             return await remove_loaded(client, folder)
 
     files, size = _run(go())

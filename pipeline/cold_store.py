@@ -9,7 +9,7 @@
     COLD/_near/<job>/, COLD/_rejected/<job>/   rows that did not become cold ones
 
 Files never change. A part that no manifest names does not count. Spark reads the days as one partitioned table. Every
-file is written aside, synced and renamed; for a job's decisions the first writer wins (`write_once`).
+file is written aside, fsynced and renamed; for a job's decisions the first writer wins (`write_once`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ NO_TABLE = (
 )
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
 """Options that Spark adds by itself."""
-CONNECTION = frozenset({"endpoints", "ca_file", "cert_file", "key_file", "server_name", "timeout_s"})
+ADDRESSES_BEFORE = "endpoints"
+"""The option `addresses` as version 0.1 names it; taken for one version more."""
+CONNECTION = frozenset({"addresses", "ca_file", "cert_file", "key_file", "server_name", "timeout_s"})
 NAME = re.compile(r"[A-Za-z0-9_\-.]{1,64}")
 TOPIC = re.compile(r"[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
 
@@ -40,6 +42,8 @@ class Options:
     def __init__(self, given: Mapping[str, str], known: frozenset[str]) -> None:
         """Raises OptionError for an unknown option, and for those of a table in Spark's catalog."""
         self._given = {name.lower(): value for name, value in given.items()}
+        if ADDRESSES_BEFORE in self._given:
+            self._given.setdefault("addresses", self._given.pop(ADDRESSES_BEFORE))
         if "provider" in self._given:  # added by CREATE TABLE
             raise OptionError("provider", self._given["provider"], NO_TABLE)
         self.empty = not self._given
@@ -88,25 +92,25 @@ class Options:
 class Connection:
     """The cluster's addresses and certificates. Open it where it is used: a channel survives no fork and no pickle."""
 
-    endpoints: tuple[str, ...]
+    addresses: tuple[str, ...]
     tls: TlsFiles | None
     timeout_s: float
 
     def open(self) -> Client:
         """A client with its own loop; close it in the same function."""
-        return Client(self.endpoints, tls=self.tls, timeout_s=self.timeout_s)
+        return Client(self.addresses, tls=self.tls, timeout_s=self.timeout_s)
 
 
 def connection_of(options: Options, timeout_s: float) -> Connection:
-    """The connection by the options endpoints, ca_file, cert_file, key_file, server_name and timeout_s."""
-    endpoints = tuple(part.strip() for part in options.text("endpoints").split(",") if part.strip())
-    if not endpoints:
+    """The connection by the options addresses, ca_file, cert_file, key_file, server_name and timeout_s."""
+    addresses = tuple(part.strip() for part in options.text("addresses").split(",") if part.strip())
+    if not addresses:
         limit = "host:port of one or more nodes, separated by commas"
-        raise OptionError("endpoints", "", f"{limit}. {NO_TABLE}" if options.empty else limit)
-    for address in endpoints:
+        raise OptionError("addresses", "", f"{limit}. {NO_TABLE}" if options.empty else limit)
+    for address in addresses:
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit() and 0 < int(port) < 65_536):
-            raise OptionError("endpoints", address, "host:port")
+            raise OptionError("addresses", address, "host:port")
     tls = None
     if options.text("ca_file"):
         tls = TlsFiles(
@@ -117,4 +121,4 @@ def connection_of(options: Options, timeout_s: float) -> Connection:
         )
     elif options.text("cert_file") or options.text("key_file"):
         raise OptionError("ca_file", "", "needed with cert_file and key_file")
-    return Connection(endpoints, tls, options.number("timeout_s", timeout_s, 0.1, 86_400.0))
+    return Connection(addresses, tls, options.number("timeout_s", timeout_s, 0.1, 86_400.0))

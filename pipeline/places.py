@@ -33,7 +33,7 @@ def local_folder(place: str | Path, what: str) -> Path:
     if scheme != "file":
         raise PlaceError(
             f"{what}: {text}: it must be a path, or file:///..., of a folder that all machines mount: files there are "
-            f"synced and renamed one by one. {scheme}: is taken for what Spark reads (IN.parquet) and for archives"
+            f"fsynced and renamed one by one. {scheme}: is taken for what Spark reads (IN.parquet) and for archives"
         )
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path.startswith("/"):
         raise PlaceError(f"{what}: {text}: it must be like file:///folder, without a host, a query or a fragment")

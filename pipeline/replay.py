@@ -121,7 +121,7 @@ def replay(archive: DataFrame, connection: Connection, job_id: str, config: Repl
 
 def sink_options(connection: Connection) -> dict[str, str]:
     """A connection as options of the data source."""
-    options = {"endpoints": ",".join(connection.endpoints), "timeout_s": str(connection.timeout_s)}
+    options = {"addresses": ",".join(connection.addresses), "timeout_s": str(connection.timeout_s)}
     if connection.tls is not None:
         tls = connection.tls
         names = {"ca_file": tls.ca_file, "cert_file": tls.cert_file, "key_file": tls.key_file}

@@ -117,7 +117,7 @@ def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_mi
         for topic in pin.topics
         for at in range(topic.first, topic.end, POSITIONS)
     ]
-    there = replace(connection, endpoints=(pin.address,))
+    there = replace(connection, addresses=(pin.address,))
     passed_over = spark.sparkContext.accumulator(Gone(), _Union())
     rows = _of_each(spark, pieces, _settled_reader(there, pin, group, passed_over), f"{SCHEMA}, position bigint")
     retries = _of_each(spark, pieces, _retries_reader(there, pin), _PLACES)

@@ -24,7 +24,7 @@ class TickwheelSource(DataSource):
 
     Connection (all of them):
 
-    - `endpoints`: host:port of one or more nodes, separated by commas; needed. Any node will do.
+    - `addresses`: host:port of one or more nodes, separated by commas; needed. Any node will do.
     - `ca_file`, `cert_file`, `key_file`, `server_name`: TLS, PEM files that every machine of Spark has; default: none.
     - `timeout_s`: seconds one call may take, repeats and changes of master included; a stream or a reader gives up a
       cluster that does not answer after so long, and names its addresses; default 60, of a batch that is read 15.

@@ -50,7 +50,7 @@ BUNDLE_FRAMES_MAX = 256
 CHUNK_BYTES = 1 << 20
 COPY_BYTES_PER_S = 64 << 20
 COMPARED_BYTES_PER_S = 256 << 20
-"""What the receiver holds is compared faster than sent: no network, only this node's disk."""
+"""Data that the receiver holds is compared instead of sent, which is faster: it needs only this node's disk."""
 HELD_FILES_MAX = 20_000
 """Named by a receiver, about 2 MB; the smallest of more are sent again."""
 COPY_BEGIN_S = 120.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Which guards are in force."""
+    """The guards that are in force."""
 
     known_entries_stripped: bool = True
     """1, follower: entries that the log has already never truncate what follows them."""

@@ -29,7 +29,7 @@ class Role(enum.Enum):
     LEARNER = "learner"
 
 
-class Verdict(enum.Enum):
+class ProposalOutcome(enum.Enum):
     """The outcome of a proposal."""
 
     COMMITTED = "committed"
@@ -47,7 +47,7 @@ class Verdict(enum.Enum):
 class ProposalResult:
     """Handed to `done`: the verdict, and for COMMITTED the index and what `apply` returned."""
 
-    verdict: Verdict
+    verdict: ProposalOutcome
     index: int = 0
     value: object = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tickwheel.replication.log import ProposalResult, Verdict
+from tickwheel.replication.log import ProposalOutcome, ProposalResult
 
 Done = Callable[[ProposalResult], None]
 
@@ -52,11 +52,11 @@ class Proposals:
             return
         self._bytes -= proposal.bytes
         if proposal.term == term:
-            proposal.done(ProposalResult(Verdict.COMMITTED, index, value))
+            proposal.done(ProposalResult(ProposalOutcome.COMMITTED, index, value))
         else:
-            proposal.done(ProposalResult(Verdict.UNKNOWN))
+            proposal.done(ProposalResult(ProposalOutcome.UNKNOWN))
 
-    def fail(self, verdict: Verdict) -> None:
+    def fail(self, verdict: ProposalOutcome) -> None:
         """Mastership is over: end all waiting proposals with this verdict, in order of their indexes."""
         waiting, self._waiting = self._waiting, {}
         self._bytes = 0

@@ -32,9 +32,9 @@ from tickwheel.replication.log import (
     LogStatus,
     Member,
     PeerProgress,
+    ProposalOutcome,
     ProposalResult,
     Role,
-    Verdict,
 )
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.replication.proposals import Done, Proposals
@@ -228,7 +228,9 @@ class RaftLog:
             self._listener.role_changed(self.status())
 
     def _fail_proposals(self) -> None:
-        self._proposals.fail(Verdict.UNKNOWN if self._guards.loss_reported_unknown else Verdict.NOT_MASTER)
+        self._proposals.fail(
+            ProposalOutcome.UNKNOWN if self._guards.loss_reported_unknown else ProposalOutcome.NOT_MASTER
+        )
 
     # -- stable storage
 
@@ -319,16 +321,16 @@ class RaftLog:
     def propose(self, command: bytes, done: Done, voters: Sequence[str] | None = None) -> None:
         engine = self._engine
         if not self._running or engine.state != LEADER or self._told[0] != LEADER:
-            done(ProposalResult(Verdict.NOT_MASTER))
+            done(ProposalResult(ProposalOutcome.NOT_MASTER))
             return
         if len(command) > self._config.command_bytes_max:
-            done(ProposalResult(Verdict.TOO_LARGE))
+            done(ProposalResult(ProposalOutcome.TOO_LARGE))
             return
         if self._storage.halted or self._handover.parks_proposals or self._proposals.full:
-            done(ProposalResult(Verdict.QUEUE_FULL))
+            done(ProposalResult(ProposalOutcome.QUEUE_FULL))
             return
         if voters is not None and not self._may_change_voters():
-            done(ProposalResult(Verdict.QUEUE_FULL))
+            done(ProposalResult(ProposalOutcome.QUEUE_FULL))
             return
         entry = regular(command) if voters is None else naming(voters, command)
         index = 0
@@ -340,7 +342,7 @@ class RaftLog:
         self.guarded(append)
         if not index:
             # A full disk has written nothing. After any other failure only the next start knows what was written.
-            done(ProposalResult(Verdict.QUEUE_FULL if self._running else Verdict.UNKNOWN))
+            done(ProposalResult(ProposalOutcome.QUEUE_FULL if self._running else ProposalOutcome.UNKNOWN))
             return
         self._stirred = True
         self._proposals.add(index, engine.term, len(command), done)

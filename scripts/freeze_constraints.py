@@ -1,7 +1,7 @@
 """Prints what constraints.txt should hold: the exact version of all that an installation brings.
 
 Walks from tickwheel's own requirements (all extras), so that other things that happen to lie in the
-environment stay out. Whoever raises a version: install it, `make constraints`, run the tests.
+environment stay out. To raise a version, install it, `make constraints`, run the tests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HEADER = "# Exact versions for a repeatable installation; written by `make const
 
 
 def wanted(name: str, extras: set[str]) -> list[Requirement]:
-    """What an installed distribution requires here, with the given extras."""
+    """The requirements of an installed distribution here, with the given extras."""
     requirements = [Requirement(line) for line in distribution(name).requires or []]
     return [
         item

@@ -167,7 +167,7 @@ class Files:
         self._gone = {name: run for name, run in self._gone.items() if run >= job.wheel_state.run}
 
     def checkpoint_failed(self, job: CheckpointJob) -> None:
-        """What this checkpoint was to do is left for the next one."""
+        """Leave the work of this checkpoint to the next one."""
         self._dirty |= job.dirty
         self._doomed = [*job.doomed, *self._doomed]
 

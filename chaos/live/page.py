@@ -37,7 +37,7 @@ KEYS = (
 
 
 def _script_data(verdict: Verdict) -> dict[str, Any]:
-    """What the crosshair reads."""
+    """The values that the crosshair reads."""
     series = verdict.series
     return {
         "step": series.seconds[1] - series.seconds[0] if len(series.seconds) > 1 else 1,

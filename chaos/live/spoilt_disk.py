@@ -1,7 +1,7 @@
 """`os` as the disk port of a node under chaos sees it: without room, slow, or with an fdatasync that fails.
 
 Without room what has room already can still be written, as on a real full disk. An fdatasync that fails takes with it
-what it would have covered: Linux marks such pages clean, and whoever reads them later may find what was there before,
+what it would have covered: Linux marks such pages clean, and a later read may find what was there before,
 so here they become zeros at once. Whether a second fdatasync would succeed is nothing that anybody may try.
 """
 
@@ -47,7 +47,7 @@ class SpoiltSystem:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._unsynced: dict[int, list[tuple[int, int]]] = {}
+        self._not_fsynced: dict[int, list[tuple[int, int]]] = {}
         """By descriptor: (offset, bytes) of each write that no fdatasync has covered."""
 
     def __getattr__(self, name: str) -> Any:
@@ -64,7 +64,7 @@ class SpoiltSystem:
         if self._board.knobs.disk_full and offset + sum(map(len, parts)) > os.fstat(descriptor).st_size:
             raise self._refuse()
         written = os.pwritev(descriptor, parts, offset)
-        ranges = self._unsynced.setdefault(descriptor, [])
+        ranges = self._not_fsynced.setdefault(descriptor, [])
         if len(ranges) >= RANGES_MAX:
             ranges.clear()
         ranges.append((offset, written))
@@ -84,14 +84,14 @@ class SpoiltSystem:
     # -- syncs
 
     def fdatasync(self, descriptor: int) -> None:
-        """Sync a file. Slow, or failing with EIO and loss of unsynced writes, as the knobs say."""
+        """Fsync a file. Slow, or failing with EIO and loss of writes that no fsync covered, as the knobs say."""
         self._spoil_sync(descriptor)
-        covered = self._unsynced.pop(descriptor, None)
+        covered = self._not_fsynced.pop(descriptor, None)
         try:
             os.fdatasync(descriptor)
         except OSError:
             if covered:
-                self._unsynced.setdefault(descriptor, []).extend(covered)
+                self._not_fsynced.setdefault(descriptor, []).extend(covered)
             raise
 
     def fsync(self, descriptor: int) -> None:
@@ -100,8 +100,8 @@ class SpoiltSystem:
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """Close. Unsynced writes are forgotten here: a later failed sync does not lose them."""
-        self._unsynced.pop(descriptor, None)
+        """Close. not fsynced writes are forgotten here: a later failed sync does not lose them."""
+        self._not_fsynced.pop(descriptor, None)
         os.close(descriptor)
 
     def _spoil_sync(self, descriptor: int) -> None:
@@ -111,7 +111,7 @@ class SpoiltSystem:
             self._board.slowed()
         if knobs.sync_fails:
             end = os.fstat(descriptor).st_size  # the file may have been cut since
-            for offset, size in self._unsynced.pop(descriptor, []):
+            for offset, size in self._not_fsynced.pop(descriptor, []):
                 os.pwrite(descriptor, bytes(max(0, min(size, end - offset))), offset)
             self._board.sync_failed()
             raise OSError(errno.EIO, os.strerror(errno.EIO))

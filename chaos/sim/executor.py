@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class WorkFaults:
-    """What slows or stops the work of one machine through all its boots. Faults set it."""
+    """Delays and stops of the work of one machine, through all its boots. Faults set them."""
 
     slowness: float = 1.0
     slow_work_ns: dict[str, int] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import MS
 from tickwheel.replication.config import RaftConfig
-from tickwheel.replication.log import ProposalResult, Role, Verdict
+from tickwheel.replication.log import ProposalOutcome, ProposalResult, Role
 
 CLIENTS = 3
 COMMAND_BYTES_MOST = 300_000
@@ -121,7 +121,7 @@ class LogLoad:
         process.log.propose(command, self._ended(machine, number))
 
     def _ended(self, machine: Machine, number: int) -> Callable[[ProposalResult], None]:
-        answered: list[Verdict] = []
+        answered: list[ProposalOutcome] = []
 
         def done(result: ProposalResult) -> None:
             assert not answered, f"{machine.name}: proposal {number} ended twice"

@@ -233,7 +233,7 @@ RESTART_FROM_CHECKPOINT = "restart from the checkpoint"
 
 def _parse(data: bytes) -> tuple[int, int]:
     index, term, crc = struct.unpack("<QQI", data)
-    assert crc == zlib.crc32(data[:16]), "the simulated checkpoint is synced before it is renamed"
+    assert crc == zlib.crc32(data[:16]), "the simulated checkpoint is fsynced before it is renamed"
     return index, term
 
 

@@ -27,6 +27,7 @@ from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.parts import Parts
 from tickwheel.node.core.reign import Reign
 from tickwheel.node.core.requests import RequestDesk, everybody
 from tickwheel.node.core.schedule.dispatcher import Dispatcher, Phase
@@ -43,7 +44,7 @@ from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.hard_state import HardState
 from tickwheel.replication.journal_fsync import FsyncWork
-from tickwheel.replication.log import NO_INTRODUCTION, ProposalResult, Verdict
+from tickwheel.replication.log import NO_INTRODUCTION, ProposalOutcome, ProposalResult
 from tickwheel.replication.pysyncobj_seam import LEADER, Engine
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
@@ -98,7 +99,7 @@ def mutated(name: str) -> Iterator[None]:
 # -- what is promised to clients before it is safe
 
 
-@mutation("the journal is not synced before entries are acknowledged", "log")
+@mutation("the journal is not fsynced before entries are acknowledged", "log")
 def journal_not_synced(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def run(self: FsyncWork) -> None:
@@ -117,7 +118,11 @@ def acknowledged_when_appended(patches: Patches) -> None:
             before = self.status().last_index
             original(self, command, lambda result: None, voters)
             after = self.status().last_index
-            done(ProposalResult(Verdict.COMMITTED, after) if after > before else ProposalResult(Verdict.NOT_MASTER))
+            done(
+                ProposalResult(ProposalOutcome.COMMITTED, after)
+                if after > before
+                else ProposalResult(ProposalOutcome.NOT_MASTER)
+            )
 
         return propose
 
@@ -255,8 +260,8 @@ def lease_file_ignored(patches: Patches) -> None:
 )
 def lease_file_rare(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def upkeep(self: NodeCore, now: Any) -> None:
-            file = self.parts.lease_file
+        def upkeep(self: Parts, now: Any) -> None:
+            file = self.lease_file
             rarely = now.steady_ms // 1_000 % 8
             write = file.write
             if rarely:
@@ -268,7 +273,7 @@ def lease_file_rare(patches: Patches) -> None:
 
         return upkeep
 
-    patches.replace(NodeCore, "_upkeep", make)
+    patches.replace(Parts, "upkeep", make)
 
 
 @mutation(

@@ -159,7 +159,7 @@ class Machine:
             self._end("kill", silent=False)
 
     def lose_power(self) -> None:
-        """The process is gone and the disk forgets what was not synced."""
+        """The process is gone and the disk forgets what was not fsynced."""
         if self.process is not None:
             self._end("power", silent=True)
         self.disk.crash(self.world.stream(f"power/{self.name}/{self.boot}/{self.world.now_ns}"))

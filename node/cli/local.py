@@ -89,7 +89,7 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) 
 
 def _address_option(cluster: LocalCluster) -> str:
     """The option by which other commands find the cluster; empty if a node has the default address."""
-    return "" if ADDRESS_DEFAULT in cluster.addresses else f" --address {','.join(cluster.addresses)}"
+    return "" if ADDRESS_DEFAULT in cluster.addresses else f" --addresses {','.join(cluster.addresses)}"
 
 
 def _show(cluster: LocalCluster, as_json: bool) -> None:

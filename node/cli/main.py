@@ -19,7 +19,7 @@ from tickwheel.node.cli.commands import Root
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNKNOWN, EXIT_PERMISSION, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
 
 USAGE_ERROR: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What every complaint about arguments derives from: typer carries its own copy of click, or uses the real one."""
+"""Base of every error about arguments: typer carries its own copy of click, or uses the real one."""
 
 app = typer.Typer(
     name="tickwheel",
@@ -91,7 +91,7 @@ def run(arguments: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone; nothing is left to be said
+        sys.stderr.close()  # the reader of our output has gone
         return EXIT_FAILED
     except Exception as error:
         return _told(error, next((word for word in words if not word.startswith("-")), ""))

@@ -11,9 +11,10 @@ ADDRESS_DEFAULT = "127.0.0.1:7700"
 Addresses = Annotated[
     str,
     typer.Option(
-        "--address",
+        "--addresses",
+        "--address",  # of version 0.1; taken for one version more, as the variable is
         "-a",
-        envvar="TICKWHEEL_ADDRESS",
+        envvar=["TICKWHEEL_ADDRESSES", "TICKWHEEL_ADDRESS"],
         help="Nodes of the cluster, host:port separated by commas. Any node will do.",
     ),
 ]

@@ -42,7 +42,7 @@ ROWS = (
     *SERVER_ROWS,
 )
 Seen = tuple[admin_pb2.NodeStatus | Fault, admin_pb2.ServerInfo | Fault]
-"""What a node answered: its status and what it is."""
+"""The answers of a node: its status, and its version and services."""
 
 
 def _by_node(answer: tuple[str, Seen]) -> tuple[bool, str]:

@@ -21,7 +21,7 @@ _CORE_DEFAULTS = CoreConfig()
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """What is allowed in one field, and what the reference says of it."""
+    """The values that one field allows, and its text in the reference."""
 
     kind: str
     doc: str

@@ -18,7 +18,7 @@ from tickwheel.node.config.sections import NodeConfig
 
 ENVIRONMENT_PREFIX = "TICKWHEEL_"
 CLIENT_VARIABLES = {f"TICKWHEEL_TLS_{name}" for name in ("CA", "CERT", "KEY", "NAME")}
-"""What the command line reads for its own connections: a node that inherits them passes them over."""
+"""Variables of the command line's own connections; a node that inherits them ignores them."""
 FILE_BYTES_MAX = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""What configuration fields promise each other, checked at start.
+"""Relations between configuration fields, checked at start.
 
 Owns every relation between two fields. Pure: paths are not opened here.
 """

@@ -24,7 +24,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ClusterSection:
-    """Which cluster this node belongs to."""
+    """The cluster that this node belongs to."""
 
     id: str = fields.name("Name of the cluster. Data of another cluster is refused. Required.")
     join: str = fields.choice(
@@ -40,7 +40,7 @@ class ClusterSection:
 
 @dataclass(frozen=True, slots=True)
 class NodeSection:
-    """Who this node is and where its data lies."""
+    """Identity of this node, and the place of its data."""
 
     id: str = fields.name("Name of this node in the cluster. Never use it again for another disk. Required.")
     data_dir: str = fields.text("", "Directory for journal, segments and checkpoints. Required.", allowed="a path")

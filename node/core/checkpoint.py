@@ -56,7 +56,7 @@ class BackupFile:
 
 @dataclass(slots=True)
 class Restored:
-    """What a node starts with, before it replays its journal."""
+    """The state that a node starts with, before it replays its journal."""
 
     wheel: Wheel
     state: StateMachine
@@ -216,7 +216,7 @@ class Checkpointer:
             self._waiting.append(done)
 
     def stop(self) -> None:
-        """Nothing is begun any more; whoever waits is told. What is being written may still end."""
+        """Begin nothing any more and tell those that wait. A write under way may still end."""
         self._stopped = True
         if self._capture is not None:
             self._capture, self._running = None, False

@@ -95,7 +95,7 @@ class NodeHost:
         self._connected: set[str] = set()
         self._fetching = False
         self._copy: CheckpointCopy | None = None
-        """What this process has received of a checkpoint, in one try or several."""
+        """The pieces of a checkpoint that this process has received, in one try or several."""
         self._received = False
         """A complete checkpoint of a peer waits to be installed."""
         self._started = False

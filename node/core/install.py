@@ -48,7 +48,7 @@ class CheckpointCopy:
         """Reads what an earlier process left, so it belongs in a worker. Raises DiskError."""
         self._disk = disk
         self._held: dict[str, HeldFile] = {}
-        """What the files below STAGING hold, by their paths below it."""
+        """Contents of the files below STAGING, by their paths below it."""
         self._file: File | None = None
         self._path = ""
         self._paths: dict[str, None] = {}

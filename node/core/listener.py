@@ -35,7 +35,7 @@ PASSED_OVER_MAX = 1_000
 
 @dataclass(slots=True)
 class Applied:
-    """What this process has applied of the log. Changed by the listener only; the kernel shows it."""
+    """How far this process has applied the log. Only the listener changes it; the kernel shows it."""
 
     index: int
     term: int

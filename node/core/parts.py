@@ -240,7 +240,7 @@ class Parts:
             self.reign.seek_room(now.steady_ms)
 
     def waits_ms(self, now: Now) -> list[int | None]:
-        """What each part that ticks says of its next tick, as `Part.wait_ms`."""
+        """`Part.wait_ms` of each part that ticks."""
         waits = [part.wait_ms(now) for part in self.ordered]
         return [*waits, self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
 

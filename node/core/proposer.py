@@ -27,7 +27,7 @@ from tickwheel.node.state.machine import AnyResult, CommandResult
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
 from tickwheel.proto.log_pb2 import Command, LogEntry
-from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
+from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
 
 FORMAT_VERSION = 1
 GATHER_BYTES_MAX = 64 << 10
@@ -361,16 +361,16 @@ class Proposer(Part):
             self._entries_in_flight -= 1
             self._changes.remove(changes_from_ms)
             self._bytes_in_flight -= len(entry)
-            if result.verdict is Verdict.COMMITTED:
+            if result.verdict is ProposalOutcome.COMMITTED:
                 values = result.value
                 assert isinstance(values, list) and len(values) == len(dones), "apply answers every command"
                 for done, value in zip(dones, values, strict=True):
                     done(_answer_of(value))
                 return
             failure = outcome_unknown()
-            if result.verdict is Verdict.QUEUE_FULL:
+            if result.verdict is ProposalOutcome.QUEUE_FULL:
                 failure = limit_reached("log_in_flight", self._config.propose_in_flight_max)
-            elif result.verdict is Verdict.TOO_LARGE:
+            elif result.verdict is ProposalOutcome.TOO_LARGE:
                 failure = invalid("request", f"{len(entry)} bytes", "fits one entry of the log (48 MiB)").failure
             self._refuse(dones, failure)
 

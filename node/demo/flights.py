@@ -41,7 +41,7 @@ class Flight:
         return round((self.departs - REMINDER).timestamp() * 1_000)
 
     def payload(self) -> bytes:
-        """What the reminder says."""
+        """The text of the reminder."""
         local = self.departs.astimezone(NEW_YORK)
         return f"{self.number} {self.origin}-{self.destination} departs {local:%a %d %b %H:%M}".encode()
 

@@ -1,4 +1,4 @@
-"""What came of the demonstration: every reminder is accounted for by its own number.
+"""The report of the demonstration: it accounts for every reminder by its own number.
 
 Owns the verdict. It trusts nothing but what was acknowledged to the producer and what reached the consumer.
 """

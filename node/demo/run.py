@@ -42,7 +42,7 @@ LINES = 8
 
 @dataclass(slots=True)
 class Events:
-    """What happened to the master."""
+    """The loss of the master."""
 
     killed_s: float = 0.0
     killed: str = ""

@@ -60,7 +60,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What a caller needs to call a method."""
+    """The right that a caller needs for a method."""
 
     check: Check
     needed: Permission = Permission.CLIENT

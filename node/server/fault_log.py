@@ -11,7 +11,7 @@ REPEAT_NS = 5_000_000_000
 """Errors of one kind at one place get one traceback in this time; the others refer to the id that has it."""
 PLACES_MAX = 1_024
 
-log = logger("boundary")
+log = logger("faults")
 
 
 class FaultLog:

@@ -83,7 +83,7 @@ class PinOwners:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """What handlers of the server's loop use."""
+    """The objects that handlers of the server's loop use."""
 
     calls: Calls
     audit: AuditLog
@@ -228,7 +228,7 @@ async def get_status(node: Node, request: admin_pb2.GetStatusRequest, caller: Ca
 
 
 def server_info(node: Node, services: Iterable[str]) -> admin_pb2.ServerInfo:
-    """What this node is, how it is set up and what it serves."""
+    """Version, set-up and services of this node."""
     core = node.core
     return admin_pb2.ServerInfo(
         version=VERSION,

@@ -459,7 +459,7 @@ class NodeProcess:
             core = host.core
             while core.applied.passed_over:
                 log.error(
-                    "log entry cannot be decoded by any node and was passed over; whoever sent it got no answer",
+                    "log entry cannot be decoded by any node and was passed over; its sender got no answer",
                     index=core.applied.passed_over.popleft(),
                 )
             if core.proposer.unsound_commands != self._unsound:

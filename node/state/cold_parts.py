@@ -231,7 +231,7 @@ def part_message(part: Part) -> cold_pb2.ColdPartSnapshot:
 
 
 def problem_of(request: cold_pb2.RegisterColdRequest) -> Failure | None:
-    """What is wrong with a request in any state; None if nothing is."""
+    """The fault of a request that is wrong in any state; None if it has none."""
     rule = check_topic_name(request.job_id)
     if rule:
         return invalid("job_id", request.job_id, rule).failure

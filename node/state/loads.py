@@ -191,7 +191,7 @@ def layout_of(ingest: Ingest) -> Layout:
 
 
 def problem_of(ingest: Ingest, slot_ms: int) -> Failure | None:
-    """What is wrong with a command in any state; None if nothing is."""
+    """The fault of a command that is wrong in any state; None if it has none."""
     rule = check_topic_name(ingest.job_id)
     if rule:
         return invalid("job_id", ingest.job_id, rule).failure

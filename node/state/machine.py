@@ -96,7 +96,7 @@ CommandResult = (
     | StagingResult
     | SweepResult
 )
-"""What `apply` returns for a command that it carried out. Some have a `failure`: the command was refused then."""
+"""The result of `apply` for one command. With a `failure` the command was refused."""
 
 AnyResult = CommandResult | Ignored | Refused
 

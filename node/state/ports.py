@@ -1,4 +1,4 @@
-"""What the state machine needs of a wheel. `tickwheel.wheel.engine.Wheel` offers it, and so does the model of the
+"""The wheel as the state machine uses it. `tickwheel.wheel.engine.Wheel` offers it, and so does the model of the
 tests."""
 
 from __future__ import annotations

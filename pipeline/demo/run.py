@@ -150,7 +150,7 @@ class PipelineDemo:
 
         self._say_step("What is pending, read from a slave")
         pending = (
-            spark.read.format("tickwheel").option("endpoints", ",".join(cluster.addresses)).option("content", "false")
+            spark.read.format("tickwheel").option("addresses", ",".join(cluster.addresses)).option("content", "false")
         )
         rows = pending.load().groupBy("topic").agg(F.count("*"), F.max("applied_index")).orderBy("topic").collect()
         found = sum(row[1] for row in rows)
@@ -213,7 +213,7 @@ class PipelineDemo:
         return not faults and len(got.times) == expected and max(got.times.values()) == 1 and late.min() >= 0
 
     def _write(self, rows: DataFrame, cluster: LocalCluster) -> None:
-        writer = rows.write.format("tickwheel").option("endpoints", ",".join(cluster.addresses))
+        writer = rows.write.format("tickwheel").option("addresses", ",".join(cluster.addresses))
         writer.option("job_id", "the-busiest-day").option("bad_rows", "fail").mode("append").save()
 
     async def _deliver(self, cluster: LocalCluster, expected: int, until_s: float) -> _Delivered:

@@ -60,7 +60,7 @@ def freeze(spark: SparkSession, source: str, folder: str, job_id: str) -> None:
     )
 
 
-def promote(spark: SparkSession, folder: str, endpoints: str) -> None:
+def promote(spark: SparkSession, folder: str, addresses: str) -> None:
     """Tells when some bundles are taken over, goes on, and stands still before the last ones."""
     plain = ColdLoader._take
     taken = 0
@@ -79,7 +79,7 @@ def promote(spark: SparkSession, folder: str, endpoints: str) -> None:
     ColdLoader._take = take  # type: ignore[method-assign]
 
     async def go() -> None:
-        async with AsyncClient(endpoints.split(",")) as client:
+        async with AsyncClient(addresses.split(",")) as client:
             await Promoter(spark, client, folder).run(horizon_days=30)
 
     asyncio.run(go())

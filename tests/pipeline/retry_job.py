@@ -1,7 +1,7 @@
 """A process of its own: Spark with executors in processes of theirs, and jobs whose tasks fail, are killed, copied or
 cancelled, always when rows of theirs are staged already.
 
-Arguments: the endpoints, a folder. Prints one JSON object: what each case said, and the tasks of the copied ones. Run
+Arguments: the addresses, a folder. Prints one JSON object: what each case said, and the tasks of the copied ones. Run
 by test_sink_retries.py.
 """
 
@@ -54,7 +54,7 @@ class Case:
     """What befalls the tasks of one write: made on the driver, called in every task."""
 
     name: str
-    endpoints: str
+    addresses: str
     staged_before: int
     folder: str
 
@@ -66,7 +66,7 @@ class Case:
 
     def wait_staged(self) -> None:
         """Until rows of both tasks are in the cluster."""
-        with Client(self.endpoints) as client:
+        with Client(self.addresses) as client:
             wait_until(
                 lambda: staged_bytes(client, self.name) > self.staged_before + STAGED_BYTES, f"{self.name}: staged rows"
             )
@@ -206,13 +206,13 @@ def shown(spark: SparkSession, group: str) -> list[dict[str, object]]:
     return found
 
 
-def main(endpoints: str, folder: str) -> None:
+def main(addresses: str, folder: str) -> None:
     """All cases, one after the other."""
     spark = two_workers(Path(folder) / "workers", {"spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS)})
     said: dict[str, str] = {}
 
     def write(name: str, case: Callable[[Batches], Batches]) -> None:
-        writer = rows(spark, case).write.format("tickwheel").option("endpoints", endpoints)
+        writer = rows(spark, case).write.format("tickwheel").option("addresses", addresses)
         options = {"topic": name, "job_id": name, "bad_rows": "fail"}
         try:
             writer.options(**options).mode("append").save()
@@ -224,14 +224,14 @@ def main(endpoints: str, folder: str) -> None:
 
     def made(kind: type[Case]) -> Case:
         name = kind.__name__
-        return kind(name, endpoints, staged_bytes(client, name), folder)
+        return kind(name, addresses, staged_bytes(client, name), folder)
 
     def cancelled(case: Held) -> None:
         spark.createDataFrame([(1,)], "a int")  # a thread must have used the session before it writes
         spark.sparkContext.setJobGroup("doomed", "to be cancelled", interruptOnCancel=True)
         write("Held", case)
 
-    with Client(endpoints) as client:
+    with Client(addresses) as client:
         failing: list[type[Case]] = [FailAtTheEnd, KillTheWorker, FailAlways]
         for kind in failing:
             write(kind.__name__, made(kind))
@@ -240,7 +240,7 @@ def main(endpoints: str, folder: str) -> None:
             spark.sparkContext.setJobGroup(kind.__name__, "to be copied")
             write(kind.__name__, made(kind))
         spark.sparkContext.setJobGroup("others", "")
-        held = Held("Held", endpoints, staged_bytes(client, "Held"), folder)
+        held = Held("Held", addresses, staged_bytes(client, "Held"), folder)
         writing = threading.Thread(target=cancelled, args=(held,))
         writing.start()
         wait_until(

@@ -63,7 +63,7 @@ class RunningCluster:
         self._loop.close()
 
     @property
-    def endpoints(self) -> str:
+    def addresses(self) -> str:
         """For the option."""
         return ",".join(self._cluster.addresses)
 

@@ -30,7 +30,7 @@ COUNT = 300
 
 def connection(cluster: RunningCluster) -> Connection:
     """Of the cluster of the tests."""
-    return connection_of(Options({"endpoints": cluster.endpoints}, CONNECTION), 15.0)
+    return connection_of(Options({"addresses": cluster.addresses}, CONNECTION), 15.0)
 
 
 def headers(message: Message) -> Mapping[str, str]:
@@ -213,7 +213,7 @@ def test_the_commands_say_what_they_did(
     """As an operator uses them: all groups into an archive that has them, a look, a replay, and a wrong condition."""
 
     def run(*words: str) -> str:
-        done = CliRunner().invoke(app, [words[0], archived, "--endpoints", cluster.endpoints, *words[1:]])
+        done = CliRunner().invoke(app, [words[0], archived, "--addresses", cluster.addresses, *words[1:]])
         return f"{done.output}{done.exception or ''}"
 
     before = rows.count()

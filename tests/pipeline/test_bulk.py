@@ -187,7 +187,7 @@ def loaded(cluster: RunningCluster, folder: Path, job_id: str = "") -> Progress:
     """Load with a client of its own."""
 
     async def go() -> Progress:
-        async with AsyncClient(cluster.endpoints.split(",")) as client:
+        async with AsyncClient(cluster.addresses.split(",")) as client:
             return await load(folder, client, job_id=job_id)
 
     return cluster.wait(go())
@@ -243,7 +243,7 @@ def test_a_load_outlives_its_master_and_a_node_that_is_down(
         slave = next(node for node in inner.nodes if node is not master)
         await inner.kill_node(slave)
         killed.append(slave.node_id)
-        async with AsyncClient(cluster.endpoints.split(",")) as client:
+        async with AsyncClient(cluster.addresses.split(",")) as client:
             loader = Loader(client, tmp_path / "out", read_manifest(tmp_path / "out"))
             running = asyncio.create_task(loader.run(told))
             await middle.wait()

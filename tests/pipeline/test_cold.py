@@ -46,7 +46,7 @@ def frozen(
     manifest = write_parts(rows, folder, job_id, config or FreezeConfig(tasks=2))
 
     async def go() -> None:
-        async with AsyncClient(cluster.endpoints.split(",")) as client:
+        async with AsyncClient(cluster.addresses.split(",")) as client:
             await register(client, folder, manifest)
 
     cluster.wait(go())
@@ -58,7 +58,7 @@ def promoted(spark: SparkSession, cluster: RunningCluster, folder: Path, days: f
     """Everything within so many days."""
 
     async def go() -> Promotion:
-        async with AsyncClient(cluster.endpoints.split(",")) as client:
+        async with AsyncClient(cluster.addresses.split(",")) as client:
             return await Promoter(spark, client, folder).run(horizon_days=days)
 
     return cluster.wait(go())
@@ -68,7 +68,7 @@ def examined(cluster: RunningCluster, folder: Path) -> Examined:
     """What `cold status` shows."""
 
     async def go() -> Examined:
-        async with AsyncClient(cluster.endpoints.split(",")) as client:
+        async with AsyncClient(cluster.addresses.split(",")) as client:
             return await examine(client, folder)
 
     return cluster.wait(go())
@@ -142,7 +142,7 @@ def test_cold_messages_are_cancelled_moved_and_promoted_once(
     assert "unfinished" in text_of(after) and after.done_files == len(manifest.parts)
 
     async def clean() -> tuple[int, int]:
-        async with AsyncClient(cluster.endpoints.split(",")) as client:
+        async with AsyncClient(cluster.addresses.split(",")) as client:
             return await remove_loaded(client, tmp_path)
 
     assert cluster.wait(clean())[0] == len(manifest.parts) and cluster.wait(clean())[0] == 0
@@ -169,7 +169,7 @@ def test_two_promotions_at_once_outlive_their_master(
 
     async def go() -> list[Promotion]:
         inner = cluster._cluster
-        addresses = cluster.endpoints.split(",")
+        addresses = cluster.addresses.split(",")
         async with AsyncClient(addresses) as one, AsyncClient(addresses) as other:
 
             async def cancel_some() -> None:

@@ -65,7 +65,7 @@ def jobs(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> Iterat
     """One that freezes `in` into `cold`, one that promotes it; both start their Spark at the same time."""
     pair = (
         Job("freeze", str(tmp_path / "in"), str(tmp_path / "cold"), "frozen"),
-        Job("promote", str(tmp_path / "cold"), cluster.endpoints),
+        Job("promote", str(tmp_path / "cold"), cluster.addresses),
     )
     yield pair
     for job in pair:

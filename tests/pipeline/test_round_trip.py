@@ -35,14 +35,14 @@ def test_all_fields_of_a_message_come_back(
     rows = spark.createDataFrame(ROWS, schema).coalesce(1).withColumn("due_ms", f.lit(DUE_MS))
     rows = rows.withColumn("topic", f.lit(topic))
     _written(rows, spark, cluster, tmp_path, way)
-    reader = spark.read.format("tickwheel").options(endpoints=cluster.endpoints, topic=topic)
+    reader = spark.read.format("tickwheel").options(addresses=cluster.addresses, topic=topic)
     found = reader.option("due_ms_min", str(DUE_MS)).option("due_ms_max", str(DUE_MS + 1)).load()
     assert sorted((tuple(row) for row in found.select(*COLUMNS).collect()), key=repr) == sorted(ROWS, key=repr)
 
 
 def _written(rows: DataFrame, spark: SparkSession, cluster: RunningCluster, folder: Path, way: str) -> None:
     if way == "sink":
-        rows.write.format("tickwheel").option("endpoints", cluster.endpoints).mode("append").save()
+        rows.write.format("tickwheel").option("addresses", cluster.addresses).mode("append").save()
     elif way == "build":
         build(rows, folder / "out", BuildConfig(tasks=1))
         loaded(cluster, folder / "out")

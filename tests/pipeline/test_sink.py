@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import Client
 from tickwheel.node.local_cluster import free_ports
-from tickwheel.pipeline.options import OptionError, Options
+from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
 from tickwheel.pipeline.sink import OPTIONS, DiscardedRowsError, TickwheelWriter, sink_config
 from tickwheel.pipeline.sink_rows import SchemaError, check_schema
 
@@ -38,7 +38,7 @@ def frame(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
 
 def write(rows: DataFrame, cluster: RunningCluster, **options: object) -> None:
     """Through the sink."""
-    writer = rows.write.format("tickwheel").option("endpoints", cluster.endpoints).option("bad_rows", "fail")
+    writer = rows.write.format("tickwheel").option("addresses", cluster.addresses).option("bad_rows", "fail")
     for name, value in options.items():
         writer = writer.option(name, str(value))
     writer.mode("append").save()
@@ -109,7 +109,7 @@ def test_rows_of_a_deleted_topic_fail_the_write(spark: SparkSession, cluster: Ru
     rows = [("sink-stays", ahead(), b"a"), ("sink-goes", ahead(), b"b")]
     frame = spark.createDataFrame(rows, "topic string, due_ms long, payload binary")
     for wanted in ("fail", "report"):
-        options = {"endpoints": cluster.endpoints, "job_id": f"deleted-{wanted}", "discarded_rows": wanted}
+        options = {"addresses": cluster.addresses, "job_id": f"deleted-{wanted}", "discarded_rows": wanted}
         writer = TickwheelWriter(sink_config(Options(options, OPTIONS), stream=False), frame.schema)
         message = writer.write(iter(frame.toArrow().to_batches()))
         cluster.wait(cluster.client.admin.delete_topic("sink-goes"))
@@ -194,8 +194,8 @@ def test_a_wrong_schema_names_the_column(spark: SparkSession, columns: str, said
         ({"rate_limit": "fast"}, "option rate_limit"),
         ({"in_flight": "0"}, "option in_flight: '0': 1 to 64"),
         ({"bad_rows": "ignore"}, "option bad_rows"),
-        ({"endpoints": "nowhere"}, "option endpoints"),
-        ({"endpoints": ""}, "option endpoints"),
+        ({"addresses": "nowhere"}, "option addresses"),
+        ({"addresses": ""}, "option addresses"),
         ({"cert_file": "x"}, "option ca_file"),
         ({"timeout_s": "0"}, "option timeout_s"),
         ({"connect_timeout_s": "x"}, "option connect_timeout_s"),
@@ -208,7 +208,13 @@ def test_a_wrong_schema_names_the_column(spark: SparkSession, columns: str, said
 def test_a_wrong_option_is_named(options: dict[str, str], said: str) -> None:
     """With what is allowed."""
     with pytest.raises(OptionError, match=said):
-        sink_config(Options({"endpoints": "127.0.0.1:7100", **options}, OPTIONS), stream=False)
+        sink_config(Options({"addresses": "127.0.0.1:7100", **options}, OPTIONS), stream=False)
+
+
+def test_the_name_of_the_option_in_the_version_before_is_taken() -> None:
+    """`endpoints` are `addresses`; if both are given, the new name counts."""
+    for given in ({"endpoints": "h:1"}, {"endpoints": "g:2", "addresses": "h:1"}):
+        assert connection_of(Options(given, CONNECTION), 1.0).addresses == ("h:1",)
 
 
 def test_what_is_wrong_is_told_before_any_row_is_sent(spark: SparkSession, cluster: RunningCluster) -> None:
@@ -227,7 +233,7 @@ def test_an_unreachable_cluster_fails_soon_with_its_addresses(spark: SparkSessio
     address = f"127.0.0.1:{free_ports(1)[0]}"
     began = time.monotonic()
     with pytest.raises(Exception, match=address):
-        write(frame(spark, 10), cluster, topic="x", endpoints=address, connect_timeout_s=1)
+        write(frame(spark, 10), cluster, topic="x", addresses=address, connect_timeout_s=1)
     assert time.monotonic() - began < 20
 
 
@@ -256,7 +262,7 @@ def test_rows_are_there_once_although_the_master_dies_in_the_middle(
 
     writing = threading.Thread(target=run)
     writing.start()
-    with Client(cluster.endpoints) as client:
+    with Client(cluster.addresses) as client:
         staging = client.asynchronous.staging
         while client.wait(staging.job("over-1")).staged_bytes == 0 and writing.is_alive():
             time.sleep(0.02)

@@ -23,7 +23,7 @@ def test_retried_killed_copied_failed_and_cancelled_jobs_write_every_row_once(
     job that failed or was cancelled is run again under the same job id, while tasks of the cancelled one may still be
     at work. That speculative copies ran, and which attempt counted, is what Spark tells."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.retry_job", cluster.endpoints, str(tmp_path)],
+        [sys.executable, "-m", "tests.pipeline.retry_job", cluster.addresses, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

@@ -24,7 +24,7 @@ COUNT = 600
 
 def read(spark: SparkSession, cluster: RunningCluster, **options: object) -> DataFrame:
     """What is pending."""
-    reader = spark.read.format("tickwheel").option("endpoints", cluster.endpoints)
+    reader = spark.read.format("tickwheel").option("addresses", cluster.addresses)
     for name, value in options.items():
         reader = reader.option(name, str(value))
     return reader.load()
@@ -134,7 +134,7 @@ def test_many_hours_share_partitions(units: list[int]) -> None:
 
 def test_tables_of_the_catalog_are_refused_and_views_work(spark: SparkSession, cluster: RunningCluster) -> None:
     """Spark hands a table's options to nobody: what reads or fills one says so. `saveAsTable` schedules its rows."""
-    options = f"OPTIONS (endpoints '{cluster.endpoints}', topic 'pending-table', content 'false')"
+    options = f"OPTIONS (addresses '{cluster.addresses}', topic 'pending-table', content 'false')"
     said = "there is no table of messages: CREATE TEMPORARY VIEW"
     with pytest.raises(Exception, match=said):
         spark.sql(f"CREATE TABLE pending_t1 USING tickwheel {options}")
@@ -144,7 +144,7 @@ def test_tables_of_the_catalog_are_refused_and_views_work(spark: SparkSession, c
         for words in ("SELECT * FROM pending_t2", f"INSERT INTO pending_t2 VALUES ({FIRST_MS}, 'x')"):
             with pytest.raises(Exception, match=said):
                 spark.sql(words).collect()
-        writer = rows.write.format("tickwheel").options(endpoints=cluster.endpoints, topic="pending-table")
+        writer = rows.write.format("tickwheel").options(addresses=cluster.addresses, topic="pending-table")
         writer.mode("append").saveAsTable("pending_t3")
         with pytest.raises(Exception, match=said):
             spark.sql("SELECT * FROM pending_t3").collect()
@@ -196,6 +196,6 @@ def test_each_query_reads_what_is_pending_when_it_runs(spark: SparkSession, clus
 def test_an_unreachable_cluster_is_named(spark: SparkSession) -> None:
     """With its address, soon."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    frame = spark.read.format("tickwheel").option("endpoints", address).option("timeout_s", "1")
+    frame = spark.read.format("tickwheel").option("addresses", address).option("timeout_s", "1")
     with pytest.raises(Exception, match=address):
         frame.load().count()

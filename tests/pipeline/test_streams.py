@@ -31,7 +31,7 @@ def run_sink(spark: SparkSession, cluster: RunningCluster, folder: Path, topic: 
     )
     query = (
         rows.writeStream.format("tickwheel")
-        .options(endpoints=cluster.endpoints, topic=topic, bad_rows="fail")
+        .options(addresses=cluster.addresses, topic=topic, bad_rows="fail")
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
@@ -100,7 +100,7 @@ def run_source(
     spark: SparkSession, cluster: RunningCluster, folder: Path, into: Collected, topic: str, **options: object
 ) -> None:
     """All that is there now."""
-    reader = spark.readStream.format("tickwheel").option("endpoints", cluster.endpoints)
+    reader = spark.readStream.format("tickwheel").option("addresses", cluster.addresses)
     for name, value in {"group": topic, "topic": topic, "wait_ms": 1_500, **options}.items():
         reader = reader.option(name, str(value))
     query = (
@@ -137,7 +137,7 @@ def test_messages_come_in_limited_micro_batches_and_are_settled(
 
 def stream_reader(cluster: RunningCluster, **options: object) -> TickwheelStreamReader:
     """As Spark has it on the driver."""
-    given = {"endpoints": cluster.endpoints, **{name: str(value) for name, value in options.items()}}
+    given = {"addresses": cluster.addresses, **{name: str(value) for name, value in options.items()}}
     return TickwheelStreamReader(stream_config(Options(given, OPTIONS)))
 
 
@@ -212,7 +212,7 @@ def test_an_unreachable_cluster_ends_a_stream_with_its_address(spark: SparkSessi
     """In both directions, once `timeout_s` is over."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     add_files(spark, tmp_path, 0)
-    connection = {"endpoints": address, "timeout_s": "1"}
+    connection = {"addresses": address, "timeout_s": "1"}
     read = spark.readStream.format("tickwheel").options(group="g", topic="t", **connection).load().writeStream
     rows = spark.readStream.schema("due_ms long, payload string").parquet(str(tmp_path / "in"))
     write = rows.writeStream.format("tickwheel").options(topic="t", **connection)

@@ -45,7 +45,7 @@ def secured(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         while not _serves(client, cluster):
             assert time.monotonic() < end, [node.log_tail() for node in cluster.nodes]
             time.sleep(0.05)
-    yield {"endpoints": ",".join(cluster.addresses), **options}
+    yield {"addresses": ",".join(cluster.addresses), **options}
     asyncio.run(cluster.stop())
 
 
@@ -71,8 +71,8 @@ def test_rows_are_written_and_read_over_tls(spark: SparkSession, secured: dict[s
     flags = [word for name, value in secured.items() for word in (f"--{name.replace('_', '-')}", value)]
     done = CliRunner().invoke(app, ["forecast", *flags, "--days", "1"])
     assert done.exit_code == 0 and "secret" in done.output, done.output
-    for without in ({"endpoints": secured["endpoints"]}, {name: secured[name] for name in ("endpoints", "ca_file")}):
-        with pytest.raises(Exception, match=secured["endpoints"].split(",")[0]):
+    for without in ({"addresses": secured["addresses"]}, {name: secured[name] for name in ("addresses", "ca_file")}):
+        with pytest.raises(Exception, match=secured["addresses"].split(",")[0]):
             spark.read.format("tickwheel").options(timeout_s="0.3", **without).load().count()
 
 
@@ -100,7 +100,7 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
 
     freeze = ("freeze", f"file://{tmp_path}/in", cold, "--job-id", "pushed")
     nowhere = f"127.0.0.1:{free_ports(1)[0]}"
-    failed = CliRunner().invoke(app, [*freeze, "--endpoints", nowhere, "--timeout-s", "0.5"])
+    failed = CliRunner().invoke(app, [*freeze, "--addresses", nowhere, "--timeout-s", "0.5"])
     assert nowhere in str(failed.exception) and not list(tmp_path.glob("cold tier/day=*"))
     assert "admin" in run(*freeze, options=secured)
     assert "60 messages" in run(*freeze)
@@ -108,7 +108,7 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
 
     async def cancel_some() -> None:
         ids = {row["due_ms"]: row["id"] for row in pq.read_table(tmp_path / "cold tier" / "_ids").to_pylist()}
-        async with AsyncClient(secured["endpoints"], tls=tls) as client:
+        async with AsyncClient(secured["addresses"], tls=tls) as client:
             for number in range(5):
                 assert await client.cancel(ids[first_ms + number]) == "CANCELLED"
             status = await client.admin.master_status()
@@ -116,7 +116,7 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
 
     async def consume() -> tuple[Counter[str], admin_pb2.ColdStatus]:
         got: Counter[str] = Counter()
-        async with AsyncClient(secured["endpoints"], tls=tls) as client:
+        async with AsyncClient(secured["addresses"], tls=tls) as client:
             async with client.consumer("g", "pushed") as consumer:
                 async for delivery in consumer:
                     got[delivery.payload.decode()] += 1
@@ -153,5 +153,5 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
 def test_a_certificate_without_an_authority_is_refused_by_name(words: tuple[str, ...], tmp_path: Path) -> None:
     """Rather than left out, and the connection made without TLS."""
     places = [str(tmp_path / word) if word in ("in", "out") else word for word in words]
-    done = CliRunner().invoke(app, [*places, "--endpoints", "127.0.0.1:7100", "--cert-file", "x", "--key-file", "y"])
+    done = CliRunner().invoke(app, [*places, "--addresses", "127.0.0.1:7100", "--cert-file", "x", "--key-file", "y"])
     assert "option ca_file" in str(done.exception), done.output

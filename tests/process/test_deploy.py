@@ -171,7 +171,7 @@ async def test_status_as_the_document_says(hosts: Hosts) -> None:
     environment = dict(
         word.split("=", 1) for word in command_in_docs("export TICKWHEEL_TLS_CA").split()[1:] if "=" in word
     )
-    done = hosts.run(command_in_docs("tickwheel status --address"), **environment)
+    done = hosts.run(command_in_docs("tickwheel status --addresses"), **environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("slave") == 2 and "master" in done.stdout, done.stdout
 
@@ -289,7 +289,7 @@ async def test_a_member_is_replaced_as_the_document_says(hosts: Hosts) -> None:
     assert "remove the member and add it anew under a new id" in said
     del hosts.processes["3"]
     assert hosts.run(command_in_docs("tickwheel certs --out certs --node n4")).returncode == 0
-    environment = {**hosts.admin, "TICKWHEEL_ADDRESS": hosts.address("1")}
+    environment = {**hosts.admin, "TICKWHEEL_ADDRESSES": hosts.address("1")}
     text = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
     block = next(part for part in text.split("\n\n") if 'join = "existing"' in part and "[cluster]" in part)
     config = hosts.configure("4", cluster="\n".join(line.strip() for line in block.splitlines()) + "\n")

@@ -15,7 +15,7 @@ from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
-from tickwheel.replication.log import LogStatus, Member, ProposalResult, Role, Verdict
+from tickwheel.replication.log import LogStatus, Member, ProposalOutcome, ProposalResult, Role
 from tickwheel.replication.pysyncobj_seam import Engine
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
@@ -304,4 +304,4 @@ class Lone:
 
 def committed(outcome: list[ProposalResult]) -> bool:
     """Whether a proposal was answered COMMITTED."""
-    return bool(outcome) and outcome[0].verdict is Verdict.COMMITTED
+    return bool(outcome) and outcome[0].verdict is ProposalOutcome.COMMITTED

@@ -18,9 +18,9 @@ from tickwheel.replication.log import (
     LogListener,
     LogStatus,
     Member,
+    ProposalOutcome,
     ProposalResult,
     Role,
-    Verdict,
 )
 
 IDLE_NS = 1_000_000_000
@@ -109,7 +109,7 @@ class MemoryLog:
         """Mastership is lost: proposals that are not applied end UNKNOWN."""
         proposals, self._proposals = self._proposals, {}
         for index in sorted(proposals):
-            proposals[index].done(ProposalResult(Verdict.UNKNOWN))
+            proposals[index].done(ProposalResult(ProposalOutcome.UNKNOWN))
         transfer, self._transfer = self._transfer, None
         if transfer is not None:
             leads = self._cluster.master_id not in (None, self._node_id)
@@ -131,7 +131,7 @@ class MemoryLog:
             self.applied += 1
             proposal = self._proposals.pop(self.applied, None)
             if proposal is not None:
-                proposal.done(ProposalResult(Verdict.COMMITTED, self.applied, value))
+                proposal.done(ProposalResult(ProposalOutcome.COMMITTED, self.applied, value))
         if self._transfer is not None and not self._proposals and self._listener.handover_ready(self._transfer[0]):
             cluster.elect(self._transfer[0])
         return IDLE_NS
@@ -155,11 +155,11 @@ class MemoryLog:
         """Append if this node is master. Ignores `voters`: new voters count when the listener applies the command."""
         cluster = self._cluster
         if not self.running or cluster.master_id != self._node_id:
-            done(ProposalResult(Verdict.NOT_MASTER))
+            done(ProposalResult(ProposalOutcome.NOT_MASTER))
         elif len(command) > COMMAND_BYTES_MAX:
-            done(ProposalResult(Verdict.TOO_LARGE))
+            done(ProposalResult(ProposalOutcome.TOO_LARGE))
         elif self._transfer is not None or len(self._proposals) >= self._proposals_max:
-            done(ProposalResult(Verdict.QUEUE_FULL))
+            done(ProposalResult(ProposalOutcome.QUEUE_FULL))
         else:
             cluster.entries.append((cluster.term, command))
             self._proposals[len(cluster.entries)] = _Proposal(cluster.term, len(command), done)

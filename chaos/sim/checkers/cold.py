@@ -1,4 +1,4 @@
-"""The cold tier: a parked message comes to its group, or was cancelled, whoever is master while its part is loaded.
+"""The cold tier: a parked message comes to its group or was cancelled, even if its part is loaded through a failover.
 
 Other checkers judge that it is not early, comes where it was moved to, under one id, and not after its cancel. Waiting
 parts are listed, loaded ones are reported as loaded, and a look-up of a message tells its true state.

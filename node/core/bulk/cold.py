@@ -120,7 +120,7 @@ class ColdDesk:
     # -- operators
 
     def status(self) -> admin_pb2.ColdStatus:
-        """What is waiting in the cold tier, and whether it is late."""
+        """Parts that wait in the cold tier, and whether they are late."""
         core = self._core
         cold = core.state.cold
         next_ms = cold.next_due_ms()

@@ -84,7 +84,7 @@ class Mending(Part):
 
     @property
     def reason(self) -> str:
-        """What the node is waiting for, for an operator; empty if nothing has waited for long."""
+        """The index rows that the node waits for, for an operator; empty if none has waited for long."""
         now_ms = self._core.steady_ms()
         case = next((case for case in self._cases.values() if now_ms - case.began_ms > TOLD_AFTER_MS), None)
         if case is None:

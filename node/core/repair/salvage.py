@@ -90,7 +90,7 @@ class Salvage(Part):
 
     @property
     def reason(self) -> str:
-        """What the node is waiting for, for an operator; empty if nothing has waited for long."""
+        """The records that the node waits for, for an operator; empty if none has waited for long."""
         case = next((case for case in self._cases.values() if case.rounds > ROUNDS_TOLD), None)
         if case is None:
             return ""

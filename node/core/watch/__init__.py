@@ -1,1 +1,1 @@
-"""What the node shows of itself: status, metrics, events, pins."""
+"""Status, metrics, events and pins of a node."""

@@ -105,7 +105,7 @@ _CLOCK_STATES = {
 
 
 def clock_reason(clock: ClusterClock) -> str:
-    """What is wrong with the agreement of the clocks, for an operator; empty: nothing."""
+    """The fault in the agreement of the clocks, for an operator; empty: none."""
     age_s = clock.view().agreed_age_ms // 1_000
     never = "no majority of the members' clocks has agreed since this node's start"
     no_longer = f"no majority of the members' clocks has agreed for {age_s} s"

@@ -329,6 +329,6 @@ def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
 
 def test_no_cluster_is_exit_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers: says whom it asked; as JSON if asked."""
-    result = run("status", "--address", "127.0.0.1:1", "--json")
+    result = run("status", "--addresses", "127.0.0.1:1", "--json")
     assert result.code == 3
     assert json.loads(result.err.splitlines()[-1])["reason"] == "NO_MASTER"

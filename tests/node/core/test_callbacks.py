@@ -17,7 +17,7 @@ from tickwheel.node.failure import Failure, not_master
 from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import LEASE_EXPIRED, SETTLE_RETRY, AdminCommand, Command, Dispatch, LogEntry
-from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
+from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
 
 DELETE = AdminCommand(delete_group=admin_pb2.DeleteGroupRequest(name="g"))
 
@@ -158,7 +158,7 @@ def test_a_retry_added_while_others_are_answered_is_proposed_once() -> None:
     queue.add(leaving(1, lambda result: ended.append("other")))
     while not ended or queue.rows:
         proposer.flush()
-        waiting.pop(0)(ProposalResult(Verdict.QUEUE_FULL))
+        waiting.pop(0)(ProposalResult(ProposalOutcome.QUEUE_FULL))
     rows = [len(batch.ids) // 8 for entry in entries for command in entry.commands for batch in command.settle.batches]
     assert sum(rows) == 4
     assert sorted(ended) == ["again", "other"]

@@ -18,7 +18,7 @@ from tickwheel.node.refound import RefoundError, refound
 from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, LogEntry
-from tickwheel.replication.log import Verdict
+from tickwheel.replication.log import ProposalOutcome
 
 GROUP = 900
 
@@ -54,7 +54,7 @@ def spoil(world: World) -> int:
     node.host.core.log.propose(poison(node.host.core.term), verdicts.append)
     node.wake()
     world.run_until(lambda: bool(verdicts))
-    assert verdicts[0].verdict is Verdict.COMMITTED
+    assert verdicts[0].verdict is ProposalOutcome.COMMITTED
     return int(verdicts[0].index)
 
 

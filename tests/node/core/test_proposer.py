@@ -12,7 +12,7 @@ from hypothesis.strategies import booleans, integers, lists, tuples
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.proposer import NO_CHANGE, Proposer
 from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry
-from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
+from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
 
 
 class Log:
@@ -32,7 +32,7 @@ class Log:
     def answer(self) -> None:
         """Committed, and applied without a result worth telling."""
         count, settled = self._waiting.pop(0)
-        settled(ProposalResult(Verdict.COMMITTED, value=[None] * count))
+        settled(ProposalResult(ProposalOutcome.COMMITTED, value=[None] * count))
 
 
 def proposer_with(log: Log, in_flight: int) -> Proposer:
