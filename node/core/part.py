@@ -10,13 +10,13 @@ from tickwheel.node.metrics import MetricValue
 
 
 class Part:
-    """A member of `NodeCore.parts`. Every method is optional.
+    """A member of `Parts.ordered`. Every method is optional.
 
     - `end` may come without `begin`: a master can be deposed before it knows the time or has applied its own first
       command. Do not count on an `end` between two `begin`s either.
     - When `end` is called, `Kernel.refusal` already names the new master. A caller told so may ask again at once.
     - Ticks come to every part of every node. A part that acts for the cluster checks `now.acting`.
-    - `NodeCore.parts` gives the order of ticks and ends: first the parts that move the wheel and the log, then those
+    - `Parts.ordered` gives the order of ticks and ends: first the parts that move the wheel and the log, then those
       that hold requests, last the deliveries and the parts waiting for them. Parts begin in the reverse order, so the
       wheel moves last. Other code depends on these orders.
     """
