@@ -431,6 +431,33 @@ def test_every_caller_gets_its_own_answer(callers: list[Caller], script: list[st
             assert isinstance(result, RequestRefused | OutcomeUnknown | LimitReached)
 
 
+@pytest.mark.parametrize(
+    ("fate", "error", "sent_again"),
+    [("lost after", OutcomeUnknown, {"m0", "m1"}), ("not master", ClusterUnavailable, {"m1"})],
+)
+def test_a_message_whose_caller_has_left(fate: str, error: type[TickwheelError], sent_again: set[str]) -> None:
+    """It stays in a batch that may have been accepted, for a sequence stands for one content. It is taken out of one
+    that certainly was not, for its caller was told that nothing was done."""
+    tries = Tries([fate])
+
+    async def scene() -> list[Receipt | BaseException]:
+        cluster = OneMaster(tries)
+        scheduling = Scheduling(cluster, Numbered(cluster), "")
+        calls = (
+            scheduling.schedule(row_of("t", f"m{n}", due_ms=5), timeout_s) for n, timeout_s in enumerate((0.011, 30))
+        )
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        scheduling.close()
+        await cluster.close()
+        return results
+
+    left, answered = run(scene())
+    assert isinstance(left, error)
+    assert isinstance(answered, Receipt)
+    assert tries.stored[id64_of_text(answered.id)] == "m1"
+    assert [names for _, names in tries.sent] == [{"m0", "m1"}, sent_again]
+
+
 def test_a_limited_message_does_not_hold_its_neighbours() -> None:
     """They are stored within a few pauses, although it is refused until its deadline."""
     tries = Tries([], limited={"m3"})

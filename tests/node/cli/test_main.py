@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tickwheel.client import AsyncClient, Client
+from tickwheel.client import AsyncClient, Client, Receipt, RequestRefused
 from tickwheel.client.errors import Fault
 from tickwheel.node.cli import main as cli
 from tickwheel.node.cli.status import Seen, status_table
@@ -182,6 +182,26 @@ def test_status_of_an_older_node_lacks_what_it_is() -> None:
     console.print(status_table(seen))
     shown = console.export_text()
     assert "1 day, 1:01:01" in shown and "push-first, tls, rights" in shown and "no answer" in shown
+
+
+async def test_concurrent_calls_of_one_client_at_a_real_node(address: str) -> None:
+    """They travel together, whatever their topics are; each has the answer of its own message, and a bad one alone is
+    refused."""
+    async with AsyncClient(address) as client:
+        calls = [client.schedule(f"share-{n % 3}", f"{n}", delay_ms=3_600_000, key=f"{n}") for n in range(40)]
+        wrong = client.schedule("no/topic", b"x", delay_ms=1)
+        *receipts, refused = await asyncio.gather(*calls, wrong, return_exceptions=True)
+        assert isinstance(refused, RequestRefused) and refused.field == "topic"
+        ids = [receipt.id for receipt in receipts if isinstance(receipt, Receipt)]
+        found = await asyncio.gather(*(client.get(message_id, content=True) for message_id in ids))
+        assert [(m.payload, m.key, m.topic) for m in found] == [
+            (f"{n}".encode(), f"{n}", f"share-{n % 3}") for n in range(40)
+        ]
+        moved = await asyncio.gather(*(client.reschedule(message_id, delay_ms=7_200_000) for message_id in ids[:20]))
+        assert {outcome for outcome, _ in moved} == {"RESCHEDULED"}
+        outcomes = await asyncio.gather(*(client.cancel(message_id) for message_id in [*ids, "0-1-1"]))
+        assert outcomes == ["CANCELLED"] * 40 + ["NOT_FOUND"]
+        assert (await client.reschedule(ids[0], delay_ms=1))[0] == "CANCELLED"
 
 
 async def test_both_clients_ask_what_a_node_is(address: str) -> None:

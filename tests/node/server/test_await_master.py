@@ -13,6 +13,9 @@ from tickwheel.node.server.status_stream import TOLD_AT_ONCE, WAIT_MS_MAX, Statu
 from tickwheel.proto.admin_pb2 import AwaitMasterRequest, AwaitMasterResponse
 from tickwheel.replication.log import Role
 
+SOON_S = 10.0
+"""Much less than the wait that the callers ask for."""
+
 
 class Scene:
     """A node that knows what it is told to know."""
@@ -92,5 +95,6 @@ async def test_thousands_are_told_in_groups() -> None:
     again = [scene.ask(2, "b:1") for _ in range(3)]
     await passes()
     scene.know(3, "a")
-    answers = await asyncio.gather(*waiting, *again)
+    async with asyncio.timeout(SOON_S):
+        answers = await asyncio.gather(*waiting, *again)
     assert [answer.term for answer in answers] == [2] * told + [3] * (len(answers) - told)
