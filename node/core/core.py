@@ -150,6 +150,8 @@ class NodeCore:
             # Send the new proposals at once instead of at the next timer.
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
+            if self.applied.stuck:
+                return self.monotonic_ns()
             if parts.delivery.has_news:
                 parts.delivery.tick(self._now(now_ns))
                 self.proposer.flush()

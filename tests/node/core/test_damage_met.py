@@ -84,6 +84,13 @@ def break_apply(monkeypatch: pytest.MonkeyPatch, node: Node) -> list[int]:
     assert node.host is not None
     core = node.host.core
     dispatch, met = core.state._dispatch, list[int]()
+    pump = core.background.pump
+
+    def watched(*now: Any) -> None:
+        assert not core.applied.stuck, "a tick goes on with a half applied state"
+        pump(*now)
+
+    monkeypatch.setattr(core.background, "pump", watched)
 
     def broken(*command: Any) -> Any:
         dispatch(*command)
@@ -128,6 +135,27 @@ def test_damage_met_by_apply_lets_another_lead_first(monkeypatch: pytest.MonkeyP
     assert following.host is not None and following.host.core.term == term + 1
     world.run_until(lambda: len(client.acked) == before + 2 and not client.lost(), 20_000)
     assert not client.repeated()
+
+
+def test_a_tick_that_applies_at_its_end_goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master's tick drives its log twice: what follows the second time does not see a half applied state, either."""
+    world = World(33)
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    break_apply(monkeypatch, master)
+    tick, calls = core.log.tick, list[int]()
+
+    def second_fails() -> int:
+        calls.append(1)
+        if len(calls) == 2:
+            core.applied.stuck = "log entry 9 could not be applied"
+        return tick()
+
+    monkeypatch.setattr(core.log, "tick", second_fails)
+    core.tick()
+    assert len(calls) == 2
+    world.run_until(lambda: bool(master.fatal), 2_000)
 
 
 @pytest.mark.parametrize("leads", [True, False])
