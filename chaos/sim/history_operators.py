@@ -44,10 +44,12 @@ class FilterAnswered(Record):
 
 @dataclass(slots=True)
 class ResetAsked(Record):
-    """A client first asks to reset a group to the messages due from `from_ms` on; -1: to those that come next."""
+    """A client first asks to reset a group in one topic, to the messages due from `from_ms` on; -1: to those that come
+    next."""
 
     group: str
     from_ms: int
+    topic: str
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class ResetAnswered(Record):
 
     group: str
     from_ms: int
+    topic: str
 
 
 # -- bulk cancels and moves

@@ -108,10 +108,10 @@ class Listeners:
         else:
             from_ms = self._world.wall_ms + self._rng.randrange(-5_000, 1_000)
             request.start_from, request.start_ms = TIME, from_ms
-        self._wires.history.add(ResetAsked(self._world.now_ns, RESET, from_ms))
+        self._wires.history.add(ResetAsked(self._world.now_ns, RESET, from_ms, TOPIC))
 
         def done(_: object) -> None:
-            self._wires.history.add(ResetAnswered(self._world.now_ns, RESET, from_ms))
+            self._wires.history.add(ResetAnswered(self._world.now_ns, RESET, from_ms, TOPIC))
             self._world.after(self._pause_ns(), self._reset)
 
         command = AdminCommand(reset_group=request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tickwheel.chaos.sim import lines, listeners, sweeps
+from tickwheel.chaos.sim import couriers, lines, listeners, sweeps
 from tickwheel.chaos.sim.accounts import Accounts
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
@@ -12,6 +12,7 @@ from tickwheel.chaos.sim.clients import Clients, Wires
 from tickwheel.chaos.sim.cold import Cold
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
 from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_config
+from tickwheel.chaos.sim.couriers import Couriers
 from tickwheel.chaos.sim.history_messages import Looked
 from tickwheel.chaos.sim.lines import Lines
 from tickwheel.chaos.sim.listeners import Listeners
@@ -35,7 +36,7 @@ from tickwheel.proto import common_pb2, scheduler_pb2
 LOOKED_FOR = 40
 LOOK_NS = 500 * MS
 READ_NS_MOST = 5_000 * MS
-NEVER_RESET = (*GROUPS, lines.GROUP)
+NEVER_RESET = (*GROUPS, lines.GROUP, couriers.GROUP)
 """Groups whose settlements are compared with their receipts."""
 
 
@@ -71,6 +72,9 @@ class NodeLoad:
         if shape.listeners:
             self.parts.append(Listeners(self._wires))
             paused += [("topic", listeners.TOPIC), ("group", listeners.FILTERED)]
+        if shape.couriers:
+            self.parts.append(Couriers(self._wires))
+            paused += [("topic", couriers.TOPICS[0]), ("topic", couriers.TOPICS[1])]
         if shape.writes:
             self.parts.append(Writes(self._wires))
         if shape.loads:

@@ -48,7 +48,7 @@ DISPATCH_AHEAD_MS = (8,)
 CHECKPOINT_MS = (5_000, 5_000, 5_000, 1_500)
 DENSE_SECONDS = 3
 """Length of a dense run with about as many messages as a long run."""
-WRITERS = ("lines", "listeners", "sweeps", "writes", "loads", "parcels")
+WRITERS = ("lines", "listeners", "sweeps", "writes", "loads", "parcels", "couriers")
 """Clients that write messages of their own, where they take part."""
 SHARING_PERCENT = 75
 """In a long run each kind of writer that takes part makes the pauses of all writers this much longer."""
@@ -90,6 +90,8 @@ class Shape:
     """Operators who pause (pauses.py)."""
     listeners: int = 0
     """A group with a filter that changes, a broadcasting one, and one that is reset (listeners.py)."""
+    couriers: int = 0
+    """Groups of many topics, of which one at a time is reset (couriers.py)."""
     sweeps: int = 0
     """Cancels and moves in bulk (sweeps.py)."""
     writes: int = 0
@@ -163,6 +165,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         lines=one("lines", sometimes),
         pauses=one("pauses", sometimes),
         listeners=one("listeners", sometimes),
+        couriers=one("couriers", sometimes),
         sweeps=one("sweeps", sometimes),
         writes=one("writes", sometimes),
         write_blocks=one("write_blocks", WRITE_BLOCKS),
@@ -178,7 +181,10 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         buffer_bytes=one("buffer_bytes", BUFFER_BYTES),
         preload_ms=one("preload_ms", PRELOAD_MS),
         # At the end every swept message is looked up, and a reset goes back to messages in these hours.
-        hours_kept=one("hours_kept", (1,) if one("sweeps", sometimes) or one("listeners", sometimes) else HOURS_KEPT),
+        hours_kept=one(
+            "hours_kept",
+            (1,) if any(one(name, sometimes) for name in ("sweeps", "listeners", "couriers")) else HOURS_KEPT,
+        ),
         checkpoint_ms=one("checkpoint_ms", CHECKPOINT_MS),
         hour_after_ms=one("hour_after_ms", (0,)),
         dispatch_ahead_ms=one("dispatch_ahead_ms", DISPATCH_AHEAD_MS),

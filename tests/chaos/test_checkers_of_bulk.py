@@ -180,11 +180,11 @@ CAME_LATE = came_and_due(3_000)
 
 
 def begun(at_ms: int, from_in_ms: int | None) -> ResetAsked:
-    return ResetAsked(at_ms * MS, "g", -1 if from_in_ms is None else WALL_MS + from_in_ms)
+    return ResetAsked(at_ms * MS, "g", -1 if from_in_ms is None else WALL_MS + from_in_ms, "t")
 
 
 def ended(at_ms: int, from_in_ms: int | None) -> ResetAnswered:
-    return ResetAnswered(at_ms * MS, "g", -1 if from_in_ms is None else WALL_MS + from_in_ms)
+    return ResetAnswered(at_ms * MS, "g", -1 if from_in_ms is None else WALL_MS + from_in_ms, "t")
 
 
 def again(at_ms: int, due_in_ms: int = 3_000, attempt: int = 1) -> Delivered:
@@ -272,7 +272,7 @@ def first(at_ms: int) -> Delivered:
 def resets(*at_ms: int) -> list[Record]:
     """The group begins anew so often, each time answered at once."""
     kinds = (ResetAsked, ResetAnswered)
-    return [kind(at * MS, "g", -1) for at in at_ms for kind in kinds]
+    return [kind(at * MS, "g", -1, "t") for at in at_ms for kind in kinds]
 
 
 GOOD |= {

@@ -245,7 +245,7 @@ def broadcast(at_ms: int, uid: int, *, attempt: int = 1, session: int = 1) -> De
 def reset(at_ms: int, from_in_ms: int | None) -> list[Record]:
     """To a time counted from the start of the run; None: to what comes next."""
     from_ms = -1 if from_in_ms is None else WALL_MS + from_in_ms
-    return [ResetAsked(at_ms * MS, "g", from_ms), ResetAnswered((at_ms + 5) * MS, "g", from_ms)]
+    return [ResetAsked(at_ms * MS, "g", from_ms, "t"), ResetAnswered((at_ms + 5) * MS, "g", from_ms, "t")]
 
 
 def came_and_due(due_in_ms: int) -> list[Record]:
@@ -318,9 +318,9 @@ GOOD |= {
         [
             BEGAN,
             delivered(1, 1),
-            ResetAsked(2 * MS, "g", 0),
+            ResetAsked(2 * MS, "g", 0, "t"),
             again(3, 1),
-            ResetAnswered(4, "g", 0),
+            ResetAnswered(4, "g", 0, "t"),
             again(9, 1, epoch=2),
         ],
     ),
@@ -354,7 +354,7 @@ BAD |= {
     "again after its acknowledgement behind a reset": (FewDuplicates, [*BROUGHT_BACK, again(20, 1)]),
     "again while a reset is under way that is no reason": (
         FewDuplicates,
-        [BEGAN, delivered(1, 1), ResetAsked(2 * MS, "g", 0), delivered(9, 1)],
+        [BEGAN, delivered(1, 1), ResetAsked(2 * MS, "g", 0, "t"), delivered(9, 1)],
     ),
     "a nack from before a reset": (
         FewDuplicates,

@@ -38,8 +38,21 @@ class _Place:
         return "which had come before the group was reset to what comes next" if uid in self.void else ""
 
 
+@dataclass(slots=True)
+class _Judged:
+    """A group in a topic that was reset."""
+
+    place: _Place = field(default_factory=_Place)
+    asked: _Place | None = None
+    """The new place by the reset under way."""
+    asked_ns: int = 0
+    carried_out: bool = False
+    """The reset under way has been carried out at least once."""
+    owed: set[int] = field(default_factory=set)
+
+
 class ResetsHold(Checker):
-    """Judges the group reset last, which has one topic."""
+    """Judges each group in each topic in which it is reset."""
 
     promise: ClassVar[str] = "P1 (reset)"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -53,18 +66,14 @@ class ResetsHold(Checker):
 
     def __init__(self) -> None:
         self._start_wall_ms = 0
-        self._group = ""
-        self._place = _Place()
-        self._asked: _Place | None = None
-        """The new place by the reset under way."""
-        self._asked_ns = 0
-        self._carried_out = False
-        """The reset under way has been carried out at least once."""
+        self._judged: dict[tuple[str, str], _Judged] = {}
+        """By group and topic."""
         self._due_ms: dict[int, int] = {}
         """Due times, in any topic of labelled messages without a key or message group; -1 until acknowledged."""
-        self._came_ns: dict[str, dict[int, int]] = {}
-        """By group and message: time of the last delivery."""
-        self._owed: set[int] = set()
+        self._topics: dict[int, str] = {}
+        """The topic of each of them."""
+        self._came_ns: dict[tuple[str, str], dict[int, int]] = {}
+        """By group and topic, and message: time of the last delivery."""
 
     def observe(self, record: Record) -> None:
         match record:
@@ -76,6 +85,7 @@ class ResetsHold(Checker):
                 if label is not None and label.lane is None and not label.key:
                     for row in record.rows:
                         self._due_ms.setdefault(row.uid, -1)
+                        self._topics[row.uid] = row.topic
             case ScheduleAcknowledged():
                 if record.uids[0] in self._due_ms:
                     for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
@@ -88,49 +98,61 @@ class ResetsHold(Checker):
                 self._start_wall_ms = record.start_wall_ms
 
     def _begin(self, record: ResetAsked) -> None:
-        self._group, self._asked_ns, self._carried_out = record.group, record.at_ns, False
+        place = (record.group, record.topic)
+        judged = self._judged.setdefault(place, _Judged())
+        judged.asked_ns, judged.carried_out = record.at_ns, False
         if record.from_ms < 0:
-            self._asked = _Place(void=set(self._came_ns.get(record.group, ())))
+            judged.asked = _Place(void=set(self._came_ns.get(place, ())))
         else:
-            self._asked = _Place(record.from_ms // TICK_MS * TICK_MS)
+            judged.asked = _Place(record.from_ms // TICK_MS * TICK_MS)
 
     def _judge(self, record: Delivered) -> None:
-        uid = record.uid
-        self._came_ns.setdefault(record.group, {})[uid] = record.at_ns
-        if record.group != self._group:
+        uid, place = record.uid, (record.group, record.topic)
+        self._came_ns.setdefault(place, {})[uid] = record.at_ns
+        judged = self._judged.get(place)
+        if judged is None:
             return
-        self._owed.discard(uid)
+        judged.owed.discard(uid)
         if record.attempt > 1:
             return
-        before = self._place.forbids(uid, record.due_ms)
-        if self._asked is None:
+        before = judged.place.forbids(uid, record.due_ms)
+        if judged.asked is None:
             wrong = before
         else:
-            wrong = self._asked.forbids(uid, record.due_ms)
-            if not self._carried_out and not (before and wrong):
-                self._carried_out = bool(before)
+            wrong = judged.asked.forbids(uid, record.due_ms)
+            if not judged.carried_out and not (before and wrong):
+                judged.carried_out = bool(before)
                 return
         if wrong:
-            since = "" if self._asked is None else f" (a reset is under way since {self._asked_ns / 1e9:.6f} s)"
+            since = "" if judged.asked is None else f" (a reset is under way since {judged.asked_ns / 1e9:.6f} s)"
             self.broken(record.at_ns, f"{record.node} delivers message {uid} to {record.group}, {wrong}{since}")
 
     def _answered(self, record: ResetAnswered) -> None:
         wall_ms = self._start_wall_ms + record.at_ns // MS
-        came_ns = self._came_ns.get(record.group, {})
-        assert self._asked is not None, "answered and never asked for"
-        self._place, self._asked = self._asked, None
+        place = (record.group, record.topic)
+        judged, came_ns = self._judged[place], self._came_ns.get(place, {})
+        assert judged.asked is not None, "answered and never asked for"
+        judged.place, judged.asked = judged.asked, None
         if record.from_ms < 0:
-            self._owed.clear()
+            judged.owed.clear()
             return
-        self._owed = {
+        judged.owed = {
             uid
             for uid, due_ms in self._due_ms.items()
-            if record.from_ms + TICK_MS <= due_ms <= wall_ms - AHEAD_MS and came_ns.get(uid, 0) < self._asked_ns
+            if self._topics[uid] == record.topic
+            and record.from_ms + TICK_MS <= due_ms <= wall_ms - AHEAD_MS
+            and came_ns.get(uid, 0) < judged.asked_ns
         }
 
+    @property
+    def _owed(self) -> set[int]:
+        return {uid for judged in self._judged.values() for uid in judged.owed}
+
     def missing(self, at_ns: int) -> str:
-        return f"{len(self._owed)} messages after a reset, for instance {min(self._owed)}" if self._owed else ""
+        owed = self._owed
+        return f"{len(owed)} messages after a reset, for instance {min(owed)}" if owed else ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        if self._owed:
-            self.broken(at_ns, f"{len(self._owed)} messages did not come after a reset: {min(self._owed)}")
+        owed = self._owed
+        if owed:
+            self.broken(at_ns, f"{len(owed)} messages did not come after a reset: {min(owed)}")

@@ -87,11 +87,11 @@ class FewDuplicates(Checker):
         """Sessions that their consumers ended."""
         self._cut: set[int] = set()
         """Sessions that their nodes ended. Their consumers keep the messages in their hands."""
-        self._resetting: set[str] = set()
-        self._epochs: dict[str, int] = {}
-        """By group: the highest epoch seen."""
-        self._may_rise: set[str] = set()
-        """Groups with a reset asked for or under way since that epoch was seen."""
+        self._resetting: set[tuple[str, str]] = set()
+        self._epochs: dict[tuple[str, str], int] = {}
+        """By group and topic: the highest epoch seen."""
+        self._may_rise: set[tuple[str, str]] = set()
+        """Groups and topics with a reset asked for or under way since that epoch was seen."""
         self._known: dict[str, _Known] = {}
         """By node: its knowledge of leases in its present boot."""
         self._gathered: dict[str, _Known] = {}
@@ -126,11 +126,12 @@ class FewDuplicates(Checker):
                     key = (record.group, record.uid, record.epoch)
                     self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
             case ResetAsked():
-                self._resetting.add(record.group)
-                self._may_rise.add(record.group)
+                self._resetting.add((record.group, record.topic))
+                self._may_rise.add((record.group, record.topic))
             case ResetAnswered():
-                self._resetting.discard(record.group)  # carried out at least once, and once more perhaps just now
-                self._may_rise.add(record.group)
+                # Carried out at least once, and once more perhaps just now.
+                self._resetting.discard((record.group, record.topic))
+                self._may_rise.add((record.group, record.topic))
             case SessionClosed():
                 if record.by_node:
                     self._cut.add(record.session)
@@ -167,18 +168,19 @@ class FewDuplicates(Checker):
                 self._allowance_ms = record.clock_allowance_ms
 
     def _check_epoch(self, record: Delivered) -> None:
-        group, known = record.group, self._epochs.get(record.group, 0)
+        place = (record.group, record.topic)
+        known = self._epochs.get(place, 0)
         if record.epoch <= known:
             return
-        if group not in self._may_rise:
+        if place not in self._may_rise:
             self.broken(
                 record.at_ns,
-                f"{record.node} delivers message {record.uid} to {group} in its epoch {record.epoch}, after {known}: "
-                "nobody has reset it since",
+                f"{record.node} delivers message {record.uid} to {record.group} in its epoch {record.epoch} of "
+                f"{record.topic}, after {known}: nobody has reset it since",
             )
-        self._epochs[group] = record.epoch
-        if group not in self._resetting:
-            self._may_rise.discard(group)
+        self._epochs[place] = record.epoch
+        if place not in self._resetting:
+            self._may_rise.discard(place)
 
     def _chain(self, record: Delivered) -> _Chain:
         """The chain of attempts that a delivery belongs to."""

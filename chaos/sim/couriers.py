@@ -1,0 +1,78 @@
+"""Groups of many topics: what is due together belongs to several of them, and one topic at a time is reset."""
+
+from __future__ import annotations
+
+from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.clients import Wires
+from tickwheel.chaos.sim.consumers import Consumers, Crowd
+from tickwheel.chaos.sim.history_messages import Label, Row
+from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
+from tickwheel.chaos.sim.producers import Producers
+from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ResetGroupRequest
+from tickwheel.proto.consumer_pb2 import LATEST, TIME
+from tickwheel.proto.log_pb2 import AdminCommand
+
+TOPICS = ("north", "east", "south", "west", "harbour", "airport")
+GROUP, RESET = "riders", "depots"
+RESET_EVERY_NS = 1_000 * MS
+CROWDS = (Crowd(GROUP, TOPICS), Crowd(RESET, TOPICS, consumers=1, nacks=0, deaths=0))
+
+
+class Couriers:
+    """`clients.Clients`. One reset is under way at a time."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+        self._world = wires.world
+        self._rng = wires.world.stream("clients/couriers")
+        self._asking = Asking(wires, self._rng)
+        self._producers = Producers(wires, ("dispatch-office",), self._rows, (GROUP,), self._rng)
+        self._consumers = Consumers(wires, CROWDS, self._rng)
+
+    def start(self) -> None:
+        """Start once topics and groups exist."""
+
+        def ready() -> None:
+            self._producers.start()
+            self._consumers.start()
+            self._world.after(2 * SECOND, self._reset)
+
+        topics = [AdminCommand(create_topic=CreateTopicRequest(name=topic)) for topic in TOPICS]
+        groups = [AdminCommand(create_group=CreateGroupRequest(name=name, topics=TOPICS)) for name in (GROUP, RESET)]
+        self._asking.set_up([*topics, *groups], ready)
+
+    def unfinished(self) -> str:
+        if self._asking.open:
+            return "a reset of one topic"
+        return self._producers.unfinished() or self._consumers.unfinished()
+
+    def _rows(self) -> tuple[Row, ...]:
+        """Messages of several topics, most of them due in the same moment."""
+        rng = self._rng
+        wall_ms = self._world.wall_ms
+        same_ms = wall_ms + rng.randrange(-200, 2_500)
+        rows = []
+        for _ in range(rng.choice((2, 6, 12))):
+            due_ms = same_ms if rng.random() < 0.8 else wall_ms + rng.randrange(3_000)
+            rows.append(Row(self._wires.number(), rng.choice(TOPICS), due_ms, None, Label()))
+        return tuple(rows)
+
+    def _reset(self) -> None:
+        if self._wires.winding_down:
+            return
+        topic = self._rng.choice(TOPICS)
+        request = ResetGroupRequest(name=RESET, topics=[topic])
+        if self._rng.random() < 0.3:
+            request.start_from, from_ms = LATEST, -1
+        else:
+            from_ms = self._world.wall_ms + self._rng.randrange(-4_000, 500)
+            request.start_from, request.start_ms = TIME, from_ms
+        self._wires.history.add(ResetAsked(self._world.now_ns, RESET, from_ms, topic))
+
+        def done(_: object) -> None:
+            self._wires.history.add(ResetAnswered(self._world.now_ns, RESET, from_ms, topic))
+            self._world.after(self._wires.pause_ns(RESET_EVERY_NS, self._rng, cheap=True), self._reset)
+
+        command = AdminCommand(reset_group=request)
+        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), done)
