@@ -81,8 +81,11 @@ class ConsumeRequest(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     SETTLE_FIELD_NUMBER: _builtins.int
     EXTEND_FIELD_NUMBER: _builtins.int
+    MIXED_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """Adds so many credits."""
+    mixed: _builtins.bool
+    """From now on a batch may hold several topics. Only where Opened says `mixes`."""
     @_builtins.property
     def open(self) -> Global___OpenConsumer: ...
     @_builtins.property
@@ -96,12 +99,13 @@ class ConsumeRequest(_message.Message):
         credits: _builtins.int = ...,
         settle: Global___SettleBatch | None = ...,
         extend: Global___ExtendBatch | None = ...,
+        mixed: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "credits", b"credits", "extend", b"extend", "open", b"open", "settle", b"settle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "credits", b"credits", "extend", b"extend", "mixed", b"mixed", "open", b"open", "settle", b"settle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "credits", b"credits", "extend", b"extend", "open", b"open", "settle", b"settle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "credits", b"credits", "extend", b"extend", "mixed", b"mixed", "open", b"open", "settle", b"settle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["open", "credits", "settle", "extend"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["open", "credits", "settle", "extend", "mixed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
@@ -208,17 +212,21 @@ class Opened(_message.Message):
 
     TERM_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    MIXES_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     lease_ms: _builtins.int
+    mixes: _builtins.bool
+    """This node understands ConsumeRequest.mixed, and settlements of several topics."""
     def __init__(
         self,
         *,
         term: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
+        mixes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "mixes", b"mixes", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -248,7 +256,7 @@ Global___Moved: _TypeAlias = Moved  # noqa: Y015
 
 @_typing.final
 class DeliverBatch(_message.Message):
-    """n deliveries of one topic."""
+    """n deliveries of one topic; after ConsumeRequest.mixed, of one or several."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -265,7 +273,11 @@ class DeliverBatch(_message.Message):
     LEASE_UNTIL_MS_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    TOPIC_COUNTS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    """Empty if `topics` names several."""
     group: _builtins.str
     term: _builtins.int
     """Term of the master that delivers."""
@@ -293,6 +305,14 @@ class DeliverBatch(_message.Message):
     """How often the group was reset: hand it back with settlements and extensions, or those of deliveries from before a
     reset would count after it.
     """
+    topic_counts: _builtins.bytes
+    """uint32 for each of `topics`: how many rows it has, at least one."""
+    epochs: _builtins.bytes
+    """uint32 for each of `topics`: as `epoch`."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The topics of a batch of several, in the order of their rows. A name may stand there twice."""
+
     def __init__(
         self,
         *,
@@ -309,10 +329,13 @@ class DeliverBatch(_message.Message):
         lease_until_ms: _builtins.int = ...,
         filter: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        topic_counts: _builtins.bytes = ...,
+        epochs: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "filter", b"filter", "group", b"group", "ids", b"ids", "lease_until_ms", b"lease_until_ms", "meta_sizes", b"meta_sizes", "positions", b"positions", "records", b"records", "sizes", b"sizes", "term", b"term", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "epochs", b"epochs", "filter", b"filter", "group", b"group", "ids", b"ids", "lease_until_ms", b"lease_until_ms", "meta_sizes", b"meta_sizes", "positions", b"positions", "records", b"records", "sizes", b"sizes", "term", b"term", "topic", b"topic", "topic_counts", b"topic_counts", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,7 +343,7 @@ Global___DeliverBatch: _TypeAlias = DeliverBatch  # noqa: Y015
 
 @_typing.final
 class SettleBatch(_message.Message):
-    """n settlements of one topic, one outcome."""
+    """n settlements of one or several topics, one outcome."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -335,10 +358,14 @@ class SettleBatch(_message.Message):
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    TOPIC_COUNTS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Chosen by the client, repeated in the receipt."""
     group: _builtins.str
     topic: _builtins.str
+    """Empty if `topics` names several."""
     outcome: Global___Outcome.ValueType
     ids: _builtins.bytes
     """uint64[n]"""
@@ -353,6 +380,14 @@ class SettleBatch(_message.Message):
     """For RETRY and DEAD: kept with a dead letter. At most 1,024 characters."""
     epoch: _builtins.int
     """As delivered; with another than the group has now all are stale. Absent: not compared."""
+    topic_counts: _builtins.bytes
+    epochs: _builtins.bytes
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Several topics, 4,096 at most, as in DeliverBatch; then `topic` and `epoch` are absent. Only where Opened says
+        `mixes`.
+        """
+
     def __init__(
         self,
         *,
@@ -367,10 +402,13 @@ class SettleBatch(_message.Message):
         delay_level: _builtins.int = ...,
         reason: _builtins.str = ...,
         epoch: _builtins.int | None = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        topic_counts: _builtins.bytes = ...,
+        epochs: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "epoch", b"epoch", "group", b"group", "ids", b"ids", "outcome", b"outcome", "positions", b"positions", "reason", b"reason", "sequence", b"sequence", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "epoch", b"epoch", "epochs", b"epochs", "group", b"group", "ids", b"ids", "outcome", b"outcome", "positions", b"positions", "reason", b"reason", "sequence", b"sequence", "topic", b"topic", "topic_counts", b"topic_counts", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
@@ -387,6 +425,7 @@ class SettleReceipt(_message.Message):
     STALE_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     settled: _builtins.int
     """Settled by this, or before with the same outcome. Committed when the receipt is sent."""
@@ -396,6 +435,10 @@ class SettleReceipt(_message.Message):
     """Not known to be dispatched (yet); retry after a moment."""
     error: _builtins.bytes
     """A serialized google.rpc.Status when nothing was settled; empty otherwise."""
+    parts: _builtins.bytes
+    """uint32[3] for each topic of a settlement of several: settled, stale, unknown. Rows of a topic that the group does
+    not have (any more) are stale.
+    """
     def __init__(
         self,
         *,
@@ -404,10 +447,11 @@ class SettleReceipt(_message.Message):
         stale: _builtins.int = ...,
         unknown: _builtins.int = ...,
         error: _builtins.bytes = ...,
+        parts: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "sequence", b"sequence", "settled", b"settled", "stale", b"stale", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "parts", b"parts", "sequence", b"sequence", "settled", b"settled", "stale", b"stale", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

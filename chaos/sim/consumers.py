@@ -34,7 +34,47 @@ GROUPS = ("billing", "audit")
 CREDITS = 200
 
 _Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType, int, int]
-"""(session, when, topic, outcome, delay of a retry, epoch of the group) of what is settled by one call."""
+"""(session, when, topic, outcome, delay of a retry, epoch of the group) of what is settled by one call. Of a consumer
+that takes mixed batches the topic is empty and the epoch 0: one call settles several topics."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one topic in a batch."""
+
+    topic: str
+    epoch: int
+    ids: bytes
+    attempts: bytes
+    positions: bytes
+    uids: tuple[int, ...]
+
+
+def _by_topic(batch: consumer_pb2.DeliverBatch, uids: Sequence[int]) -> list[_Rows]:
+    """The rows of a batch by topic. `uids`: the message of each row."""
+    if batch.topics:
+        counts, epochs = (np.frombuffer(column, "<u4").tolist() for column in (batch.topic_counts, batch.epochs))
+        topics = list(zip(batch.topics, counts, epochs, strict=True))
+        assert sum(counts) == len(uids), "each row is of one topic"
+    else:
+        topics = [(batch.topic, len(uids), batch.epoch)]
+    found = []
+    first = 0
+    for topic, count, epoch in topics:
+        last = first + count
+        eights, fours = slice(8 * first, 8 * last), slice(4 * first, 4 * last)
+        found.append(
+            _Rows(
+                topic,
+                epoch,
+                batch.ids[eights],
+                batch.attempts[fours],
+                batch.positions[eights],
+                tuple(uids[first:last]),
+            )
+        )
+        first = last
+    return found
 
 
 @dataclass(frozen=True)
@@ -67,7 +107,9 @@ class _Consumer:
     session_number: int = 0
     opening: int = 0
     unanswered: dict[int, int] = field(default_factory=dict)
-    thinking: dict[_Together, list[tuple[consumer_pb2.DeliverBatch, list[int]]]] = field(default_factory=dict)
+    mixes: bool = False
+    """Takes batches of several topics, and settles several by one call."""
+    thinking: dict[_Together, list[_Rows]] = field(default_factory=dict)
 
 
 class Consumers:
@@ -79,7 +121,7 @@ class Consumers:
         self._history = wires.history
         self._rng = rng or wires.rng
         self._consumers = [
-            _Consumer(crowd, number)
+            _Consumer(crowd, number, mixes=number < wires.shape.mixing)
             for crowd in crowds
             for number in range(min(crowd.consumers, wires.shape.consumers))
         ]
@@ -136,6 +178,7 @@ class Consumers:
                 consumer.opening = 0
                 consumer.session, consumer.session_number = session, number
                 consumer.machine, consumer.boot = machine, boot
+                session.mix(consumer.mixes)
                 self._history.add(SessionOpened(self._world.now_ns, consumer.crowd.group, number, CREDITS))
             else:
                 session.close()
@@ -182,12 +225,14 @@ class Consumers:
         due = np.frombuffer(batch.due_ms, "<i8").tolist()
         sizes = np.frombuffer(batch.sizes, "<u4").tolist()
         labels = np.frombuffer(batch.meta_sizes, "<u4").tolist()
-        uids = []
+        uids: list[int] = []
         at = 0
-        for id64, attempt, due_ms, size, label in zip(ids, attempts, due, sizes, labels, strict=True):
-            uid = UID.unpack_from(batch.records, at + label)[0]
+        for size, label in zip(sizes, labels, strict=True):
+            uids.append(UID.unpack_from(batch.records, at + label)[0])
             at += size
-            uids.append(uid)
+        parts = _by_topic(batch, uids)
+        places = [(part.topic, part.epoch) for part in parts for _ in part.uids]
+        for id64, uid, attempt, due_ms, (topic, epoch) in zip(ids, uids, attempts, due, places, strict=True):
             self._history.add(
                 Delivered(
                     self._world.now_ns,
@@ -195,7 +240,7 @@ class Consumers:
                     machine.boot,
                     batch.term,
                     batch.group,
-                    batch.topic,
+                    topic,
                     number,
                     id64,
                     uid,
@@ -204,7 +249,7 @@ class Consumers:
                     batch.lease_until_ms,
                     clock_error_ms,
                     consumer.crowd.broadcast,
-                    batch.epoch,
+                    epoch,
                 )
             )
         if consumer.session_number != number and consumer.opening != number:
@@ -220,49 +265,57 @@ class Consumers:
         think_ns = rng.randrange(MS, 40 * MS) if fate < 0.9 else rng.randrange(500 * MS, 4_000 * MS)
         grid_ns = self._wires.shape.settle_grid_ms * MS
         settle_ns = -(-(self._world.now_ns + think_ns) // grid_ns) * grid_ns
-        together = (number, settle_ns, batch.topic, outcome, delay_ms, batch.epoch)
-        if together in consumer.thinking:
-            consumer.thinking[together].append((batch, uids))
-        else:
-            consumer.thinking[together] = [(batch, uids)]
-            self._world.at(settle_ns, self._settle, consumer, machine, together)
+        for part in parts:
+            topic, epoch = ("", 0) if consumer.mixes else (part.topic, part.epoch)
+            together = (number, settle_ns, topic, outcome, delay_ms, epoch)
+            if together in consumer.thinking:
+                consumer.thinking[together].append(part)
+            else:
+                consumer.thinking[together] = [part]
+                self._world.at(settle_ns, self._settle, consumer, machine, together)
 
     def _settle(self, consumer: _Consumer, machine: Machine, together: _Together) -> None:
-        """One settlement for all batches of a topic that the consumer has done with by now."""
-        batches = consumer.thinking.pop(together)
+        """One settlement for everything of a topic that the consumer has done with by now; of one that takes mixed
+        batches, for everything of all topics."""
+        parts = consumer.thinking.pop(together)
         session = consumer.session
         number, _, topic, outcome, delay_ms, epoch = together
         if session is None or consumer.session_number != number:
             return
         ids, attempts, positions = (
-            b"".join(getattr(batch, column) for batch, _ in batches) for column in ("ids", "attempts", "positions")
+            b"".join(getattr(part, column) for part in parts) for column in ("ids", "attempts", "positions")
         )
         name = consumer_pb2.Outcome.Name(outcome)
         rows = list(
             zip(
                 np.frombuffer(ids, "<u8").tolist(),
-                [uid for _, uids in batches for uid in uids],
+                [uid for part in parts for uid in part.uids],
                 np.frombuffer(attempts, "<u4").tolist(),
+                [part.epoch for part in parts for _ in part.uids],
                 strict=True,
             )
         )
         settles = not consumer.crowd.broadcast
         group = consumer.crowd.group
-        for id64, uid, attempt in rows if settles else ():
-            self._history.add(SettleSent(self._world.now_ns, group, id64, uid, attempt, name, delay_ms, epoch))
+        for id64, uid, attempt, row_epoch in rows if settles else ():
+            self._history.add(SettleSent(self._world.now_ns, group, id64, uid, attempt, name, delay_ms, row_epoch))
         key = self._wires.number()
         consumer.unanswered[key] = len(rows)
         settle = consumer_pb2.SettleBatch(
             sequence=1,
             group=consumer.crowd.group,
-            topic=topic,
             outcome=outcome,
             delay_ms=delay_ms,
             ids=ids,
             attempts=attempts,
             positions=positions if self._rng.random() < 0.9 else b"",
-            epoch=epoch,
         )
+        if consumer.mixes:
+            settle.topics.extend([part.topic for part in parts])
+            settle.topic_counts = np.array([len(part.uids) for part in parts], "<u4").tobytes()
+            settle.epochs = np.array([part.epoch for part in parts], "<u4").tobytes()
+        else:
+            settle.topic, settle.epoch = topic, epoch
 
         def done(receipt: consumer_pb2.SettleReceipt | Failure) -> None:
             self._wires.back(answered, receipt)
@@ -271,8 +324,8 @@ class Consumers:
             consumer.unanswered.pop(key, None)
             if isinstance(receipt, Failure) or receipt.settled != len(rows) or not settles:
                 return
-            for id64, uid, attempt in rows:
-                self._history.add(Settled(self._world.now_ns, group, id64, uid, attempt, name, epoch))
+            for id64, uid, attempt, row_epoch in rows:
+                self._history.add(Settled(self._world.now_ns, group, id64, uid, attempt, name, row_epoch))
 
         def act() -> None:
             session.settle(settle, done)

@@ -153,7 +153,16 @@ def settled_before_commit(patches: Patches) -> None:
 
         return propose
 
+    def make_together(original: Any) -> Any:
+        def propose_together(self: Settlements, columns: list[Any], answers: list[Callable[[Any], None]]) -> None:
+            original(self, columns, [lambda result: None] * len(columns))
+            for some, answer in zip(columns, answers, strict=True):
+                answer(SettleResult(settled=len(some.ids) // 8))
+
+        return propose_together
+
     patches.replace(Settlements, "propose", make)
+    patches.replace(Settlements, "propose_together", make_together)
 
 
 @mutation("a cancel is answered before it is applied")
@@ -639,4 +648,4 @@ def disks_not_compared(patches: Patches) -> None:
 
 
 # Last: these come after the others in the table, which keeps the order of entry.
-from tickwheel.chaos.sim import mutations_of_bulk, mutations_of_groups  # noqa: E402, F401
+from tickwheel.chaos.sim import mutations_of_bulk, mutations_of_groups, mutations_of_topics  # noqa: E402, F401

@@ -38,6 +38,7 @@ LONG_REST_GAP_US = (90_000,)
 LONG_SETTLE_GRID_MS = (50, 100, 100, 100)
 WRITE_BLOCKS = (4,)
 CONSUMERS = (2,)
+MIXING = (0, 1, 1, 2)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
 WORK_MS = (0, 0, 1_000, 2_500)
@@ -110,6 +111,8 @@ class Shape:
     """Freezers of the cold tier (cold.py)."""
     consumers: int = 2
     """Most consumers of a group. With only one, nobody takes the messages that it hands back when it leaves."""
+    mixing: int = 0
+    """How many consumers of a group take batches of several topics."""
     lease_ms: int = 3_000
     """Length of a delivery lease."""
     segment_bytes: int = 128 << 10
@@ -175,6 +178,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         twins=one("twins", sometimes),
         cold=one("cold", sometimes),
         consumers=one("consumers", CONSUMERS),
+        mixing=one("mixing", MIXING),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),
         work_ms=one("work_ms", WORK_MS),

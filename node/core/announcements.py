@@ -45,7 +45,8 @@ class Delivered:
     """A batch went to a consumer; `now_ms` is cluster time."""
 
     now_ms: int
-    topic_id: int
+    topics: tuple[tuple[int, str, int], ...]
+    """Id and name of each topic in the batch and its number of messages, in the order of the rows."""
     consumer: str
     batch: DeliverBatch
 

@@ -187,10 +187,14 @@ class Parts:
         hear(PushedAhead, self.delivery.on_pushed)
         if self.delivery.push is not None:
             hear(DispatchFailed, self.delivery.unpush)
-        hear(Delivered, lambda what: self.topic_rates.add(what.topic_id, DELIVERED, len(what.batch.ids) // 8))
+        hear(Delivered, self._note_delivered)
         if self.events.enabled:
-            hear(Delivered, lambda what: self.events.delivered(what.now_ms, what.consumer, what.batch))
+            hear(Delivered, lambda what: self.events.delivered(what.now_ms, what.consumer, what.topics, what.batch))
         hear(Unreadable, self.salvage.add)
+
+    def _note_delivered(self, what: Delivered) -> None:
+        for topic_id, _, count in what.topics:
+            self.topic_rates.add(topic_id, DELIVERED, count)
 
     def _hand_out(self, what: Dispatched) -> None:
         def failed(failure: Failure) -> None:

@@ -14,6 +14,7 @@ from tickwheel.node.failure import Failure
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ
+from tickwheel.proto.consumer_pb2 import SettleBatch
 
 Check = Callable[[Caller, Any, StateView], Failure | None]
 
@@ -72,8 +73,11 @@ def consuming(caller: Caller, request: Any, state: StateView) -> Failure | None:
 
 
 def settling(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """To settle or extend deliveries: needs the right to the group, and to the topic if the request names one."""
-    return caller.group_and_topics(RIGHT_CONSUME, request.group, [request.topic] if request.topic else [])
+    """To settle or extend deliveries: needs the right to the group, and to the topics that the request names."""
+    topics = [request.topic] if request.topic else []
+    if isinstance(request, SettleBatch):
+        topics.extend(request.topics)
+    return caller.group_and_topics(RIGHT_CONSUME, request.group, topics)
 
 
 def creating_group(caller: Caller, request: Any, state: StateView) -> Failure | None:

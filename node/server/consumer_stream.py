@@ -149,8 +149,10 @@ class ConsumerStream:
                 self.fail, lambda: session.extend(extend, lambda receipt: self._extended(extend.sequence, receipt))
             )
             self._calls.wake()
+        elif content == "mixed":
+            session.mix(request.mixed)
         else:
-            raise invalid("content", content or "absent", "after open: credits, settle or extend")
+            raise invalid("content", content or "absent", "after open: credits, settle, extend or mixed")
 
     def _pass_credits(self, credits: int) -> None:
         if credits and self._session is not None:

@@ -73,7 +73,7 @@ from tickwheel.proto.log_pb2 import (
 )
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Units
+from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Ids, Units, ids_of
 
 __all__ = ["AnyResult", "CommandResult", "StateCheckpoint", "StateConfig", "StateMachine"]
 
@@ -225,22 +225,25 @@ class StateMachine(StateView):
         discarded = 0
         if len(units):
             topics = units["topic_id"]
+            targeted = bool(units["target_group"].any())
             if (topics == topics[0]).all():
-                discarded = self._make_ready(int(topics[0]), units, stamped_ms)
+                discarded = self._make_ready(int(topics[0]), units, ids_of(units), stamped_ms, targeted=targeted)
             else:
-                order = np.argsort(topics, kind="stable")
-                ordered = topics[order]
-                cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
-                for start, end in itertools.pairwise(cuts):
-                    discarded += self._make_ready(int(ordered[start]), units[order[start:end]], stamped_ms)
+                units = units[np.argsort(topics, kind="stable")]
+                ids, ordered = ids_of(units), units["topic_id"]
+                cuts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
+                for topic_id, (start, end) in zip(ordered[cuts[:-1]].tolist(), itertools.pairwise(cuts), strict=True):
+                    rows = slice(start, end)
+                    discarded += self._make_ready(topic_id, units[rows], ids[rows], stamped_ms, targeted=targeted)
         return DispatchResult(self.wheel.cursor, len(units) - discarded, discarded)
 
-    def _make_ready(self, topic_id: int, units: Units, stamped_ms: int) -> int:
-        """Put units of one topic into its ready queue; returns how many were discarded."""
+    def _make_ready(self, topic_id: int, units: Units, ids: Ids, stamped_ms: int, *, targeted: bool) -> int:
+        """Put units of one topic into its ready queue; returns how many were discarded. `targeted`: some may be for one
+        group only."""
         topic = self._state.topics.get(topic_id)
         if topic is None:
             return len(units)
-        first, targeted = topic.ready.append(units, stamped_ms)
+        first, targeted = topic.ready.append(units, ids, stamped_ms, targeted=targeted)
         subscriptions = self._state.groups.of_topic(topic_id)
         self._state.backlog.add(topic_id, len(units) * len(subscriptions))
         for subscription in subscriptions:
@@ -263,9 +266,7 @@ class StateMachine(StateView):
 
     def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
         budget = Budget()
-        parts = tuple(self._settle_batch(batch, stamped_ms, budget) for batch in settle.batches)
-        total = sum(parts[1:], parts[0]) if parts else SettleResult()
-        return SettleResult(total.settled, total.stale, total.unknown, total.failure, total.taken, parts)
+        return SettleResult.of(tuple(self._settle_batch(batch, stamped_ms, budget) for batch in settle.batches))
 
     def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget) -> SettleResult:
         count = len(batch.ids) // 8

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import HOUR_MS, Ids, Units, ids_of
+from tickwheel.wheel.units import HOUR_MS, Ids, Units
 
 IDS = np.dtype("<u8")
 TICKS = np.dtype([("tick", "<i8"), ("position", "<u8")])
@@ -51,20 +51,35 @@ class ReadyLog:
         """Messages that ever entered the queue: the next position."""
         return self.ids.count
 
-    def append(self, units: Units, stamped_ms: int) -> tuple[int, bool]:
+    def append(self, units: Units, ids: Ids, stamped_ms: int, *, targeted: bool) -> tuple[int, bool]:
         """Append units in order, dispatched at `stamped_ms`; returns the first position and whether some are for one
-        group only."""
+        group only. `targeted`: some may be."""
         due = units["due_ms"]
-        # Almost always a dispatch stays within the tick of the one before.
-        if int(due[0]) // self._slot_ms != self.last_tick or int(due[-1]) // self._slot_ms != self.last_tick:
+        first_due_ms = int(due[0])
+        first_tick, last_tick = first_due_ms // self._slot_ms, int(due[-1]) // self._slot_ms
+        if first_tick != last_tick:
             self._note_ticks(due // self._slot_ms)
-        self._note_dispatch(int(due[0]) // HOUR_MS, stamped_ms // HOUR_MS)
-        first = self.ids.append(ids_of(units))
-        targeted = np.flatnonzero(units["target_group"])
-        if not len(targeted):
+        elif first_tick != self.last_tick:
+            self._note_tick(first_tick)
+        self._note_dispatch(first_due_ms // HOUR_MS, stamped_ms // HOUR_MS)
+        first = self.ids.append(ids)
+        rows = np.flatnonzero(units["target_group"]) if targeted else _NONE
+        if not len(rows):
             return first, False
-        self.targets.append(targeted + first, units[targeted])
+        self.targets.append(rows + first, units[rows])
         return first, True
+
+    def _note_tick(self, tick: int) -> None:
+        """As `_note_ticks`, for units that all lie in one tick, which is not that of the units before: arrays of one
+        element would cost ten times as much, for each topic of a dispatch."""
+        hour = tick * self._slot_ms // HOUR_MS
+        if hour != self.last_tick * self._slot_ms // HOUR_MS:
+            self._hours.append(hour)
+            self._hour_positions.append(self.ids.count)
+            self._hour_ticks.append(self.ticks.count)
+            self._hour_dispatched.append(hour)
+        self.ticks.append(np.array([(tick, self.ids.count)], TICKS))
+        self.last_tick = tick
 
     def _note_ticks(self, ticks: NDArray[np.int64]) -> None:
         starts = np.flatnonzero(np.diff(ticks, prepend=self.last_tick))

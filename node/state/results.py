@@ -95,6 +95,12 @@ class SettleResult:
     parts: tuple[SettleResult, ...] = ()
     """Results of the command's batches, in order."""
 
+    @classmethod
+    def of(cls, parts: tuple[SettleResult, ...]) -> SettleResult:
+        """The sum of these parts, which it keeps."""
+        total = sum(parts[1:], parts[0]) if parts else cls()
+        return cls(total.settled, total.stale, total.unknown, total.failure, total.taken, parts)
+
     def __add__(self, other: SettleResult) -> SettleResult:
         return SettleResult(
             self.settled + other.settled,

@@ -220,6 +220,10 @@ class StateView:
         group = self._state.groups.get(group_id)
         return "" if group is None else group.name
 
+    def groups_of_topic(self, topic_id: int) -> list[int]:
+        """Ids of the groups that have the topic."""
+        return [subscription.group_id for subscription in self._state.groups.of_topic(topic_id)]
+
     def group_broadcasting(self, group_id: int) -> bool:
         """Whether every consumer of the group gets every message."""
         group = self._state.groups.get(group_id)

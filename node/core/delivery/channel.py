@@ -55,6 +55,29 @@ class Staged:
         return len(self.positions) - self.taken
 
 
+@dataclass(slots=True, eq=False)
+class Pace:
+    """Keeps the batches of one group `period_ms` apart, whatever their topics. A pass hands out everything that is due,
+    or nothing; messages that come due meanwhile share the next batch."""
+
+    period_ms: int
+    until_ms: int = 0
+    open: bool = False
+    """Whether the pass that runs may hand out."""
+    used: bool = False
+    """Whether it has."""
+
+    def begin(self, now_ms: int) -> None:
+        """A pass begins."""
+        self.open, self.used = now_ms >= self.until_ms, False
+
+    def end(self, now_ms: int) -> None:
+        """The pass ends."""
+        if self.open and self.used:
+            self.until_ms = now_ms + self.period_ms
+        self.open = False
+
+
 Fetch = Callable[["Channel", Staged], None]
 """Fills units and records of a Staged, then calls the channel's `fetched`, or `withhold` if some cannot be read."""
 
@@ -70,13 +93,12 @@ class Channel:
     recent: RecentUnits
     config: CoreConfig
     fetch: Fetch
+    pace: Pace
     next_position: int = 0
     hold_until_ms: int = 0
     """No message leaves before this time: a new master's clock may be behind the cursor."""
     epoch: int = 0
     """How often the group had been reset when the channel was made. Another reset makes the channel void."""
-    _pace_until_ms: int = 0
-    """Messages that come due before this time share the next batch."""
     _staged: deque[Staged] = field(default_factory=deque)
     _urgent: deque[Staged] = field(default_factory=deque)
     _claimed_again: dict[int, int] = field(default_factory=dict)
@@ -109,6 +131,17 @@ class Channel:
         length of the ready queue."""
         busy = self._fetching or self._staged_count or self._held or self._claimed_again or self._unread
         return not busy and self.next_position <= ready_count
+
+    def has_work(self, ready_count: int) -> bool:
+        """Whether the channel has something to claim, to read or to hand out. If not, only a dispatch, a return or a
+        change of the group can give it some."""
+        return bool(
+            self.next_position < ready_count
+            or self.staged_count
+            or self._fetching
+            or self._unread
+            or self.subscription.returned_count
+        )
 
     @property
     def first_unsent(self) -> int:
@@ -279,7 +312,7 @@ class Channel:
                 head = queue[0]
                 if not self._checked_of(head):
                     continue  # the filter sweep wakes the group when it has checked more
-                return max(int(head.due_ms[head.taken]), self.hold_until_ms, self._pace_until_ms)
+                return max(int(head.due_ms[head.taken]), self.hold_until_ms, self.pace.until_ms)
         return None
 
     def _checked_of(self, staged: Staged) -> int:
@@ -294,7 +327,7 @@ class Channel:
         """Take up to `limit` due messages: a Staged and the range [first, last) of it. None: none may leave now."""
         if now_ms < self.hold_until_ms or limit <= 0:
             return None
-        if now_ms < self._pace_until_ms and self._staged_count < limit:
+        if not self.pace.open and self._staged_count < limit:
             return None
         for queue in (self._urgent, self._staged):
             while queue:
@@ -314,8 +347,7 @@ class Channel:
                 count = min(ready, limit, self._checked_of(head), self._fitting(head, first))
                 if count <= 0:
                     break
-                if now_ms >= self._pace_until_ms:
-                    self._pace_until_ms = now_ms + self.config.delivery_period_ms
+                self.pace.used = True
                 head.taken = first + count
                 self._staged_count -= count
                 if head.count == 0:

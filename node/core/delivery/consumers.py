@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Closed, Deliver, Session
 from tickwheel.node.core.kernel import Kernel
@@ -34,8 +36,11 @@ CONSUMER_NAME_LENGTH_MAX = 256
 SettleAnswer = Callable[[consumer_pb2.SettleReceipt | Failure], None]
 
 
-def settle_answer(sequence: int, done: SettleAnswer) -> Callable[[SettleResult | Failure], None]:
-    """A callback that passes the result of a settlement on to `done` as a receipt."""
+def settle_answer(
+    sequence: int, done: SettleAnswer, *, mixed: bool = False
+) -> Callable[[SettleResult | Failure], None]:
+    """A callback that passes the result of a settlement on to `done` as a receipt; `mixed`: of several topics, with
+    the counts of each."""
 
     def answered(result: SettleResult | Failure) -> None:
         if isinstance(result, Failure):
@@ -43,11 +48,13 @@ def settle_answer(sequence: int, done: SettleAnswer) -> Callable[[SettleResult |
         elif result.failure is not None:
             done(result.failure)
         else:
-            done(
-                consumer_pb2.SettleReceipt(
-                    sequence=sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
-                )
+            receipt = consumer_pb2.SettleReceipt(
+                sequence=sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
             )
+            if mixed:
+                counts = [(part.settled, part.stale, part.unknown) for part in result.parts]
+                receipt.parts = np.array(counts, "<u4").tobytes()
+            done(receipt)
 
     return answered
 
@@ -62,7 +69,11 @@ class ConsumerHandle:
 
     def opened(self) -> consumer_pb2.Opened:
         """The first message to the consumer: the term and the lease that apply."""
-        return consumer_pb2.Opened(term=self.term, lease_ms=self.session.lease_ms)
+        return consumer_pb2.Opened(term=self.term, lease_ms=self.session.lease_ms, mixes=True)
+
+    def mix(self, mixed: bool) -> None:
+        """From now on this consumer takes batches of several topics, or no longer."""
+        self.session.mixes = mixed
 
     def credit(self, credits: int) -> Failure | None:
         """Accept `credits` more messages. Returns a refusal, or None."""
@@ -80,7 +91,7 @@ class ConsumerHandle:
             self.desk.settle(batch, done)
             return
         try:
-            answer = settle_answer(batch.sequence, done)
+            answer = settle_answer(batch.sequence, done, mixed=bool(batch.topics))
             answer(core.refusal() or self.desk.delivery.answered_by(self.session, batch))
         except RequestError as error:
             done(error.failure)
@@ -225,7 +236,8 @@ class ConsumerDesk(Part):
             )
             return
         try:
-            self.delivery.settlements.settle(batch, self.core.clock.now_ms(), settle_answer(batch.sequence, done))
+            answer = settle_answer(batch.sequence, done, mixed=bool(batch.topics))
+            self.delivery.settlements.settle(batch, self.core.clock.now_ms(), answer)
         except RequestError as error:
             done(error.failure)
 

@@ -11,25 +11,25 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tickwheel.node.core.announcements import Delivered, Dispatched, DispatchFailed, PushedAhead
 from tickwheel.node.core.delivery import in_flight
 from tickwheel.node.core.delivery.broadcast import Broadcasts
-from tickwheel.node.core.delivery.channel import Channel, Staged
+from tickwheel.node.core.delivery.channel import Channel, Pace
 from tickwheel.node.core.delivery.fetching import Fetching
 from tickwheel.node.core.delivery.fifo import FifoChannel
+from tickwheel.node.core.delivery.handing import Handing, Share, batch_of, share_of
 from tickwheel.node.core.delivery.inherited import Inherited
 from tickwheel.node.core.delivery.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, ranges_of
 from tickwheel.node.core.delivery.recent import RecentUnits
 from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
-from tickwheel.node.core.delivery.settlements import Settlements
+from tickwheel.node.core.delivery.settlements import Settlements, by_topic
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.schedule.push import PushAhead
@@ -38,7 +38,6 @@ from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure, not_master
 from tickwheel.node.metrics import HistogramValue, MetricValue
 from tickwheel.node.state.results import SettleResult
-from tickwheel.node.state.targets import origins_of
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
     SettleColumns,
@@ -91,9 +90,16 @@ class Delivery(Part):
             state, self._leases, self.settlements, self._broadcasts, self.counters, self._channels.get
         )
         self._hold_until_ms = 0
+        self._now_ms = 0
+        """Cluster time of the tick that runs, or of the last one."""
         self._news = False
-        self._live: dict[int, dict[int, None]] = {}
-        """Group with consumers -> its topics that may need work, as an ordered set; built on first use."""
+        self._work: dict[int, dict[int, None]] = {}
+        """Group with consumers -> its topics that may have something to hand out, as an ordered set; built on first
+        use."""
+        self._unsettled: dict[int, dict[int, None]] = {}
+        """Group with a limit on what is out -> its topics that may have unsettled messages; built on first use."""
+        self._paces: dict[int, Pace] = {}
+        self._handing = Handing(config.batch_bytes_max, self._send)
         self._dirty: set[int] = set()
         """Groups whose channels may have work."""
 
@@ -106,7 +112,7 @@ class Delivery(Part):
         self.reigning = True
         self.term = term
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
-        self._live.clear()
+        self._forget_work()
         self.heard.prune(now_ms, self._floor)
         # No lease is longer than that, whatever a clock said when it was given out.
         latest_ms = now_ms + self._config.lease_max_ms
@@ -126,7 +132,9 @@ class Delivery(Part):
         self._recent.clear()
         self._leases.clear()
         self._broadcasts.end()
-        self._live.clear()
+        self._forget_work()
+        self._paces.clear()
+        self._handing.drop()
         self._returns.end()
         self._inherited.clear()
         self.feed.clear()
@@ -145,9 +153,9 @@ class Delivery(Part):
         self._inherited.dispatched(topic_id, first_position, units)
         if not pushed:
             self._recent_of(topic_id).add(first_position, units)
-        for group_id in self.sessions.groups():
-            if self._state.subscription(group_id, topic_id) is not None:
-                self._enliven(group_id, topic_id)
+        for group_id in self._state.groups_of_topic(topic_id):
+            if self.sessions.of_group(group_id):
+                self._has_work(group_id, topic_id)
                 self._dirty.add(group_id)
                 self._news = True
 
@@ -167,9 +175,10 @@ class Delivery(Part):
             assert channel is not None
             credits = sum(session.credits for session in self.sessions.of_group(group_id, channel.topic))
             if channel.push(first_position, units, credits):
-                self._enliven(group_id, topic_id)
+                self._has_work(group_id, topic_id)
                 self._dirty.add(group_id)
                 self._news = True
+        self.fetching.flush()
 
     def unpush(self, _: DispatchFailed) -> None:
         """A dispatch was not applied. Messages delivered ahead of it keep their leases; those still staged are dropped.
@@ -183,19 +192,28 @@ class Delivery(Part):
             channel.recent = self._recent_of(channel.key[1])
             channel.unpush(self._state.ready_count(channel.key[1]))
 
-    def _enliven(self, group_id: int, topic_id: int) -> None:
-        """A topic of this group may need work again."""
-        live = self._live.get(group_id)
-        if live is not None:
-            live[topic_id] = None
+    def _has_work(self, group_id: int, topic_id: int) -> None:
+        """A topic of this group may have something to hand out again."""
+        for found in (self._work.get(group_id), self._unsettled.get(group_id)):
+            if found is not None:
+                found[topic_id] = None
 
-    def _live_topics(self, group_id: int) -> list[int]:
-        """Topics in which this group has work. Cost depends on them, not on all topics of the group."""
-        live = self._live.get(group_id)
-        if live is None:
+    def _forget_work(self, group_id: int | None = None) -> None:
+        """Look anew at all topics of a group, or of all groups, when it is served next."""
+        for found in (self._work, self._unsettled):
+            if group_id is None:
+                found.clear()
+            else:
+                found.pop(group_id, None)
+
+    def _topics_with_work(self, group_id: int) -> list[int]:
+        """Topics in which this group may have something to hand out. Cost depends on them, not on all topics of the
+        group, nor on those in which its consumers hold messages."""
+        work = self._work.get(group_id)
+        if work is None:
             topics = self._state.group_topics(group_id)
-            live = self._live[group_id] = {t: None for t in topics if self._open(group_id, t)}
-        return list(live)
+            work = self._work[group_id] = {t: None for t in topics if self._open(group_id, t)}
+        return list(work)
 
     def _open(self, group_id: int, topic_id: int) -> bool:
         """Whether the group has unsettled messages in the topic, or its channel is busy or ahead of a dispatch."""
@@ -217,9 +235,9 @@ class Delivery(Part):
         """A consumer of this group has credit again."""
         self._dirty.add(group_id)
 
-    def _read(self) -> None:
-        """A read ended. It does not say for which group, so all are looked at."""
-        self._dirty.update(self.sessions.groups())
+    def _read(self, group_ids: Iterable[int]) -> None:
+        """A read for these groups ended."""
+        self._dirty.update(group_ids)
 
     def wake_group(self, group_id: int) -> None:
         """Look at this group in the next tick, which comes at once."""
@@ -228,13 +246,13 @@ class Delivery(Part):
 
     def subscribed(self, group_id: int) -> None:
         """A group is new or has more topics. Nothing else about it changed, so its channels stay."""
-        self._live.pop(group_id, None)
+        self._forget_work(group_id)
         self.wake_group(group_id)
 
     def administered(self) -> None:
         """A command changed a topic or group. Channels and leases of a reset or deleted one are dropped. Consumers
         whose filter no longer matches their group's are closed."""
-        self._live.clear()
+        self._forget_work()
         # Leases of an earlier master can exist without a channel: nobody has consumed here yet.
         void = {lease.channel for lease in self._leases.open_leases() if self._epoch(lease.channel) != lease.epoch}
         for key, channel in self._channels.items():
@@ -273,7 +291,7 @@ class Delivery(Part):
         if not self.sessions.close(session) or not self.reigning:
             return
         if not self.sessions.of_group(session.group_id):
-            self._live.pop(session.group_id, None)
+            self._forget_work(session.group_id)
         if self._state.group_broadcasting(session.group_id):
             self._leases.close_session(session.session_id)
             self._broadcasts.left(session.session_id)
@@ -299,6 +317,7 @@ class Delivery(Part):
         for lease in self._leases.expire(now_ms):
             self._give_back(lease, now_ms)
         self._news = False
+        self._now_ms = now_ms
         dirty, self._dirty = self._dirty, set()
         for group_id in sorted(dirty):
             self._serving.run(partial(self._failed, group_id), partial(self._serve, group_id, now_ms))
@@ -312,7 +331,8 @@ class Delivery(Part):
         for session in list(self.sessions.of_group(group_id)):
             if self.sessions.close(session):
                 session.closed(failure)
-        self._live.pop(group_id, None)
+        self._forget_work(group_id)
+        self._handing.drop()
         for key in [key for key in self._channels if key[0] == group_id]:
             del self._channels[key]
         for key in [key for key in self._broadcasts.topics_read() if key[0] == group_id]:
@@ -342,14 +362,32 @@ class Delivery(Part):
         return min(times) - now.cluster_ms if times else None
 
     def _channels_of(self, group_id: int) -> list[Channel]:
+        """Channels of this group that may have something to hand out."""
         if self._state.group_broadcasting(group_id):
             return self._broadcasts.channels(group_id)
         channels = []
-        for topic_id in self._live_topics(group_id):
+        for topic_id in self._topics_with_work(group_id):
             channel = self._channel((group_id, topic_id))
             if channel is not None:
                 channels.append(channel)
         return channels
+
+    def _open_channels(self, group_id: int) -> list[Channel]:
+        """Channels of this group with unsettled messages."""
+        if self._state.group_broadcasting(group_id):
+            return self._broadcasts.channels(group_id)
+        topics = self._unsettled.get(group_id)
+        if topics is None:
+            topics = self._unsettled[group_id] = dict.fromkeys(self._state.group_topics(group_id))
+        for topic_id in [topic_id for topic_id in topics if not self._open(group_id, topic_id)]:
+            del topics[topic_id]
+        return [channel for topic_id in topics if (channel := self._channel((group_id, topic_id))) is not None]
+
+    def _pace(self, group_id: int) -> Pace:
+        pace = self._paces.get(group_id)
+        if pace is None:
+            pace = self._paces[group_id] = Pace(self._config.delivery_period_ms)
+        return pace
 
     def _channel(self, key: ChannelKey) -> Channel | None:
         channel = self._channels.get(key)
@@ -379,6 +417,7 @@ class Delivery(Part):
             recent=self._recent.setdefault(key[1], RecentUnits()),
             config=self._config,
             fetch=self.fetching.fetch,
+            pace=self._pace(key[0]),
             next_position=subscription.floor,
             hold_until_ms=self._hold_until_ms,
             epoch=subscription.epoch,
@@ -396,6 +435,7 @@ class Delivery(Part):
                     continue
                 channel = reader.channel
                 channel.advance(session.credits, self._state.ready_count(topic_id))
+                self.fetching.flush()
                 while self._may_act() and session.credits:
                     taken = channel.take(now_ms, min(session.credits, session.batch_messages_max))
                     if taken is None:
@@ -403,113 +443,123 @@ class Delivery(Part):
                     staged, first, last = taken
                     positions = staged.positions[first:last]
                     reader.out.update(positions[~channel.subscription.is_settled(positions)].tolist())
-                    self._send(channel, session, staged, first, last, now_ms)
+                    share = share_of(channel, staged, first, last)
+                    if share is not None:
+                        self._handing.put(session, share, mixes=False)
                     channel.advance(session.credits, self._state.ready_count(topic_id))
+                    self.fetching.flush()
                 waits = waits or channel.staged_count > 0
         return waits
 
     def answered_by(self, session: Session, batch: consumer_pb2.SettleBatch) -> SettleResult:
         """Note the answer of a consumer of a broadcasting group. Every outcome counts as settled by this consumer.
         Raises RequestError."""
-        key, positions = self.settlements.positions_of(batch)
-        count = self._broadcasts.answered(key, session.session_id, positions)
-        return SettleResult(settled=count, stale=len(batch.ids) // 8 - count)
+        parts = []
+        for part in by_topic(batch) if batch.topics else [batch]:
+            topic_id = self._state.topic_id(part.topic)
+            if batch.topics and (topic_id is None or self._state.subscription(session.group_id, topic_id) is None):
+                parts.append(SettleResult(stale=len(part.ids) // 8))
+                continue
+            key, positions = self.settlements.positions_of(part)
+            count = self._broadcasts.answered(key, session.session_id, positions)
+            parts.append(SettleResult(settled=count, stale=len(part.ids) // 8 - count))
+        return SettleResult.of(tuple(parts))
 
     def _serve(self, group_id: int, now_ms: int) -> None:
         """Serve one group. It stays dirty while staged messages wait for their time or for credit."""
         if not self.sessions.of_group(group_id) or self._state.group_paused(group_id):
             return
+        pace = self._pace(group_id)
+        pace.begin(now_ms)
         if self._state.group_broadcasting(group_id):
-            if self._serve_all(group_id, now_ms):
-                self._dirty.add(group_id)
-            return
-        for channel in self._channels_of(group_id):
-            if self._state.topic_paused(channel.key[1]):
-                continue
-            sessions = self.sessions.of_group(group_id, channel.topic)
-            if not sessions:
-                continue
-            credits = sum(session.credits for session in sessions)
-            channel.advance(credits, self._state.ready_count(channel.key[1]))
-            self._hand_out(channel, sessions, now_ms)
-            if channel.staged_count > 0:
-                self._dirty.add(group_id)
-            if not self._open(*channel.key):
-                self._live.get(group_id, {}).pop(
-                    channel.key[1], None
-                )  # a pull that was answered may have been the last
+            waits = self._serve_all(group_id, now_ms)
+        else:
+            waits = self._serve_together(group_id, now_ms)
+        pace.end(now_ms)
+        if waits:
+            self._dirty.add(group_id)
 
-    def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int) -> None:
-        if not self._may_act():
-            return
+    def _serve_together(self, group_id: int, now_ms: int) -> bool:
+        """Claim in all topics with work, read what was claimed together, and hand out what is due. True: staged
+        messages are waiting."""
+        sessions = self.sessions.of_group(group_id)
+        if not any(session.credits for session in sessions):
+            return False  # the next credit wakes the group
+        state = self._state
+        picky = any(session.topic for session in sessions)
+        served: list[tuple[Channel, list[Session]]] = []
+        for channel in self._channels_of(group_id):
+            topic_id = channel.key[1]
+            if state.topic_paused(topic_id):
+                continue
+            takers = self.sessions.of_group(group_id, channel.topic) if picky else sessions
+            if takers:
+                channel.advance(sum(session.credits for session in takers), state.ready_count(topic_id))
+                served.append((channel, takers))
+        self.fetching.flush()
+        if self._may_act():
+            room = self._room(group_id)
+            for channel, takers in served:
+                room -= self._hand_out(channel, takers, now_ms, room)
+            if not self._may_act():
+                # Nobody has what was gathered. New channels read it again, should this node be allowed to act again.
+                for key in self._handing.drop():
+                    self._channels.pop(key, None)
+                self._forget_work(group_id)
+                return True
+            self._handing.flush()
+        waits = False
+        work = self._work.get(group_id, {})
+        for channel, _ in served:
+            waits = waits or channel.staged_count > 0
+            if not channel.has_work(state.ready_count(channel.key[1])):
+                work.pop(channel.key[1], None)
+        return waits
+
+    def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int, room: int) -> int:
+        """Hand out what is due in one channel, at most `room` messages, the consumers in turn. Returns how many."""
+        handed = 0
         idle = 0
-        while idle < len(sessions):
-            room = self._room(channel.key[0])
-            if not room:
-                return
+        while idle < len(sessions) and handed < room:
             self._turn += 1
             session = sessions[self._turn % len(sessions)]
-            most = min(session.credits, session.batch_messages_max, room)
+            most = min(session.credits, session.batch_messages_max, room - handed)
             taken = channel.take(now_ms, most) if session.credits else None
             if taken is None:
                 idle += 1
                 continue
             idle = 0
-            self._send(channel, session, *taken, now_ms)
-            credits = sum(s.credits for s in sessions)
-            channel.advance(credits, self._state.ready_count(channel.key[1]))
+            share = share_of(channel, *taken)
+            if share is not None:
+                handed += share.count
+                self._handing.put(session, share, mixes=session.mixes)
+            channel.advance(sum(s.credits for s in sessions), self._state.ready_count(channel.key[1]))
+            self.fetching.flush()
+        return handed
 
     def _room(self, group_id: int) -> int:
         """How many more messages this group may have out: `group_in_flight_max` less those out."""
         limit = self._state.settings.group_in_flight_max
-        return in_flight.room(self._channels_of(group_id), limit) if limit else CREDITS_MAX
+        return in_flight.room(self._open_channels(group_id), limit) if limit else CREDITS_MAX
 
-    def _send(self, channel: Channel, session: Session, staged: Staged, first: int, last: int, now_ms: int) -> None:
-        assert staged.records is not None and staged.units is not None
-        places: slice | NDArray[np.int64] = slice(first, last)
-        records = staged.records[first:last]
-        valid = channel.subscription.attempts_of(staged.positions[places]) == staged.attempts[places]
-        if not valid.all():
-            # A message settled or returned since it was claimed: this delivery of it no longer counts.
-            places = np.flatnonzero(valid) + first
-            if not len(places):
-                return
-            records = [staged.records[place] for place in places.tolist()]
-        positions, attempts = staged.positions[places], staged.attempts[places]
-        units, due_ms = staged.units[places], staged.due_ms[places]
-        count = len(positions)
-        session.credits -= count
-        session.delivered += count
+    def _send(self, session: Session, shares: list[Share]) -> None:
+        """Let one batch leave, under leases from now on."""
+        now_ms, group_id = self._now_ms, session.group_id
         until_ms = now_ms + session.lease_ms
-        # Ahead of its dispatch a message has no certain position: the next master must know it by its id.
-        ahead = self.push is not None and int(positions[-1]) >= self._state.ready_count(channel.key[1])
-        ids = staged.ids[places] if ahead else None
-        lease = Lease(channel.key, positions, attempts, until_ms, session.session_id, ids=ids, epoch=channel.epoch)
-        self._leases.give(lease)
-        self.feed.add(lease)
-        names = staged.ids[places]
-        origins = origins_of(units)
-        if origins.any():
-            # To consumers a retry keeps the id under which the message was first scheduled, and its attempts add up.
-            names, attempts = np.where(origins != 0, origins, names), attempts + units["attempts"]
-        batch = consumer_pb2.DeliverBatch(
-            topic=channel.topic,
-            group=channel.group,
-            term=self.term,
-            ids=names.tobytes(),
-            attempts=attempts.astype("<u4").tobytes(),
-            positions=positions.tobytes(),
-            due_ms=due_ms.tobytes(),
-            meta_sizes=units["meta_size"].astype("<u4").tobytes(),
-            sizes=units["size"].tobytes(),
-            records=b"".join(records),
-            lease_until_ms=until_ms,
-            filter=self._state.group_filter(channel.key[0]),
-            epoch=channel.epoch,
-        )
-        self.counters.note_delivery(now_ms, due_ms, attempts)
+        for share in shares:
+            key, positions = share.channel.key, share.positions
+            # Ahead of its dispatch a message has no certain position: the next master must know it by its id.
+            ahead = self.push is not None and int(positions[-1]) >= self._state.ready_count(key[1])
+            ids = share.ids if ahead else None
+            epoch = share.channel.epoch
+            lease = Lease(key, positions, share.attempts, until_ms, session.session_id, ids=ids, epoch=epoch)
+            self._leases.give(lease)
+            self.feed.add(lease)
+        batch = batch_of(shares, self.term, until_ms, self._state.group_filter(group_id))
+        self.counters.note_delivery(now_ms, np.frombuffer(batch.due_ms, "<i8"), np.frombuffer(batch.attempts, "<u4"))
         session.deliver(batch)
-        self._announce(Delivered(now_ms, channel.key[1], session.name, batch))
+        topics = tuple((share.channel.key[1], share.channel.topic, share.count) for share in shares)
+        self._announce(Delivered(now_ms, topics, session.name, batch))
 
     # -- messages that come back
 
@@ -518,6 +568,7 @@ class Delivery(Part):
         channel = self._channels.get(key)
         if isinstance(channel, FifoChannel):
             channel.stir()
+            self._has_work(*key)
             self.wake_group(key[0])
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
@@ -526,6 +577,7 @@ class Delivery(Part):
             given = np.frombuffer(columns.positions, "<u8") if columns.positions else None
             positions, known = channel.subscription.locate(np.frombuffer(columns.ids, "<u8"), given)
             channel.release_hold(positions[known])
+        self._has_work(*key)
         self._dirty.add(key[0])
 
     # -- upkeep

@@ -97,6 +97,10 @@ class FifoChannel(Channel):
     def idle_at(self, ready_count: int) -> bool:
         return not self._lanes and Channel.idle_at(self, ready_count)
 
+    def has_work(self, ready_count: int) -> bool:
+        """As in Channel. A settlement or the end of a pause frees a lane, so every unsettled message counts."""
+        return bool(self.subscription.backlog) or not self.idle_at(ready_count)
+
     def push(self, first_position: int, units: Units, credits: int) -> bool:
         """Always False: a message has no place in its lane before its dispatch."""
         return False

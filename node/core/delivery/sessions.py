@@ -36,6 +36,8 @@ class Session:
     """Filter that the consumer expects its group to have; empty: any."""
     name: str = ""
     """Name that the consumer gave itself, for people to read."""
+    mixes: bool = False
+    """Takes batches of several topics."""
     credits: int = 0
     open: bool = True
     delivered: int = 0

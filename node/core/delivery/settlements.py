@@ -48,8 +48,87 @@ WINDOW_VALUES_MAX = 1 << 28
 step. A consumer that settles far ahead of an unsettled message is told to try again later."""
 WINDOW_HINT_MS = 1_000
 SETTLE_MESSAGES_MAX = 100_000
+SETTLE_TOPICS_MAX = 4_096
+"""Topics in one settlement. Each costs apply some 40 us, on every node."""
 REASON_MAX = 1_024
 EXPIRED_TEXT = "its lease ran out"
+
+
+def by_topic(batch: consumer_pb2.SettleBatch) -> list[consumer_pb2.SettleBatch]:
+    """A settlement of several topics as settlements of one each, in order. Raises RequestError."""
+    if batch.topic or batch.HasField("epoch"):
+        raise invalid("topics", len(batch.topics), "none when topic or epoch is given")
+    topics = len(batch.topics)
+    if topics > SETTLE_TOPICS_MAX:
+        raise invalid("topics", topics, f"at most {SETTLE_TOPICS_MAX} topics in a settlement")
+    if len(batch.topic_counts) != 4 * topics:
+        raise invalid("topic_counts", f"{len(batch.topic_counts)} bytes", f"{topics} elements of 4 bytes")
+    if len(batch.epochs) != 4 * topics:
+        raise invalid("epochs", f"{len(batch.epochs)} bytes", f"{topics} elements of 4 bytes")
+    if len(batch.ids) > 8 * SETTLE_MESSAGES_MAX:
+        raise invalid("ids", len(batch.ids) // 8, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
+    count = _check_columns(batch.ids, batch.attempts, batch.positions)
+    counts = np.frombuffer(batch.topic_counts, "<u4").tolist()
+    if not all(counts) or sum(counts) != count:
+        raise invalid("topic_counts", sum(counts), f"{count}, the number of ids, with at least 1 for each topic")
+    ids, attempts, positions = batch.ids, batch.attempts, batch.positions
+    parts = []
+    first = 0
+    for topic, rows, epoch in zip(batch.topics, counts, np.frombuffer(batch.epochs, "<u4").tolist(), strict=True):
+        last = first + rows
+        parts.append(
+            consumer_pb2.SettleBatch(
+                group=batch.group,
+                topic=topic,
+                outcome=batch.outcome,
+                ids=ids[8 * first : 8 * last],
+                attempts=attempts[4 * first : 4 * last],
+                positions=positions[8 * first : 8 * last],
+                delay_ms=batch.delay_ms,
+                delay_level=batch.delay_level,
+                reason=batch.reason,
+                epoch=epoch,
+            )
+        )
+        first = last
+    return parts
+
+
+class Joined:
+    """The answers to the parts of one settlement. `done` gets their sum once, with `parts`, or the first Failure."""
+
+    def __init__(self, done: Callable[[SettleResult | Failure], None]) -> None:
+        self._done = done
+        self._results: list[SettleResult | Failure | None] = []
+        self._missing = 0
+        self._closed = False
+
+    def part(self) -> Callable[[SettleResult | Failure], None]:
+        """The callback for the next part."""
+        place = len(self._results)
+        self._results.append(None)
+        self._missing += 1
+
+        def answered(result: SettleResult | Failure) -> None:
+            if self._results[place] is None:
+                self._results[place] = result
+                self._missing -= 1
+                self._finish()
+
+        return answered
+
+    def close(self) -> None:
+        """All parts are made."""
+        self._closed = True
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._missing or not self._closed:
+            return
+        self._closed = False
+        failed = next((result for result in self._results if isinstance(result, Failure)), None)
+        parts = tuple(result for result in self._results if isinstance(result, SettleResult))
+        self._done(failed if failed is not None else SettleResult.of(parts))
 
 
 class Settlements:
@@ -84,13 +163,45 @@ class Settlements:
     def settle(
         self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
     ) -> None:
-        """Put a consumer's settlement into the log; `done` is called once it is applied, or with a Failure. Raises
-        RequestError."""
+        """Put a consumer's settlement into the log, with those of all its topics in one command; `done` is called once
+        it is applied, or with a Failure. Raises RequestError. A settlement of several topics has a result for each:
+        rows of a topic that the group does not have (any more) are stale."""
+        if not batch.topics:
+            columns = self._taken(batch, now_ms, done)
+            if columns is not None:
+                self.propose(columns, done)
+            return
+        joined = Joined(done)
+        proposed: list[SettleColumns] = []
+        answers: list[Callable[[SettleResult | Failure], None]] = []
+        parts = by_topic(batch)
+        group_id = self._state.group_id(batch.group)
+        if group_id is None:
+            raise invalid("group", batch.group, "an existing consumer group")
+        for part in parts:
+            topic_id = self._state.topic_id(part.topic)
+            answer = joined.part()
+            if topic_id is None or self._state.subscription(group_id, topic_id) is None:
+                answer(SettleResult(stale=len(part.ids) // 8))
+                continue
+            columns = self._taken(part, now_ms, answer)
+            if columns is not None:
+                proposed.append(columns)
+                answers.append(answer)
+        if proposed:
+            self.propose_together(proposed, answers)
+        joined.close()
+
+    def _taken(
+        self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
+    ) -> SettleColumns | None:
+        """The columns to propose for a settlement of one topic; `done` is for their result. None: it is on its way by
+        another path, or refused, and `done` is or will be called. Raises RequestError."""
         group_id, topic_id = self._names(batch.group, batch.topic)
         kind = SETTLE_KINDS.get(batch.outcome)
         if kind is None:
             raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
-        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        count = _check_columns(batch.ids, batch.attempts, batch.positions)
         if count > SETTLE_MESSAGES_MAX:
             raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
         if len(batch.reason) > REASON_MAX:
@@ -104,7 +215,7 @@ class Settlements:
         refusal = self._too_far_ahead(subscription, ids, positions)
         if refusal is not None:
             done(refusal)
-            return
+            return None
         if kind in (SETTLE_RETRY, SETTLE_DEAD):
             dies = kind == SETTLE_DEAD
             due_ms = None if dies else self._due_ms(now_ms, self._pauses_ms(group_id, batch, given))
@@ -113,8 +224,8 @@ class Settlements:
             self._leave(
                 Leaving((group_id, topic_id), kind, ids, attempts, positions, due_ms, cause, batch.reason, done, epoch)
             )
-            return
-        columns = SettleColumns(
+            return None
+        return SettleColumns(
             group_id=group_id,
             topic_id=topic_id,
             kind=kind,
@@ -123,7 +234,6 @@ class Settlements:
             positions=batch.positions,
             epoch=batch.epoch if batch.HasField("epoch") else None,
         )
-        self.propose(columns, done)
 
     def _too_far_ahead(self, subscription: Subscription, ids: Ids, positions: Positions | None) -> Failure | None:
         """The refusal of a settlement that would exceed `WINDOW_VALUES_MAX`; None: it fits."""
@@ -204,13 +314,32 @@ class Settlements:
 
         self._proposer.submit(Command(settle=Settle(batches=[columns])), answered, may_gather=True)
 
+    def propose_together(
+        self, columns: list[SettleColumns], answers: list[Callable[[SettleResult | Failure], None]]
+    ) -> None:
+        """As `propose`, for acknowledgements of several topics: one command. Each has its answer."""
+
+        def answered(result: CommandResult | Failure) -> None:
+            if isinstance(result, Failure):
+                for answer in answers:
+                    answer(result)
+                return
+            assert isinstance(result, SettleResult) and len(result.parts) == len(columns)
+            for some, answer, part in zip(columns, answers, result.parts, strict=True):
+                self._settled((some.group_id, some.topic_id))
+                if part.failure is not None:
+                    part = SettleResult(stale=len(some.ids) // 8)  # the topic left the group on the way
+                answer(part)
+
+        self._proposer.submit(Command(settle=Settle(batches=columns)), answered, may_gather=True)
+
     def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions]:
         """The channel of a settlement and the positions of its messages; messages it does not know are left out. Raises
         RequestError."""
         key = self._names(batch.group, batch.topic)
         if batch.outcome not in SETTLE_KINDS:
             raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
-        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        count = _check_columns(batch.ids, batch.attempts, batch.positions)
         if count > SETTLE_MESSAGES_MAX:
             raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
         subscription = self._state.subscription(*key)
@@ -229,7 +358,7 @@ class Settlements:
         lease_ms = batch.lease_ms or config.lease_default_ms
         if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
             raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
-        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        count = _check_columns(batch.ids, batch.attempts, batch.positions)
         if count > SETTLE_MESSAGES_MAX:
             raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages")
         subscription = self._state.subscription(*key)
@@ -265,13 +394,13 @@ class Settlements:
             raise invalid("topic", topic, f"a topic of group {group}")
         return group_id, topic_id
 
-    @staticmethod
-    def _check_columns(ids: bytes, attempts: bytes, positions: bytes) -> int:
-        if not ids or len(ids) % 8:
-            raise invalid("ids", f"{len(ids)} bytes", "one or more elements of 8 bytes")
-        count = len(ids) // 8
-        if len(attempts) != 4 * count:
-            raise invalid("attempts", f"{len(attempts)} bytes", f"{count} elements of 4 bytes")
-        if positions and len(positions) != 8 * count:
-            raise invalid("positions", f"{len(positions)} bytes", f"empty or {count} elements of 8 bytes")
-        return count
+
+def _check_columns(ids: bytes, attempts: bytes, positions: bytes) -> int:
+    if not ids or len(ids) % 8:
+        raise invalid("ids", f"{len(ids)} bytes", "one or more elements of 8 bytes")
+    count = len(ids) // 8
+    if len(attempts) != 4 * count:
+        raise invalid("attempts", f"{len(attempts)} bytes", f"{count} elements of 4 bytes")
+    if positions and len(positions) != 8 * count:
+        raise invalid("positions", f"{len(positions)} bytes", f"empty or {count} elements of 8 bytes")
+    return count

@@ -270,16 +270,23 @@ class Events(Part):
 
         self._put(make, units.nbytes + 512)
 
-    def delivered(self, now_ms: int, consumer: str, batch: DeliverBatch) -> None:
-        """Record a batch handed to a consumer."""
-        term, texts = batch.term, (batch.topic, batch.group, consumer)
-        ids, due_ms, attempts = batch.ids, batch.due_ms, batch.attempts
+    def delivered(
+        self, now_ms: int, consumer: str, topics: Sequence[tuple[int, str, int]], batch: DeliverBatch
+    ) -> None:
+        """Record a batch handed to a consumer: a record for each topic. `topics` as in `announcements.Delivered`."""
+        first = 0
+        for _, topic, count in topics:
+            self._delivered(now_ms, consumer, topic, batch, first, first + count)
+            first += count
+
+    def _delivered(self, now_ms: int, consumer: str, topic: str, batch: DeliverBatch, first: int, last: int) -> None:
+        term, texts = batch.term, (topic, batch.group, consumer)
+        ids, due_ms = batch.ids[8 * first : 8 * last], batch.due_ms[8 * first : 8 * last]
+        attempts = batch.attempts[4 * first : 4 * last]
 
         def make() -> EventRecord:
             columns = {"id": _column(ids, "<u8"), "due_ms": _column(due_ms, "<i8"), "attempt": _column(attempts, "<u4")}
-            return EventRecord(
-                EventKind.DELIVERED, now_ms, term=term, count=len(ids) // 8, texts=texts, columns=columns
-            )
+            return EventRecord(EventKind.DELIVERED, now_ms, term=term, count=last - first, texts=texts, columns=columns)
 
         self._put(make, 3 * len(ids) + 512)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.delivery.channel import Channel, Staged
+from tickwheel.node.core.delivery.channel import Channel, Pace, Staged
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.recent import RecentUnits
 from tickwheel.node.core.schedule.intake import from_batch
@@ -218,6 +218,7 @@ def test_what_was_read_meets_a_changed_filter() -> None:
         recent=RecentUnits(),
         config=CoreConfig(),
         fetch=lambda channel, staged: None,
+        pace=Pace(0, open=True),
     )
     units = np.zeros(2, UNIT)
     units["size"] = 1

@@ -1,0 +1,156 @@
+"""What one pass hands to a consumer: rows of one topic or of several, which leave as one batch with their leases.
+
+A consumer that takes mixed batches gets the rows of all topics of a pass together. Any other gets a batch for each
+topic at once. Soft state of one pass: nothing is left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.delivery.channel import Channel, Staged
+from tickwheel.node.core.delivery.leases import ChannelKey
+from tickwheel.node.core.delivery.sessions import Session
+from tickwheel.node.state.targets import origins_of
+from tickwheel.proto.consumer_pb2 import DeliverBatch
+from tickwheel.wheel.units import Units, join_units
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """Rows of one channel that leave together. All arrays have one element for each message."""
+
+    channel: Channel
+    positions: NDArray[np.uint64]
+    ids: NDArray[np.uint64]
+    attempts: NDArray[np.uint32]
+    due_ms: NDArray[np.int64]
+    units: Units
+    records: list[bytes]
+
+    @property
+    def count(self) -> int:
+        return len(self.records)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.units["size"].sum(dtype=np.int64))
+
+
+def share_of(channel: Channel, staged: Staged, first: int, last: int) -> Share | None:
+    """The rows [first, last) of a Staged, without those that were settled or came back since they were claimed: this
+    delivery of them no longer counts. None: no row is left."""
+    assert staged.records is not None and staged.units is not None
+    places: slice | NDArray[np.int64] = slice(first, last)
+    records = staged.records[first:last]
+    valid = channel.subscription.attempts_of(staged.positions[places]) == staged.attempts[places]
+    if not valid.all():
+        places = np.flatnonzero(valid) + first
+        if not len(places):
+            return None
+        records = [staged.records[place] for place in places.tolist()]
+    return Share(
+        channel,
+        staged.positions[places],
+        staged.ids[places],
+        staged.attempts[places],
+        staged.due_ms[places],
+        staged.units[places],
+        records,
+    )
+
+
+def batch_of(shares: Sequence[Share], term: int, lease_until_ms: int, filter: str) -> DeliverBatch:
+    """One batch of these rows; of a single topic in the form that every client reads."""
+    if len(shares) == 1:
+        share = shares[0]
+        positions, ids, attempts, due_ms = share.positions, share.ids, share.attempts, share.due_ms
+        units, records = share.units, share.records
+    else:
+        positions = np.concatenate([share.positions for share in shares])
+        ids = np.concatenate([share.ids for share in shares])
+        attempts = np.concatenate([share.attempts for share in shares])
+        due_ms = np.concatenate([share.due_ms for share in shares])
+        units = join_units([share.units for share in shares])
+        records = [record for share in shares for record in share.records]
+    origins = origins_of(units)
+    if origins.any():
+        # To consumers a retry keeps the id under which the message was first scheduled, and its attempts add up.
+        ids, attempts = np.where(origins != 0, origins, ids), attempts + units["attempts"]
+    batch = DeliverBatch(
+        group=shares[0].channel.group,
+        term=term,
+        ids=ids.tobytes(),
+        attempts=attempts.astype("<u4").tobytes(),
+        positions=positions.tobytes(),
+        due_ms=due_ms.tobytes(),
+        meta_sizes=units["meta_size"].astype("<u4").tobytes(),
+        sizes=units["size"].tobytes(),
+        records=b"".join(records),
+        lease_until_ms=lease_until_ms,
+        filter=filter,
+    )
+    if len(shares) == 1:
+        batch.topic, batch.epoch = shares[0].channel.topic, shares[0].channel.epoch
+    else:
+        batch.topics.extend([share.channel.topic for share in shares])
+        batch.topic_counts = np.array([share.count for share in shares], "<u4").tobytes()
+        batch.epochs = np.array([share.channel.epoch for share in shares], "<u4").tobytes()
+    return batch
+
+
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    shares: list[Share] = field(default_factory=list)
+    count: int = 0
+    bytes: int = 0
+
+
+class Handing:
+    """Gathers the shares of a pass for each consumer. `send` lets one batch of them leave."""
+
+    def __init__(self, batch_bytes_max: int, send: Callable[[Session, list[Share]], None]) -> None:
+        self._batch_bytes_max = batch_bytes_max
+        self._send = send
+        self._gathered: dict[Session, _Gathered] = {}
+
+    def put(self, session: Session, share: Share, *, mixes: bool) -> None:
+        """Hand a share to a consumer, when the pass ends at the latest. Takes its credits now. `mixes`: the share may
+        leave together with those of other topics."""
+        session.credits -= share.count
+        session.delivered += share.count
+        if not mixes:
+            self._send(session, [share])
+            return
+        size = share.bytes
+        gathered = self._gathered.get(session)
+        if gathered is not None and (
+            gathered.count + share.count > session.batch_messages_max or gathered.bytes + size > self._batch_bytes_max
+        ):
+            del self._gathered[session]
+            self._send(session, gathered.shares)
+            gathered = None
+        if gathered is None:
+            gathered = self._gathered[session] = _Gathered()
+        gathered.shares.append(share)
+        gathered.count += share.count
+        gathered.bytes += size
+
+    def flush(self) -> None:
+        """The pass ends: let everything leave."""
+        gathered, self._gathered = self._gathered, {}
+        for session, waiting in gathered.items():
+            self._send(session, waiting.shares)
+
+    def drop(self) -> list[ChannelKey]:
+        """Let nothing of what was gathered leave, and give its credits back. Returns the channels that it was taken
+        from: it has no lease, and must be read again."""
+        gathered, self._gathered = self._gathered, {}
+        for session, waiting in gathered.items():
+            session.credits += waiting.count
+            session.delivered -= waiting.count
+        return [share.channel.key for waiting in gathered.values() for share in waiting.shares]

@@ -1,0 +1,264 @@
+"""What is due together leaves in one batch whatever its topics, and is settled by one command, where the consumer takes
+that. Any other consumer gets a batch and sends a settlement for each topic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.node.core.trio import Node, World
+from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.schedule.intake import from_batch
+from tickwheel.node.failure import Failure
+from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.settings import Settings
+from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest
+from tickwheel.proto.consumer_pb2 import (
+    ACK,
+    EARLIEST,
+    RETRY,
+    DeliverBatch,
+    OpenConsumer,
+    Outcome,
+    SettleBatch,
+    SettleReceipt,
+)
+from tickwheel.proto.log_pb2 import SETTLE_ACK, AdminCommand, Command, SettleColumns
+
+TOPICS = ("a", "b", "c")
+
+
+def administer(world: World, command: AdminCommand) -> None:
+    """Put into the log by the master, and applied."""
+    master = world.elect()
+    assert master.host is not None
+    results: list[object] = []
+    master.host.core.proposer.submit(Command(admin=command), results.append)
+    master.wake()
+    world.run_until(lambda: bool(results))
+    assert not isinstance(results[0], Failure) and getattr(results[0], "failure", None) is None, results
+
+
+def schedule(world: World, topics: str, in_ms: int = 100) -> None:
+    """A message for each letter of `topics`, all due in the same moment."""
+    due_ms = world.now_ms + in_ms
+    messages = [common_pb2.Message(topic=t, payload=t.encode(), due_ms=due_ms) for t in topics]
+    wanted = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages))
+    answers: list[object] = []
+    master = world.elect()
+    assert master.host is not None
+    master.host.core.parts.requests.schedule(from_batch(wanted, Settings()), answers.append)
+    master.wake()
+    world.run_until(lambda: bool(answers))
+    assert not isinstance(answers[0], Failure), answers
+
+
+class Taker:
+    """A consumer of all topics that settles only when told to."""
+
+    def __init__(self, world: World, *, mixes: bool, credits: int = 1_000) -> None:
+        self.world = world
+        self.batches: list[DeliverBatch] = []
+        self.sessions: list[ConsumerHandle] = []
+        self.node: Node = world.elect()
+        assert self.node.host is not None
+        core = self.node.host.core
+        request = OpenConsumer(group="g", topics=TOPICS, credits=credits)
+        opening = core.parts.consumers.open(request, self.batches.append, lambda failure: None)
+        core.serving.start(opening, self._opened)
+        self.node.wake()
+        world.run_until(lambda: bool(self.sessions))
+        self.sessions[0].mix(mixes)
+
+    def _opened(self, session: ConsumerHandle | Failure) -> None:
+        assert isinstance(session, ConsumerHandle), session
+        self.sessions.append(session)
+
+    def settle(self, settlement: SettleBatch) -> SettleReceipt | Failure:
+        answers: list[SettleReceipt | Failure] = []
+        self.sessions[0].settle(settlement, answers.append)
+        self.node.wake()
+        self.world.run_until(lambda: bool(answers))
+        return answers[0]
+
+    def leave(self) -> None:
+        self.sessions[0].close()
+        self.node.wake()
+
+
+def settlement(batch: DeliverBatch, outcome: Outcome.ValueType = ACK, delay_ms: int = 0) -> SettleBatch:
+    """Of all rows of a batch of several topics."""
+    return SettleBatch(
+        group=batch.group, outcome=outcome, delay_ms=delay_ms, ids=batch.ids,
+        attempts=batch.attempts, positions=batch.positions, topics=batch.topics, topic_counts=batch.topic_counts,
+        epochs=batch.epochs,
+    )  # fmt: skip
+
+
+def parts(receipt: SettleReceipt | Failure) -> list[list[int]]:
+    """Settled, stale and unknown of each topic."""
+    assert isinstance(receipt, SettleReceipt), receipt
+    counts: list[list[int]] = np.frombuffer(receipt.parts, "<u4").reshape(-1, 3).tolist()
+    return counts
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    administer(world, AdminCommand(create_group=CreateGroupRequest(name="g", topics=TOPICS)))
+    return world
+
+
+def test_one_batch_and_one_command_for_all_topics(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    taker = Taker(world, mixes=True)
+    schedule(world, "abcabca")
+    world.run_until(lambda: bool(taker.batches))
+    (batch,) = taker.batches
+    assert list(batch.topics) == ["a", "b", "c"] and not batch.topic
+    assert np.frombuffer(batch.topic_counts, "<u4").tolist() == [3, 2, 2] and batch.records == b"aaabbcc"
+    assert np.frombuffer(batch.positions, "<u8").tolist() == [0, 1, 2, 0, 1, 0, 1]
+    assert np.frombuffer(batch.epochs, "<u4").tolist() == [0, 0, 0]
+    core = taker.node.host.core if taker.node.host else None
+    assert core is not None
+    submitted: list[Command] = []
+    submit = core.proposer.submit
+
+    def watched(command: Command, *args: object, **named: object) -> None:
+        submitted.append(command)
+        submit(command, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(core.proposer, "submit", watched)
+    receipt = taker.settle(settlement(batch))
+    assert parts(receipt) == [[3, 0, 0], [2, 0, 0], [2, 0, 0]]
+    assert isinstance(receipt, SettleReceipt) and receipt.settled == 7
+    settles = [command for command in submitted if command.WhichOneof("body") == "settle"]
+    assert len(settles) == 1 and len(settles[0].settle.batches) == 3
+    world.run(10_000)
+    assert len(taker.batches) == 1, "nothing came again"
+
+
+def test_a_consumer_that_did_not_ask_gets_a_batch_for_each_topic(world: World) -> None:
+    taker = Taker(world, mixes=False)
+    schedule(world, "abc")
+    world.run_until(lambda: len(taker.batches) == 3)
+    assert sorted(batch.topic for batch in taker.batches) == ["a", "b", "c"]
+    assert not any(batch.topics for batch in taker.batches)
+
+
+def test_a_batch_is_as_large_as_the_consumer_wants_it_at_most(world: World) -> None:
+    taker = Taker(world, mixes=True, credits=2)
+    schedule(world, "abc")
+    world.run_until(lambda: bool(taker.batches))
+    world.run(500)
+    assert sum(len(batch.ids) // 8 for batch in taker.batches) == 2, "no more than its credits"
+    taker.sessions[0].credit(5)
+    taker.node.wake()
+    world.run_until(lambda: sum(len(batch.ids) // 8 for batch in taker.batches) == 3)
+
+
+def test_a_reset_of_one_topic_makes_its_rows_stale_and_no_others(world: World) -> None:
+    taker = Taker(world, mixes=True)
+    schedule(world, "abc")
+    world.run_until(lambda: bool(taker.batches))
+    first = taker.batches.pop()
+    administer(world, AdminCommand(reset_group=ResetGroupRequest(name="g", topics=["b"], start_from=EARLIEST)))
+    world.run_until(lambda: bool(taker.batches))
+    assert parts(taker.settle(settlement(first))) == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
+    again = taker.batches[0]
+    assert (again.topic, again.epoch) == ("b", 1)
+    schedule(world, "ab")
+    world.run_until(lambda: len(taker.batches) == 2)
+    assert np.frombuffer(taker.batches[1].epochs, "<u4").tolist() == [0, 1]
+    assert parts(taker.settle(settlement(taker.batches[1]))) == [[1, 0, 0], [1, 0, 0]]
+
+
+def test_a_topic_that_is_gone_does_not_hold_up_the_others(world: World) -> None:
+    """A settlement of several topics is not refused because one of them was deleted since the delivery."""
+    taker = Taker(world, mixes=True)
+    schedule(world, "abc")
+    world.run_until(lambda: bool(taker.batches))
+    settle = settlement(taker.batches[0])
+    settle.topics[1] = "never-made"
+    assert parts(taker.settle(settle)) == [[1, 0, 0], [0, 1, 0], [1, 0, 0]]
+
+
+def test_nacks_of_several_topics_come_again_each_in_its_own(world: World) -> None:
+    taker = Taker(world, mixes=True)
+    schedule(world, "abc")
+    world.run_until(lambda: bool(taker.batches))
+    batch = taker.batches.pop()
+    assert parts(taker.settle(settlement(batch, outcome=RETRY, delay_ms=50))) == [[1, 0, 0]] * 3
+    world.run_until(lambda: b"".join(b.records for b in taker.batches) == b"abc")
+    assert {n for b in taker.batches for n in np.frombuffer(b.attempts, "<u4").tolist()} == {2}
+
+
+def test_a_message_that_is_handed_back_comes_though_its_topic_is_quiet(world: World) -> None:
+    """A topic whose messages are all out costs nothing more, and is looked at again when one comes back."""
+    leaver, stayer = Taker(world, mixes=True), Taker(world, mixes=True)
+    schedule(world, "abcabc")
+    world.run_until(lambda: sum(len(b.ids) // 8 for t in (leaver, stayer) for b in t.batches) == 6)
+    world.run(200)
+    host = leaver.node.host
+    assert host is not None
+    delivery = host.core.parts.delivery
+    assert not any(delivery._work.values()), "nothing is left to hand out"
+    had = b"".join(batch.records for batch in leaver.batches)
+    kept = b"".join(batch.records for batch in stayer.batches)
+    assert had
+    leaver.leave()
+    world.run_until(lambda: sum(len(batch.ids) // 8 for batch in stayer.batches) == 6)
+    assert sorted(b"".join(batch.records for batch in stayer.batches)) == sorted(had + kept)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("topics", {"topic": "a"}),
+        ("topics", {"epoch": 0}),
+        ("topic_counts", {"topic_counts": b"\1\0\0\0"}),
+        ("topic_counts", {"topic_counts": np.array([0, 2, 1], "<u4").tobytes()}),
+        ("topic_counts", {"topic_counts": np.array([1, 1, 2], "<u4").tobytes()}),
+        ("epochs", {"epochs": b""}),
+        ("topics", {"topics": ["a"] * 4_097}),
+        ("ids", {"ids": b"x"}),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_and_settle_nothing(
+    world: World, field: str, change: dict[str, bytes | str | int | list[str]]
+) -> None:
+    taker = Taker(world, mixes=True)
+    schedule(world, "abc")
+    world.run_until(lambda: bool(taker.batches))
+    settle = settlement(taker.batches[0])
+    for name, value in change.items():
+        if isinstance(value, list):
+            settle.topics[:] = value
+        else:
+            setattr(settle, name, value)
+    refusal = taker.settle(settle)
+    assert isinstance(refusal, Failure) and refusal.metadata["field"] == field
+    assert parts(taker.settle(settlement(taker.batches[0]))) == [[1, 0, 0]] * 3
+
+
+def test_a_topic_that_goes_before_the_apply_is_stale(world: World) -> None:
+    """It went between the proposal and the apply: the settlement's other topics have their receipts."""
+    taker = Taker(world, mixes=True)
+    schedule(world, "a")
+    world.run_until(lambda: bool(taker.batches))
+    batch, host = taker.batches[0], taker.node.host
+    assert host is not None
+    state = host.core.state
+    group_id, topic_id = state.group_id("g") or 0, state.topic_id("a") or 0
+    there, gone = (
+        SettleColumns(group_id=group_id, topic_id=number, kind=SETTLE_ACK, ids=batch.ids, attempts=batch.attempts)
+        for number in (topic_id, 999)
+    )
+    answers: list[object] = []
+    host.core.parts.delivery.settlements.propose_together([gone, there], [answers.append, answers.append])
+    taker.node.wake()
+    world.run_until(lambda: len(answers) == 2)
+    assert [(answer.settled, answer.stale) for answer in answers if isinstance(answer, SettleResult)] == [
+        (0, 1),
+        (1, 0),
+    ]
