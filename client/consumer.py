@@ -3,6 +3,10 @@
 Owns the Consume stream and the settlements without a receipt; `hand.py` owns the deliveries in hand and the credits.
 Invariant: a settlement is repeated on every new stream until a node has answered it. After a change of master a stream
 is opened at the new one. The leases of deliveries in hand are renewed over the open stream.
+
+A node that says so in Opened sends batches of several topics, and acknowledgements of one pass of the loop go to it as
+one settlement, whatever their topics. Inside and for callers a batch has one topic and each settlement its own receipt.
+So a stream to an older node differs only in the number of its messages.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from tickwheel.client.errors import (
 from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.hand import Hand, Held
 from tickwheel.client.ids import id_text
-from tickwheel.client.settling import acknowledge, extend, extend_batch, settle_batch
+from tickwheel.client.settling import acknowledge, by_topic, extend, extend_batch, receipts, settle_batch, together
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 
@@ -90,6 +94,12 @@ class Consumer:
         self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
         self._outbox_changed = asyncio.Event()
         self._hand = Hand(open_request.credits, self._send_credits, messages_max, hold_s_max)
+        self._mixes = False
+        """Whether the node of the open stream takes settlements of several topics."""
+        self._gathered: list[_Settle] = []
+        """Acknowledgements of this pass of the loop, to leave together."""
+        self._joint: dict[int, list[_Settle]] = {}
+        """Sequence of a settlement of several topics on the open stream -> the settlements in it."""
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[consumer_pb2.SettleReceipt]] = {}
         self._talking: asyncio.Task[Fault] | None = None
@@ -187,7 +197,7 @@ class Consumer:
         delay_level: int = 0,
         reason: str = "",
     ) -> asyncio.Future[consumer_pb2.SettleReceipt]:
-        """Settle rows of a batch; None: all rows. Sent at once; the future has the receipt."""
+        """Settle rows of a batch; None: all rows. Sent in this pass of the loop; the future has the receipt."""
         settle = settle_batch(batch, rows, outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason)
         future: asyncio.Future[consumer_pb2.SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
         self._hand.give_back(batch.leave(rows))
@@ -279,11 +289,41 @@ class Consumer:
             future.set_exception(OutcomeUnknown("the consumer has ended: nothing settles any more", "CLOSED"))
             return future
         part = message.settle if message.HasField("settle") else message.extend
-        part.sequence = self._next_sequence
-        self._waiting[self._next_sequence] = _Settle(message, future)
-        self._next_sequence += 1
-        self._send(message)
+        part.sequence = self._sequence()
+        settle = self._waiting[part.sequence] = _Settle(message, future)
+        if self._mixes and message.HasField("settle") and message.settle.outcome == consumer_pb2.ACK:
+            if not self._gathered:
+                asyncio.get_running_loop().call_soon(self._send_gathered)
+            self._gathered.append(settle)
+        else:
+            self._send(message)
         return future
+
+    def _sequence(self) -> int:
+        sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
+        return sequence
+
+    def _send_gathered(self) -> None:
+        """Send the acknowledgements of this pass of the loop, as one settlement where the node takes that."""
+        gathered, self._gathered = self._gathered, []
+        for message, settles in self._packed(gathered):
+            if len(settles) > 1:
+                self._joint[message.settle.sequence] = settles
+            self._send(message)
+
+    def _packed(self, settles: Sequence[_Settle]) -> Iterator[tuple[consumer_pb2.ConsumeRequest, list[_Settle]]]:
+        """The messages that carry these acknowledgements, each with the settlements in it."""
+        if not self._mixes:
+            yield from ((settle.message, [settle]) for settle in settles)
+            return
+        by_sequence = {settle.message.settle.sequence: settle for settle in settles}
+        for some in together([settle.message.settle for settle in settles]):
+            members = [by_sequence[sequence] for sequence in some.sequences]
+            if len(members) == 1:
+                yield members[0].message, members
+                continue
+            some.batch.sequence = self._sequence()
+            yield consumer_pb2.ConsumeRequest(settle=some.batch), members
 
     def _send_credits(self, credits: int) -> None:
         self._send(consumer_pb2.ConsumeRequest(credits=credits))
@@ -401,7 +441,20 @@ class Consumer:
         self.term = opened.term
         self._lease_s = opened.lease_ms / 1_000
         # The opening carried all waiting credits. Settlements without a receipt are sent again.
-        self._outbox = deque(settle.message for settle in self._waiting.values())
+        self._outbox.clear()
+        self._gathered.clear()
+        self._joint.clear()
+        self._mixes = opened.mixes
+        if opened.mixes:
+            self._send(consumer_pb2.ConsumeRequest(mixed=True))
+        acknowledgements: list[_Settle] = []
+        for settle in self._waiting.values():
+            if settle.message.HasField("settle") and settle.message.settle.outcome == consumer_pb2.ACK:
+                acknowledgements.append(settle)
+            else:
+                self._send(settle.message)
+        self._gathered = acknowledgements
+        self._send_gathered()
         self._hand.opened()
         self._renewing = asyncio.ensure_future(self._renew_while_open())
         self._outbox_changed.set()
@@ -422,6 +475,10 @@ class Consumer:
                 await self._outbox_changed.wait()
 
     def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
+        for part in by_topic(wire) if wire.topics else (wire,):
+            self._take_topic(part)
+
+    def _take_topic(self, wire: consumer_pb2.DeliverBatch) -> None:
         foreign = mismatches(wire)
         self._hand.came(len(wire.ids) // 8, len(foreign))
         if len(foreign):
@@ -438,6 +495,12 @@ class Consumer:
             self._ready.put_nowait(None)
 
     def _settled(self, receipt: consumer_pb2.SettleReceipt) -> None:
+        joint = self._joint.pop(receipt.sequence, None)
+        if joint is not None:
+            sequences = [settle.message.settle.sequence for settle in joint]
+            for part in receipts(receipt, sequences):
+                self._settled(part)
+            return
         settle = self._waiting.get(receipt.sequence)
         if settle is None:
             return
@@ -495,6 +558,8 @@ class Consumer:
         """Wait until all settlements so far have receipts, at most `timeout_s`."""
         if self._acks:
             self._send_acks()
+        if self._gathered:
+            self._send_gathered()
         futures = [settle.future for settle in self._waiting.values()]
         if futures and self._running is not None and not self._running.done():
             await asyncio.wait(futures, timeout=timeout_s)

@@ -149,6 +149,10 @@ class FakeNode:
         self.streams: set[asyncio.Task[Any]] = set()
         self.extends: list[Any] = []
         """Extensions of leases that it was asked for."""
+        self.mixes = False
+        """It understands batches and settlements of several topics; else it is of a version before them."""
+        self.settles: list[Any] = []
+        """Settlements that it was asked for."""
 
     async def start(self) -> FakeNode:
         """Listen on a free port."""
@@ -344,7 +348,9 @@ class FakeNode:
         first = (await anext(requests)).open
         stream = _Stream(self, first, context)
         await context.write(
-            consumer_pb2.ConsumeResponse(opened=consumer_pb2.Opened(term=self.state.term, lease_ms=int(LEASE_S * 1000)))
+            consumer_pb2.ConsumeResponse(
+                opened=consumer_pb2.Opened(term=self.state.term, lease_ms=int(LEASE_S * 1000), mixes=self.mixes)
+            )
         )
         reader = asyncio.ensure_future(stream.read(requests))
         try:
@@ -402,11 +408,15 @@ class _Stream:
         self.term = self.state.term
         self.receipts: deque[Any] = deque()
         self.lost = False
+        self.mixed = False
 
     async def read(self, requests: AsyncIterator[Any]) -> None:
         async for request in requests:
             if request.HasField("credits"):
                 self.credits += request.credits
+            elif request.HasField("mixed"):
+                assert self.node.mixes, "an older node refuses a field that it does not know"
+                self.mixed = request.mixed
             elif request.HasField("settle"):
                 self._settle(request.settle)
             elif request.HasField("extend"):
@@ -427,7 +437,12 @@ class _Stream:
         return receipt
 
     def _settle(self, settle: Any) -> None:
+        self.node.settles.append(settle)
         receipt = consumer_pb2.SettleReceipt(sequence=settle.sequence)
+        if settle.topics:
+            assert self.node.mixes, "an older node refuses a field that it does not know"
+            counts = np.frombuffer(settle.topic_counts, "<u4").tolist()
+            receipt.parts = np.array([(count, 0, 0) for count in counts], "<u4").tobytes()
         attempts = np.frombuffer(settle.attempts, "<u4").tolist()
         for id64, attempt in zip(np.frombuffer(settle.ids, "<u8").tolist(), attempts, strict=True):
             place = (self.group, id64)
@@ -465,8 +480,9 @@ class _Stream:
                 continue
 
     async def _deliver(self, ids: list[int]) -> None:
-        topic = self.state.messages[ids[0]][0].topic
-        ids = [id64 for id64 in ids if self.state.messages[id64][0].topic == topic]
+        topic_of = {id64: self.state.messages[id64][0].topic for id64 in ids}
+        topics = list(dict.fromkeys(topic_of.values())) if self.mixed else [topic_of[ids[0]]]
+        ids = [id64 for topic in topics for id64 in ids if topic_of[id64] == topic]
         self.credits -= len(ids)
         metas, records, attempts = [], [], []
         for id64 in ids:
@@ -478,7 +494,7 @@ class _Stream:
             metas.append(message.meta.SerializeToString() if message.HasField("meta") else b"")
             records.append(metas[-1] + message.payload)
         batch = consumer_pb2.DeliverBatch(
-            topic=topic,
+            topic=topics[0] if len(topics) == 1 else "",
             group=self.group,
             term=self.state.term,
             ids=np.array(ids, "<u8").tobytes(),
@@ -489,6 +505,11 @@ class _Stream:
             sizes=np.array([len(record) for record in records], "<u4").tobytes(),
             records=b"".join(records),
         )
+        if len(topics) > 1:
+            counts = [sum(topic_of[id64] == topic for id64 in ids) for topic in topics]
+            batch.topics.extend(topics)
+            batch.topic_counts = np.array(counts, "<u4").tobytes()
+            batch.epochs = np.zeros(len(topics), "<u4").tobytes()
         await self.context.write(consumer_pb2.ConsumeResponse(deliver=batch))
 
 
