@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Exact versions of everything; `make constraints` renews them.
 # pip compiles what it installs, but not what stays where it is: where Python may not write bytecode by itself
 # (PYTHONDONTWRITEBYTECODE) every node would spend a third of its start compiling.
-COMPILE := $(BIN)/python -m compileall -q bench chaos client node pipeline proto replication src storage wheel
+COMPILE := $(BIN)/python -m compileall -q bench chaos client node pipeline proto replication src storage transport wheel
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 # All tests at once run in two processes (tests/conftest.py); `make test LANES=` runs them one after the other.
 LANES ?= --numprocesses=2 --dist=loadscope
@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo pipeline-demo test lint format bench stubs docs dist constraints install compiled java clean
+.PHONY: help demo pipeline-demo test conformance lint format bench stubs docs dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -32,6 +32,9 @@ pipeline-demo: $(SPARK_STAMP) compiled java  ## A year of flights through Spark:
 
 test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
 	@$(BIN)/python -m pytest $(or $(ARGS),$(LANES))
+
+conformance: $(DEV_STAMP)  ## The HTTP/2 and gRPC tests of others against the nodes' transport; needs Go
+	@$(BIN)/python -m tests.transport.conformance
 
 lint: $(DEV_STAMP)  ## Style, formatting, dead code, strict types, freshness of the generated stubs
 	@echo 'ruff check'; $(BIN)/ruff check --quiet

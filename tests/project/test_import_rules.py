@@ -16,9 +16,10 @@ MAY_KNOW = {
     "proto": set(),
     "storage": {"proto"},
     "wheel": {"storage"},
-    "replication": {"proto", "storage"},
+    "transport": set(),
+    "replication": {"proto", "storage", "transport"},
     "client": {"proto"},
-    "node": {"proto", "storage", "wheel", "replication"},
+    "node": {"proto", "storage", "transport", "wheel", "replication"},
     "chaos": {"proto", "storage", "wheel", "replication", "client", "node", "pipeline"},
     "pipeline": {"proto", "client", "storage"},
     "bench": {"proto", "storage", "wheel", "replication", "client", "node", "chaos", "pipeline"},
@@ -50,7 +51,7 @@ ROOMS = {
 only those that compose import a folder."""
 
 SANS_IO_EXCEPT = ("tickwheel.replication.grpc_network",)
-"""The real network behind the port: asyncio and gRPC are its trade."""
+"""The real network behind the port: asyncio and sockets are its trade."""
 
 WORLD = (
     *("asyncio", "threading", "concurrent", "multiprocessing", "subprocess", "selectors", "select", "signal", "queue"),

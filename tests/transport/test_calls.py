@@ -1,0 +1,306 @@
+"""gRPC over real sockets: this server with grpc's own client, this client with grpc's own server, and both together."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from tests.transport.served import serving
+from tickwheel.node.certs import make_certificates
+from tickwheel.node.tls import PortFiles, peer_context, server_context
+from tickwheel.transport.client import AddressError, CallError, ClientConnection, connect
+from tickwheel.transport.limits import Limits
+from tickwheel.transport.server import Server
+
+LARGE = bytes(range(256)) * 12_000
+LIMITS = Limits(message_bytes_max=4 << 20)
+
+
+class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
+    """The cases of gRPC's interoperability tests, over bytes."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+
+    def service(self, details: Any) -> Any:
+        made = {
+            "/s/Echo": grpc.unary_unary_rpc_method_handler(self._echo),
+            "/s/Fail": grpc.unary_unary_rpc_method_handler(self._fail),
+            "/s/Break": grpc.unary_unary_rpc_method_handler(self._break),
+            "/s/Metadata": grpc.unary_unary_rpc_method_handler(self._metadata),
+            "/s/Join": grpc.stream_unary_rpc_method_handler(self._join),
+            "/s/Count": grpc.unary_stream_rpc_method_handler(self._count),
+            "/s/Both": grpc.stream_stream_rpc_method_handler(self._both),
+            "/s/Wait": grpc.unary_unary_rpc_method_handler(self._wait),
+        }
+        return made.get(details.method)
+
+    async def _echo(self, request: bytes, context: Any) -> bytes:
+        return request
+
+    async def _fail(self, request: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.NOT_FOUND, request.decode(), (("more-bin", b"\0\xff"),))
+        return b""
+
+    async def _break(self, request: bytes, context: Any) -> bytes:
+        raise KeyError("a secret")
+
+    async def _metadata(self, request: bytes, context: Any) -> bytes:
+        given = dict(context.invocation_metadata())
+        await context.send_initial_metadata((("first", given["x-first"]),))
+        context.set_trailing_metadata((("last-bin", given["x-last-bin"]),))
+        assert context.time_remaining() is None and context.peer().startswith("ipv4:127.0.0.1:")
+        return b""
+
+    async def _join(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        return b"".join([request async for request in requests])
+
+    async def _count(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for number in range(int(request)):
+            yield b"%d" % number
+
+    async def _both(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        async for request in requests:
+            if request == b"abort":
+                await context.abort(grpc.StatusCode.DATA_LOSS, "as asked")
+            await context.write(request)
+
+    async def _wait(self, request: bytes, context: Any) -> bytes:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        return b""
+
+
+def ours(service: Service) -> Server:
+    server = Server(LIMITS)
+    server.add_generic_rpc_handlers([service])
+    return server
+
+
+@asynccontextmanager
+async def channel() -> AsyncIterator[tuple[Any, Service]]:
+    """grpc's client of this server."""
+    service = Service()
+    async with serving(ours(service)) as address, grpc.aio.insecure_channel(address) as opened:
+        yield opened, service
+
+
+async def test_every_kind_of_call_from_grpcs_client() -> None:
+    async with channel() as (opened, _):
+        for message in (b"", b"x", LARGE):
+            assert await opened.unary_unary("/s/Echo")(message) == message
+        assert await opened.stream_unary("/s/Join")(iter([b"a", LARGE, b"", b"c"])) == b"a" + LARGE + b"c"
+        assert await opened.stream_unary("/s/Join")(iter([])) == b""
+        assert [one async for one in opened.unary_stream("/s/Count")(b"300")] == [b"%d" % n for n in range(300)]
+        both = opened.stream_stream("/s/Both")()
+        for message in (b"1", LARGE, b"3"):
+            await both.write(message)
+            assert await both.read() == message
+        await both.done_writing()
+        assert await both.read() is grpc.aio.EOF  # type: ignore[attr-defined]
+        assert await both.code() is grpc.StatusCode.OK
+
+
+async def test_many_calls_at_once() -> None:
+    async with channel() as (opened, _):
+        echo = opened.unary_unary("/s/Echo")
+        sent = [b"%d" % number * 999 for number in range(500)]
+        assert await asyncio.gather(*map(echo, sent)) == sent
+
+
+async def test_errors_reach_grpcs_client_as_they_are() -> None:
+    async with channel() as (opened, _):
+        text = "\t\nnot — found % \r\0 ☃"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await opened.unary_unary("/s/Fail")(text.encode())
+        assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.NOT_FOUND, text)
+        assert dict(cast(Any, raised.value.trailing_metadata()))["more-bin"] == b"\0\xff"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await opened.unary_unary("/s/Break")(b"")
+        assert raised.value.code() is grpc.StatusCode.UNKNOWN and "secret" not in str(raised.value.details())
+        for call in (opened.unary_unary("/s/None")(b""), opened.stream_unary("/s/None")(iter([b"x"]))):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call
+            assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        both = opened.stream_stream("/s/Both")()
+        await both.write(b"abort")
+        assert await both.code() is grpc.StatusCode.DATA_LOSS and await both.details() == "as asked"
+
+
+async def test_metadata_goes_both_ways() -> None:
+    async with channel() as (opened, _):
+        call = opened.unary_unary("/s/Metadata")(b"", metadata=(("x-first", "1"), ("x-last-bin", b"\1\2,\xff")))
+        assert dict(await call.initial_metadata())["first"] == "1"
+        assert dict(await call.trailing_metadata())["last-bin"] == b"\1\2,\xff"
+
+
+async def test_large_and_compressed_messages_are_refused() -> None:
+    async with channel() as (opened, _):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await opened.unary_unary("/s/Echo")(bytes(LIMITS.message_bytes_max + 1))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await opened.unary_unary("/s/Echo")(bytes(9_999), compression=grpc.Compression.Gzip)
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert await opened.unary_unary("/s/Echo")(b"still there") == b"still there"
+
+
+@pytest.mark.parametrize("how", ["cancelled", "deadline", "connection"])
+async def test_a_handler_ends_with_its_caller(how: str) -> None:
+    async with channel() as (opened, service):
+        call = opened.unary_unary("/s/Wait")(b"", timeout=0.2 if how == "deadline" else None)
+        if how != "deadline":
+            await service.begun.wait()
+            await (opened.close() if how == "connection" else asyncio.sleep(0))
+            call.cancel()
+        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+            await call
+        async with asyncio.timeout(5):
+            await service.ended.wait()
+
+
+async def test_a_server_that_stops_lets_calls_end() -> None:
+    """For as long as it was told; then they end with UNAVAILABLE, which callers try elsewhere."""
+    service = Service()
+    server = ours(service)
+    async with serving(server) as address, grpc.aio.insecure_channel(address) as opened:
+        any_opened: Any = opened
+        both, waits = any_opened.stream_stream("/s/Both")(), any_opened.unary_unary("/s/Wait")(b"")
+        await both.write(b"1")
+        assert await both.read() == b"1"
+        await service.begun.wait()
+        stopping = asyncio.ensure_future(server.stop(0.2))
+        await asyncio.sleep(0)
+        await both.write(b"2")
+        assert await both.read() == b"2"
+        await both.done_writing()
+        assert await both.code() is grpc.StatusCode.OK
+        assert await waits.code() is grpc.StatusCode.UNAVAILABLE
+        await stopping
+        assert not server.calls and service.ended.is_set()
+
+
+# -- this client
+
+
+@asynccontextmanager
+async def grpcs_server(service: Service) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("served", [lambda service: serving(ours(service)), grpcs_server], ids=["ours", "grpc's"])
+async def test_streams_of_this_client(served: Callable[[Service], Any]) -> None:
+    async with served(Service()) as address, asyncio.timeout(10):
+        connection = await connect(address, LIMITS)
+        async with connection:
+            call = connection.call("/s/Both", bytes, bytes)
+            for message in (b"1", LARGE, b""):
+                await call.write(message)
+                assert await call.read() == message
+            call.end()
+            assert await call.read() is None
+            assert await once(connection, "/s/Echo", LARGE) == LARGE
+            with pytest.raises(CallError, match="NOT_FOUND: näh"):
+                await once(connection, "/s/Fail", "näh".encode())
+            with pytest.raises(CallError, match="UNIMPLEMENTED"):
+                await once(connection, "/s/None", b"")
+            call = connection.call("/s/Both", bytes, bytes)
+            await call.write(b"1")
+            call.cancel()
+            with pytest.raises(CallError, match="CANCELLED"):
+                await call.read()
+            assert not connection.streams and not connection.unread_bytes
+
+
+async def once(connection: ClientConnection, path: str, message: bytes) -> Any:
+    call = connection.call(path, bytes, bytes)
+    await call.write(message)
+    call.end()
+    return await call.read()
+
+
+async def test_a_lost_connection_ends_the_calls_of_this_client() -> None:
+    server = ours(Service())
+    async with serving(server) as address:
+        connection = await connect(address, LIMITS)
+        call = connection.call("/s/Both", bytes, bytes)
+        await call.write(b"1")
+        assert await call.read() == b"1"
+        for one in server.connections:
+            one.cut_off()
+        with pytest.raises(CallError, match="UNAVAILABLE"):
+            await call.read()
+        with pytest.raises(CallError, match="UNAVAILABLE"):
+            await call.write(b"2")
+        with pytest.raises(CallError, match="UNAVAILABLE"):
+            connection.call("/s/Both", bytes, bytes)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "nobody", "host:", ":1", "host:port", "%DLQ%g", "[::1]:70000", "a..b:1", "\0:1", "x" * 300 + ":1"],
+)
+async def test_what_is_no_address_is_refused(address: str) -> None:
+    """Addresses of members come from administrators."""
+    with pytest.raises(AddressError):
+        await connect(address, LIMITS)
+
+
+# -- TLS
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    make_certificates(tmp_path, {"n1": ["127.0.0.1"], "n2": ["127.0.0.1"]}, ["app"], ["ops"], 30)
+    return tmp_path
+
+
+def files(directory: Path, name: str) -> PortFiles:
+    return PortFiles(*((directory / f).read_bytes() for f in (f"{name}.key", f"{name}.crt", "ca.crt")))
+
+
+async def test_tls_shows_certificates_both_ways(certificates: Path) -> None:
+    seen: list[bytes] = []
+
+    class Shown(Service):
+        async def _echo(self, request: bytes, context: Any) -> bytes:
+            seen.extend(context.auth_context()["x509_pem_cert"])
+            return request
+
+    secured = server_context(files(certificates, "n1"), required=True)
+    async with serving(ours(Shown()), secured) as address:
+        tls = peer_context(files(certificates, "n2"))
+        async with await connect(address, LIMITS, secured=tls, server_name="n1") as connection:
+            assert await once(connection, "/s/Echo", LARGE) == LARGE
+        assert seen[0].split() == (certificates / "n2.crt").read_bytes().split()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await connect(address, LIMITS, secured=tls, server_name="n3")
+        nobody = ssl.create_default_context(cadata=(certificates / "ca.crt").read_text())
+        nobody.set_alpn_protocols(["h2"])
+        with pytest.raises((OSError, CallError)):  # TLS 1.3 refuses after the handshake
+            async with await connect(address, LIMITS, secured=nobody, server_name="n1") as connection:
+                await once(connection, "/s/Echo", b"")
+
+
+async def test_tls_without_http2_is_closed(certificates: Path) -> None:
+    async with serving(ours(Service()), server_context(files(certificates, "n1"), required=False)) as address:
+        host, _, port = address.rpartition(":")
+        tls = ssl.create_default_context(cadata=(certificates / "ca.crt").read_text())
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=tls, server_hostname="n1")
+        assert b"ALPN" in await reader.read()
+        writer.close()

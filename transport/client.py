@@ -1,0 +1,262 @@
+"""Calls to a gRPC server on the event loop: one connection, streams of messages both ways.
+
+Made for the calls between nodes. A connection is not dialled again when it ends; the caller does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+
+from tickwheel.transport import wire
+from tickwheel.transport.connection import Connection, ConnectionFault, Fields, MalformedError, Stream, StreamOverError
+from tickwheel.transport.limits import Limits
+from tickwheel.transport.messages import PREFIX_BYTES, MessageError, Messages, prefixed, status_text
+from tickwheel.transport.wire import ErrorCode
+
+_CODES = {int(code.value[0]): code for code in grpc.StatusCode}
+_RESET_CODES = {
+    ErrorCode.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.CANCEL: grpc.StatusCode.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.INADEQUATE_SECURITY: grpc.StatusCode.PERMISSION_DENIED,
+}
+"""Statuses of streams that were reset (gRPC's PROTOCOL-HTTP2); any other code means INTERNAL."""
+
+
+class CallError(Exception):
+    """A call ended with another status than OK, or could not be made."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code = code
+        self.details = details
+
+
+class Call(Stream):
+    """One call under way. One task writes, one reads."""
+
+    __slots__ = ("_deserialize", "_error", "_messages", "_serialize", "_status", "_waiter")
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        stream_id: int,
+        serialize: Callable[[Any], bytes],
+        deserialize: Callable[[bytes], Any],
+    ) -> None:
+        super().__init__(connection, stream_id)
+        self._serialize = serialize
+        self._deserialize = deserialize
+        self._messages = Messages(connection.limits.message_bytes_max)
+        self._waiter: asyncio.Future[None] | None = None
+        self._status: dict[bytes, bytes] | None = None
+        self._error: CallError | None = None
+
+    async def write(self, message: Any) -> None:
+        """Send a message. Raises CallError once the call has ended."""
+        try:
+            await self.send(prefixed(self._serialize(message)))
+        except StreamOverError:
+            raise self._error or CallError(grpc.StatusCode.CANCELLED, "the call has ended") from None
+
+    def end(self) -> None:
+        """No message follows."""
+        if not self.over and not self.local_ended:
+            self.local_ended = True
+            self.connection.put(wire.frame(wire.DATA, wire.END_STREAM, self.stream_id))
+
+    async def read(self) -> Any:
+        """The next message; None after the last one. Raises CallError if the call ended with an error."""
+        ready = self._messages.ready
+        while not ready:
+            if self._error is not None:
+                raise self._error
+            if self.remote_ended:
+                return None
+            waiter = self._waiter = self.connection.loop.create_future()
+            await waiter
+        data = ready.popleft()
+        self.connection.read(self, len(data) + PREFIX_BYTES)
+        return self._deserialize(data)
+
+    def cancel(self) -> None:
+        """End the call now. Idempotent."""
+        if not self.over:
+            self._error = self._error or CallError(grpc.StatusCode.CANCELLED, "the call was cancelled")
+            self.connection.reset(self.stream_id, ErrorCode.CANCEL)
+        self._messages.ready.clear()
+        self.connection.read(self, self.unread_bytes)
+
+    # -- what comes
+
+    def take_fields(self, fields: Fields, *, end: bool) -> None:
+        found = dict(fields)
+        if b"grpc-status" in found:
+            if not end:
+                raise MalformedError("trailers end a response")
+            self._status = found
+        elif self._status is not None or end:
+            raise MalformedError("a response without a status")
+        elif found.get(b":status") != b"200" or not found.get(b"content-type", b"").startswith(b"application/grpc"):
+            self._fail(grpc.StatusCode.UNKNOWN, f"no gRPC answer, but HTTP {found.get(b':status', b'?').decode()}")
+
+    def take_data(self, data: bytes) -> None:
+        try:
+            size = self._messages.take(data)
+        except MessageError as error:
+            what = "a compressed message" if error.compressed else f"a message of {error.size} bytes"
+            self._fail(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+            return
+        self.unread_bytes += size
+        self.connection.unread_bytes += size
+        if size:
+            self._wake_reader()
+
+    def take_end(self) -> None:
+        if self._status is None:
+            raise MalformedError("a response without a status")
+        number = self._status[b"grpc-status"]
+        code = _CODES.get(int(number)) if number.isdigit() else None
+        if code is not grpc.StatusCode.OK:
+            text = status_text(self._status.get(b"grpc-message", b""))
+            self._error = CallError(code or grpc.StatusCode.UNKNOWN, text)
+        if not self.local_ended:
+            self.connection.put(wire.rst_stream(self.stream_id, ErrorCode.NO_ERROR))
+        self.connection.forget(self, peer_knows=True)
+        self._wake_reader()
+
+    def cut(self, code: ErrorCode | None) -> None:
+        if self._error is None:
+            if code is None:
+                self._error = CallError(grpc.StatusCode.UNAVAILABLE, "the connection is lost")
+            else:
+                status = _RESET_CODES.get(code, grpc.StatusCode.INTERNAL)
+                self._error = CallError(status, f"the stream was reset: {code.name}")
+        self._wake_reader()
+
+    def _fail(self, code: grpc.StatusCode, text: str) -> None:
+        self._error = CallError(code, text)
+        self.connection.reset(self.stream_id, ErrorCode.CANCEL)
+
+    def _wake_reader(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class ClientConnection(Connection):
+    """A connection that this side has dialled. Use as a context manager, or call `close`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, authority: str, scheme: str) -> None:
+        super().__init__(loop, limits)
+        self._next = 1
+        self._head: Final = (
+            wire.indexed(3) + wire.field(b":scheme", scheme.encode()) + wire.field(b":authority", authority.encode())
+        )
+        self._tail: Final = wire.field(b"te", b"trailers") + wire.field(b"content-type", b"application/grpc")
+        self._looking: asyncio.TimerHandle | None = None
+
+    def greeting(self) -> bytes:
+        return wire.PREFACE
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._look()
+
+    def _look(self) -> None:
+        now_s, limits = self.loop.time(), self.limits
+        if (self.pinged_s is not None and now_s - self.pinged_s > limits.dead_s) or (
+            self.closing_s is not None and now_s - self.closing_s > limits.linger_s
+        ):
+            self.cut_off()
+        elif self.pinged_s is None and now_s - self.heard_s > limits.ask_alive_s:
+            self.ping()
+        if self.transport is not None:
+            pause_s = min(limits.ask_alive_s, limits.dead_s, limits.linger_s) / 4
+            self._looking = self.loop.call_later(pause_s, self._look)
+
+    def gone(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _known_idle(self, stream_id: int) -> bool:
+        return stream_id >= self._next or stream_id % 2 == 0
+
+    def open_stream(self, stream_id: int, fields: Fields, *, end: bool) -> None:
+        if self._known_idle(stream_id):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"an answer on stream {stream_id}, which was never opened")
+
+    def peer_goes_away(self, last_stream_id: int) -> None:
+        for stream in [stream for stream in self.streams.values() if stream.stream_id > last_stream_id]:
+            self.forget(stream, peer_knows=True)
+            stream.cut(ErrorCode.REFUSED_STREAM)
+
+    def call(self, path: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]) -> Call:
+        """Begin a call. Raises CallError if the connection is lost."""
+        if self.transport is None or self.closing_s is not None:
+            raise CallError(grpc.StatusCode.UNAVAILABLE, "the connection is lost")
+        stream_id, self._next = self._next, self._next + 2
+        call = self.streams[stream_id] = Call(self, stream_id, serialize, deserialize)
+        block = self._head + wire.field(b":path", path.encode()) + self._tail
+        self.put(wire.header_frames(stream_id, block, end_stream=False))
+        return call
+
+    def close(self) -> None:
+        """Cancel all calls and close. Idempotent."""
+        for stream in list(self.streams.values()):
+            stream.cancel()
+        self.shut()
+
+    async def __aenter__(self) -> ClientConnection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class AddressError(OSError):
+    """An address that nobody can have."""
+
+
+async def connect(
+    address: str,
+    limits: Limits,
+    *,
+    secured: ssl.SSLContext | None = None,
+    server_name: str = "",
+    silence_ms: int = 0,
+) -> ClientConnection:
+    """Dial `host:port`. `server_name`: the name that the other side's certificate must have; `silence_ms`: the kernel
+    gives the connection up when sent bytes stay unacknowledged for so long.
+
+    Raises AddressError, ssl.SSLError, or another OSError.
+    """
+    loop = asyncio.get_running_loop()
+    host, _, port = address.rpartition(":")
+    host, scheme = host.strip("[]"), "http" if secured is None else "https"
+    more: dict[str, Any] = {} if secured is None else {"ssl": secured, "server_hostname": server_name or host}
+    if not (host and port.isdecimal()):
+        raise AddressError(f"{address!r} is no host:port")
+    try:
+        transport, connection = await loop.create_connection(
+            lambda: ClientConnection(loop, limits, address, scheme), host, int(port), **more
+        )
+    except ssl.SSLError:
+        raise  # which may be a ValueError as well
+    except (ValueError, OverflowError, socket.gaierror) as error:
+        raise AddressError(f"{address!r} is no address: {error}") from error
+    if silence_ms:
+        sock = transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # not on a Unix socket
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
+    if secured is not None and transport.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
+        transport.abort()
+        raise ConnectionError(f"{address} does not speak HTTP/2")
+    return connection

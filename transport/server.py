@@ -1,0 +1,655 @@
+"""A gRPC server on the event loop.
+
+Takes the handlers that generated code makes, and calls them like grpc.aio: with the request and a context, as
+coroutines or generators. Each call has a task. There are no threads: what one read brings is handled in that pass of
+the loop, and all answers of a pass leave with one write for each connection.
+
+Messages are not compressed. A call with a compressed message ends with UNIMPLEMENTED, as gRPC says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from tickwheel.transport import wire
+from tickwheel.transport.connection import Connection, ConnectionFault, Fields, MalformedError, Stream, StreamOverError
+from tickwheel.transport.limits import Limits
+from tickwheel.transport.messages import (
+    PREFIX_BYTES,
+    MessageError,
+    Messages,
+    MetadataPairs,
+    metadata_block,
+    metadata_of,
+    prefixed,
+    status_block,
+    timeout_s,
+)
+from tickwheel.transport.wire import ErrorCode
+
+LOOK_S = 0.25
+"""Pause between two looks at deadlines, idle and silent connections. Callers keep their own deadlines."""
+BACKLOG = 1_024
+SMALL_BYTES = 16 << 10
+"""A request of this size is taken even when the server holds as much as it may."""
+GRPC_TYPE = b"application/grpc"
+
+_log = logging.getLogger(__name__)
+
+_HEADERS_OK = wire.STATUS_200 + wire.field(b"content-type", GRPC_TYPE)
+_OK = status_block(0)
+_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_NEEDED = frozenset({b":method", b":scheme", b":path"})
+_FORBIDDEN = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+_UPPER = frozenset(range(ord("A"), ord("Z") + 1))
+
+Handler = Any  # grpc.RpcMethodHandler, which is generic in the stubs alone
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A status other than OK."""
+
+    code: grpc.StatusCode
+    text: str
+
+    @property
+    def number(self) -> int:
+        return int(self.code.value[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a field block that opens a stream says. `http_status`: the answer if it is no gRPC call; 0: it is one."""
+
+    path: str
+    metadata: MetadataPairs
+    timeout_s: float | None
+    content_length: int | None
+    encoding: bytes
+    http_status: int
+    refusal: Refusal | None
+
+
+@dataclass(frozen=True, slots=True)
+class _CallDetails:
+    """What generic handlers are asked with."""
+
+    method: str
+    invocation_metadata: MetadataPairs
+
+
+def _checked(fields: Fields, *, trailers: bool) -> dict[bytes, bytes]:
+    """The pseudo-header fields of a block (RFC 9113, 8.2 and 8.3). Raises MalformedError."""
+    pseudo: dict[bytes, bytes] = {}
+    regular = False
+    for name, value in fields:
+        if not name:
+            raise MalformedError("a field without a name")
+        if name[0] == 0x3A:
+            if regular or trailers or name not in _PSEUDO or name in pseudo:
+                raise MalformedError(f"{name!r} must not stand there")
+            pseudo[name] = value
+            continue
+        regular = True
+        if not _UPPER.isdisjoint(name) or name in _FORBIDDEN or (name == b"te" and value != b"trailers"):
+            raise MalformedError(f"{name!r} is not allowed")
+        if b"\r" in value or b"\n" in value or b"\0" in value:
+            raise MalformedError(f"{name!r} has a line break")
+    if not trailers and (not pseudo.keys() >= _NEEDED or not pseudo[b":path"]):
+        raise MalformedError("a request needs :method, :scheme and :path")
+    return pseudo
+
+
+def head_of(fields: Fields) -> Head:
+    """Raises MalformedError."""
+    pseudo = _checked(fields, trailers=False)
+    content_type = encoding = b""
+    timeout: float | None = None
+    length: int | None = None
+    http_status, refusal = 0, None
+    for name, value in fields:
+        if name == b"content-type":
+            content_type = value
+        elif name == b"grpc-timeout":
+            timeout = timeout_s(value)
+            if timeout is None:
+                refusal = Refusal(grpc.StatusCode.INTERNAL, f"grpc-timeout {value[:20]!r} is no time-out")
+        elif name == b"grpc-encoding":
+            encoding = value
+        elif name == b"content-length":
+            if not value.isdigit() or (length is not None and length != int(value)):
+                raise MalformedError("content-length is no number")
+            length = int(value)
+    if pseudo[b":method"] != b"POST":
+        http_status = 405
+    elif not content_type.startswith(GRPC_TYPE):
+        http_status = 415
+    metadata: MetadataPairs = ()
+    path = ""
+    try:
+        path = pseudo[b":path"].decode("ascii")
+        metadata = metadata_of(fields)
+    except ValueError as error:
+        refusal = Refusal(grpc.StatusCode.INTERNAL, f"metadata cannot be read: {error}")
+    return Head(path, metadata, timeout, length, encoding, http_status, refusal)
+
+
+class AbortedError(Exception):
+    """A handler ended its call with `abort`."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+class ServerStream(Stream):
+    """One call, and the context that its handler gets."""
+
+    __slots__ = (
+        "_caller",
+        "_handler",
+        "_held_bytes",
+        "_initial",
+        "_left",
+        "_messages",
+        "_refusal",
+        "_started",
+        "_task",
+        "_trailing",
+        "_waiter",
+        "deadline_s",
+        "head",
+        "server",
+    )
+
+    def __init__(self, connection: ServerConnection, stream_id: int, head: Head) -> None:
+        super().__init__(connection, stream_id)
+        self._caller: Final = connection
+        self.server: Final = connection.server
+        self.head: Final = head
+        self.deadline_s = None if head.timeout_s is None else connection.heard_s + head.timeout_s
+        self._left = head.content_length
+        """Bytes still to come, if the request said so."""
+        self._messages = Messages(connection.limits.message_bytes_max)
+        self._held_bytes = 0
+        """What of the request is in memory, as counted by the server."""
+        self._handler: Handler = None
+        self._refusal: Refusal | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._started = False
+        """The response's header fields were sent."""
+        self._initial: Sequence[tuple[str, str | bytes]] = ()
+        self._trailing: Sequence[tuple[str, str | bytes]] = ()
+
+    # -- what comes
+
+    def begin(self) -> None:
+        """The stream is open: find its handler. It is called, or the call refused, when the request begins: grpc's
+        client in Python takes an answer that overtakes its first message for an internal error."""
+        head, server = self.head, self.server
+        refusal = head.refusal
+        if head.http_status:
+            return  # answered at the end of the request
+        if refusal is None and head.encoding not in (b"", b"identity"):
+            refusal = Refusal(grpc.StatusCode.UNIMPLEMENTED, f"compression {head.encoding.decode('ascii', 'replace')}")
+            self._trailing = (("grpc-accept-encoding", "identity"),)
+        if refusal is None and server.calls > self.connection.limits.calls_max:
+            refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "this node serves as many calls as it may")
+        if refusal is None:
+            self._handler = server.find(head)
+            if self._handler is None:
+                refusal = Refusal(grpc.StatusCode.UNIMPLEMENTED, f"there is no method {head.path[:200]}")
+        self._refusal = refusal
+
+    def take_fields(self, fields: Fields, *, end: bool) -> None:
+        """Trailers of a request: allowed, and they mean nothing to gRPC."""
+        if not end:
+            raise MalformedError("trailers end a request")
+        _checked(fields, trailers=True)
+
+    def take_data(self, data: bytes) -> None:
+        if self._left is not None:
+            self._left -= len(data)
+        if self.head.http_status:
+            return
+        if self._refusal is not None:
+            self.refuse(self._refusal)
+            return
+        try:
+            size = self._messages.take(data)
+        except MessageError as error:
+            self._refuse_message(error)
+            return
+        self.unread_bytes += size
+        self.connection.unread_bytes += size
+        if not self.account():
+            self.refuse(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "this node holds as many requests as it may"))
+        elif size and self._waiter is not None:
+            self._wake_reader()
+        elif size and self._task is None and self._handler.request_streaming:
+            self._run()
+        elif self._task is None and len(self._messages.ready) > 1:
+            self._finish(grpc.StatusCode.INTERNAL.value[0], "more than one request message")
+
+    def _refuse_message(self, error: MessageError) -> None:
+        if error.compressed:
+            self._trailing = (("grpc-accept-encoding", "identity"),)
+            self.refuse(Refusal(grpc.StatusCode.UNIMPLEMENTED, "compressed messages are not read"))
+        else:
+            text = f"a message of {error.size} bytes, {self.connection.limits.message_bytes_max} are allowed"
+            self.refuse(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+
+    def account(self) -> bool:
+        """Count what this call holds in memory. False: the server holds too much, and this call is to blame."""
+        held = self.unread_bytes + self._messages.partial_bytes
+        server = self.server
+        server.held_bytes += held - self._held_bytes
+        grown, self._held_bytes = held > self._held_bytes, held
+        return not grown or held <= SMALL_BYTES or server.held_bytes <= self.connection.limits.held_bytes_max
+
+    def drop(self) -> None:
+        """The call is over: nobody reads what is left of its request."""
+        self._messages = Messages(0)
+        self.connection.read(self, self.unread_bytes)
+        self.account()
+
+    def take_end(self) -> None:
+        if self._left:
+            raise MalformedError("content-length does not match")
+        if self.head.http_status:
+            self._task = self.connection.loop.create_task(self._answer_http())
+        elif self._refusal is not None:
+            self.refuse(self._refusal)
+        elif self._messages.partial_bytes:
+            self.refuse(Refusal(grpc.StatusCode.INTERNAL, "the request ends within a message"))
+        elif self._waiter is not None:
+            self._wake_reader()
+        elif self._task is None:
+            if self._messages.ready or self._handler.request_streaming:
+                self._run()
+            else:
+                self._finish(grpc.StatusCode.INTERNAL.value[0], "there is no request message")
+
+    def cut(self, code: ErrorCode | None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End the call from outside its handler."""
+        if not self.over:
+            self._finish(refusal.number, refusal.text)
+            if self._task is not None:
+                self._task.cancel()
+
+    # -- the handler
+
+    def _run(self) -> None:
+        self._task = self.connection.loop.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            await self._handle()
+        except asyncio.CancelledError:
+            if not self.over:  # its server stops, or its handler cancelled itself
+                self._finish(grpc.StatusCode.CANCELLED.value[0], "the call was cancelled")
+        except AbortedError as aborted:
+            self._finish(int(aborted.code.value[0]), aborted.details)
+        except StreamOverError:
+            pass  # the caller is gone; noted by whoever cut the stream
+        except Exception as error:
+            _log.exception("a handler failed", extra={"method": self.head.path})
+            self._finish(grpc.StatusCode.UNKNOWN.value[0], f"unexpected {type(error).__name__}")
+        finally:
+            self._task = None
+
+    async def _handle(self) -> None:
+        handler = self._handler
+        if handler.response_streaming:
+            if handler.request_streaming:
+                answers = handler.stream_stream(self, self)
+            else:
+                answers = handler.unary_stream(await self._next(), self)
+            if inspect.isasyncgen(answers):
+                async for answer in answers:
+                    await self.write(answer)
+            else:
+                await answers
+            self._finish(0, "")
+            return
+        if handler.request_streaming:
+            answer = await handler.stream_unary(self, self)
+        else:
+            answer = await handler.unary_unary(await self._next(), self)
+        await self.write(answer)
+        self._finish(0, "")
+
+    def _wake_reader(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def _next(self) -> Any:
+        """The next request message; None at the end. Raises StreamOverError if the caller is gone."""
+        ready = self._messages.ready
+        while not ready:
+            if self.over:
+                raise StreamOverError
+            if self.remote_ended:
+                return None
+            waiter = self._waiter = self.connection.loop.create_future()
+            await waiter
+        data = ready.popleft()
+        self.connection.read(self, len(data) + PREFIX_BYTES)
+        self.account()
+        read = self._handler.request_deserializer
+        return data if read is None else read(data)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._next()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    # -- the answer
+
+    async def write(self, message: Any) -> None:
+        """Send a response message. Returns once the windows have room for it. Raises StreamOverError."""
+        serialize = self._handler.response_serializer
+        data = message if serialize is None else serialize(message)
+        if len(data) > self.connection.limits.message_bytes_max:
+            text = f"an answer of {len(data)} bytes, {self.connection.limits.message_bytes_max} are allowed"
+            await self.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        if not self._started:
+            self._start()
+        await self.send(prefixed(data))
+
+    def _start(self) -> None:
+        self._started = True
+        block = _HEADERS_OK + metadata_block(self._initial) if self._initial else _HEADERS_OK
+        connection = self.connection
+        connection.put(wire.header_frames(self.stream_id, block, end_stream=False))
+
+    async def send_initial_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        self._initial = (*self._initial, *metadata)
+        self._start()
+
+    def _finish(self, number: int, text: str) -> None:
+        if self.over:
+            return
+        block = status_block(number, text) if number or text else _OK
+        if self._trailing:
+            block += metadata_block(self._trailing)
+        if not self._started:
+            block = (_HEADERS_OK + metadata_block(self._initial) if self._initial else _HEADERS_OK) + block
+        self._end(block)
+
+    async def _answer_http(self) -> None:
+        """What a browser or a probe gets."""
+        connection = self.connection
+        block = wire.field(b":status", b"%d" % self.head.http_status) + wire.field(b"content-type", b"text/plain")
+        connection.put(wire.header_frames(self.stream_id, block, end_stream=False))
+        with contextlib.suppress(StreamOverError):
+            await self.send(b"This port serves gRPC: POST with content-type application/grpc.\n")
+            connection.put(wire.frame(wire.DATA, wire.END_STREAM, self.stream_id))
+            connection.forget(self, peer_knows=True)
+
+    def _end(self, block: bytes) -> None:
+        connection = self.connection
+        connection.put(wire.header_frames(self.stream_id, block, end_stream=True))
+        if not self.remote_ended:
+            connection.put(wire.rst_stream(self.stream_id, ErrorCode.NO_ERROR))
+        connection.forget(self, peer_knows=self.remote_ended)
+
+    # -- the context of grpc.aio
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, str | bytes]] = ()
+    ) -> NoReturn:
+        if code is grpc.StatusCode.OK:
+            raise ValueError("a call is not aborted with OK")
+        self._trailing = (*self._trailing, *trailing_metadata)
+        raise AbortedError(code, details)
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        self._trailing = tuple(metadata)
+
+    def invocation_metadata(self) -> MetadataPairs:
+        return self.head.metadata
+
+    def peer(self) -> str:
+        """The caller's address in gRPC's notation."""
+        return self._caller.caller
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """The caller's certificate as `x509_pem_cert`; empty without one."""
+        return self._caller.auth_context()
+
+    def time_remaining(self) -> float | None:
+        return None if self.deadline_s is None else max(0.0, self.deadline_s - self.connection.loop.time())
+
+    def cancelled(self) -> bool:
+        return self.over
+
+    def done(self) -> bool:
+        return self.over
+
+
+def caller_of(name: Any) -> str:
+    """A socket's address in gRPC's notation."""
+    if not isinstance(name, tuple):
+        return f"unix:{name}"
+    host = str(name[0]).removeprefix("::ffff:")
+    return f"ipv6:%5B{host}%5D:{name[1]}" if ":" in host else f"ipv4:{host}:{name[1]}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to an address; port 0: any free one. Raises OSError."""
+    family, kind, number, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, number)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # [::] takes IPv4 as well
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+class ServerConnection(Connection):
+    """One caller's connection."""
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop, server.limits)
+        self.server: Final = server
+        self.caller = ""
+        self.busy_s = self.opened_s
+        """When the last call ended or began."""
+        self._greeted = False
+        self._auth: Mapping[str, Iterable[bytes]] | None = None
+        self._heads: dict[Fields, Head] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        self.caller = caller_of(transport.get_extra_info("peername"))
+        secured = transport.get_extra_info("ssl_object")
+        super().connection_made(transport)
+        self.server.connections.add(self)
+        if secured is not None and secured.selected_alpn_protocol() != "h2":
+            self.shut(ErrorCode.INADEQUATE_SECURITY, "ALPN must agree on h2")
+
+    def gone(self) -> None:
+        self.server.connections.discard(self)
+
+    def take_preface(self, data: bytes) -> int:
+        if self._greeted:
+            return 0
+        if not wire.PREFACE.startswith(data[: len(wire.PREFACE)]):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 only")
+        if len(data) < len(wire.PREFACE):
+            return -1
+        self._greeted = True
+        return len(wire.PREFACE)
+
+    def _known_idle(self, stream_id: int) -> bool:
+        return stream_id > self.last_peer_stream or stream_id % 2 == 0
+
+    def open_stream(self, stream_id: int, fields: Fields, *, end: bool) -> None:
+        if stream_id % 2 == 0 or stream_id <= self.last_peer_stream:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} cannot be opened")
+        self.last_peer_stream = stream_id
+        if len(self.streams) >= self.limits.streams_max or self.server.stopping:
+            self._control()
+            self.reset(stream_id, ErrorCode.REFUSED_STREAM)
+            return
+        try:
+            head = self._heads.get(fields) or self._read_head(fields)
+        except MalformedError:
+            self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
+        self.busy_s = self.heard_s
+        stream = self.streams[stream_id] = ServerStream(self, stream_id, head)
+        self.server.calls += 1
+        stream.begin()
+        if end and not stream.over:
+            self.end_of(stream)
+        elif end:
+            self._ended[stream_id] = False
+
+    def _read_head(self, fields: Fields) -> Head:
+        head = head_of(fields)
+        if len(self._heads) < 64:
+            self._heads[fields] = head
+        return head
+
+    def forget(self, stream: Any, *, peer_knows: bool) -> None:
+        if stream.stream_id in self.streams:
+            self.server.calls -= 1
+            self.busy_s = self.heard_s
+            super().forget(stream, peer_knows=peer_knows)
+            stream.drop()
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        if self._auth is None:
+            secured = self.transport.get_extra_info("ssl_object") if self.transport is not None else None
+            shown = secured.getpeercert(binary_form=True) if secured is not None else None
+            self._auth = {"x509_pem_cert": (ssl.DER_cert_to_PEM_cert(shown).encode(),)} if shown else {}
+        return self._auth
+
+
+class Server:
+    """Serves generic handlers on any number of addresses."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.connections: set[ServerConnection] = set()
+        self.calls = 0
+        self.held_bytes = 0
+        """Requests in memory that no handler has taken yet."""
+        self.stopping = False
+        self._handlers: list[Any] = []
+        self._found: dict[str, Handler] = {}
+        self._listening: list[asyncio.Server] = []
+        self._sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._looking: asyncio.TimerHandle | None = None
+
+    # -- set up
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
+        self._handlers += handlers
+
+    def listen(self, sock: socket.socket, secured: ssl.SSLContext | None = None) -> None:
+        """Serve a bound socket from `start` on."""
+        self._sockets.append((sock, secured))
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        for sock, secured in self._sockets:
+            self._listening.append(
+                await loop.create_server(
+                    lambda: ServerConnection(self, loop),
+                    sock=sock,
+                    backlog=BACKLOG,
+                    ssl=secured,
+                    ssl_handshake_timeout=None if secured is None else self.limits.handshake_s,
+                )
+            )
+        self._looking = loop.call_later(LOOK_S, self._look, loop)
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Take no calls any more, give those under way `grace_s` to end, then cut them."""
+        self.stopping = True
+        for listening in self._listening:
+            listening.close()
+        if self._looking is not None:
+            self._looking.cancel()
+        for connection in list(self.connections):
+            connection.put(wire.goaway(wire.STREAM_ID_MAX, ErrorCode.NO_ERROR))
+            if not connection.streams:
+                connection.shut()
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + grace_s
+        tasks = [s._task for c in self.connections for s in c.streams.values() if s._task is not None]  # noqa: SLF001
+        if tasks and grace_s > 0:
+            await asyncio.wait(tasks, timeout=until_s - loop.time())
+        for connection in list(self.connections):
+            for stream in list(connection.streams.values()):
+                stream.refuse(Refusal(grpc.StatusCode.UNAVAILABLE, "this node stops"))
+            connection.shut()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # -- calls
+
+    def find(self, head: Head) -> Handler | None:
+        """The handler of a method; None if there is none."""
+        handler = self._found.get(head.path)
+        if handler is None:
+            details: Any = _CallDetails(head.path, head.metadata)
+            for generic in self._handlers:
+                handler = generic.service(details)
+                if handler is not None:
+                    self._found[head.path] = handler
+                    break
+        return handler
+
+    # -- time
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s, limits = loop.time(), self.limits
+        for connection in list(self.connections):
+            if connection.closing_s is not None:
+                if now_s - connection.closing_s > limits.linger_s:
+                    connection.cut_off()
+            elif not connection.ready:
+                if now_s - connection.opened_s > limits.handshake_s:
+                    connection.shut(ErrorCode.SETTINGS_TIMEOUT, "the handshake took too long")
+            elif connection.pinged_s is not None:
+                if now_s - connection.pinged_s > limits.dead_s:
+                    connection.cut_off()
+            elif not connection.streams and limits.idle_s and now_s - connection.busy_s > limits.idle_s:
+                connection.shut(ErrorCode.NO_ERROR, "no call for a while")
+            elif now_s - connection.heard_s > limits.ask_alive_s:
+                connection.ping()
+            for stream in list(connection.streams.values()):
+                if stream.deadline_s is not None and now_s > stream.deadline_s:
+                    stream.refuse(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed"))
+        self._looking = loop.call_later(LOOK_S, self._look, loop)
