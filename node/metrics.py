@@ -189,7 +189,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "refused_calls",
         "counter",
-        "Calls refused before a service saw them, and answers whose callers had gone.",
+        "Calls refused before a service saw them.",
         ("kind",),
     ),
     MetricSpec(

@@ -8,12 +8,14 @@ today, and the peer certificate must name this node.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Iterable, Mapping
+import os
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
@@ -142,19 +144,43 @@ class NodeTls:
     peer: PortFiles | None
     require_client_cert: bool
 
-    def peer_channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Credentials to dial peers, for use with `peer_channel_options`; None without TLS."""
-        if self.peer is None:
-            return None
-        return grpc.ssl_channel_credentials(
-            root_certificates=self.peer.authority,
-            private_key=self.peer.key,
-            certificate_chain=self.peer.certificate,
-        )
 
-    def peer_channel_options(self, peer_id: str) -> list[tuple[str, str]]:
-        """Options that check the dialled peer's certificate against its member id, whatever its address."""
-        return [("grpc.ssl_target_name_override", peer_id)] if self.peer is not None else []
+def server_context(files: PortFiles, *, required: bool) -> ssl.SSLContext:
+    """TLS of a port. With an authority callers may show a certificate; `required`: they must."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if files.authority:
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    # No session is resumed: each connection is judged by the certificates of its own handshake.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    return _completed(context, files)
+
+
+def peer_context(files: PortFiles) -> ssl.SSLContext:
+    """TLS for calls to peers. The caller names the peer's id as the server's name, whatever its address."""
+    return _completed(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
+
+
+def _completed(context: ssl.SSLContext, files: PortFiles) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    if files.authority:
+        context.load_verify_locations(cadata=files.authority.decode())
+    # The library reads keys from files alone, and those of the disk may change between check and use.
+    with closing_memory_file(files.certificate) as certificate, closing_memory_file(files.key) as key:
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+@contextlib.contextmanager
+def closing_memory_file(content: bytes) -> Iterator[str]:
+    """A file in memory with this content, for as long as the block runs."""
+    descriptor = os.memfd_create("tickwheel-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def read_tls(config: NodeConfig) -> NodeTls:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import google_crc32c
 import grpc
@@ -31,20 +32,19 @@ from tickwheel.proto.peer_pb2 import (
     PeerFrame,
     Refused,
 )
-from tickwheel.proto.peer_pb2_grpc import PeerServicer, PeerStub
 from tickwheel.replication.frames import FORMAT_VERSION, Refusal
 from tickwheel.replication.introduction import hello_of, shown_in
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction
 from tickwheel.replication.plausible import ImplausibleFrameError
 from tickwheel.storage.disk import Disk, DiskError
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from tickwheel.transport.client import AddressError, CallError, ClientConnection, connect
+from tickwheel.transport.limits import Limits
+from tickwheel.transport.server import ServerStream as Context
 
 REDIAL_S = 0.2
 HELLO_S = 2.0
 QUEUE_BYTES_MAX = 64 << 20
 """Bytes of frames queued for one peer. Above it `send` returns False, and the log tries again later."""
-MESSAGE_BYTES_MAX = 64 << 20
 BUNDLE_BYTES_MAX = 256 << 10
 BUNDLE_FRAMES_MAX = 256
 CHUNK_BYTES = 1 << 20
@@ -57,32 +57,21 @@ COPY_BEGIN_S = 120.0
 """Until the first chunk of a checkpoint: the peer may have to write the checkpoint first."""
 COPY_SILENCE_S = 20.0
 """Between chunks. A machine that loses power ends no connection, so the receiver needs a bound of its own."""
-ASK_ALIVE_MS = 5_000
-DEAD_MS = 3_000
-"""A stream is dialled again if even the peer's kernel has acknowledged nothing for this long. Without the bound the
-kernel retransmits after ever longer pauses, up to two minutes, and the peer hears nothing for as long after its network
-is back. (Where keepalive is on, gRPC also sets TCP_USER_TIMEOUT to this.)"""
-_SIZES: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-]
-SERVER_OPTIONS: list[tuple[str, Any]] = [
-    *_SIZES,
-    # Accept the callers' frequent pings: the called side sends nothing but its hello on their streams.
-    ("grpc.http2.min_ping_interval_without_data_ms", ASK_ALIVE_MS // 2),
-    ("grpc.http2.max_ping_strikes", 0),
-]
-CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    *_SIZES,
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # Also bounds an attempt to connect: three round trips for TCP and TLS.
-    ("grpc.min_reconnect_backoff_ms", 600),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.keepalive_time_ms", ASK_ALIVE_MS),
-    ("grpc.keepalive_timeout_ms", DEAD_MS),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+PEER_LIMITS = Limits(
+    message_bytes_max=64 << 20,
+    stream_window_bytes=8 << 20,
+    connection_window_bytes=32 << 20,
+    ask_alive_s=5.0,
+    dead_s=3.0,
+    idle_s=300.0,
+)
+"""Limits of the connections between nodes, for both sides. A stream is dialled again if the peer, or even its kernel,
+has acknowledged nothing for `dead_s`. Without the bound the kernel retransmits after ever longer pauses, up to two
+minutes, and the peer hears nothing for as long after its network is back."""
+CONNECT_S = 0.6
+"""For an attempt to connect: three round trips for TCP and TLS."""
+EXCHANGE = "/tickwheel.v1.Peer/Exchange"
+FETCH_CHECKPOINT = "/tickwheel.v1.Peer/FetchCheckpoint"
 
 
 class Inbox(Protocol):
@@ -142,14 +131,13 @@ class GrpcNetwork:
         disk_uuid: str,
         peer_address: str,
         *,
-        credentials: Callable[[], grpc.ChannelCredentials | None],
-        channel_options: Callable[[str], Sequence[tuple[str, Any]]],
+        secured: Callable[[], ssl.SSLContext | None],
         warn: Callable[[str, str], None],
         unforeseen: Callable[[str, Exception], None],
         refused: Callable[[Refusal], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`credentials()` is called before each dial, since certificates are renewed.
+        """`secured()` gives the TLS context, and is called before each dial, since certificates are renewed.
 
         `warn(peer_id, text)`: a peer cannot be reached, for the operator. `unforeseen(peer_id, error)`: the same, for
         an unexpected exception. `refused(why)`: a peer will never accept this node as it is. `failed(error)`: the node
@@ -159,8 +147,7 @@ class GrpcNetwork:
         self._cluster_id = cluster_id
         self._disk_uuid = disk_uuid
         self._peer_address = peer_address
-        self._credentials = credentials
-        self._channel_options = channel_options
+        self._secured = secured
         self._warn = warn
         self._unforeseen = unforeseen
         self._refused = refused
@@ -229,25 +216,35 @@ class GrpcNetwork:
         if peer_id not in self._links and address:
             self.set_peers({**{known: link.address for known, link in self._links.items()}, peer_id: address})
 
-    def _channel(self, peer_id: str, address: str) -> grpc.aio.Channel:
-        options = [*CHANNEL_OPTIONS, *self._channel_options(peer_id)]
-        credentials = self._credentials()
-        if credentials is None:
-            return grpc.aio.insecure_channel(address, options=options)
-        return grpc.aio.secure_channel(address, credentials, options=options)
+    async def _connect(self, peer_id: str, address: str) -> ClientConnection:
+        """Raises OSError, TimeoutError."""
+        async with asyncio.timeout(CONNECT_S):
+            return await connect(
+                address,
+                PEER_LIMITS,
+                secured=self._secured(),
+                server_name=peer_id,
+                silence_ms=int(PEER_LIMITS.dead_s * 1_000),
+            )
 
     async def _dial(self, peer_id: str, link: _Link) -> None:
         """Keep a stream to one peer open, until another link takes its place."""
         # The condition does not rely on cancellation alone: that can get lost during the clean-up of a broken stream.
         while not self._stopped and self._links.get(peer_id) is link:
             try:
-                async with self._channel(peer_id, link.address) as channel:
-                    await self._talk(peer_id, link, channel)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    self._warn(peer_id, f"stream to {link.address} ended: {error.details()}")
-            except (TimeoutError, asyncio.InvalidStateError):
+                async with await self._connect(peer_id, link.address) as connection:
+                    await self._talk(peer_id, link, connection)
+            except CallError as error:
+                if error.code is not grpc.StatusCode.UNAVAILABLE:
+                    self._warn(peer_id, f"stream to {link.address} ended: {error.details}")
+            except TimeoutError:
                 self._warn(peer_id, f"{link.address} does not answer")
+            except AddressError as error:
+                self._warn(peer_id, str(error))
+            except ssl.SSLError as error:
+                self._warn(peer_id, f"no TLS with {link.address}: {error}")
+            except OSError:
+                pass  # nobody listens there, or the connection broke: the status shows who is missing
             except Exception as error:  # else the task would end with it unheard, and this peer never be called again
                 self._unforeseen(peer_id, error)
             finally:
@@ -263,12 +260,12 @@ class GrpcNetwork:
                 self._inbox.peer_disconnected(peer_id)
                 self._wake()
 
-    async def _talk(self, peer_id: str, link: _Link, channel: grpc.aio.Channel) -> None:
-        call: Any = PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to, not iterated over
+    async def _talk(self, peer_id: str, link: _Link, connection: ClientConnection) -> None:
+        call = connection.call(EXCHANGE, PeerFrame.SerializeToString, PeerFrame.FromString)
         async with asyncio.timeout(HELLO_S):
             await call.write(self._hello(peer_id))
             answer = await call.read()
-        if not isinstance(answer, PeerFrame):
+        if answer is None:
             return
         if answer.WhichOneof("body") == "refused":
             self._warn(peer_id, f"{link.address} refuses this node: {answer.refused.reason}")
@@ -293,7 +290,7 @@ class GrpcNetwork:
         finally:
             ended.cancel()
             call.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            with contextlib.suppress(asyncio.CancelledError):
                 await ended
 
     # -- CheckpointSource
@@ -331,12 +328,16 @@ class GrpcNetwork:
         problem: str | None = "the copy ended early"
         patience_s = COPY_BEGIN_S
         try:
-            async with self._channel(peer_id, address) as channel:
-                call = PeerStub(channel).FetchCheckpoint(request)
+            async with await self._connect(peer_id, address) as connection:
+                call = connection.call(
+                    FETCH_CHECKPOINT, FetchCheckpointRequest.SerializeToString, CheckpointChunk.FromString
+                )
+                await call.write(request)
+                call.end()
                 while True:
                     async with asyncio.timeout(patience_s):
                         received = await call.read()
-                    if not isinstance(received, CheckpointChunk):
+                    if received is None:
                         break
                     patience_s = COPY_SILENCE_S
                     if received.comparing:
@@ -344,17 +345,19 @@ class GrpcNetwork:
                     chunk(received)
                     if received.last:
                         problem = None
-        except grpc.aio.AioRpcError as error:
-            problem = f"{error.code().name}: {error.details()}"
+        except CallError as error:
+            problem = str(error)
         except TimeoutError:
             problem = f"nothing came for {patience_s:.0f} s"
+        except OSError as error:
+            problem = str(error)
         if problem is not None:
             self._warn(peer_id, f"the checkpoint of {address} could not be copied: {problem}")
         done(problem)
         self._wake()
 
 
-class PeerService(PeerServicer):
+class PeerService:
     """The called side: receives the frames of accepted peers, and sends them checkpoints."""
 
     def __init__(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import google_crc32c
-import grpc
 
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.watch.status import backup_origin
@@ -17,8 +15,7 @@ from tickwheel.node.server.resolving import fail, resolve
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk, DiskError
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from tickwheel.transport.server import ServerStream as Context
 
 CHUNK_BYTES = 1 << 20
 

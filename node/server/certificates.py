@@ -9,16 +9,15 @@ the same, since a certificate and its key are replaced one after the other. SIGH
 from __future__ import annotations
 
 import datetime
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import grpc
 from cryptography import x509
 
 from tickwheel.node.config import ConfigError, NodeConfig
 from tickwheel.node.server.clock_watch import Line
-from tickwheel.node.tls import NodeTls, PortFiles, read_tls
+from tickwheel.node.tls import NodeTls, PortFiles, peer_context, read_tls, server_context
 
 LOOK_NS = 5_000_000_000
 """Pause between two looks at the files; a new file takes effect after two looks."""
@@ -43,32 +42,33 @@ class Certificates:
         self._warned_ns: dict[str, int] = {}
         self._ends: dict[tuple[str, str], datetime.datetime] = {}
         self._note_ends()
-        self._given: dict[str, PortFiles] = {}
 
     # -- what ports and calls show
 
-    def server_credentials(self, port: str) -> grpc.ServerCredentials | None:
-        """Credentials for the client or the peer port that use the newest files at every handshake. None: no TLS."""
+    def server_context(self, port: str) -> ssl.SSLContext | None:
+        """TLS of the client or the peer port, which uses the newest files at every handshake. None: no TLS."""
         files = self._files(port)
         if files is None:
             return None
-        self._given[port] = files
         # On the peer port both sides show a certificate.
         required = port == "peer" or self.current.require_client_cert
-        newer: Any = lambda: self._newer(port)  # noqa: E731  # the stubs do not know that it may return None
-        return grpc.dynamic_ssl_server_credentials(_offer(files), newer, required)
+        made: dict[PortFiles, ssl.SSLContext] = {files: server_context(files, required=required)}
+        first = made[files]
 
-    def peer_channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Credentials for the next call to a peer; None: no TLS."""
-        return self.current.peer_channel_credentials()
+        def newest(handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            now = self._files(port)
+            if now is not None and now is not files:
+                if now not in made:
+                    made.clear()
+                    made[now] = server_context(now, required=required)
+                handshake.context = made[now]
 
-    def _newer(self, port: str) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC in its own thread before each handshake. None: gRPC already has the newest files."""
-        files = self._files(port)
-        if files is None or files is self._given[port]:
-            return None
-        self._given[port] = files
-        return _offer(files)
+        first.sni_callback = newest
+        return first
+
+    def peer_context(self) -> ssl.SSLContext | None:
+        """TLS for the next call to a peer; None: no TLS."""
+        return None if self.current.peer is None else peer_context(self.current.peer)
 
     def _files(self, port: str) -> PortFiles | None:
         return self.current.peer if port == "peer" else self.current.client
@@ -148,10 +148,6 @@ class Certificates:
                 self._warned_ns[key] = now_ns
                 lines.append(Line("warning", "a certificate ends soon", {"what": text}))
         return lines
-
-
-def _offer(files: PortFiles) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.authority or None)
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:

@@ -1,10 +1,10 @@
 """Limits on connections: their number on a port, the choice of surplus ones, and the calls under way of one address.
 
-gRPC accepts every connection and has no limit. The guard looks at the process's sockets once a second and closes
+The transport accepts every connection. The guard looks at the process's sockets once a second and closes
 surplus ones on a port. It takes them from the address with the most connections: first those that never had a call,
 last the busy ones, and the newest first. Between two looks accepting ends at the limit of descriptors. Descriptors
-above that are reserved for files (storage/descriptors.py), so a burst takes no descriptor from a file. gRPC itself
-closes connections that stay idle or silent (services.py).
+above that are reserved for files (storage/descriptors.py), so a burst takes no descriptor from a file. The transport
+closes connections that stay idle or silent (transport/limits.py).
 
 Runs on the loop's thread.
 """
@@ -17,12 +17,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import grpc
 
 from tickwheel.node.failure import Failure, RequestError, limit_reached
 from tickwheel.storage.descriptors import DescriptorReserve
+from tickwheel.transport.server import ServerStream as Context
 
 SPARE_DESCRIPTORS = 32
 """Descriptors left free below the limit for peers, metrics, and files opened without the reserve."""
@@ -33,8 +31,6 @@ PEER_CONNECTIONS_MAX = 64
 _DIRECTORY = "/proc/self/fd"
 """The process's descriptors. Read without pathlib, which takes three times as long for thousands of entries."""
 _MAPPED = "::ffff:"
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +155,7 @@ class ConnectionGuard:
         return None
 
     def _shut(self, connection: Connection) -> None:
-        # On a duplicate: gRPC may close its own descriptor at any moment, and the number may then be another file's.
+        # On a duplicate: the loop may close its own descriptor at any moment, and the number may then be another's.
         with contextlib.suppress(OSError):
             copy = socket.socket(fileno=self._descriptors.run(lambda: os.dup(connection.descriptor)))
             with copy:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
-
-import grpc
 
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.failure import Failure, RequestError, invalid
@@ -21,8 +18,8 @@ from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.outbox import CreditGate, Outbox
 from tickwheel.node.server.resolving import resolve
 from tickwheel.proto import common_pb2, consumer_pb2
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from tickwheel.transport.connection import StreamOverError
+from tickwheel.transport.server import ServerStream as Context
 
 SETTLES_MAX = 256
 MOVED_REASONS = frozenset({common_pb2.NOT_MASTER, common_pb2.NO_MASTER})
@@ -111,7 +108,7 @@ class ConsumerStream:
             self.failure = error.failure
             self.outbox.end()
             return
-        except grpc.aio.BaseError:  # the connection is gone
+        except StreamOverError:  # the connection is gone
             self.outbox.end()
             return
         except Exception as error:  # else the stream would stay open without a reader

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -32,16 +31,16 @@ from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
 from tickwheel.node.server.connections import ConnectionGuard
 from tickwheel.node.server.errors import abort
+from tickwheel.transport.connection import StreamOverError
+from tickwheel.transport.server import AbortedError, Server
+from tickwheel.transport.server import ServerStream as Context
 
 UNDECODABLE = "undecodable"
 UNKNOWN_CONTENT = "unknown_content"
 UNKNOWN_METHOD = "unknown_method"
-ANSWER_LOST = "answer_lost"
-KINDS = (UNDECODABLE, UNKNOWN_CONTENT, UNKNOWN_METHOD, ANSWER_LOST)
-"""Label values of the metric `refused_calls`: the kinds of refusals, and answers whose callers had gone."""
-GRPC_LOGGER = "grpc._cython.cygrpc"
+KINDS = (UNDECODABLE, UNKNOWN_CONTENT, UNKNOWN_METHOD)
+"""Label values of the metric `refused_calls`."""
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 log = logger("door")
@@ -208,25 +207,6 @@ class Requests:
         return request
 
 
-class LostAnswers(logging.Filter):
-    """A filter for grpc's logger: counts answers that could not be sent because the caller had just gone.
-
-    grpc logs each of these with a traceback, so callers could fill a disk with them.
-    """
-
-    def __init__(self, refusals: Counter[str]) -> None:
-        super().__init__()
-        self._refusals = refusals
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, grpc.aio.InternalError):
-            return True
-        self._refusals[ANSWER_LOST] += 1
-        log.warning("a caller was gone before its answer", reason=record.getMessage()[:200])
-        return False
-
-
 class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
     """The last handler: counts calls of unknown methods, which gRPC answers with UNIMPLEMENTED."""
 
@@ -244,7 +224,7 @@ class Door:
 
     def __init__(
         self,
-        server: grpc.aio.Server,
+        server: Server,
         refusals: Counter[str],
         fault: Callable[[Exception], Failure] | None = None,
         guard: ConnectionGuard | None = None,
@@ -283,11 +263,7 @@ class Door:
         self.register(service, {name: handler(name, made) for name, made in handlers.items()})
 
     def register(self, service: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
-        """Register handlers that `handler` made as generic handlers.
-
-        For each method registered with the server itself, grpc.aio keeps a task that waits for the next call. At every
-        call of any method it waits for all these tasks anew, so the cost of a call would grow with their number.
-        """
+        """Register handlers that `handler` made."""
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     def shut(self) -> None:
@@ -331,7 +307,7 @@ class Door:
                 return await behave(request, context)
             except RequestError as error:
                 await abort(context, error.failure)
-            except grpc.aio.BaseError:
+            except (AbortedError, StreamOverError):
                 raise  # the call was aborted on purpose, or its connection is gone
             except Exception as error:
                 if self._fault is None:

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import grpc
 from google.protobuf.message import Message
 
 from tickwheel.node.core.core import NodeCore
@@ -52,10 +51,10 @@ from tickwheel.proto import (
 )
 from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ, RIGHT_SCHEDULE
 from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.transport.server import ServerStream as Context
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

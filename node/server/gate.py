@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 
@@ -19,8 +18,9 @@ from tickwheel.node.server.audit import REQUEST_LENGTH_MAX, AuditLog
 from tickwheel.node.server.callers import Caller, Callers
 from tickwheel.node.server.endpoints import Right
 from tickwheel.node.state.view import StateView
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from tickwheel.transport.connection import StreamOverError
+from tickwheel.transport.server import AbortedError
+from tickwheel.transport.server import ServerStream as Context
 
 SHOWN_BYTES_MAX = 64 << 10
 """For a larger request the audit log shows only the size."""
@@ -94,7 +94,7 @@ class Gate:
         except RequestError as error:
             result = f"{error.failure.grpc_code_name}: {error.failure.message}"
             raise
-        except grpc.aio.BaseError:
+        except (AbortedError, StreamOverError):
             raise
         except Exception:
             result = "INTERNAL: a mistake in the node"

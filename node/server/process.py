@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import signal
+import ssl
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-import grpc
 import numpy.ma  # noqa: F401  # np.unique imports it when it is first called: the first message would wait for it
 import uvloop
 
@@ -42,8 +40,8 @@ from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.connections import ConnectionGuard
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.copying import files_to_copy
-from tickwheel.node.server.door import GRPC_LOGGER, Door, LostAnswers
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
+from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
 from tickwheel.node.server.fault_log import FaultLog
 from tickwheel.node.server.gate import Gate
@@ -51,23 +49,24 @@ from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
 from tickwheel.node.server.inbox import GuardedInbox
-from tickwheel.node.server.loop import NodeLoop
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.resolving import resolve
 from tickwheel.node.server.schedule_stream import ScheduleStreams
-from tickwheel.node.server.services import client_server, connection_options
+from tickwheel.node.server.services import client_server
 from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.replication.frames import Refusal
-from tickwheel.replication.grpc_network import SERVER_OPTIONS, GrpcNetwork, PeerService
+from tickwheel.replication.grpc_network import PEER_LIMITS, GrpcNetwork, PeerService
 from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
 from tickwheel.storage.descriptors import DescriptorReserve
 from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.local import LocalDisk
+from tickwheel.transport.server import Server, bind
+from tickwheel.transport.server import ServerStream as Context
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -77,7 +76,6 @@ EXIT_INTERRUPTED = 130
 HOUSEKEEPING_S = 0.2
 MINUTE_MS = 60_000
 CONNECTIONS_S = 1.0
-PEER_IDLE_MS = 300_000
 """A connection on the peers' port is closed after this long without a stream; a member always has a stream."""
 RESERVED_DESCRIPTORS = 64
 DESCRIPTORS_MIN = 192
@@ -122,7 +120,6 @@ class NodeProcess:
         self._stood: tuple[int, int, object] = (0, 0, None)
         self._refused_calls: Counter[str] = Counter()
         self._links_dropped = 0
-        logging.getLogger(GRPC_LOGGER).addFilter(LostAnswers(self._refused_calls))
 
     def _log_context(self) -> Mapping[str, object]:
         if self._host is None:
@@ -159,8 +156,7 @@ class NodeProcess:
             config.cluster.id,
             identity.disk_uuid,
             config.peer_address,
-            credentials=tls.peer_channel_credentials,
-            channel_options=tls.current.peer_channel_options,
+            secured=tls.peer_context,
             warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
             unforeseen=lambda peer, error: log.error("calling a peer failed", peer=peer, exc_info=error),
             refused=self._refused,
@@ -212,7 +208,7 @@ class NodeProcess:
         gate = Gate(callers, lambda: host.core.state, node.audit, guard.admit)
         health = HealthReporter()
         clients = client_server(config.limits, node, gate, health, self._refused_calls, guard)
-        client_port = self._bind(clients, "client_bind", config.listen.client_bind, tls.server_credentials("client"))
+        client_port = self._bind(clients, "client_bind", config.listen.client_bind, tls.server_context("client"))
         peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, guard)
         guard.watch(client_port, peer_port)
         pools = {"read": reads, "sync": syncs}
@@ -251,10 +247,10 @@ class NodeProcess:
         node.status.stop()
         host.core.stop()
         driver.wake()
-        await clients.stop(grace=1.0)
+        await clients.stop(1.0)
         driver.stop()
         await network.stop()
-        await peers.stop(grace=0.2)
+        await peers.stop(0.2)
         await metrics.stop()
         reads.stop()
         syncs.stop()
@@ -280,15 +276,14 @@ class NodeProcess:
             raise StartError(f"node.data_dir: {path}: {error}", EXIT_DATA) from None
         return disk
 
-    def _bind(
-        self, server: grpc.aio.Server, name: str, address: str, credentials: grpc.ServerCredentials | None
-    ) -> int:
+    def _bind(self, server: Server, name: str, address: str, tls: ssl.SSLContext | None) -> int:
+        host, _, port = address.rpartition(":")
         try:
-            if credentials is None:
-                return server.add_insecure_port(address)
-            return server.add_secure_port(address, credentials)
-        except RuntimeError:
+            bound = bind(host.strip("[]"), int(port))
+        except OSError:
             raise StartError(_cannot_listen(name, address), EXIT_CONFIG) from None
+        server.listen(bound, tls)
+        return int(bound.getsockname()[1])
 
     def _peer_server(
         self,
@@ -298,17 +293,14 @@ class NodeProcess:
         disk: LocalDisk,
         wake: Callable[[], None],
         guard: ConnectionGuard,
-    ) -> tuple[grpc.aio.Server, int]:
-        options = [*SERVER_OPTIONS, *connection_options(PEER_IDLE_MS)]
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *options])
+    ) -> tuple[Server, int]:
+        server = Server(PEER_LIMITS)
 
         def greeted(peer_id: str, address: str) -> None:
             if not host.core.log.members():
                 network.learn(peer_id, address)
 
-        def refusal(
-            sender_id: str, disk_uuid: str, shown: Introduction, context: grpc.aio.ServicerContext[Any, Any]
-        ) -> Refusal | None:
+        def refusal(sender_id: str, disk_uuid: str, shown: Introduction, context: Context) -> Refusal | None:
             if tls.current.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
                 return Refusal(f"the certificate is not that of node {sender_id}")
             before = host.core.log.introduced()
@@ -337,7 +329,7 @@ class NodeProcess:
         door = Door(server, self._refused_calls, guard=guard, exact=False)
         door.serve(peer_pb2_grpc.add_PeerServicer_to_server, service)
         door.shut()
-        port = self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.server_credentials("peer"))
+        port = self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.server_context("peer"))
         return server, port
 
     def _link_dropped(self, peer: str, reason: str) -> None:
@@ -551,7 +543,7 @@ def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
         return await NodeProcess(config, clock).run()
 
     try:
-        return uvloop.run(main(), loop_factory=NodeLoop)
+        return uvloop.run(main())
     except StartError as error:
         print(f"tickwheel node {config.node.id}: {error}", file=sys.stderr)
         return error.code

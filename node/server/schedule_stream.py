@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
 
-import grpc
 import numpy as np
 
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch, from_batch
@@ -24,8 +22,7 @@ from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.state.producers import Sender
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from tickwheel.transport.server import ServerStream as Context
 
 
 def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.BatchReceipt:

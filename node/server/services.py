@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import grpc
 from google.protobuf.descriptor_pool import Default
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import DESCRIPTOR as HEALTH
@@ -17,29 +16,14 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tickwheel.node.config.sections import LimitsSection
 from tickwheel.node.server.connections import ConnectionGuard
-from tickwheel.node.server.door import Behaviour, Context, Door
+from tickwheel.node.server.door import Behaviour, Door
 from tickwheel.node.server.endpoints import SERVICES, Endpoint
 from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
-
-HANDSHAKE_MS = 10_000
-"""A connection that has not finished its handshake (TLS, HTTP/2) by then is closed."""
-ASK_ALIVE_MS = 60_000
-DEAD_MS = 20_000
-"""A connection that was silent for ASK_ALIVE_MS gets a ping, and is closed after this long without an answer."""
-
-
-def connection_options(idle_ms: int) -> list[tuple[str, int]]:
-    """Options of a server that close idle connections and those whose other side is gone."""
-    return [
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-        ("grpc.max_connection_idle_ms", idle_ms),
-        ("grpc.keepalive_time_ms", ASK_ALIVE_MS),
-        ("grpc.keepalive_timeout_ms", DEAD_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-    ]
-
+from tickwheel.transport.limits import Limits
+from tickwheel.transport.server import Server
+from tickwheel.transport.server import ServerStream as Context
 
 SERVED = (*SERVICES, HEALTH.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
 """Full names of all services of the port."""
@@ -85,20 +69,15 @@ def client_server(
     health: HealthReporter,
     refusals: Counter[str],
     guard: ConnectionGuard | None = None,
-) -> grpc.aio.Server:
+) -> Server:
     """The server with all services, not yet bound to an address. `refusals` and `guard` count as in `Door`."""
-    server = grpc.aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", limits.request_bytes_max),
-            ("grpc.max_send_message_length", limits.request_bytes_max),
-            # Clients may ping this node often while they wait for deliveries.
-            ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-            ("grpc.http2.max_ping_strikes", 0),
-            *connection_options(limits.connection_idle_ms),
-            ("grpc.max_concurrent_streams", limits.connection_streams_max),
-        ],
-        maximum_concurrent_rpcs=limits.calls_max,
+    server = Server(
+        Limits(
+            message_bytes_max=limits.request_bytes_max,
+            streams_max=limits.connection_streams_max,
+            calls_max=limits.calls_max,
+            idle_s=limits.connection_idle_ms / 1_000,
+        )
     )
     fault = node.calls.fault
     serve_endpoints(Door(server, refusals, fault, guard), node, gate)

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
-
-import grpc
 
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.watch.status import node_status
@@ -19,6 +16,7 @@ from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.resolving import resolve
 from tickwheel.proto import admin_pb2
 from tickwheel.replication.log import Role
+from tickwheel.transport.server import ServerStream as Context
 
 
 def master_of(core: NodeCore) -> admin_pb2.AwaitMasterResponse:
@@ -28,8 +26,6 @@ def master_of(core: NodeCore) -> admin_pb2.AwaitMasterResponse:
     address = master.client_address if master is not None else ""
     return admin_pb2.AwaitMasterResponse(term=log.term, master_address=address, leads=log.role is Role.MASTER)
 
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 INTERVAL_MS_MIN, INTERVAL_MS_MAX, INTERVAL_MS_DEFAULT = 50, 60_000, 1_000
 WAIT_MS_MAX = 60_000

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
-import grpc
 import pytest
 
+from tests.transport.served import started
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
 from tickwheel.node.server.certificates import Certificates
-from tickwheel.node.tls import ADMIN_UNIT, identity_of, read_tls
+from tickwheel.node.tls import ADMIN_UNIT, identity_of, peer_context, read_tls
+from tickwheel.transport.client import CallError, connect
+from tickwheel.transport.limits import Limits
+from tickwheel.transport.server import Server
 
 
 def configured(directory: Path, node_id: str, cert: str, key: str | None = None) -> NodeConfig:
@@ -52,15 +56,17 @@ async def test_the_dialled_peer_must_have_its_members_name(directory: Path, dial
     """A peer reached under n2's address with n1's certificate fails in the handshake."""
     server_tls = Certificates(configured(directory, "n1", "n1"))
     dialler_tls = read_tls(configured(directory, "n2", "n2"))
-    server = grpc.aio.server()
-    credentials, channel_credentials = server_tls.server_credentials("peer"), dialler_tls.peer_channel_credentials()
-    assert credentials is not None and channel_credentials is not None
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    options = dialler_tls.peer_channel_options(dialled_as)
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", channel_credentials, options=options) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/no/method", None, None)(b"", timeout=10)
-    expected = grpc.StatusCode.UNIMPLEMENTED if works else grpc.StatusCode.UNAVAILABLE
-    assert caught.value.code() is expected
-    await server.stop(None)
+    assert dialler_tls.peer is not None
+    server, secured = Server(), peer_context(dialler_tls.peer)
+    port = await started(server, server_tls.server_context("peer"))
+    dial = connect(f"127.0.0.1:{port}", Limits(), secured=secured, server_name=dialled_as)
+    if works:
+        async with await dial as connection:
+            call = connection.call("/no/Method", bytes, bytes)
+            call.end()
+            with pytest.raises(CallError, match="UNIMPLEMENTED"):
+                await call.read()
+    else:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await dial
+    await server.stop()

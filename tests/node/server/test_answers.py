@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tickwheel.node.core.delivery.consumers import CONSUMER_NAME_LENGTH_MAX
+from tickwheel.node.core.delivery.settlements import SETTLE_TOPICS_MAX
 from tickwheel.node.core.membership import ADDRESS_LENGTH_MAX
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, LIST_BYTES_MAX, fitting
 from tickwheel.node.core.schedule.pending import BUCKETS_MAX, TEXT_BYTES_MAX
@@ -96,8 +97,10 @@ SMALL = {
     "Admin.WatchStatus topics": STATUS_TOPICS,
     "Consumer.Consume extended.error": ERROR,
     "Consumer.Consume settled.error": ERROR,
+    "Consumer.Consume settled.parts": SETTLE_TOPICS_MAX * 12,
     "Consumer.Extend error": ERROR,
     "Consumer.Settle error": ERROR,
+    "Consumer.Settle parts": SETTLE_TOPICS_MAX * 12,
     "DeadLetters.GetDead meta.headers": META,
     "DeadLetters.GetDead meta.tags": META,
     "Scheduler.CancelMany results": ROWS_MAX * REFUSAL,

@@ -20,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tests.node.server.test_door import MODULES
 from tests.node.server.test_door import SERVICES as KNOWN
+from tests.transport.served import started
 from tickwheel.client.errors import fault_of_call
 from tickwheel.node.config.sections import LimitsSection
 from tickwheel.node.core.serving import OwnWorkError, Serving
@@ -51,6 +52,7 @@ from tickwheel.proto import (
     staging_pb2,
 )
 from tickwheel.storage.disk import FsyncFailedError
+from tickwheel.transport.server import Server
 
 SERVICES = [
     *KNOWN,
@@ -117,13 +119,12 @@ class Node:
 
 
 @asynccontextmanager
-async def reached(server: grpc.aio.Server) -> AsyncIterator[Any]:
+async def reached(server: Server) -> AsyncIterator[Any]:
     """A channel to a server; Any, for the stubs do not know that bytes may go as they are."""
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    port = await started(server)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
-    await server.stop(None)
+    await server.stop()
 
 
 async def call(channel: Any, path: str, method: MethodDescriptor) -> None:
@@ -170,7 +171,7 @@ async def test_a_bug_in_any_handler_ends_its_call() -> None:
     """Behind the door each method of each service is at the boundary, whatever its kind."""
     assert {service.full_name for service, _ in SERVICES} == set(TABLE)
     node = Node()
-    server = grpc.aio.server()
+    server = Server()
     door = Door(server, Counter(), fault=node.serving.fault)
     for service, stubs in SERVICES:
         door.serve(getattr(stubs, f"add_{service.name}Servicer_to_server"), Raising())
@@ -233,7 +234,7 @@ class Asking:
 
 async def code_of(error: Exception, fault: Callable[[Exception], Failure]) -> grpc.StatusCode:
     """How a call ends whose service raises this."""
-    server = grpc.aio.server()
+    server = Server()
     Door(server, Counter(), fault=fault).serve(MODULES[admin_pb2].add_AdminServicer_to_server, Asking(error))
     async with reached(server) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:

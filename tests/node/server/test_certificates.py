@@ -10,6 +10,7 @@ import grpc
 import pytest
 from cryptography import x509
 
+from tests.transport.served import started
 from tickwheel.client.cluster import TLS_LOOK_S, Cluster, TlsFiles
 from tickwheel.node.certs import issue, make_certificates, open_authority
 from tickwheel.node.config import NodeConfig, read_config
@@ -17,6 +18,7 @@ from tickwheel.node.server import certificates
 from tickwheel.node.server.access import Access, Permission
 from tickwheel.node.server.certificates import LOOK_NS, Certificates
 from tickwheel.proto import common_pb2
+from tickwheel.transport.server import Server
 
 
 def configured(directory: Path) -> NodeConfig:
@@ -125,16 +127,13 @@ async def test_new_files_count_for_the_next_handshake_and_need_no_restart(
     used, new = renewed
     old = shutil.copytree(used, tmp_path / "old")
     tls = Certificates(configured(used))
-    server = grpc.aio.server()
-    credentials = tls.server_credentials(port_name)
-    assert credentials is not None
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
+    server = Server()
+    port = await started(server, tls.server_context(port_name))
     assert await handshake(port, old) and not await handshake(port, new)
     replace(used, new)
     tls.reload()
     assert await handshake(port, new) and not await handshake(port, old)
-    await server.stop(None)
+    await server.stop()
 
 
 def test_files_are_taken_once_two_looks_have_found_the_same(renewed: tuple[Path, Path]) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.transport.served import started
 from tickwheel.client.errors import fault_of_call
 from tickwheel.node.server.connections import Connection, ConnectionGuard, caller_of, too_many
 from tickwheel.node.server.door import Door
 from tickwheel.proto import admin_pb2_grpc
 from tickwheel.storage.descriptors import DescriptorReserve
+from tickwheel.transport.server import Server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 STATUS = "/tickwheel.v1.Admin/GetStatus"
@@ -79,12 +81,11 @@ class Waiting:
         return behave
 
 
-async def serving(guard: ConnectionGuard) -> tuple[grpc.aio.Server, int, Waiting]:
+async def serving(guard: ConnectionGuard) -> tuple[Server, int, Waiting]:
     """A server behind the guard."""
-    server, service = grpc.aio.server(), Waiting()
+    server, service = Server(), Waiting()
     Door(server, Counter(), guard=guard).serve(admin_pb2_grpc.add_AdminServicer_to_server, service)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    port = await started(server)
     guard.watch(port, 0)
     return server, port, service
 
@@ -112,7 +113,7 @@ async def test_idle_connections_are_shut_and_a_call_goes_on() -> None:
         call.cancel()
     for connection in idle:
         connection.close()
-    await server.stop(None)
+    await server.stop()
 
 
 def test_a_user_has_no_more_connections_than_its_quota() -> None:
@@ -145,4 +146,4 @@ async def test_one_address_has_no_more_calls_than_allowed() -> None:
         await service.wait_for(4)
         for call in calls:
             call.cancel()
-    await server.stop(None)
+    await server.stop()

@@ -150,7 +150,8 @@ async def test_a_peer_that_falls_silent_is_given_up(chunks: int, monkeypatch: py
     ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     ours = network()
     got: list[CheckpointChunk] = []
-    async with serving(Stalling(chunks)) as address, asyncio.timeout(5):  # type: ignore[abstract]  # one is enough
+    peer = Stalling(chunks)  # type: ignore[abstract]  # it is asked for nothing else
+    async with serving(peer) as address, asyncio.timeout(5):
         ours.set_peers({"a": address})
         ours.fetch("a", (), got.append, ended.set_result)
         assert "nothing came" in str(await ended)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
@@ -14,13 +13,12 @@ from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ign
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from tests.transport.served import started
 from tickwheel.node.server.door import (
-    ANSWER_LOST,
     UNDECODABLE,
     UNKNOWN_CONTENT,
     UNKNOWN_METHOD,
     Door,
-    LostAnswers,
     RefusedRequestError,
     read_any_version,
     read_request,
@@ -45,6 +43,7 @@ from tickwheel.proto import (
     staging_pb2,
     staging_pb2_grpc,
 )
+from tickwheel.transport.server import Server
 
 MODULES: dict[Any, Any] = {
     access_pb2: access_pb2_grpc,
@@ -185,13 +184,12 @@ async def test_every_method_of_every_service_is_behind_the_door() -> None:
     """Bytes that are no request, and requests of a newer version, end with INVALID_ARGUMENT and reach no service; what
     names no method ends with UNIMPLEMENTED. Each is counted by its kind."""
     refusals: Counter[str] = Counter()
-    server = grpc.aio.server()
+    server = Server()
     door = Door(server, refusals)
     for service, module in SERVICES:
         door.serve(getattr(module, f"add_{service.name}Servicer_to_server"), _NeverReached())
     door.shut()
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    port = await started(server)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for path, method in METHODS:
             assert await refusal_of(channel, path, method, b"\xff\xff") is grpc.StatusCode.INVALID_ARGUMENT, path
@@ -199,19 +197,8 @@ async def test_every_method_of_every_service_is_behind_the_door() -> None:
         none = cast(Any, type("Method", (), {"client_streaming": False, "server_streaming": False}))
         for path in ("/tickwheel.v1.Admin/Nothing", "/nobody", "/a/b/c"):
             assert await refusal_of(channel, path, none, b"") is grpc.StatusCode.UNIMPLEMENTED, path
-    await server.stop(None)
+    await server.stop()
     assert refusals == {UNDECODABLE: len(METHODS), UNKNOWN_CONTENT: len(METHODS), UNKNOWN_METHOD: 3}
-
-
-def test_answers_that_cannot_be_sent_are_counted_and_write_no_traceback() -> None:
-    """Each caller that goes away at the wrong moment made one."""
-    refusals: Counter[str] = Counter()
-    seen = LostAnswers(refusals)
-    for error, passes in ((grpc.aio.InternalError("gone"), False), (ValueError("ours"), True)):
-        record = logging.LogRecord("grpc", logging.ERROR, "", 1, "raised by %s", ("x",), (type(error), error, None))
-        assert seen.filter(record) is passes
-    assert seen.filter(logging.LogRecord("grpc", logging.ERROR, "", 1, "said", (), None))
-    assert refusals == {ANSWER_LOST: 1}
 
 
 async def test_a_stream_can_be_read_on_behind_a_refused_message() -> None:
@@ -229,10 +216,9 @@ async def test_a_stream_can_be_read_on_behind_a_refused_message() -> None:
                     assert isinstance(error.message, scheduler_pb2.ScheduleBatch)
                     seen.append(-error.message.sequence)
 
-    server = grpc.aio.server()
+    server = Server()
     Door(server, Counter()).serve(scheduler_pb2_grpc.add_SchedulerServicer_to_server, Reader())
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    port = await started(server)
 
     async def batches() -> AsyncIterator[bytes]:
         for sequence in (1, 2, 3):
@@ -242,5 +228,5 @@ async def test_a_stream_can_be_read_on_behind_a_refused_message() -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         async for _ in cast(Any, channel).stream_stream("/tickwheel.v1.Scheduler/ScheduleStream")(batches()):
             pass
-    await server.stop(None)
+    await server.stop()
     assert seen == [1, -2, 3]

@@ -6,7 +6,6 @@ import inspect
 from collections import Counter
 from typing import Any, cast
 
-import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.descriptor_pool import Default
@@ -17,6 +16,7 @@ from tickwheel.node.server import handlers
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.endpoints import SERVICES, Endpoint
 from tickwheel.node.server.services import SERVED, serve_endpoints
+from tickwheel.transport.server import Server
 
 LOOKS = ("Get", "Await", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Pin", "Unpin")
 """How methods that change nothing begin."""
@@ -79,7 +79,7 @@ def test_what_changes_the_cluster_is_audited() -> None:
         assert endpoint.right.audited == changes, method.full_name
 
 
-class Server:
+class Registry:
     """Takes what is registered."""
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -88,7 +88,7 @@ class Server:
 
 def test_a_method_without_a_row_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its node does not start."""
-    door = Door(cast(grpc.aio.Server, Server()), Counter())
+    door = Door(cast(Server, Registry()), Counter())
     serve_endpoints(door, cast(Any, None), cast(Any, None))
     monkeypatch.delitem(SERVICES["tickwheel.v1.Admin"], "GetDigest")
     with pytest.raises(KeyError):

@@ -12,6 +12,7 @@ from tests.node.server.test_unforeseen import network, peer_service, serving
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication import grpc_network
 from tickwheel.replication.log import NO_INTRODUCTION
+from tickwheel.transport.client import CallError, ClientConnection
 
 
 class Told:
@@ -30,18 +31,18 @@ class Told:
 
 
 class Lingering:
-    """A channel that takes its time to close."""
+    """A connection that takes its time to close."""
 
-    def __init__(self, channel: grpc.aio.Channel, until: asyncio.Event) -> None:
-        self.channel = channel
+    def __init__(self, connection: ClientConnection, until: asyncio.Event) -> None:
+        self.connection = connection
         self.until = until
 
-    async def __aenter__(self) -> grpc.aio.Channel:
-        return self.channel
+    async def __aenter__(self) -> ClientConnection:
+        return self.connection
 
     async def __aexit__(self, *error: object) -> None:
         await self.until.wait()
-        await self.channel.close(None)
+        self.connection.close()
 
 
 @pytest.mark.parametrize("between", [False, True], ids=["another address", "removed and added"])
@@ -51,8 +52,12 @@ async def test_a_link_that_was_replaced_does_not_end_the_one_after_it(
     """P10: it ended after the next was up and told the node that the peer is gone; nobody told it anything else, so it
     sent that peer nothing more."""
     ours, told, may_close = network(), Told(), asyncio.Event()
-    channel = ours._channel
-    monkeypatch.setattr(ours, "_channel", lambda peer_id, address: Lingering(channel(peer_id, address), may_close))
+    dial = ours._connect
+
+    async def lingering(peer_id: str, address: str) -> Lingering:
+        return Lingering(await dial(peer_id, address), may_close)
+
+    monkeypatch.setattr(ours, "_connect", lingering)
     ours.attach(told, lambda: None, lambda: NO_INTRODUCTION)
     async with serving(peer_service(Told())) as address, asyncio.timeout(5):
         ours.set_peers({"a": address})
@@ -89,7 +94,7 @@ class Breaking:
 
     async def write(self, frame: PeerFrame) -> None:
         if self._opened:
-            raise asyncio.InvalidStateError
+            raise CallError(grpc.StatusCode.UNAVAILABLE, "broken")
         self._opened = True
 
     def cancel(self) -> None:
@@ -101,15 +106,21 @@ async def test_a_link_that_is_dropped_while_it_breaks_is_not_dialled_again(monke
     ours, told, dials = network(), Told(), asyncio.Queue[Breaking]()
     monkeypatch.setattr(grpc_network, "REDIAL_S", 0.0)
 
-    class Stub:
-        def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    class Dialled:
+        async def __aenter__(self) -> Dialled:
+            return self
 
-        def Exchange(self) -> Breaking:
+        async def __aexit__(self, *error: object) -> None: ...
+
+        def call(self, *_: object) -> Breaking:
             call = Breaking(lambda: ours.set_peers({}))
             dials.put_nowait(call)
             return call
 
-    monkeypatch.setattr(grpc_network, "PeerStub", Stub)
+    async def dialled(peer_id: str, address: str) -> Dialled:
+        return Dialled()
+
+    monkeypatch.setattr(ours, "_connect", dialled)
     ours.attach(told, lambda: None, lambda: NO_INTRODUCTION)
     async with asyncio.timeout(5):
         ours.set_peers({"a": "127.0.0.1:1"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -10,6 +11,8 @@ from random import Random
 import grpc
 import pytest
 
+from tests.transport.served import started
+from tickwheel.node.server.door import Door
 from tickwheel.node.server.inbox import GuardedInbox
 from tickwheel.node.server.ports import ThreadExecutor
 from tickwheel.proto import peer_pb2_grpc
@@ -19,6 +22,7 @@ from tickwheel.replication.grpc_network import GrpcNetwork, Inbox, PeerService
 from tickwheel.replication.log import Introduction, Member
 from tickwheel.replication.plausible import ImplausibleFrameError
 from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.transport.server import Server
 
 
 class Faulty:
@@ -78,8 +82,7 @@ def network(
         "c",
         "disk",
         "",
-        credentials=lambda: None,
-        channel_options=lambda peer_id: (),
+        secured=lambda: None,
         warn=lambda peer_id, text: None,
         unforeseen=unforeseen,
         refused=lambda why: pytest.fail(why.reason),
@@ -88,16 +91,15 @@ def network(
 
 
 @asynccontextmanager
-async def serving(service: peer_pb2_grpc.PeerServicer) -> AsyncIterator[str]:
+async def serving(service: object) -> AsyncIterator[str]:
     """Peers reach the service at the address."""
-    server = grpc.aio.server()
-    peer_pb2_grpc.add_PeerServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    server = Server()
+    Door(server, Counter(), exact=False).serve(peer_pb2_grpc.add_PeerServicer_to_server, service)
+    port = await started(server)
     try:
         yield f"127.0.0.1:{port}"
     finally:
-        await server.stop(None)
+        await server.stop()
 
 
 async def test_an_error_in_what_a_work_brought_ends_the_node() -> None:
