@@ -497,9 +497,7 @@ class Consumer:
     def _settled(self, receipt: consumer_pb2.SettleReceipt) -> None:
         joint = self._joint.pop(receipt.sequence, None)
         if joint is not None:
-            sequences = [settle.message.settle.sequence for settle in joint]
-            for part in receipts(receipt, sequences):
-                self._settled(part)
+            self._settled_together(receipt, joint)
             return
         settle = self._waiting.get(receipt.sequence)
         if settle is None:
@@ -510,6 +508,17 @@ class Consumer:
             self._again(settle, Fault("NO_MASTER", "not known to be dispatched yet"))
             return
         self._answer(receipt, settle)
+
+    def _settled_together(self, receipt: consumer_pb2.SettleReceipt, joint: Sequence[_Settle]) -> None:
+        if receipt.error:
+            fault = fault_of_status(receipt.error)
+            if not (fault.elsewhere or fault.later):
+                # The reason may lie with one of them, a topic without the right to it for example: each asks by itself.
+                for settle in joint:
+                    self._send(settle.message)
+                return
+        for part in receipts(receipt, [settle.message.settle.sequence for settle in joint]):
+            self._settled(part)
 
     def _note_stale(self, settle: consumer_pb2.SettleBatch, count: int) -> None:
         self.stale += count

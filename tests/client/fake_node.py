@@ -153,6 +153,8 @@ class FakeNode:
         """It understands batches and settlements of several topics; else it is of a version before them."""
         self.settles: list[Any] = []
         """Settlements that it was asked for."""
+        self.forbidden = ""
+        """Topic that the caller has no right to: settlements that name it are refused."""
 
     async def start(self) -> FakeNode:
         """Listen on a free port."""
@@ -439,6 +441,11 @@ class _Stream:
     def _settle(self, settle: Any) -> None:
         self.node.settles.append(settle)
         receipt = consumer_pb2.SettleReceipt(sequence=settle.sequence)
+        if self.node.forbidden and self.node.forbidden in (settle.topic, *settle.topics):
+            refused = status(grpc.StatusCode.PERMISSION_DENIED, "RIGHT_REQUIRED", "no right to the topic")
+            receipt.error = refused.SerializeToString()
+            self.receipts.append(consumer_pb2.ConsumeResponse(settled=receipt))
+            return
         if settle.topics:
             assert self.node.mixes, "an older node refuses a field that it does not know"
             counts = np.frombuffer(settle.topic_counts, "<u4").tolist()

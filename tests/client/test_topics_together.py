@@ -11,6 +11,7 @@ from tests.client.fake_node import FakeNode
 from tickwheel.client import AsyncClient
 from tickwheel.client.consumer import Consumer
 from tickwheel.client.delivery import DeliveredBatch
+from tickwheel.client.errors import PermissionRefused
 
 TOPICS = ("a", "b", "c")
 
@@ -84,3 +85,17 @@ async def test_an_older_master_gets_an_unanswered_settlement_topic_by_topic(node
             receipts = await asyncio.gather(*acks)
     assert [receipt.settled for receipt in receipts] == [2, 2, 2]
     assert sorted(settle.topic for settle in nodes[1].settles) == list(TOPICS)
+
+
+async def test_a_refusal_of_one_topic_fails_no_acknowledgement_of_another(nodes: list[FakeNode]) -> None:
+    """A node refuses a settlement as a whole, for example if the right to one of its topics was taken away."""
+    nodes[0].mixes = True
+    nodes[0].forbidden = "b"
+    async with AsyncClient(nodes[0].address) as client:
+        await scheduled(client)
+        async with client.consumer("g", TOPICS) as consumer:
+            found = await batches(consumer, 6)
+            answers = await asyncio.gather(*(batch.ack() for batch in found), return_exceptions=True)
+    refused = {batch.topic for batch, answer in zip(found, answers, strict=True) if isinstance(answer, Exception)}
+    assert refused == {"b"} and isinstance(answers[1], PermissionRefused)
+    assert len(nodes[0].state.settled) == 4
