@@ -356,9 +356,16 @@ class Delivery(Part):
             return None
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
         for group_id in self._dirty:
-            if not any(session.credits for session in self.sessions.of_group(group_id)) or not self._room(group_id):
+            takers = [session for session in self.sessions.of_group(group_id) if session.credits]
+            if not takers or not self._room(group_id):
                 continue
-            times += [t for c in self._channels_of(group_id) if (t := c.earliest_ms()) is not None]
+            topics = {session.topic for session in takers}
+            for channel in self._channels_of(group_id):
+                if self._state.topic_paused(channel.key[1]) or not ("" in topics or channel.topic in topics):
+                    continue  # an event will come first, whatever is staged
+                time_ms = channel.earliest_ms()
+                if time_ms is not None:
+                    times.append(time_ms)
         return min(times) - now.cluster_ms if times else None
 
     def _channels_of(self, group_id: int) -> list[Channel]:
@@ -395,10 +402,9 @@ class Delivery(Part):
             channel = self._make_channel(key)
             if channel is None:
                 return None
-            for lease in self._leases.open_leases():
+            for lease in self._leases.of_channel(key):
                 # Leases of an earlier master, or of consumers that `_failed` has closed.
-                if lease.channel == key:
-                    channel.hold(lease.positions)
+                channel.hold(lease.positions)
             channel.hold(self._returns.positions(key))
             self._channels[key] = channel
         return channel
@@ -500,6 +506,8 @@ class Delivery(Part):
         if self._may_act():
             room = self._room(group_id)
             for channel, takers in served:
+                if not self._may_act():
+                    break  # a pass over many topics may outlast the lease of mastership
                 room -= self._hand_out(channel, takers, now_ms, room)
             if not self._may_act():
                 # Nobody has what was gathered. New channels read it again, should this node be allowed to act again.
@@ -564,12 +572,15 @@ class Delivery(Part):
     # -- messages that come back
 
     def _settled(self, key: ChannelKey) -> None:
-        """Messages were settled: in a FIFO topic the ones behind them may go."""
+        """Messages were settled: in a FIFO topic the ones behind them may go, in any other those that the window ended
+        before."""
         channel = self._channels.get(key)
         if isinstance(channel, FifoChannel):
             channel.stir()
             self._has_work(*key)
             self.wake_group(key[0])
+        elif channel is not None and channel.next_position < self._state.ready_count(key[1]):
+            self._dirty.add(key[0])
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
         channel = self._channels.get(key)

@@ -70,11 +70,14 @@ class LeaseTable:
     _sessions: dict[int, deque[Lease]] = field(default_factory=dict)
     _extended: dict[tuple[ChannelKey, int], int] = field(default_factory=dict)
     """(channel, position) of each extended message -> new end of its lease."""
+    _channels: dict[ChannelKey, list[Lease]] = field(default_factory=dict)
+    """All open leases by channel, and those closed since the last `forget_settled`."""
 
     def give(self, lease: Lease) -> None:
         """Add the lease of a delivery."""
         heapq.heappush(self._heap, (lease.until_ms, next(self._order), lease))
         self._sessions.setdefault(lease.session_id, deque()).append(lease)
+        self._channels.setdefault(lease.channel, []).append(lease)
 
     def extend(
         self, channel: ChannelKey, positions: Positions, attempts: Attempts, until_ms: int, session_id: int, epoch: int
@@ -86,10 +89,9 @@ class LeaseTable:
 
     def drop(self, channel: ChannelKey) -> None:
         """Close all leases of a channel: its group was reset, or the topic or group deleted."""
-        for lease in self.open_leases():
-            if lease.channel == channel:
-                lease.closed = True
-                lease.positions = lease.positions[:0]
+        for lease in self.of_channel(channel):
+            lease.closed = True
+            lease.positions = lease.positions[:0]
         for key in [key for key in self._extended if key[0] == channel]:
             del self._extended[key]
 
@@ -177,15 +179,23 @@ class LeaseTable:
         if self._extended:
             for key in [k for k in self._extended if k[1] < floor_of(k[0])]:
                 del self._extended[key]
+        self._channels.clear()
+        for lease in self.open_leases():
+            self._channels.setdefault(lease.channel, []).append(lease)
 
     def open_leases(self) -> Iterator[Lease]:
         """All open leases, roughly by rising end."""
         return (item[2] for item in self._heap if not item[2].closed)
 
+    def of_channel(self, channel: ChannelKey) -> Iterator[Lease]:
+        """The open leases of one channel. Cost depends on that channel's leases."""
+        return (lease for lease in self._channels.get(channel, ()) if not lease.closed)
+
     def clear(self) -> None:
         """Forget all leases: this node leads no more."""
         self._heap.clear()
         self._sessions.clear()
+        self._channels.clear()
         self._extended.clear()
 
 

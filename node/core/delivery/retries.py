@@ -90,10 +90,17 @@ class RetryQueue:
         """Rows waiting or under way."""
         return self._rows
 
+    def refusal(self, rows: int) -> Failure | None:
+        """Why so many rows more would not be taken now; None: they would."""
+        if not rows or self._rows + rows <= ROWS_MAX:
+            return None
+        return limit_reached("waiting_retries", ROWS_MAX, RETRY_AFTER_MS)
+
     def add(self, leaving: Leaving) -> None:
         """Queue deliveries; their `done` is called once all rows are applied, or with a Failure."""
-        if self._rows + leaving.left > ROWS_MAX:
-            leaving.done(limit_reached("waiting_retries", ROWS_MAX, RETRY_AFTER_MS))
+        refusal = self.refusal(leaving.left)
+        if refusal is not None:
+            leaving.done(refusal)
             return
         serving = self._proposer.serving
         leaving.done = serving.bound(leaving.done)

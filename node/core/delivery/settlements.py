@@ -95,7 +95,8 @@ def by_topic(batch: consumer_pb2.SettleBatch) -> list[consumer_pb2.SettleBatch]:
 
 
 class Joined:
-    """The answers to the parts of one settlement. `done` gets their sum once, with `parts`, or the first Failure."""
+    """The answers to the parts of one settlement. `done` gets their sum once, with `parts`, or the first Failure of the
+    log. The rows of a topic that left the group on the way are stale."""
 
     def __init__(self, done: Callable[[SettleResult | Failure], None]) -> None:
         self._done = done
@@ -103,15 +104,16 @@ class Joined:
         self._missing = 0
         self._closed = False
 
-    def part(self) -> Callable[[SettleResult | Failure], None]:
-        """The callback for the next part."""
+    def part(self, rows: int) -> Callable[[SettleResult | Failure], None]:
+        """The callback for the next part, which has so many rows."""
         place = len(self._results)
         self._results.append(None)
         self._missing += 1
 
         def answered(result: SettleResult | Failure) -> None:
             if self._results[place] is None:
-                self._results[place] = result
+                gone = isinstance(result, SettleResult) and result.failure is not None
+                self._results[place] = SettleResult(stale=rows) if gone else result
                 self._missing -= 1
                 self._finish()
 
@@ -167,36 +169,53 @@ class Settlements:
         it is applied, or with a Failure. Raises RequestError. A settlement of several topics has a result for each:
         rows of a topic that the group does not have (any more) are stale."""
         if not batch.topics:
-            columns = self._taken(batch, now_ms, done)
-            if columns is not None:
-                self.propose(columns, done)
+            taken = self._taken(batch, now_ms, done)
+            if isinstance(taken, Failure):
+                done(taken)
+            elif isinstance(taken, Leaving):
+                self._leave(taken)
+            else:
+                self.propose(taken, done)
             return
         joined = Joined(done)
         proposed: list[SettleColumns] = []
         answers: list[Callable[[SettleResult | Failure], None]] = []
+        leaving: list[Leaving] = []
         parts = by_topic(batch)
         group_id = self._state.group_id(batch.group)
         if group_id is None:
             raise invalid("group", batch.group, "an existing consumer group")
         for part in parts:
             topic_id = self._state.topic_id(part.topic)
-            answer = joined.part()
+            rows = len(part.ids) // 8
+            answer = joined.part(rows)
             if topic_id is None or self._state.subscription(group_id, topic_id) is None:
-                answer(SettleResult(stale=len(part.ids) // 8))
+                answer(SettleResult(stale=rows))
                 continue
-            columns = self._taken(part, now_ms, answer)
-            if columns is not None:
-                proposed.append(columns)
+            taken = self._taken(part, now_ms, answer)
+            if isinstance(taken, Failure):
+                done(taken)  # nothing is settled where one part is refused
+                return
+            if isinstance(taken, Leaving):
+                leaving.append(taken)
+            else:
+                proposed.append(taken)
                 answers.append(answer)
+        refusal = self.retries.refusal(sum(some.left for some in leaving))
+        if refusal is not None:
+            done(refusal)
+            return
+        for some in leaving:
+            self._leave(some)
         if proposed:
             self.propose_together(proposed, answers)
         joined.close()
 
     def _taken(
         self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
-    ) -> SettleColumns | None:
-        """The columns to propose for a settlement of one topic; `done` is for their result. None: it is on its way by
-        another path, or refused, and `done` is or will be called. Raises RequestError."""
+    ) -> SettleColumns | Leaving | Failure:
+        """What to propose for a settlement of one topic, or to queue if its messages are copied, with `done` for the
+        result; or why it is refused. Changes nothing. Raises RequestError."""
         group_id, topic_id = self._names(batch.group, batch.topic)
         kind = SETTLE_KINDS.get(batch.outcome)
         if kind is None:
@@ -214,17 +233,15 @@ class Settlements:
         )
         refusal = self._too_far_ahead(subscription, ids, positions)
         if refusal is not None:
-            done(refusal)
-            return None
+            return refusal
         if kind in (SETTLE_RETRY, SETTLE_DEAD):
             dies = kind == SETTLE_DEAD
             due_ms = None if dies else self._due_ms(now_ms, self._pauses_ms(group_id, batch, given))
             cause = DECLARED_DEAD if dies else REFUSED
             epoch = batch.epoch if batch.HasField("epoch") else None
-            self._leave(
-                Leaving((group_id, topic_id), kind, ids, attempts, positions, due_ms, cause, batch.reason, done, epoch)
+            return Leaving(
+                (group_id, topic_id), kind, ids, attempts, positions, due_ms, cause, batch.reason, done, epoch
             )
-            return None
         return SettleColumns(
             group_id=group_id,
             topic_id=topic_id,
@@ -327,8 +344,6 @@ class Settlements:
             assert isinstance(result, SettleResult) and len(result.parts) == len(columns)
             for some, answer, part in zip(columns, answers, result.parts, strict=True):
                 self._settled((some.group_id, some.topic_id))
-                if part.failure is not None:
-                    part = SettleResult(stale=len(some.ids) // 8)  # the topic left the group on the way
                 answer(part)
 
         self._proposer.submit(Command(settle=Settle(batches=columns)), answered, may_gather=True)

@@ -3,17 +3,25 @@ that. Any other consumer gets a batch and sends a settlement for each topic."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from tests.node.core.trio import Node, World
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.delivery import retries
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.delivery.leases import Lease, LeaseTable
+from tickwheel.node.core.delivery.settlements import Joined
 from tickwheel.node.core.schedule.intake import from_batch
-from tickwheel.node.failure import Failure
+from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.failure import Failure, limit_reached
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest
+from tickwheel.proto.admin_pb2 import Settings as SettingsMessage
 from tickwheel.proto.consumer_pb2 import (
     ACK,
     EARLIEST,
@@ -101,6 +109,12 @@ def parts(receipt: SettleReceipt | Failure) -> list[list[int]]:
     assert isinstance(receipt, SettleReceipt), receipt
     counts: list[list[int]] = np.frombuffer(receipt.parts, "<u4").reshape(-1, 3).tolist()
     return counts
+
+
+def core_of(taker: Taker) -> NodeCore:
+    """The core of the master that serves it."""
+    assert taker.node.host is not None
+    return taker.node.host.core
 
 
 @pytest.fixture
@@ -254,11 +268,108 @@ def test_a_topic_that_goes_before_the_apply_is_stale(world: World) -> None:
         SettleColumns(group_id=group_id, topic_id=number, kind=SETTLE_ACK, ids=batch.ids, attempts=batch.attempts)
         for number in (topic_id, 999)
     )
-    answers: list[object] = []
-    host.core.parts.delivery.settlements.propose_together([gone, there], [answers.append, answers.append])
+    answers: list[SettleResult | Failure] = []
+    joined = Joined(answers.append)
+    host.core.parts.delivery.settlements.propose_together([gone, there], [joined.part(1), joined.part(1)])
+    joined.close()
     taker.node.wake()
-    world.run_until(lambda: len(answers) == 2)
-    assert [(answer.settled, answer.stale) for answer in answers if isinstance(answer, SettleResult)] == [
-        (0, 1),
-        (1, 0),
-    ]
+    world.run_until(lambda: bool(answers))
+    (answer,) = answers
+    assert isinstance(answer, SettleResult) and answer.failure is None
+    assert [(part.settled, part.stale) for part in answer.parts] == [(0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("outcome", [ACK, RETRY])
+def test_where_one_topic_is_refused_nothing_is_settled(
+    world: World, monkeypatch: pytest.MonkeyPatch, outcome: Outcome.ValueType
+) -> None:
+    """So its receipt says: it has an error and no counts."""
+    taker = Taker(world, mixes=True)
+    schedule(world, "abc")
+    world.run_until(lambda: bool(taker.batches))
+    core = core_of(taker)
+    state, settlements = core.state, core.parts.delivery.settlements
+    full = limit_reached("window_values", 1, 1)
+    with monkeypatch.context() as limited:
+        limited.setattr(retries, "ROWS_MAX", 2)
+        limited.setattr(
+            settlements,
+            "_too_far_ahead",
+            lambda subscription, *_: full if outcome == ACK and subscription.topic_id == state.topic_id("c") else None,
+        )
+        refusal = taker.settle(settlement(taker.batches[0], outcome))
+        assert isinstance(refusal, Failure) and refusal.reason == common_pb2.LIMIT_REACHED
+        world.run(500)
+    assert [state.topic_undelivered(state.topic_id(topic) or 0) for topic in TOPICS] == [1, 1, 1]
+    assert len(taker.batches) == 1, "nothing came again"
+    assert parts(taker.settle(settlement(taker.batches[0]))) == [[1, 0, 0]] * 3
+
+
+def test_nothing_leaves_after_the_lease_of_mastership_has_run_out_within_a_pass(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass over many topics takes long, and a consumer that does not mix gets a batch at each of them."""
+    taker = Taker(world, mixes=False)
+    delivery = core_of(taker).parts.delivery
+    with monkeypatch.context() as over:
+        over.setattr(delivery, "_may_act", lambda: not taker.batches)
+        schedule(world, "abc")
+        world.run_until(lambda: bool(taker.batches))
+        world.run(500)
+        assert len(taker.batches) == 1
+    taker.node.wake()
+    world.run_until(lambda: len(taker.batches) == 3)
+    assert sorted(batch.topic for batch in taker.batches) == list(TOPICS)
+
+
+def test_messages_beyond_the_window_come_once_it_has_moved(world: World) -> None:
+    """The window moves when a settlement is applied. No new credit and no dispatch may come after that."""
+    administer(world, AdminCommand(settings=SettingsMessage(window_messages_max=1_000)))
+    taker = Taker(world, mixes=True, credits=10_000)
+    schedule(world, "a" * 1_500)
+    world.run_until(lambda: sum(len(batch.ids) // 8 for batch in taker.batches) == 1_000)
+    world.run(500)
+    for batch in list(taker.batches):
+        settle = SettleBatch(group="g", topic="a", outcome=ACK, ids=batch.ids, attempts=batch.attempts)
+        taker.settle(settle)
+    world.run_until(lambda: sum(len(batch.ids) // 8 for batch in taker.batches) == 1_500)
+
+
+def test_staged_messages_of_a_paused_topic_keep_no_node_awake(world: World) -> None:
+    """They are due and wait for an event. Their group is looked at again and again for the sake of another topic."""
+    taker = Taker(world, mixes=True)
+    schedule(world, "ab")
+    world.run_until(lambda: bool(taker.batches))
+    core = core_of(taker)
+    delivery, group_id, topic_id = core.parts.delivery, core.state.group_id("g") or 0, core.state.topic_id("a") or 0
+    channel, unit = delivery._channel((group_id, topic_id)), delivery._recent[topic_id].find(np.zeros(1, np.uint64))
+    assert channel is not None and unit is not None
+    channel._unread[0] = 1
+    channel.supply(0, 0, unit, b"a")
+    delivery._has_work(group_id, topic_id)
+    delivery._dirty.add(group_id)
+    now = Now(ClusterMs(core.clock.now_ms()), core.steady_ms(), True, True)
+    assert (delivery.wait_ms(now) or 0) <= 0
+    topic = core.state._state.topics.get(topic_id)
+    assert topic is not None
+    topic.paused = True
+    lease_ends_ms = delivery.wait_ms(now)
+    assert lease_ends_ms is not None and lease_ends_ms > 1_000
+
+
+def test_a_new_channel_looks_only_at_its_own_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels come and go with each message of a quiet topic: their cost must not grow with all that is out."""
+    taker = Taker(world, mixes=True)
+    schedule(world, "abab")
+    world.run_until(lambda: bool(taker.batches))
+    core = core_of(taker)
+    delivery, topic_id = core.parts.delivery, core.state.topic_id("a") or 0
+    key = (core.state.group_id("g") or 0, topic_id)
+    del delivery._channels[key]
+
+    def walked(_: object) -> Iterator[Lease]:
+        raise AssertionError("something walks over all leases")
+
+    monkeypatch.setattr(LeaseTable, "open_leases", walked)
+    channel = delivery._channel(key)
+    assert channel is not None and channel._held == {0, 1}
