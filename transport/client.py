@@ -84,7 +84,12 @@ class Call(Stream):
             await waiter
         data = ready.popleft()
         self.connection.read(self, len(data) + PREFIX_BYTES)
-        return self._deserialize(data)
+        try:
+            return self._deserialize(data)
+        except Exception as error:  # whatever it is: the bytes are the other side's
+            self._error = CallError(grpc.StatusCode.INTERNAL, f"an answer that cannot be read: {error}")
+            self.cancel()
+            raise self._error from error
 
     def cancel(self) -> None:
         """End the call now. Idempotent."""
@@ -123,7 +128,7 @@ class Call(Stream):
         if self._status is None:
             raise MalformedError("a response without a status")
         number = self._status[b"grpc-status"]
-        code = _CODES.get(int(number)) if number.isdigit() else None
+        code = _CODES.get(int(number)) if number.isdigit() and len(number) <= 2 else None
         if code is not grpc.StatusCode.OK:
             text = status_text(self._status.get(b"grpc-message", b""))
             self._error = CallError(code or grpc.StatusCode.UNKNOWN, text)

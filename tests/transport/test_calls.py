@@ -15,6 +15,7 @@ import pytest
 from tests.transport.served import serving
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.tls import PortFiles, peer_context, server_context
+from tickwheel.transport import wire
 from tickwheel.transport.client import AddressError, CallError, ClientConnection, connect
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.server import Server
@@ -259,6 +260,38 @@ async def test_what_is_no_address_is_refused(address: str) -> None:
     """Addresses of members come from administrators."""
     with pytest.raises(AddressError):
         await connect(address, LIMITS)
+
+
+async def test_an_answer_that_cannot_be_read_ends_its_call() -> None:
+    """Its bytes are the other side's: no error of this side's decoder gets out."""
+    async with serving(ours(Service())) as address, await connect(address, LIMITS) as connection:
+        call = connection.call("/s/Both", bytes, bytes.decode)
+        await call.write(b"\xff")
+        with pytest.raises(CallError, match="INTERNAL: an answer that cannot be read"):
+            await call.read()
+        assert not connection.streams and not connection.unread_bytes
+
+
+async def test_a_status_that_is_no_status_ends_its_call() -> None:
+    closed = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(wire.PREFACE))
+        block = wire.STATUS_200 + wire.fields([(b"content-type", b"application/grpc"), (b"grpc-status", b"9" * 5_000)])
+        writer.write(wire.settings({}) + wire.header_frames(1, block, end_stream=True))
+        await writer.drain()
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    served = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = served.sockets[0].getsockname()[1]
+    async with served:
+        async with await connect(f"127.0.0.1:{port}", LIMITS) as connection:
+            with pytest.raises(CallError, match="UNKNOWN"):
+                await once(connection, "/s/Echo", b"")
+        await closed.wait()
 
 
 # -- TLS
