@@ -95,6 +95,13 @@ def _read_port(config: NodeConfig, name: str, problems: list[Problem]) -> PortFi
         return None
     files = PortFiles(contents["key"], contents["cert"], contents["ca"])
     problems += _check_port(config, name, files)
+    if len(problems) == found_before:
+        try:
+            server_context(files, required=False)
+            peer_context(files)
+        except (ssl.SSLError, ValueError, TypeError) as error:  # such as a key that is too short for TLS
+            path = str(getattr(config.tls, f"{name}_cert_file"))
+            problems.append(Problem(f"tls.{name}_cert_file", path, f"cannot be used for TLS: {error}"))
     return files
 
 
@@ -163,9 +170,10 @@ def peer_context(files: PortFiles) -> ssl.SSLContext:
 
 def _completed(context: ssl.SSLContext, files: PortFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["h2"])
     if files.authority:
-        context.load_verify_locations(cadata=files.authority.decode())
+        context.load_verify_locations(cadata=files.authority.decode("ascii", "ignore"))  # comments may be anything
     # The library reads keys from files alone, and those of the disk may change between check and use.
     with closing_memory_file(files.certificate) as certificate, closing_memory_file(files.key) as key:
         context.load_cert_chain(certificate, key)

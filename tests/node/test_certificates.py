@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def test_wrong_files_are_named(directory: Path) -> None:
         read_tls(configured(directory, "n1", "n1", "n2"))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_tls(configured(directory, "n1", "missing"))
+
+
+def test_files_that_tls_refuses_are_named(directory: Path, tmp_path: Path) -> None:
+    """They are refused when they are read, not at each handshake. Comments in them may be in any language."""
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    authority = tmp_path / "ca.crt"
+    authority.write_bytes("# Zürich ☃\n".encode() + authority.read_bytes())
+    assert read_tls(configured(tmp_path, "n1", "n1")).peer is not None
+    certificate = tmp_path / "n1.crt"
+    certificate.write_bytes(
+        certificate.read_bytes() + b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
+    )
+    with pytest.raises(ConfigError, match="cannot be used for TLS"):
+        read_tls(configured(tmp_path, "n1", "n1"))
 
 
 @pytest.mark.parametrize(("dialled_as", "works"), [("n1", True), ("n2", False)])
