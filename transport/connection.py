@@ -8,7 +8,7 @@ connection, as the RFC says; one that exceeds `Limits` loses the connection.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from hpack import Decoder, HPACKError
 from hpack.table import HeaderTable
@@ -23,6 +23,14 @@ ENDED_KEPT = 1_024
 """Ended streams whose late frames are told apart from frames of streams that never were."""
 BLOCKS_KEPT = 64
 """Field blocks of a connection kept decoded: a client sends the same for every call of a method."""
+BLOCKS_KEPT_BYTES = 32 << 10
+"""Of all of them, encoded and decoded, with FIELD_BYTES for each field."""
+FIELD_BYTES = 32
+"""What a field counts in addition to its name and value (RFC 7541, 4.1)."""
+RESIZES_MAX = 2
+"""Changes of the table's size in one block: its least size since the last block, then its size (RFC 7541, 4.2)."""
+STREAMS_PER_CONTROL = 16
+"""New settings of windows reach every open stream. So many streams cost as much as one frame without content."""
 BURST = 10
 """A rate may be exceeded in a burst of so many seconds' worth."""
 
@@ -54,8 +62,8 @@ class Allowance:
         self._left = float(per_s * BURST)
         self._at_s = now_s
 
-    def take(self, now_s: float) -> bool:
-        self._left = min(self._per_s * BURST, self._left + (now_s - self._at_s) * self._per_s) - 1
+    def take(self, now_s: float, count: int = 1) -> bool:
+        self._left = min(self._per_s * BURST, self._left + (now_s - self._at_s) * self._per_s) - count
         self._at_s = now_s
         return self._left >= 0
 
@@ -64,10 +72,24 @@ class _CountingTable(HeaderTable):
     """Counts its changes: a block means the same as long as there are none."""
 
     changes = 0
+    resizes = 0
+    """In the block that is being decoded."""
 
     def add(self, name: bytes, value: bytes) -> None:
         self.changes += 1
         super().add(name, value)
+
+    @property
+    def maxsize(self) -> int:
+        return self._maxsize
+
+    @maxsize.setter
+    def maxsize(self, size: int) -> None:
+        self.changes += 1
+        self.resizes += 1
+        if self.resizes > RESIZES_MAX:
+            raise HPACKError("the table changes its size again and again")
+        cast(Any, HeaderTable).maxsize.fset(self, size)
 
 
 class FieldDecoder:
@@ -77,22 +99,41 @@ class FieldDecoder:
         self._decoder = Decoder(max_header_list_size=header_bytes_max)
         self._table = self._decoder.header_table = _CountingTable()
         self._known: dict[bytes, Fields] = {}
+        self._known_bytes = 0
 
     def decode(self, block: bytes) -> Fields:
         """Raises ConnectionFault: after an error the two sides' tables differ."""
         found = self._known.get(block)
         if found is not None:
             return found
-        changes, size = self._table.changes, self._table.maxsize
+        changes, self._table.resizes = self._table.changes, 0
         try:
             found = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"header fields: {error}") from error
-        if self._table.changes != changes or self._table.maxsize != size:
-            self._known.clear()
-        elif len(self._known) < BLOCKS_KEPT:
-            self._known[block] = found
+        if self._table.changes != changes:
+            self._forget()
+        else:
+            self._keep(block, found)
         return found
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._known_bytes = 0
+
+    def _keep(self, block: bytes, found: Fields) -> None:
+        size = len(block) + size_of(found)
+        if size > BLOCKS_KEPT_BYTES // 4:
+            return
+        if len(self._known) >= BLOCKS_KEPT or self._known_bytes + size > BLOCKS_KEPT_BYTES:
+            self._forget()
+        self._known[block] = found
+        self._known_bytes += size
+
+
+def size_of(fields: Fields) -> int:
+    """The size of decoded fields (RFC 9113, 6.5.2)."""
+    return sum(len(name) + len(value) + FIELD_BYTES for name, value in fields)
 
 
 class Stream:
@@ -256,7 +297,7 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out, self._out_bytes = self._out, [], 0
-        if out and self.transport is not None:
+        if out and self.transport is not None and self.closing_s is None:
             self.transport.write(b"".join(out) if len(out) > 1 else out[0])
 
     def _reply(self, data: bytes) -> None:
@@ -293,9 +334,9 @@ class Connection(asyncio.Protocol):
         """Say goodbye and close. Idempotent."""
         if self.transport is None or self.closing_s is not None:
             return
-        self.closing_s = self.loop.time()
         self.put(wire.goaway(self.last_peer_stream, code, reason))
         self._flush()
+        self.closing_s = self.loop.time()
         self.transport.close()
 
     def cut_off(self) -> None:
@@ -330,6 +371,17 @@ class Connection(asyncio.Protocol):
             stream.cut(code)
         else:
             self._note_ended(stream_id, ignore=True)
+
+    def fault(self, stream_id: int, code: ErrorCode) -> None:
+        """Reset a stream because its peer broke a rule. Counts like a stream that the peer has reset: either way it
+        can make this side begin work without end (CVE-2023-44487, CVE-2025-8671)."""
+        self.count_reset()
+        self.reset(stream_id, code)
+
+    def count_reset(self) -> None:
+        """The peer has ended a call before its answer. Raises ConnectionFault."""
+        if not self._resets.take(self.heard_s):
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are reset")
 
     def read(self, stream: Stream, size: int) -> None:
         """Bytes of a stream were taken by its reader, and the peer may send as many again."""
@@ -422,8 +474,8 @@ class Connection(asyncio.Protocol):
             if self.closing_s is not None:
                 return end
 
-    def _control(self) -> None:
-        if not self._controls.take(self.heard_s):
+    def _control(self, count: int = 1) -> None:
+        if not self._controls.take(self.heard_s, count):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without content")
 
     def _known_idle(self, stream_id: int) -> bool:
@@ -450,7 +502,7 @@ class Connection(asyncio.Protocol):
             return
         stream.receive_window -= size
         if stream.receive_window < 0:
-            self.reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            self.fault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
             return
         if payload:
             stream.take_data(payload)
@@ -466,17 +518,16 @@ class Connection(asyncio.Protocol):
         try:
             stream.take_end()
         except MalformedError:
-            self.reset(stream.stream_id, ErrorCode.PROTOCOL_ERROR)
+            self.fault(stream.stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def _take_stray(self, stream_id: int, stream: Stream | None, what: str) -> None:
         """A frame for a stream that cannot take it."""
         if stream is not None:
-            self.reset(stream_id, ErrorCode.STREAM_CLOSED)
+            self.fault(stream_id, ErrorCode.STREAM_CLOSED)
         elif self._known_idle(stream_id):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} for stream {stream_id}, which was never opened")
         elif not self._ended.get(stream_id, False):
-            self._control()
-            self.reset(stream_id, ErrorCode.STREAM_CLOSED)
+            self.fault(stream_id, ErrorCode.STREAM_CLOSED)
 
     def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
@@ -526,12 +577,12 @@ class Connection(asyncio.Protocol):
                 raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS for stream {stream_id}, which has ended")
             self.open_stream(stream_id, fields, end=end)
         elif stream.remote_ended:
-            self.reset(stream_id, ErrorCode.STREAM_CLOSED)
+            self.fault(stream_id, ErrorCode.STREAM_CLOSED)
         else:
             try:
                 stream.take_fields(fields, end=end)
             except MalformedError:
-                self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+                self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
             if end and not stream.over:
                 self.end_of(stream)
 
@@ -539,17 +590,16 @@ class Connection(asyncio.Protocol):
         if not stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
         if len(payload) != 5:
-            self.reset(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+            self.fault(stream_id, ErrorCode.FRAME_SIZE_ERROR)
         elif int.from_bytes(payload[:4], "big") & wire.STREAM_ID_MAX == stream_id:
-            self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def _take_reset(self, _: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM must have four bytes")
         if not stream_id or (self._known_idle(stream_id) and stream_id not in self.streams):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM for a stream that was never opened")
-        if not self._resets.take(self.heard_s):
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are reset")
+        self.count_reset()
         stream = self.streams.get(stream_id)
         if stream is not None:
             self.forget(stream, peer_knows=True)
@@ -567,25 +617,33 @@ class Connection(asyncio.Protocol):
             return
         if len(payload) % 6:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a length that is no multiple of six")
+        window = self.peer_window
         for at in range(0, len(payload), 6):
-            self._take_setting(
-                int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")
-            )
+            name, value = int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")
+            self._check_setting(name, value)
+            if name == wire.INITIAL_WINDOW_SIZE:
+                window = value
+        if window != self.peer_window:
+            self._move_windows(window)
         self.ready = True
         self._reply(wire.frame(wire.SETTINGS, wire.ACK, 0))
-        self._wake_all()
 
-    def _take_setting(self, name: int, value: int) -> None:
+    def _move_windows(self, window: int) -> None:
+        self._control(len(self.streams) // STREAMS_PER_CONTROL)
+        more, self.peer_window = window - self.peer_window, window
+        for stream in self.streams.values():
+            stream.send_window += more
+            if stream.send_window > wire.WINDOW_MAX:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
+        if more > 0:
+            self._wake_all()
+
+    def _check_setting(self, name: int, value: int) -> None:
         if name == wire.ENABLE_PUSH and value > 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH = {value}, not 0 or 1")
         if name == wire.INITIAL_WINDOW_SIZE:
             if value > wire.WINDOW_MAX:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE = {value}")
-            more, self.peer_window = value - self.peer_window, value
-            for stream in self.streams.values():
-                stream.send_window += more
-                if stream.send_window > wire.WINDOW_MAX:
-                    raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
         elif name == wire.MAX_FRAME_SIZE and not wire.FRAME_BYTES <= value <= wire.FRAME_BYTES_MOST:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE = {value}")
 
@@ -615,11 +673,13 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE must have four bytes")
         more = int.from_bytes(payload, "big") & wire.WINDOW_MAX
         if not stream_id:
+            empty = self.send_window <= 0
             self.send_window += more
             if not more or self.send_window > wire.WINDOW_MAX:
                 code = ErrorCode.FLOW_CONTROL_ERROR if more else ErrorCode.PROTOCOL_ERROR
                 raise ConnectionFault(code, f"WINDOW_UPDATE by {more}")
-            self._wake_all()
+            if empty:  # else nobody waits for it
+                self._wake_all()
             return
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -628,9 +688,9 @@ class Connection(asyncio.Protocol):
             return
         stream.send_window += more
         if not more:
-            self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif stream.send_window > wire.WINDOW_MAX:
-            self.reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            self.fault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
         else:
             self._wake(stream)
 

@@ -22,7 +22,17 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from tickwheel.transport import wire
-from tickwheel.transport.connection import Connection, ConnectionFault, Fields, MalformedError, Stream, StreamOverError
+from tickwheel.transport.connection import (
+    BLOCKS_KEPT,
+    BLOCKS_KEPT_BYTES,
+    Connection,
+    ConnectionFault,
+    Fields,
+    MalformedError,
+    Stream,
+    StreamOverError,
+    size_of,
+)
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import (
     PREFIX_BYTES,
@@ -40,14 +50,25 @@ from tickwheel.transport.wire import ErrorCode
 LOOK_S = 0.25
 """Pause between two looks at deadlines, idle and silent connections. Callers keep their own deadlines."""
 BACKLOG = 1_024
+OPENED_UNREAD = 2
+"""Times `streams_max` calls that a caller may open while it does not read. One that keeps to `streams_max` opens no
+more: calls of which it has not read the answer are still open to it."""
+REFUSED = 2
+"""Calls above `calls_max` are refused once their request begins. Above so many times as many, streams are refused."""
 SMALL_BYTES = 16 << 10
 """A request of this size is taken even when the server holds as much as it may."""
+WAITING_BYTES = 64
+"""What a message that waits for its handler costs in memory beside its content."""
+TURN_MESSAGES = 64
+"""Messages that a handler takes before everybody else gets a turn."""
 GRPC_TYPE = b"application/grpc"
 
 _log = logging.getLogger(__name__)
 
 _HEADERS_OK = wire.STATUS_200 + wire.field(b"content-type", GRPC_TYPE)
 _OK = status_block(0)
+LENGTH_DIGITS_MAX = 19
+"""Of a content-length: 64 bits."""
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 _NEEDED = frozenset({b":method", b":scheme", b":path"})
 _FORBIDDEN = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
@@ -128,7 +149,7 @@ def head_of(fields: Fields) -> Head:
         elif name == b"grpc-encoding":
             encoding = value
         elif name == b"content-length":
-            if not value.isdigit() or (length is not None and length != int(value)):
+            if not value.isdigit() or len(value) > LENGTH_DIGITS_MAX or (length is not None and length != int(value)):
                 raise MalformedError("content-length is no number")
             length = int(value)
     if pseudo[b":method"] != b"POST":
@@ -166,11 +187,13 @@ class ServerStream(Stream):
         "_messages",
         "_refusal",
         "_started",
+        "_taken",
         "_task",
         "_trailing",
         "_waiter",
         "deadline_s",
         "head",
+        "progress_s",
         "server",
     )
 
@@ -180,6 +203,10 @@ class ServerStream(Stream):
         self.server: Final = connection.server
         self.head: Final = head
         self.deadline_s = None if head.timeout_s is None else connection.heard_s + head.timeout_s
+        self.progress_s = connection.heard_s
+        """When the stream opened, or a message became whole or was taken."""
+        self._taken = 0
+        """Messages taken without a pause."""
         self._left = head.content_length
         """Bytes still to come, if the request said so."""
         self._messages = Messages(connection.limits.message_bytes_max)
@@ -233,6 +260,8 @@ class ServerStream(Stream):
         except MessageError as error:
             self._refuse_message(error)
             return
+        if size or self._messages.partial_bytes <= len(data):  # the message began with this data
+            self.progress_s = self.connection.heard_s
         self.unread_bytes += size
         self.connection.unread_bytes += size
         if not self.account():
@@ -244,7 +273,14 @@ class ServerStream(Stream):
         elif self._task is None and len(self._messages.ready) > 1:
             self._finish(grpc.StatusCode.INTERNAL.value[0], "more than one request message")
 
+    def overdue(self, now_s: float) -> bool:
+        """Whether the caller has left a message, or its first one, unfinished for too long."""
+        if self.unread_bytes or now_s - self.progress_s <= self.connection.limits.message_s:
+            return False
+        return bool(self._messages.partial_bytes) or (self._task is None and not self.remote_ended)
+
     def _refuse_message(self, error: MessageError) -> None:
+        self.connection.count_reset()
         if error.compressed:
             self._trailing = (("grpc-accept-encoding", "identity"),)
             self.refuse(Refusal(grpc.StatusCode.UNIMPLEMENTED, "compressed messages are not read"))
@@ -254,7 +290,8 @@ class ServerStream(Stream):
 
     def account(self) -> bool:
         """Count what this call holds in memory. False: the server holds too much, and this call is to blame."""
-        held = self.unread_bytes + self._messages.partial_bytes
+        messages = self._messages
+        held = self.unread_bytes + messages.partial_bytes + WAITING_BYTES * len(messages.ready)
         server = self.server
         server.held_bytes += held - self._held_bytes
         grown, self._held_bytes = held > self._held_bytes, held
@@ -323,8 +360,9 @@ class ServerStream(Stream):
             else:
                 answers = handler.unary_stream(await self._next(), self)
             if inspect.isasyncgen(answers):
-                async for answer in answers:
-                    await self.write(answer)
+                async with contextlib.aclosing(answers):
+                    async for answer in answers:
+                        await self.write(answer)
             else:
                 await answers
             self._finish(0, "")
@@ -343,15 +381,20 @@ class ServerStream(Stream):
 
     async def _next(self) -> Any:
         """The next request message; None at the end. Raises StreamOverError if the caller is gone."""
-        ready = self._messages.ready
-        while not ready:
+        if self._taken >= TURN_MESSAGES:
+            self._taken = 0
+            await asyncio.sleep(0)
+        while not self._messages.ready:  # what waited is dropped when the call ends
             if self.over:
                 raise StreamOverError
             if self.remote_ended:
                 return None
             waiter = self._waiter = self.connection.loop.create_future()
+            self._taken = 0
             await waiter
-        data = ready.popleft()
+        data = self._messages.ready.popleft()
+        self._taken += 1
+        self.progress_s = self.connection.heard_s
         self.connection.read(self, len(data) + PREFIX_BYTES)
         self.account()
         read = self._handler.request_deserializer
@@ -370,6 +413,8 @@ class ServerStream(Stream):
 
     async def write(self, message: Any) -> None:
         """Send a response message. Returns once the windows have room for it. Raises StreamOverError."""
+        if self.over:
+            raise StreamOverError
         serialize = self._handler.response_serializer
         data = message if serialize is None else serialize(message)
         if len(data) > self.connection.limits.message_bytes_max:
@@ -386,6 +431,8 @@ class ServerStream(Stream):
         connection.put(wire.header_frames(self.stream_id, block, end_stream=False))
 
     async def send_initial_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        if self.over:
+            raise StreamOverError
         self._initial = (*self._initial, *metadata)
         self._start()
 
@@ -484,9 +531,12 @@ class ServerConnection(Connection):
         self.caller = ""
         self.busy_s = self.opened_s
         """When the last call ended or began."""
+        self._opened_unread = 0
+        """Streams opened since the transport asked for a pause."""
         self._greeted = False
         self._auth: Mapping[str, Iterable[bytes]] | None = None
         self._heads: dict[Fields, Head] = {}
+        self._heads_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         self.caller = caller_of(transport.get_extra_info("peername"))
@@ -516,14 +566,19 @@ class ServerConnection(Connection):
         if stream_id % 2 == 0 or stream_id <= self.last_peer_stream:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} cannot be opened")
         self.last_peer_stream = stream_id
-        if len(self.streams) >= self.limits.streams_max or self.server.stopping:
+        if self.paused:
+            self._opened_unread += 1
+            if self._opened_unread > OPENED_UNREAD * self.limits.streams_max:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many calls, and their answers are not read")
+        most = self.limits.streams_max
+        if len(self.streams) >= most or self.server.calls >= REFUSED * self.limits.calls_max or self.server.stopping:
             self._control()
             self.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
         try:
             head = self._heads.get(fields) or self._read_head(fields)
         except MalformedError:
-            self.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
         self.busy_s = self.heard_s
         stream = self.streams[stream_id] = ServerStream(self, stream_id, head)
@@ -536,9 +591,18 @@ class ServerConnection(Connection):
 
     def _read_head(self, fields: Fields) -> Head:
         head = head_of(fields)
-        if len(self._heads) < 64:
+        size = size_of(fields)
+        if size <= BLOCKS_KEPT_BYTES // 4:
+            if len(self._heads) >= BLOCKS_KEPT or self._heads_bytes + size > BLOCKS_KEPT_BYTES:
+                self._heads.clear()
+                self._heads_bytes = 0
             self._heads[fields] = head
+            self._heads_bytes += size
         return head
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._opened_unread = 0
 
     def forget(self, stream: Any, *, peer_knows: bool) -> None:
         if stream.stream_id in self.streams:
@@ -652,4 +716,7 @@ class Server:
             for stream in list(connection.streams.values()):
                 if stream.deadline_s is not None and now_s > stream.deadline_s:
                     stream.refuse(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed"))
+                elif stream.overdue(now_s):
+                    text = f"the message did not arrive within {limits.message_s:.0f} s"
+                    stream.refuse(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, text))
         self._looking = loop.call_later(LOOK_S, self._look, loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ import pytest
 from tests.transport.test_protocol import echoing, ends, goes_on, with_path
 from tests.transport.wires import POST, Caller
 from tickwheel.transport import wire
+from tickwheel.transport.connection import BLOCKS_KEPT, BLOCKS_KEPT_BYTES, size_of
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import prefixed
 from tickwheel.transport.server import Server
@@ -249,6 +251,7 @@ async def looked(server: Server, after_s: float) -> None:
             if at_s is not None:
                 setattr(connection, name, at_s - after_s)
         for stream in connection.streams.values():
+            stream.progress_s -= after_s
             if stream.deadline_s is not None:
                 stream.deadline_s -= after_s
     server._look(loop)
@@ -257,7 +260,7 @@ async def looked(server: Server, after_s: float) -> None:
 
 
 async def test_silent_idle_and_unfinished_connections_end() -> None:
-    limits = Limits(handshake_s=10, idle_s=100, ask_alive_s=60, dead_s=20, linger_s=5)
+    limits = Limits(handshake_s=10, idle_s=100, ask_alive_s=60, dead_s=20, linger_s=5, message_s=1_000)
     unfinished = Caller(limits=limits, greet=False)
     await looked(unfinished.server, 11)
     assert ends(await unfinished.answered()) == {("connection", ErrorCode.SETTINGS_TIMEOUT)}
@@ -293,3 +296,143 @@ async def test_a_deadline_ends_the_handler() -> None:
     await looked(caller.server, 0.2)
     found = await caller.answered()
     assert b"grpc-status\x014" in found[0].payload and not caller.connection.streams
+
+
+async def test_a_message_that_never_becomes_whole_ends_its_call() -> None:
+    """It would hold a place and memory for ever. A stream between two messages may last."""
+    caller = Caller(echoing(Limits(message_s=60, ask_alive_s=1_000)))
+    await caller.settled()
+    caller.headers(1)
+    caller.headers(3)
+    caller.data(3, prefixed(bytes(100))[:50])
+    for stream_id in (5, 7):
+        caller.headers(stream_id, with_path("/test.Echo/Stream"))
+        caller.data(stream_id, prefixed(b"whole"))
+    caller.data(7, prefixed(bytes(100))[:50])
+    caller.headers(9, [(":method", "GET"), *POST[1:]])
+    await caller.settled()
+    await looked(caller.server, 61)
+    found = [frame for frame in await caller.answered() if frame.kind == wire.HEADERS]
+    assert {frame.stream_id for frame in found} == {1, 3, 7, 9} and list(caller.connection.streams) == [5]
+    assert all(b"grpc-status\x014" in frame.payload for frame in found)
+    assert caller.server.calls == 1 and not caller.server.held_bytes
+
+
+async def test_a_message_under_way_is_given_its_time_from_its_own_begin() -> None:
+    caller = Caller(echoing(Limits(message_s=60, ask_alive_s=1_000)))
+    caller.headers(1, with_path("/test.Echo/Stream"))
+    caller.data(1, prefixed(b"whole"))
+    await caller.settled()
+    await looked(caller.server, 61)
+    caller.data(1, prefixed(bytes(100))[:50])
+    await looked(caller.server, 59)
+    caller.data(1, prefixed(bytes(100))[50:], end=True)
+    assert prefixed(bytes(100)) in [frame.payload for frame in await caller.answered()]
+
+
+async def test_streams_whose_caller_makes_this_side_reset_them_end_the_connection() -> None:
+    """CVE-2025-8671: each begins work, as one that the caller resets does."""
+    breaks: dict[str, Callable[[int], bytes]] = {
+        "a window by nothing": lambda stream_id: wire.window_update(stream_id, 0),
+        "a compressed message": lambda stream_id: F(wire.DATA, 0, stream_id, b"\1" + bytes(4)),
+        "trailers that go on": lambda stream_id: F(wire.HEADERS, wire.END_HEADERS, stream_id),
+    }
+    for name, broken in breaks.items():
+        caller = Caller(echoing(Limits(resets_per_s=10)))
+        await caller.settled()
+        for stream_id in range(1, 240, 2):
+            if stream_id == 191:
+                assert not {end for end in ends(await caller.answered()) if end[0] == "connection"}, name
+            caller.headers(stream_id, with_path("/test.Echo/Stream"))
+            caller.data(stream_id, prefixed(b"x"))
+            caller.send(broken(stream_id))
+        assert ends(await caller.answered()) >= CALM, name
+
+
+async def test_answers_that_nobody_reads_are_bounded() -> None:
+    """Statuses need no window of the caller's."""
+    caller = Caller(echoing(Limits(streams_max=10)))
+    await caller.settled()
+    caller.connection.pause_writing()
+    for number in range(20):
+        caller.headers(2 * number + 1, with_path("/none"), end=True)
+    assert not {end for end in ends(await caller.answered()) if end[0] == "connection"}
+    caller.connection.resume_writing()
+    caller.connection.pause_writing()
+    for number in range(20, 41):
+        caller.headers(2 * number + 1, with_path("/none"), end=True)
+    assert ends(await caller.answered()) >= CALM
+
+
+async def test_callers_that_open_streams_and_send_nothing_do_not_fill_the_server() -> None:
+    caller = Caller(deaf(Limits(calls_max=2)))
+    await caller.settled()
+    for number in range(5):
+        caller.headers(2 * number + 1, with_path("/any"))
+    assert [frame.code for frame in await caller.answered()] == [ErrorCode.REFUSED_STREAM]
+    assert caller.server.calls == 4
+
+
+async def test_new_windows_for_many_streams_cost_their_sender() -> None:
+    """A setting of six bytes reaches every open stream."""
+    caller = Caller(deaf(Limits(controls_per_s=10)))
+    await caller.settled()
+    for number in range(320):
+        caller.headers(2 * number + 1, with_path("/any"))
+    moved = 0
+    streams = caller.connection.streams
+    for number in range(10):
+        caller.send(wire.settings({wire.INITIAL_WINDOW_SIZE: 1_000 + number}))
+        moved += streams[1].send_window == 1_000 + number
+    assert ends(await caller.answered()) == CALM and moved < 6
+    both = b"".join(b"\0\4" + window.to_bytes(4, "big") for window in (70_000, 90_000, 80_000))
+    other = Caller(deaf(Limits()))
+    other.headers(1, with_path("/any"))
+    other.send(F(wire.SETTINGS, 0, 0, both))
+    assert other.connection.streams[1].send_window == 80_000  # the last one counts
+
+
+async def test_windows_that_were_open_wake_nobody() -> None:
+    """Else each update of thirteen bytes would look at every writer that waits."""
+    caller = Caller(echoing())
+    caller.send(wire.settings({wire.INITIAL_WINDOW_SIZE: 0}))
+    await caller.settled()
+    caller.headers(1)
+    caller.data(1, prefixed(b"x"), end=True)
+    await caller.answered()
+    (waiter,) = caller.connection._waiting.values()
+    caller.window(0, 1)
+    assert not waiter.done()
+    caller.send(wire.settings({wire.INITIAL_WINDOW_SIZE: 100}))
+    assert waiter.done()
+    assert prefixed(b"x") in [frame.payload for frame in await caller.answered()]
+
+
+async def test_kept_field_blocks_are_bounded() -> None:
+    caller = Caller(deaf(Limits()))
+    await caller.settled()
+    for number in range(300):
+        block = wire.fields((name.encode(), value.encode()) for name, value in with_path("/any"))
+        block += wire.fields([(b"x-%d" % number, b"v" * 40)] * (number + 1))
+        caller.send(F(wire.HEADERS, wire.END_HEADERS, 2 * number + 1, block))
+    connection = caller.connection
+    assert 0 < len(connection._heads) <= BLOCKS_KEPT and 0 < len(connection._decoder._known) <= BLOCKS_KEPT
+    assert sum(map(size_of, connection._heads)) <= BLOCKS_KEPT_BYTES
+    assert sum(len(block) + size_of(found) for block, found in connection._decoder._known.items()) <= BLOCKS_KEPT_BYTES
+
+
+async def test_many_changes_of_the_header_tables_size_end_the_connection() -> None:
+    caller = Caller(deaf(Limits()))
+    await caller.settled()
+    caller.send(F(wire.HEADERS, 5, 1, b"\x20" * 16_000))
+    assert ends(await caller.answered()) == {("connection", ErrorCode.COMPRESSION_ERROR)}
+
+
+async def test_small_messages_that_wait_count_what_they_cost() -> None:
+    server = deaf(Limits(held_bytes_max=100_000))
+    caller = Caller(server)
+    caller.headers(1, with_path("/any"))
+    caller.data(1, prefixed(b"ab") * 2_000)  # 14,000 bytes, of 2,000 objects
+    found = await caller.answered()
+    assert [frame for frame in found if frame.kind == wire.HEADERS and b"grpc-status\x018" in frame.payload]
+    assert not server.held_bytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.transport.wires import POST, Caller, Frame
 from tickwheel.transport import wire
+from tickwheel.transport.connection import StreamOverError
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import prefixed
 from tickwheel.transport.server import Server
@@ -128,6 +131,7 @@ MALFORMED: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
     "te": ((("te", "gzip"),), "te"),
     "a line break": ((("x", "a\nb"),), ""),
     "a length that is no number": ((("content-length", "-1"),), ""),
+    "a length of very many digits": ((("content-length", "9" * 5_000),), ""),
 }
 
 
@@ -213,6 +217,85 @@ async def test_pings_and_settings_are_acknowledged_and_unknown_frames_ignored() 
         (wire.PING, wire.ACK, b"12345678"),
         (wire.SETTINGS, wire.ACK, b""),
     ]
+
+
+async def test_a_known_field_block_is_read_anew_once_the_table_was_emptied() -> None:
+    """A block can empty the table and leave its size as it was."""
+    caller = Caller(echoing())
+    await caller.settled()
+    block = wire.fields((name.encode(), value.encode()) for name, value in POST)
+    caller.send(F(wire.HEADERS, 5, 1, b"\x40" + wire.field(b"x-a", b"b")[1:]))
+    assert ends(await caller.answered()) == {("stream", ErrorCode.PROTOCOL_ERROR)}
+    caller.send(F(wire.HEADERS, 4, 3, block + b"\xbe"))  # the field of the table
+    caller.send(F(wire.HEADERS, 4, 5, b"\x20\x3f\xe1\x1f" + block))  # size 0, size 4,096
+    assert not ends(await caller.answered())
+    caller.send(F(wire.HEADERS, 4, 7, block + b"\xbe"))
+    assert ends(await caller.answered()) == {("connection", ErrorCode.COMPRESSION_ERROR)}
+
+
+class Parted(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
+    """Handlers that read in a task of their own, as those of the node do."""
+
+    def __init__(self) -> None:
+        self.read: list[bytes] = []
+
+    def service(self, details: Any) -> Any:
+        async def take(requests: Any) -> None:
+            async for request in requests:
+                self.read.append(request)
+
+        async def stream(requests: Any, context: Any) -> None:
+            reader = asyncio.ensure_future(take(requests))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.wait([reader])  # goes on after its call has ended
+                with contextlib.suppress(StreamOverError):
+                    await context.write(b"too late")
+                    pytest.fail("nothing can be written to a call that has ended")
+
+        return grpc.stream_stream_rpc_method_handler(stream)
+
+
+async def test_a_reader_that_outlives_its_call_takes_nothing_twice() -> None:
+    """A message and the end of its call come in one go: what the call held is given back once, and no answer follows."""
+    server, handlers = Server(), Parted()
+    server.add_generic_rpc_handlers([handlers])
+    caller = Caller(server)
+    caller.headers(1, with_path("/read"))
+    caller.data(1, prefixed(b"first"))
+    await caller.settled()
+    assert handlers.read == [b"first"]
+    caller.send(F(wire.DATA, 0, 1, prefixed(b"second")) + wire.rst_stream(1, ErrorCode.CANCEL))
+    assert not await caller.answered()
+    assert handlers.read == [b"first"]
+    assert (server.held_bytes, caller.connection.unread_bytes, server.calls) == (0, 0, 0)
+
+
+async def test_a_reader_of_many_messages_lets_others_have_their_turn() -> None:
+    server, handlers = Server(), Parted()
+    server.add_generic_rpc_handlers([handlers])
+    caller = Caller(server)
+    caller.headers(1, with_path("/read"))
+    caller.data(1, prefixed(b"") * 3_000)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert 0 < len(handlers.read) < 3_000
+    while len(handlers.read) < 3_000:
+        await asyncio.sleep(0)
+    caller.connection.connection_lost(None)
+    await asyncio.sleep(0)
+
+
+async def test_nothing_is_written_to_a_transport_that_was_closed() -> None:
+    caller = Caller(echoing())
+    caller.headers(1, with_path("/test.Echo/Stream"))
+    await caller.settled()
+    stream = caller.connection.streams[1]
+    caller.connection.shut()
+    await caller.answered()
+    await stream.write(b"x")
+    assert not await caller.answered()
 
 
 def calls_of(paths: list[str], caller: Caller) -> bytes:
