@@ -33,8 +33,8 @@ class Limits:
     handshake_s: float = 10.0
     """Until TLS, the preface and the first settings have come."""
     message_s: float = 60.0
-    """From the first byte of a message, or the opening of a stream, until a message is whole. Calls that never begin
-    would else hold all places and all memory for requests."""
+    """From the first byte of a message, or the opening of a stream, until a message is whole (`overdue`). Calls that
+    never begin would else hold all places and all memory for requests."""
     idle_s: float = 0.0
     """A connection without a call is closed after so long; 0: never."""
     ask_alive_s: float = 60.0

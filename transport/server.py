@@ -274,10 +274,17 @@ class ServerStream(Stream):
             self._finish(grpc.StatusCode.INTERNAL.value[0], "more than one request message")
 
     def overdue(self, now_s: float) -> bool:
-        """Whether the caller has left a message, or its first one, unfinished for too long."""
-        if self.unread_bytes or now_s - self.progress_s <= self.connection.limits.message_s:
+        """Whether the caller has left a message, or its first one, unfinished for too long. A stream may begin empty,
+        as a producer's does that has nothing to send yet, while the server has places for others."""
+        limits = self.connection.limits
+        if self.unread_bytes or now_s - self.progress_s <= limits.message_s:
             return False
-        return bool(self._messages.partial_bytes) or (self._task is None and not self.remote_ended)
+        if self._messages.partial_bytes:
+            return True
+        if self._task is not None or self.remote_ended:
+            return False
+        patient = self._handler is not None and self._handler.request_streaming
+        return not patient or self.server.calls > limits.calls_max // 2
 
     def _refuse_message(self, error: MessageError) -> None:
         self.connection.count_reset()

@@ -59,9 +59,8 @@ def test_files_that_tls_refuses_are_named(directory: Path, tmp_path: Path) -> No
     authority.write_bytes("# Zürich ☃\n".encode() + authority.read_bytes())
     assert read_tls(configured(tmp_path, "n1", "n1")).peer is not None
     certificate = tmp_path / "n1.crt"
-    certificate.write_bytes(
-        certificate.read_bytes() + b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
-    )
+    broken = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
+    certificate.write_bytes(certificate.read_bytes() + broken)
     with pytest.raises(ConfigError, match="cannot be used for TLS"):
         read_tls(configured(tmp_path, "n1", "n1"))
 

@@ -310,12 +310,23 @@ async def test_a_message_that_never_becomes_whole_ends_its_call() -> None:
         caller.data(stream_id, prefixed(b"whole"))
     caller.data(7, prefixed(bytes(100))[:50])
     caller.headers(9, [(":method", "GET"), *POST[1:]])
+    caller.headers(11, with_path("/test.Echo/Stream"))
     await caller.settled()
     await looked(caller.server, 61)
     found = [frame for frame in await caller.answered() if frame.kind == wire.HEADERS]
-    assert {frame.stream_id for frame in found} == {1, 3, 7, 9} and list(caller.connection.streams) == [5]
+    assert {frame.stream_id for frame in found} == {1, 3, 7, 9} and list(caller.connection.streams) == [5, 11]
     assert all(b"grpc-status\x014" in frame.payload for frame in found)
-    assert caller.server.calls == 1 and not caller.server.held_bytes
+    assert caller.server.calls == 2 and not caller.server.held_bytes
+
+
+async def test_empty_streams_make_room_when_places_run_out() -> None:
+    """They count for no caller yet, so one caller could take all places."""
+    caller = Caller(deaf(Limits(calls_max=4, message_s=60, ask_alive_s=1_000)))
+    await caller.settled()
+    for stream_id in (1, 3, 5):
+        caller.headers(stream_id, with_path("/any"))
+    await looked(caller.server, 61)
+    assert list(caller.connection.streams) == [3, 5]
 
 
 async def test_a_message_under_way_is_given_its_time_from_its_own_begin() -> None:
