@@ -503,12 +503,16 @@ class Delivery(Part):
                 channel.advance(sum(session.credits for session in takers), state.ready_count(topic_id))
                 served.append((channel, takers))
         self.fetching.flush()
+        fed: list[int] = []
         if self._may_act():
             room = self._room(group_id)
             for channel, takers in served:
                 if not self._may_act():
                     break  # a pass over many topics may outlast the lease of mastership
-                room -= self._hand_out(channel, takers, now_ms, room)
+                handed = self._hand_out(channel, takers, now_ms, room)
+                room -= handed
+                if handed:
+                    fed.append(channel.key[1])
             if not self._may_act():
                 # Nobody has what was gathered. New channels read it again, should this node be allowed to act again.
                 for key in self._handing.drop():
@@ -522,6 +526,10 @@ class Delivery(Part):
             waits = waits or channel.staged_count > 0
             if not channel.has_work(state.ready_count(channel.key[1])):
                 work.pop(channel.key[1], None)
+        for topic_id in fed:
+            if topic_id in work:
+                # Behind the others: a topic with a long backlog must not take all credits of every pass.
+                work[topic_id] = work.pop(topic_id)
         return waits
 
     def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int, room: int) -> int:

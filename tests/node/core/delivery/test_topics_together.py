@@ -373,3 +373,17 @@ def test_a_new_channel_looks_only_at_its_own_leases(world: World, monkeypatch: p
     monkeypatch.setattr(LeaseTable, "open_leases", walked)
     channel = delivery._channel(key)
     assert channel is not None and channel._held == {0, 1}
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_topic_with_a_long_backlog_leaves_credits_to_the_others(world: World, mixes: bool) -> None:
+    taker = Taker(world, mixes=mixes, credits=10)
+    schedule(world, "a" * 200)
+    world.run_until(lambda: bool(taker.batches))
+    schedule(world, "b")
+    world.run(500)
+    for _ in range(3):
+        taker.sessions[0].credit(10)
+        taker.node.wake()
+        world.run(100)
+    assert b"b" in b"".join(batch.records for batch in taker.batches)
