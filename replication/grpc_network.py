@@ -37,7 +37,7 @@ from tickwheel.replication.introduction import hello_of, shown_in
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction
 from tickwheel.replication.plausible import ImplausibleFrameError
 from tickwheel.storage.disk import Disk, DiskError
-from tickwheel.transport.client import AddressError, CallError, ClientConnection, connect
+from tickwheel.transport.client import AddressError, CallError, ClientConnection, Names, connect
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.server import ServerStream as Context
 
@@ -70,6 +70,8 @@ has acknowledged nothing for `dead_s`. Without the bound the kernel retransmits 
 minutes, and the peer hears nothing for as long after its network is back."""
 CONNECT_S = 0.6
 """For an attempt to connect: three round trips for TCP and TLS."""
+LOOK_UP_S = 5.0
+"""For the look-up of a name; one that takes longer goes on, and the next attempt finds its answer or waits for it."""
 EXCHANGE = "/tickwheel.v1.Peer/Exchange"
 FETCH_CHECKPOINT = "/tickwheel.v1.Peer/FetchCheckpoint"
 
@@ -148,6 +150,7 @@ class GrpcNetwork:
         self._disk_uuid = disk_uuid
         self._peer_address = peer_address
         self._secured = secured
+        self._names = Names()
         self._warn = warn
         self._unforeseen = unforeseen
         self._refused = refused
@@ -218,14 +221,22 @@ class GrpcNetwork:
 
     async def _connect(self, peer_id: str, address: str) -> ClientConnection:
         """Raises OSError, TimeoutError."""
-        async with asyncio.timeout(CONNECT_S):
-            return await connect(
-                address,
-                PEER_LIMITS,
-                secured=self._secured(),
-                server_name=peer_id,
-                silence_ms=int(PEER_LIMITS.dead_s * 1_000),
-            )
+        async with asyncio.timeout(LOOK_UP_S):
+            places = await self._names.find(address)
+        problem: Exception = OSError(f"{address} has no address")
+        for place in places:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    return await connect(
+                        place,
+                        PEER_LIMITS,
+                        secured=self._secured(),
+                        server_name=peer_id,
+                        silence_ms=int(PEER_LIMITS.dead_s * 1_000),
+                    )
+            except OSError as error:  # TimeoutError is one
+                problem = error
+        raise problem
 
     async def _dial(self, peer_id: str, link: _Link) -> None:
         """Keep a stream to one peer open, until another link takes its place."""

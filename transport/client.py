@@ -6,7 +6,6 @@ Made for the calls between nodes. A connection is not dialled again when it ends
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -230,38 +229,73 @@ class AddressError(OSError):
     """An address that nobody can have."""
 
 
+Place = tuple[socket.AddressFamily, tuple[Any, ...]]
+"""An address that a socket can connect to, and its family."""
+
+
+class Names:
+    """Looks up hosts. The system's resolver cannot be interrupted, and few look-ups run at a time: each address has one
+    at most, which outlives those who wait for it."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, asyncio.Task[list[Place]]] = {}
+
+    async def find(self, address: str) -> list[Place]:
+        """The places of `host:port`, in the order to try them. Raises AddressError."""
+        task = self._asked.get(address)
+        if task is None:
+            task = self._asked[address] = asyncio.get_running_loop().create_task(_look_up(address))
+            task.add_done_callback(lambda ended: self._answered(address, ended))
+        return await asyncio.shield(task)
+
+    def _answered(self, address: str, task: asyncio.Task[list[Place]]) -> None:
+        del self._asked[address]
+        if not task.cancelled():
+            task.exception()  # or asyncio reports it when everybody who waited has left
+
+
+async def _look_up(address: str) -> list[Place]:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not (host and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65_536):
+        raise AddressError(f"{address!r} is no host:port")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except (ValueError, OverflowError, socket.gaierror) as error:
+        raise AddressError(f"{address!r} is no address: {error}") from error
+    return [(family, place) for family, _, _, _, place in found]
+
+
 async def connect(
-    address: str,
+    place: Place,
     limits: Limits,
     *,
     secured: ssl.SSLContext | None = None,
     server_name: str = "",
     silence_ms: int = 0,
 ) -> ClientConnection:
-    """Dial `host:port`. `server_name`: the name that the other side's certificate must have; `silence_ms`: the kernel
-    gives the connection up when sent bytes stay unacknowledged for so long.
+    """Dial. `server_name`: the name that the other side's certificate must have; `silence_ms`: the kernel gives the
+    connection up when sent bytes stay unacknowledged for so long.
 
-    Raises AddressError, ssl.SSLError, or another OSError.
+    Raises ssl.SSLError or another OSError.
     """
     loop = asyncio.get_running_loop()
-    host, _, port = address.rpartition(":")
-    host, scheme = host.strip("[]"), "http" if secured is None else "https"
+    family, (host, port, *_) = place
+    authority, scheme = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "https" if secured else "http"
     more: dict[str, Any] = {} if secured is None else {"ssl": secured, "server_hostname": server_name or host}
-    if not (host and port.isdecimal()):
-        raise AddressError(f"{address!r} is no host:port")
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        transport, connection = await loop.create_connection(
-            lambda: ClientConnection(loop, limits, address, scheme), host, int(port), **more
-        )
-    except ssl.SSLError:
-        raise  # which may be a ValueError as well
-    except (ValueError, OverflowError, socket.gaierror) as error:
-        raise AddressError(f"{address!r} is no address: {error}") from error
-    if silence_ms:
-        sock = transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # not on a Unix socket
+        sock.setblocking(False)
+        await loop.sock_connect(sock, place[1])
+        if silence_ms:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
+        transport, connection = await loop.create_connection(
+            lambda: ClientConnection(loop, limits, authority, scheme), sock=sock, **more
+        )
+    except BaseException:
+        sock.close()
+        raise
     if secured is not None and transport.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
         transport.abort()
-        raise ConnectionError(f"{address} does not speak HTTP/2")
+        raise ConnectionError(f"{authority} does not speak HTTP/2")
     return connection

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.transport.served import started
+from tests.transport.served import dialled, started
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.tls import ADMIN_UNIT, identity_of, peer_context, read_tls
-from tickwheel.transport.client import CallError, connect
+from tickwheel.transport.client import CallError
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.server import Server
 
@@ -73,7 +73,7 @@ async def test_the_dialled_peer_must_have_its_members_name(directory: Path, dial
     assert dialler_tls.peer is not None
     server, secured = Server(), peer_context(dialler_tls.peer)
     port = await started(server, server_tls.server_context("peer"))
-    dial = connect(f"127.0.0.1:{port}", Limits(), secured=secured, server_name=dialled_as)
+    dial = dialled(f"127.0.0.1:{port}", Limits(), secured=secured, server_name=dialled_as)
     if works:
         async with await dial as connection:
             call = connection.call("/no/Method", bytes, bytes)

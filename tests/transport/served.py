@@ -5,7 +5,10 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+from tickwheel.transport.client import ClientConnection, Names, connect
+from tickwheel.transport.limits import Limits
 from tickwheel.transport.server import Server, bind
 
 
@@ -15,6 +18,12 @@ async def started(server: Server, secured: ssl.SSLContext | None = None) -> int:
     server.listen(bound, secured)
     await server.start()
     return int(bound.getsockname()[1])
+
+
+async def dialled(address: str, limits: Limits, **more: Any) -> ClientConnection:
+    """A connection of this client."""
+    [place, *_] = await Names().find(address)
+    return await connect(place, limits, **more)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,11 +13,11 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from tests.transport.served import serving
+from tests.transport.served import dialled, serving
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.tls import PortFiles, peer_context, server_context
 from tickwheel.transport import wire
-from tickwheel.transport.client import AddressError, CallError, ClientConnection, connect
+from tickwheel.transport.client import AddressError, CallError, ClientConnection, Names
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.server import Server
 
@@ -207,7 +208,7 @@ async def grpcs_server(service: Service) -> AsyncIterator[str]:
 @pytest.mark.parametrize("served", [lambda service: serving(ours(service)), grpcs_server], ids=["ours", "grpc's"])
 async def test_streams_of_this_client(served: Callable[[Service], Any]) -> None:
     async with served(Service()) as address, asyncio.timeout(10):
-        connection = await connect(address, LIMITS)
+        connection = await dialled(address, LIMITS)
         async with connection:
             call = connection.call("/s/Both", bytes, bytes)
             for message in (b"1", LARGE, b""):
@@ -238,7 +239,7 @@ async def once(connection: ClientConnection, path: str, message: bytes) -> Any:
 async def test_a_lost_connection_ends_the_calls_of_this_client() -> None:
     server = ours(Service())
     async with serving(server) as address:
-        connection = await connect(address, LIMITS)
+        connection = await dialled(address, LIMITS)
         call = connection.call("/s/Both", bytes, bytes)
         await call.write(b"1")
         assert await call.read() == b"1"
@@ -259,12 +260,35 @@ async def test_a_lost_connection_ends_the_calls_of_this_client() -> None:
 async def test_what_is_no_address_is_refused(address: str) -> None:
     """Addresses of members come from administrators."""
     with pytest.raises(AddressError):
-        await connect(address, LIMITS)
+        await Names().find(address)
+
+
+async def test_a_look_up_is_shared_and_outlives_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's resolver has few threads, and each stays with its name until the network gives up."""
+    loop, asked, answers = asyncio.get_running_loop(), [], asyncio.Event()
+
+    async def slow(host: str, port: int, **_: object) -> list[Any]:
+        asked.append(host)
+        await answers.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(loop, "getaddrinfo", slow)
+    names = Names()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await names.find("hanging:1")
+    waiting = asyncio.ensure_future(names.find("hanging:1"))
+    await asyncio.sleep(0)
+    assert asked == ["hanging"]
+    answers.set()
+    assert await waiting == [(socket.AF_INET, ("127.0.0.1", 1))]
+    assert await names.find("hanging:1") and asked == ["hanging"] * 2, "a later one asks anew: names move"
 
 
 async def test_an_answer_that_cannot_be_read_ends_its_call() -> None:
     """Its bytes are the other side's: no error of this side's decoder gets out."""
-    async with serving(ours(Service())) as address, await connect(address, LIMITS) as connection:
+    async with serving(ours(Service())) as address, await dialled(address, LIMITS) as connection:
         call = connection.call("/s/Both", bytes, bytes.decode)
         await call.write(b"\xff")
         with pytest.raises(CallError, match="INTERNAL: an answer that cannot be read"):
@@ -288,7 +312,7 @@ async def test_a_status_that_is_no_status_ends_its_call() -> None:
     served = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = served.sockets[0].getsockname()[1]
     async with served:
-        async with await connect(f"127.0.0.1:{port}", LIMITS) as connection:
+        async with await dialled(f"127.0.0.1:{port}", LIMITS) as connection:
             with pytest.raises(CallError, match="UNKNOWN"):
                 await once(connection, "/s/Echo", b"")
         await closed.wait()
@@ -318,15 +342,15 @@ async def test_tls_shows_certificates_both_ways(certificates: Path) -> None:
     secured = server_context(files(certificates, "n1"), required=True)
     async with serving(ours(Shown()), secured) as address:
         tls = peer_context(files(certificates, "n2"))
-        async with await connect(address, LIMITS, secured=tls, server_name="n1") as connection:
+        async with await dialled(address, LIMITS, secured=tls, server_name="n1") as connection:
             assert await once(connection, "/s/Echo", LARGE) == LARGE
         assert seen[0].split() == (certificates / "n2.crt").read_bytes().split()
         with pytest.raises(ssl.SSLCertVerificationError):
-            await connect(address, LIMITS, secured=tls, server_name="n3")
+            await dialled(address, LIMITS, secured=tls, server_name="n3")
         nobody = ssl.create_default_context(cadata=(certificates / "ca.crt").read_text())
         nobody.set_alpn_protocols(["h2"])
         with pytest.raises((OSError, CallError)):  # TLS 1.3 refuses after the handshake
-            async with await connect(address, LIMITS, secured=nobody, server_name="n1") as connection:
+            async with await dialled(address, LIMITS, secured=nobody, server_name="n1") as connection:
                 await once(connection, "/s/Echo", b"")
 
 

@@ -288,7 +288,9 @@ def test_a_mistake_in_a_delivery_ends_the_streams_of_its_group(where: str, monke
         session = core.parts.delivery.sessions.of_group(1)[0]
         session.deliver = core.serving.of(stream.ended.append, raising(stream.deliver, at))
     else:
-        monkeypatch.setattr(core.parts.delivery, where, raising(getattr(core.parts.delivery, where), at))
+        # What gathers batches was given `_send` when it was made.
+        owner = core.parts.delivery._handing if where == "_send" else core.parts.delivery
+        monkeypatch.setattr(owner, where, raising(getattr(owner, where), at))
     client = Client(world)
     client.settle = False
     client.schedule([300] * 5)
