@@ -127,12 +127,18 @@ class Interop(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in t
             await self._output(request, context)
 
 
-async def _run(*command: str) -> tuple[int, str]:
+async def _run(*command: str, most_s: float = 60) -> tuple[int, str]:
+    """The exit code of a command and what it printed. It is killed after `most_s` seconds."""
     environment = {**os.environ, "GOBIN": str(TOOLS), "GOFLAGS": "-mod=mod"}
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    output, _ = await process.communicate()
+    try:
+        async with asyncio.timeout(most_s):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        return 1, f"still running after {most_s:.0f} s"
     return process.returncode or 0, output.decode()
 
 
@@ -140,7 +146,7 @@ async def _tool(name: str, module: str) -> str:
     path = TOOLS / name
     if not path.exists():
         print(f"building {module}", flush=True)
-        code, output = await _run("go", "install", module)
+        code, output = await _run("go", "install", module, most_s=900)
         if code:
             print(output, file=sys.stderr)
             raise SystemExit(EXIT_NO_TOOLS)
