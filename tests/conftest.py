@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+import tickwheel  # noqa: F401  # before a test imports grpc: it says how grpc forks
+
 # Shared, slow machines: no deadline, since how long an example takes says nothing about its truth.
 settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2_000)
@@ -27,7 +29,9 @@ COMPUTING = tuple(
 """Folders of the first lane."""
 NICE = 15
 """Of the first lane: it gets what the other leaves, and that is more than half."""
-PRODUCT = ("bench", "chaos", "client", "node", "pipeline", "proto", "replication", "src", "storage", "wheel")
+PRODUCT = (
+    *("bench", "chaos", "client", "node", "pipeline", "proto", "replication", "src", "storage", "transport", "wheel"),
+)
 
 
 class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
