@@ -28,10 +28,11 @@ class PauseAnswered(Record):
 
 @dataclass(slots=True)
 class FilterAsked(Record):
-    """A client first asks that a group takes messages with one of these tags; none: all messages."""
+    """A client first asks that a group, which has one topic, takes messages with one of these tags; none: all."""
 
     group: str
     tags: tuple[str, ...]
+    topic: str
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class Listeners:
             CreateGroupRequest(name=BROADCAST, topics=[TOPIC], broadcasting=True),
             CreateGroupRequest(name=RESET, topics=[TOPIC]),
         ]
-        self._wires.history.add(FilterAsked(self._world.now_ns, FILTERED, first))
+        self._wires.history.add(FilterAsked(self._world.now_ns, FILTERED, first, TOPIC))
 
         def create(_: object = None) -> None:
             if groups:
@@ -87,7 +87,7 @@ class Listeners:
             return
         tags = tuple(tag for tag in TAGS if self._rng.random() < 0.5)
         request = SetGroupFilterRequest(name=FILTERED, filter=" || ".join(tags) or "*")
-        self._wires.history.add(FilterAsked(self._world.now_ns, FILTERED, tags))
+        self._wires.history.add(FilterAsked(self._world.now_ns, FILTERED, tags, TOPIC))
 
         def done(_: object) -> None:
             self._wires.history.add(FilterAnswered(self._world.now_ns, FILTERED, tags))

@@ -234,7 +234,7 @@ BAD |= {
 }
 
 SPORT, TRADE = Label(tags=("sport",)), Label(tags=("trade",))
-ASKED, TAKES_SPORT = FilterAsked(0, "g", ("sport",)), FilterAnswered(0, "g", ("sport",))
+ASKED, TAKES_SPORT = FilterAsked(0, "g", ("sport",), "t"), FilterAnswered(0, "g", ("sport",))
 BEGAN = RunBegan(0, WALL_MS, ("kill",), ())
 
 
@@ -273,10 +273,27 @@ RETRY_BESIDE = again(2_000, 1, due_in_ms=1_990, attempt=2)
 
 GOOD |= {
     "let through": (FiltersHold, [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=SPORT), delivered(2, 1)]),
+    "of another topic": (
+        FiltersHold,
+        [
+            BEGAN,
+            FilterAsked(0, "g", (), "other"),
+            FilterAnswered(0, "g", ()),
+            sent(1, 1, label=SPORT),
+            acknowledged(2, 1),
+        ],
+    ),
     "kept back": (FiltersHold, [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=TRADE), acknowledged(2, 1)]),
     "by a filter that may be in force": (
         FiltersHold,
-        [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=TRADE), FilterAsked(2 * MS, "g", ("trade",)), delivered(3, 1)],
+        [
+            BEGAN,
+            ASKED,
+            TAKES_SPORT,
+            sent(1, 1, label=TRADE),
+            FilterAsked(2 * MS, "g", ("trade",), "t"),
+            delivered(3, 1),
+        ],
     ),
     "broadcast to two": (
         Broadcasts,
@@ -335,7 +352,7 @@ BAD |= {
             ASKED,
             TAKES_SPORT,
             sent(1, 1, label=SPORT),
-            FilterAsked(2 * MS, "g", ("trade",)),
+            FilterAsked(2 * MS, "g", ("trade",), "t"),
             FilterAnswered(3 * MS, "g", ("trade",)),
             delivered(4, 1),
         ],

@@ -46,7 +46,10 @@ class FiltersHold(Checker):
     def __init__(self) -> None:
         self._start_wall_ms = 0
         self._filters: dict[str, list[_Filter]] = {}
+        self._topics: dict[str, str] = {}
+        """The topic of each group with a filter."""
         self._tags: dict[int, tuple[str, ...]] = {}
+        self._topic_of: dict[int, str] = {}
         self._due_ms: dict[int, int] = {}
         """Due times of acknowledged messages."""
         self._delivered: dict[str, set[int]] = {}
@@ -62,11 +65,13 @@ class FiltersHold(Checker):
                 if self._filters and label is not None and label.lane is None and not label.key:
                     for row in record.rows:
                         self._tags.setdefault(row.uid, row.label.tags if row.label is not None else ())
+                        self._topic_of[row.uid] = row.topic
             case ScheduleAcknowledged():
                 if record.uids[0] in self._tags:
                     self._due_ms.update(zip(record.uids, record.due_ms, strict=True))
             case FilterAsked():
                 self._filters.setdefault(record.group, []).append(_Filter(record.tags))
+                self._topics[record.group] = record.topic
             case FilterAnswered():
                 for earlier in self._filters[record.group][:-1]:
                     earlier.over_ns = earlier.over_ns or record.at_ns
@@ -90,7 +95,7 @@ class FiltersHold(Checker):
         for group, filters in self._filters.items():
             delivered = self._delivered.get(group, set())
             for uid, due_ms in self._due_ms.items():
-                if uid in delivered or due_ms > wall_ms:
+                if uid in delivered or due_ms > wall_ms or self._topic_of[uid] != self._topics[group]:
                     continue
                 since_ns = (due_ms - AHEAD_MS - self._start_wall_ms) * MS
                 if all(one.takes(self._tags[uid]) for one in filters if not one.over_ns or one.over_ns >= since_ns):
