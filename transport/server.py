@@ -513,7 +513,7 @@ def caller_of(name: Any) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to an address; port 0: any free one. Raises OSError."""
+    """A socket that listens at an address; port 0: any free one. Raises OSError."""
     family, kind, number, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -523,6 +523,7 @@ def bind(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # [::] takes IPv4 as well
         bound.bind(address)
+        bound.listen(BACKLOG)  # only this finds that somebody else listens there
     except OSError:
         bound.close()
         raise

@@ -19,7 +19,7 @@ from tickwheel.node.tls import PortFiles, peer_context, server_context
 from tickwheel.transport import wire
 from tickwheel.transport.client import AddressError, CallError, ClientConnection, Names
 from tickwheel.transport.limits import Limits
-from tickwheel.transport.server import Server
+from tickwheel.transport.server import Server, bind
 
 LARGE = bytes(range(256)) * 12_000
 LIMITS = Limits(message_bytes_max=4 << 20)
@@ -316,6 +316,12 @@ async def test_a_status_that_is_no_status_ends_its_call() -> None:
             with pytest.raises(CallError, match="UNKNOWN"):
                 await once(connection, "/s/Echo", b"")
         await closed.wait()
+
+
+def test_two_cannot_listen_at_one_address() -> None:
+    """The second is told when it binds, not when it starts to serve."""
+    with bind("127.0.0.1", 0) as first, pytest.raises(OSError, match="in use"):
+        bind("127.0.0.1", first.getsockname()[1])
 
 
 # -- TLS
