@@ -370,13 +370,13 @@ class AsyncClient:
         filter: str = "",
         hold_max: timedelta = timedelta(seconds=HOLD_S_MAX),
     ) -> Consumer:
-        """A consumer of a group, with at most `credits` messages in hand.
+        """A consumer of a group, which holds at most `credits` messages.
 
         A new group starts at `start_from`: earliest, latest, or time with `start_ms`. It takes the tags of `filter`:
         `a || b` or `*`. If the group exists with another filter, the consumer gets FilterDiffers; without a filter it
         takes what the group takes. With `messages_max` it takes exactly this many at most, and its iteration then ends.
 
-        The leases of messages in hand are renewed until they are settled or were in hand for `hold_max`; 0: never
+        The leases of held messages are renewed until they are settled or were held for `hold_max`; 0: never
         renewed.
         """
         self.cluster.check_open()

@@ -1,8 +1,8 @@
 """A consumer: receives the deliveries of one group from the master and sends their settlements back.
 
-Owns the Consume stream and the settlements without a receipt; `hand.py` owns the deliveries in hand and the credits.
+Owns the Consume stream and the settlements without a receipt; `held.py` owns the held deliveries and the credits.
 Invariant: a settlement is repeated on every new stream until a node has answered it. After a change of master a stream
-is opened at the new one. The leases of deliveries in hand are renewed over the open stream.
+is opened at the new one. The leases of held deliveries are renewed over the open stream.
 
 A node that says so in Opened sends batches of several topics, and acknowledgements of one pass of the loop go to it as
 one settlement, whatever their topics. Inside and for callers a batch has one topic and each settlement its own receipt.
@@ -36,7 +36,7 @@ from tickwheel.client.errors import (
     fault_of_status,
 )
 from tickwheel.client.filtering import mismatches, without
-from tickwheel.client.hand import Hand, Held
+from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
 from tickwheel.client.settling import acknowledge, by_topic, extend, extend_batch, receipts, settle_batch, together
 from tickwheel.proto import consumer_pb2
@@ -93,7 +93,7 @@ class Consumer:
         self._next_sequence = 1
         self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
         self._outbox_changed = asyncio.Event()
-        self._hand = Hand(open_request.credits, self._send_credits, messages_max, hold_s_max)
+        self._held = HeldDeliveries(open_request.credits, self._send_credits, messages_max, hold_s_max)
         self._mixes = False
         """Whether the node of the open stream takes settlements of several topics."""
         self._gathered: list[_Settle] = []
@@ -115,7 +115,7 @@ class Consumer:
         self.stale = 0
         """Count of settlements that came too late: the message had been delivered again."""
         self.renewed = 0
-        """Count of leases extended because their deliveries were still in hand."""
+        """Count of leases extended because their deliveries were still held."""
         self.skipped = 0
         """Count of deliveries that the group's filter does not want; they came because hashes of tags collide."""
 
@@ -200,7 +200,7 @@ class Consumer:
         """Settle rows of a batch; None: all rows. Sent in this pass of the loop; the future has the receipt."""
         settle = settle_batch(batch, rows, outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason)
         future: asyncio.Future[consumer_pb2.SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
-        self._hand.give_back(batch.leave(rows))
+        self._held.give_back(batch.leave(rows))
         return future
 
     def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[consumer_pb2.SettleReceipt]:
@@ -224,14 +224,14 @@ class Consumer:
             by_key.setdefault((batch.topic, batch.wire.epoch), []).append((batch, np.array(places, np.int64)))
         for key, parts in by_key.items():
             self._submit(consumer_pb2.ConsumeRequest(settle=acknowledge(parts)), futures[key])
-            self._hand.give_back(sum(batch.leave(rows) for batch, rows in parts))
+            self._held.give_back(sum(batch.leave(rows) for batch, rows in parts))
 
     async def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> int:
         """Extend the leases of rows of a batch; None: of all rows. Returns the number of leases extended."""
         extend = extend_batch(batch, rows, lease_ms)
         receipt = await self._submit(consumer_pb2.ConsumeRequest(extend=extend))
         if receipt.extended:
-            self._hand.hold(batch, lease_ms / 1_000 or self._lease_s)
+            self._held.hold(batch, lease_ms / 1_000 or self._lease_s)
         return int(receipt.extended)
 
     async def _renew_while_open(self) -> None:
@@ -240,21 +240,21 @@ class Consumer:
             await asyncio.sleep(max(RENEW_PAUSE_S_MIN, self._lease_s / 6))
 
     def _renew(self) -> None:
-        """Renew the leases of deliveries in hand, once a third of a lease has passed."""
-        due = self._hand.to_renew()
+        """Renew the leases of held deliveries, once a third of a lease has passed."""
+        due = self._held.to_renew()
         for held in due:
             if held.left_alone:
-                first = held.batch.delivery(int(held.batch.rows_in_hand()[0]))
+                first = held.batch.delivery(int(held.batch.held_rows()[0]))
                 _log.warning(
-                    "%d messages of topic %s, the first %s, attempt %d, have been in hand of group %s for too long: "
+                    "%d messages of topic %s, the first %s, attempt %d, have been held by group %s for too long: "
                     "their leases are not renewed any more, and they will come again",
                     held.batch.unsettled, first.topic, first.id, first.attempt, self._open.group,
                 )  # fmt: skip
         for part in _together([held for held in due if not held.left_alone]):
             self._renew_part(part)
 
-    def _renew_part(self, part: list[Held]) -> None:
-        rows = [(held.batch, held.batch.rows_in_hand()) for held in part]
+    def _renew_part(self, part: list[HeldBatch]) -> None:
+        rows = [(held.batch, held.batch.held_rows()) for held in part]
         asked_s, lease_s, generation = time.monotonic(), part[0].lease_s, self._generation
         for held in part:
             held.asked = True
@@ -269,7 +269,7 @@ class Consumer:
             if receipt.extended:
                 # A repeat on another stream was sent later than the first try: count from now to be safe.
                 from_s = asked_s if generation == self._generation else time.monotonic()
-                self._hand.renewed(part, from_s, lease_s)
+                self._held.renewed(part, from_s, lease_s)
             elif any(held.batch.unsettled for held in part):
                 for held in part:
                     held.left_alone = True
@@ -430,10 +430,10 @@ class Consumer:
         return fault
 
     def _opening(self) -> consumer_pb2.ConsumeRequest:
-        """The first request of a new stream, with the credits that no delivery in hand takes."""
+        """The first request of a new stream, with the credits that no held delivery takes."""
         first = consumer_pb2.OpenConsumer()
         first.CopyFrom(self._open)
-        first.credits = self._hand.opening()
+        first.credits = self._held.opening()
         return consumer_pb2.ConsumeRequest(open=first)
 
     def _opened(self, opened: consumer_pb2.Opened) -> None:
@@ -455,7 +455,7 @@ class Consumer:
                 self._send(settle.message)
         self._gathered = acknowledgements
         self._send_gathered()
-        self._hand.opened()
+        self._held.opened()
         self._renewing = asyncio.ensure_future(self._renew_while_open())
         self._outbox_changed.set()
 
@@ -465,12 +465,12 @@ class Consumer:
                 await call.write(self._outbox.popleft())
                 continue
             self._outbox_changed.clear()
-            if self._hand.has_leases:
+            if self._held.has_leases:
                 # Not wait_for: before Python 3.12 it may swallow the cancellation that ends this task.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await self._outbox_changed.wait()
-                self._hand.expire()
+                self._held.expire()
             else:
                 await self._outbox_changed.wait()
 
@@ -480,7 +480,7 @@ class Consumer:
 
     def _take_topic(self, wire: consumer_pb2.DeliverBatch) -> None:
         foreign = mismatches(wire)
-        self._hand.came(len(wire.ids) // 8, len(foreign))
+        self._held.came(len(wire.ids) // 8, len(foreign))
         if len(foreign):
             self.skipped += len(foreign)
             self.settle_rows(DeliveredBatch(wire, self), foreign, consumer_pb2.SKIP)
@@ -488,10 +488,10 @@ class Consumer:
             if not wire.ids:
                 return
         batch = DeliveredBatch(wire, self)
-        self._hand.take(batch, self._lease_s)
+        self._held.take(batch, self._lease_s)
         self._outbox_changed.set()
         self._ready.put_nowait(batch)
-        if self._hand.full:
+        if self._held.full:
             self._ready.put_nowait(None)
 
     def _settled(self, receipt: consumer_pb2.SettleReceipt) -> None:
@@ -574,7 +574,7 @@ class Consumer:
             await asyncio.wait(futures, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Drain, then end. Deliveries in hand are delivered again elsewhere. Idempotent."""
+        """Drain, then end. Held deliveries are delivered again elsewhere. Idempotent."""
         if self._closing:
             return
         await self.drain()
@@ -597,13 +597,13 @@ class Consumer:
         await self.close()
 
 
-def _together(due: Sequence[Held]) -> Iterator[list[Held]]:
+def _together(due: Sequence[HeldBatch]) -> Iterator[list[HeldBatch]]:
     """Batches grouped for one renewal each: of one topic, epoch and lease length, up to RENEW_MESSAGES_MAX messages."""
-    by_key: dict[tuple[str, int, float], list[Held]] = {}
+    by_key: dict[tuple[str, int, float], list[HeldBatch]] = {}
     for held in due:
         by_key.setdefault((held.batch.topic, held.batch.wire.epoch, held.lease_s), []).append(held)
     for some in by_key.values():
-        part: list[Held] = []
+        part: list[HeldBatch] = []
         count = 0
         for held in some:
             if part and count + held.batch.unsettled > RENEW_MESSAGES_MAX:

@@ -39,7 +39,7 @@ class Settler(Protocol):
 class DeliveredBatch:
     """Deliveries of one topic, under one lease."""
 
-    __slots__ = ("_in_hand", "_offsets", "_settler", "unsettled", "wire")
+    __slots__ = ("_held", "_offsets", "_settler", "unsettled", "wire")
 
     def __init__(self, wire: consumer_pb2.DeliverBatch, settler: Settler) -> None:
         self.wire = wire
@@ -47,29 +47,29 @@ class DeliveredBatch:
         self._offsets: list[int] | None = None
         self.unsettled = len(wire.ids) // 8
         """Number of deliveries without ack or nack; updated by the consumer."""
-        self._in_hand: NDArray[np.bool_] | None = None
+        self._held: NDArray[np.bool_] | None = None
         """Marks the unsettled rows; None while all or none are unsettled."""
 
     def __len__(self) -> int:
         return len(self.wire.ids) // 8
 
     def leave(self, rows: NDArray[np.int64] | None) -> int:
-        """Mark rows (None: all) as no longer in hand. Returns how many of them were. For the consumer."""
+        """Mark rows (None: all) as no longer held. Returns how many of them were. For the consumer."""
         before = self.unsettled
         if rows is None or len(self) == 1:
             self.unsettled = 0
         elif before:
-            if self._in_hand is None:
-                self._in_hand = np.ones(len(self), bool)
-            self._in_hand[rows] = False
-            self.unsettled = int(np.count_nonzero(self._in_hand))
+            if self._held is None:
+                self._held = np.ones(len(self), bool)
+            self._held[rows] = False
+            self.unsettled = int(np.count_nonzero(self._held))
         return before - self.unsettled
 
-    def rows_in_hand(self) -> NDArray[np.int64]:
+    def held_rows(self) -> NDArray[np.int64]:
         """Rows without ack or nack whose lease may still hold. For the consumer."""
         if not self.unsettled:
             return np.zeros(0, np.int64)
-        return np.arange(len(self)) if self._in_hand is None else np.flatnonzero(self._in_hand)
+        return np.arange(len(self)) if self._held is None else np.flatnonzero(self._held)
 
     @property
     def topic(self) -> str:

@@ -128,7 +128,7 @@ class SyncConsumer(Blocking[Consumer]):
 
     @property
     def renewed(self) -> int:
-        """Count of leases extended because their deliveries were still in hand."""
+        """Count of leases extended because their deliveries were still held."""
         return self.inner.renewed
 
     @property
@@ -175,7 +175,7 @@ class SyncConsumer(Blocking[Consumer]):
             self.runner.wait(self.inner.run(handle, concurrency=concurrency))
 
     def close(self) -> None:
-        """End. Deliveries in hand are delivered again elsewhere. Idempotent."""
+        """End. Held deliveries are delivered again elsewhere. Idempotent."""
         if self.runner.closed:
             return
 

@@ -64,7 +64,7 @@ class AppendFeed:
         self._outbound = outbound
         self._flights: dict[str, _Flight] = {}
 
-    def begin_reign(self) -> None:
+    def begin_mastership(self) -> None:
         """This node has become master: in this term nothing is under way and no peer knows a commit index."""
         for flight in self._flights.values():
             flight.clear()

@@ -50,7 +50,7 @@ SYNC_PAUSE_NS = 40 * NS_PER_MS
 These answers are samples too, since the master's time matters most."""
 PATIENCE_NS = 200 * NS_PER_MS
 """A member without an answer for the period of questions plus this does not count until its next answer."""
-REIGNING_PATIENCE_NS = 250 * NS_PER_MS
+LEADING_PATIENCE_NS = 250 * NS_PER_MS
 """On a master a member without an answer for this does not count: slaves answer it every 50 ms."""
 YOUNG_NS = 100 * NS_PER_MS
 """Drift is not measured on older answers: they were carried on at the very rate that is to be measured."""
@@ -129,7 +129,7 @@ class ClusterClock:
         """Since when a majority agrees for the first time while other peers have not answered yet."""
         self._error_ns = 0
         self._error_at_ns = 0
-        self._reigning = False
+        self._leading = False
         self._acted = False
         """This node has been master, so the first agreement steers its time instead of setting it."""
         self._heard = HeardTime()
@@ -237,7 +237,7 @@ class ClusterClock:
             answer = ClockAnswer(echo_sent_ns=frame.clock_ask.sent_ns, wall_ms=self._clock.wall_ms())
             if self._holdover.agreed_ns is not None:
                 answer.time_us = self._time.at(self._monotonic_ns()) // NS_PER_US
-                answer.acted_by = self._reigning
+                answer.acted_by = self._leading
             return PeerFrame(clock_answer=answer)
         if frame.HasField("clock_answer"):
             self._answered(peer_id, frame.clock_answer)
@@ -304,7 +304,7 @@ class ClusterClock:
         rate_ppb, drift_ppb = self._drift.rate_ppb, self._drift_ppb()
         # Without a recent answer a member's interval is carried on by this node's oscillator alone, and would only
         # confirm that.
-        patience_ns = REIGNING_PATIENCE_NS if self._reigning else self._patience_ns
+        patience_ns = LEADING_PATIENCE_NS if self._leading else self._patience_ns
         intervals: list[Interval] = []
         sure: list[Interval] = []
         heard_ns: list[int] = []
@@ -354,7 +354,7 @@ class ClusterClock:
             now_ns = self._monotonic_ns()
             self._heard.hear(now_ns, time_ms * NS_PER_MS, NS_PER_MS + now_ns - self._started_ns)
 
-    def begin_reign(self) -> None:
+    def begin_mastership(self) -> None:
         """This node becomes master and will act by its time, which must continue the time of earlier masters.
 
         A time behind theirs does no harm: the cursor waits. A time ahead by more than the errors explain would be a
@@ -362,7 +362,7 @@ class ClusterClock:
         is set back to the time heard from masters and carried on from there; nobody has acted by a later one. The
         errors include how long the master's time may have been under way.
         """
-        self._reigning = self._acted = True
+        self._leading = self._acted = True
         now_ns = self._monotonic_ns()
         heard_ns = self._heard.furthest_ns(now_ns)
         if heard_ns is None:
@@ -377,10 +377,10 @@ class ClusterClock:
             self._steer(now_ns, ahead_ns, QUICK_NS)
             self.jumps_refused += 1
 
-    def end_reign(self) -> None:
+    def end_mastership(self) -> None:
         """This node is no longer master. Its time was the cluster's until now, so it counts as heard."""
-        if self._reigning:
-            self._reigning = False
+        if self._leading:
+            self._leading = False
             now_ns = self._monotonic_ns()
             self._heard.hear(now_ns, self._time.at(now_ns), 0)
 

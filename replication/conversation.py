@@ -1,7 +1,7 @@
 """The exchange of frames with peers: translates between frames and pysyncobj's messages, and guards both directions.
 
 Owns the peers and their connections, and the envelope of every frame. The guards stand between the two sides:
-`guard.judge` checks entries, fences drop stale answers, a question precedes each election, each vote counts once, and
+`judge.judge` checks entries, fences drop stale answers, a question precedes each election, each vote counts once, and
 acknowledgements wait for the disk.
 
 Invariants:
@@ -32,10 +32,10 @@ from tickwheel.replication.campaign import Campaign, Next
 from tickwheel.replication.caught_up import CaughtUp
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.frames import Envelope
-from tickwheel.replication.guard import ImpossibleMessageError, check_readable, judge
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
+from tickwheel.replication.judge import ImpossibleMessageError, check_readable, judge
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import LogListener
 from tickwheel.replication.plausible import ImplausibleFrameError, check_echo, check_frame

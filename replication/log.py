@@ -45,9 +45,9 @@ class ProposalOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProposalResult:
-    """Handed to `done`: the verdict, and for COMMITTED the index and what `apply` returned."""
+    """Handed to `done`: the outcome, and for COMMITTED the index and what `apply` returned."""
 
-    verdict: ProposalOutcome
+    outcome: ProposalOutcome
     index: int = 0
     value: object = None
 

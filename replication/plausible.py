@@ -2,7 +2,7 @@
 
 A frame beyond them is damaged, or its sender is no healthy node. It changes nothing, its link is dropped, and the
 receiver keeps running: one number near 2^64 must not end elections for ever, fill the memory or stop the receiver.
-Frames that show that a log has lost entries are not judged here: guard.py does that, and stops the node.
+Frames that show that a log has lost entries are not judged here: judge.py does that, and stops the node.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ class Proposals:
         else:
             proposal.done(ProposalResult(ProposalOutcome.UNKNOWN))
 
-    def fail(self, verdict: ProposalOutcome) -> None:
-        """Mastership is over: end all waiting proposals with this verdict, in order of their indexes."""
+    def fail(self, outcome: ProposalOutcome) -> None:
+        """Mastership is over: end all waiting proposals with this outcome, in order of their indexes."""
         waiting, self._waiting = self._waiting, {}
         self._bytes = 0
         for index in sorted(waiting):
-            waiting[index].done(ProposalResult(verdict))
+            waiting[index].done(ProposalResult(outcome))

@@ -263,7 +263,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             super()._SyncObj__tryLogCompaction()
 
     def _SyncObj__onBecomeLeader(self) -> None:
-        self._feed.begin_reign()
+        self._feed.begin_mastership()
         self.host.became_leader()
         super()._SyncObj__onBecomeLeader()
 

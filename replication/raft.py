@@ -20,10 +20,10 @@ from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.entries import command_of, naming, regular, split
 from tickwheel.replication.frames import Envelope
-from tickwheel.replication.guard import ImpossibleMessageError
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
+from tickwheel.replication.judge import ImpossibleMessageError
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import (
     ApplyLaterError,
@@ -90,7 +90,7 @@ class RaftLog:
             journal,
             clock,
             executor,
-            guarded=self.guarded,
+            run_checked=self.run_checked,
             fatal=self._fatal,
             fsynced=self._fsynced,
             on_halt=self._halted,
@@ -150,7 +150,7 @@ class RaftLog:
         self._fail_proposals()
         self._handover.abandon("this node stops")
 
-    def guarded(self, work: Callable[[], None]) -> None:
+    def run_checked(self, work: Callable[[], None]) -> None:
         """Run `work`. A full disk halts this node's part in the log; any other expected error stops the node."""
         try:
             work()
@@ -189,7 +189,7 @@ class RaftLog:
                 notice_ns = self._engine.send_new(self._config.commit_notice_ms * NS_PER_MS)
             self._storage.fsync()
 
-        self.guarded(work)
+        self.run_checked(work)
         self._tell_role()
         self._quiet_until_ns = self._deadline(now_ns, notice_ns)
         return self._quiet_until_ns
@@ -309,7 +309,7 @@ class RaftLog:
             return
         self._stirred = True
         try:
-            self.guarded(lambda: self._peers.take(peer_id, frame))
+            self.run_checked(lambda: self._peers.take(peer_id, frame))
         finally:
             self._tell_role()
 
@@ -339,7 +339,7 @@ class RaftLog:
             nonlocal index
             index = engine.append(entry)
 
-        self.guarded(append)
+        self.run_checked(append)
         if not index:
             # A full disk has written nothing. After any other failure only the next start knows what was written.
             done(ProposalResult(ProposalOutcome.QUEUE_FULL if self._running else ProposalOutcome.UNKNOWN))
@@ -481,7 +481,7 @@ class RaftLog:
         base = journal.base_before(index, self._config.journal_tail_bytes_max)
         self._stirred = True
         if base > journal.base_index:
-            self.guarded(lambda: journal.compact(base, journal.term_at(base)))
+            self.run_checked(lambda: journal.compact(base, journal.term_at(base)))
 
     def status(self) -> LogStatus:
         engine = self._engine

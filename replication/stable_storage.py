@@ -17,7 +17,8 @@ NS_PER_MS = 1_000_000
 
 
 class StableStorage:
-    """Calls `fsynced` after each fsync, inside `guarded`; `on_halt` at a full disk; `fatal` after a failed fsync."""
+    """Calls `fsynced` after each fsync, inside `run_checked`; `on_halt` at a full disk; `fatal` after a failed
+    fsync."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class StableStorage:
         clock: Clock,
         executor: Executor,
         *,
-        guarded: Callable[[Callable[[], None]], None],
+        run_checked: Callable[[Callable[[], None]], None],
         fatal: Callable[[str], None],
         fsynced: Callable[[], None],
         on_halt: Callable[[], None],
@@ -35,7 +36,7 @@ class StableStorage:
         self._journal = journal
         self._clock = clock
         self._executor = executor
-        self._guarded = guarded
+        self._run_checked = run_checked
         self._fatal = fatal
         self._fsynced = fsynced
         self._on_halt = on_halt
@@ -75,10 +76,10 @@ class StableStorage:
                 self._journal.finish_fsync(work)
                 self._fsynced()
 
-            self._guarded(finish)
+            self._run_checked(finish)
             if not self._stopped:
                 # Entries written during the fsync do not wait for the next tick.
-                self._guarded(self.fsync)
+                self._run_checked(self.fsync)
 
         self._executor.submit(work.run, finished)
 

@@ -8,7 +8,7 @@ dispatch order (tick, due time, index), so that each tick is one run and a range
 the records lie in index order. Per chunk the heads file holds {tick, count} of each used tick, a CRC32C
 of every 4 KiB of log, and the place (row) of each global index.
 
-Invariants: nothing is ever overwritten, except lost rows by the same bytes (`mend_rows`), so all three files are
+Invariants: nothing is ever overwritten, except lost rows by the same bytes (`repair_rows`), so all three files are
 restored by their lengths alone; a row carries its own checksum; a wrong checksum is reported (`CorruptSegmentError`),
 and such bytes are never returned.
 Rows are opaque here except for their size and the place of their checksum; `units_of` gives them the type of units.
@@ -329,7 +329,7 @@ class Segment:
             return np.concatenate(parts)
         return np.zeros(0, np.int64)
 
-    def mend_rows(self, first_row: int, rows: NDArray[np.uint8]) -> None:
+    def repair_rows(self, first_row: int, rows: NDArray[np.uint8]) -> None:
         """Write lost rows again, the same bytes as before; they are on stable storage on return."""
         file = self._file("index")
         file.write_at(first_row * ROW_BYTES, np.ascontiguousarray(rows).tobytes())

@@ -1,4 +1,4 @@
-"""What one connection may cost. Every limit guards against a known attack or accident."""
+"""What one connection may cost. Every limit protects against a known attack or accident."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class ChaosCluster(LocalCluster):
 
     async def stop(self) -> None:
         """Stop everything in order; idempotent. A node that does not stop is killed."""
-        self.network.mend_all()
+        self.network.heal_all()
         for node in self.nodes:
             self.resume(node)
         try:

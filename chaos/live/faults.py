@@ -161,7 +161,7 @@ class _OnTheWay(Active):
 
     async def end(self) -> None:
         self._after = self._counted(_add([way.counts for way in self._ways]))
-        self.cluster.network.mend(self._ways, self._spoiling)
+        self.cluster.network.heal(self._ways, self._spoiling)
 
     async def evidence(self) -> Evidence:
         return Evidence(self._after - self._before, self._unit)

@@ -273,7 +273,7 @@ class _Measurement:
             ways, spoiling = cluster.network.ways_of(node.node_id, clients=True), Spoiling(stalled=True)
             cluster.network.spoil(ways, spoiling)
             yield
-            cluster.network.mend(ways, spoiling)
+            cluster.network.heal(ways, spoiling)
 
     # -- figures
 

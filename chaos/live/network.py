@@ -79,17 +79,17 @@ class Way:
         return self._open.is_set() and not self.cut
 
     def spoil(self, spoiling: Spoiling) -> None:
-        """From now on, until `mend`. To cut, use Network.spoil: it knows the connections."""
+        """From now on, until `heal`. To cut, use Network.spoil: it knows the connections."""
         self._spoilt.append(spoiling)
         self._settle()
 
-    def mend(self, spoiling: Spoiling) -> None:
+    def heal(self, spoiling: Spoiling) -> None:
         """This one is over; nothing if it was over before."""
         if spoiling in self._spoilt:
             self._spoilt.remove(spoiling)
             self._settle()
 
-    def mend_all(self) -> None:
+    def heal_all(self) -> None:
         """As it was."""
         self._spoilt.clear()
         self._settle()
@@ -148,21 +148,21 @@ class Network:
         return [self.ways[a, b] for a in some for b in others if a != b]
 
     def spoil(self, ways: list[Way], spoiling: Spoiling) -> None:
-        """Apply the effect to all of these ways until `mend`."""
+        """Apply the effect to all of these ways until `heal`."""
         for way in ways:
             way.spoil(spoiling)
         if spoiling.cut:
             self._cut(ways)
 
-    def mend(self, ways: list[Way], spoiling: Spoiling) -> None:
+    def heal(self, ways: list[Way], spoiling: Spoiling) -> None:
         """End the effect on these ways."""
         for way in ways:
-            way.mend(spoiling)
+            way.heal(spoiling)
 
-    def mend_all(self) -> None:
+    def heal_all(self) -> None:
         """End the effects of all faults on all ways."""
         for way in self.ways.values():
-            way.mend_all()
+            way.heal_all()
 
     def _cut(self, ways: list[Way]) -> None:
         """They have just been cut: reset what is open, where that does not come by itself."""

@@ -49,7 +49,7 @@ class FaultWindow:
 
 
 @dataclass(slots=True)
-class Reign:
+class Mastership:
     """One node as the master of one term, as far as it was seen to serve."""
 
     term: int
@@ -60,7 +60,7 @@ class Reign:
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """From one reign to the next."""
+    """From one mastership to the next."""
 
     at_ms: float
     """Time until which the old master was seen to serve."""
@@ -85,7 +85,7 @@ class Nodes:
 
     broken: Report
     faults: dict[int, FaultWindow] = field(default_factory=dict)
-    reigns: list[Reign] = field(default_factory=list)
+    masterships: list[Mastership] = field(default_factory=list)
     roles: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     """By node: times of changes of its role: master, aligning, slave, candidate, recovering, halted, silent."""
     last_heard_ms: dict[str, float] = field(default_factory=dict)
@@ -195,13 +195,13 @@ class Nodes:
             self.ahead_ms = max(self.ahead_ms, record["clock"])
             self.beyond_ms = max(self.beyond_ms, record["clock"] - record["error"])
         if serving:
-            last = self.reigns[-1] if self.reigns else None
+            last = self.masterships[-1] if self.masterships else None
             if last is not None and (last.term, last.node) == (record["term"], node):
                 if at_ms - last.until_ms > RESUME_MS_MAX:
                     self._holes.append((last.until_ms, at_ms))
                 last.until_ms = at_ms
             elif last is None or record["term"] > last.term:
-                self.reigns.append(Reign(record["term"], node, at_ms, at_ms))
+                self.masterships.append(Mastership(record["term"], node, at_ms, at_ms))
 
     def _role(self, node: str, at_ms: float, role: str) -> None:
         told = self.roles.setdefault(node, [])
@@ -265,7 +265,7 @@ class Nodes:
         for from_ms, until_ms in self._holes:
             self._judge_standstill(from_ms, until_ms)
         failovers = []
-        for old, new in zip(self.reigns, self.reigns[1:], strict=False):
+        for old, new in zip(self.masterships, self.masterships[1:], strict=False):
             self._judge_standstill(old.until_ms, new.from_ms)
             if new.from_ms >= load_ms:
                 failovers.append(
@@ -278,8 +278,8 @@ class Nodes:
                         self._cause(old.until_ms, new.from_ms),
                     )
                 )
-        if self.reigns:
-            self._judge_standstill(self.reigns[-1].until_ms, end_ms)
+        if self.masterships:
+            self._judge_standstill(self.masterships[-1].until_ms, end_ms)
         else:
             self.broken("P10", end_ms, "no master was ever seen to serve")
         return failovers

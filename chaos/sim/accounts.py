@@ -56,7 +56,7 @@ class _Reading:
 
         def pin() -> None:
             core = host.core
-            core.serving.start(core.parts.settled.pin(PinSettledRequest(group=self._group)), self._pinned)
+            core.serving.start(core.parts.settled_pins.pin(PinSettledRequest(group=self._group)), self._pinned)
 
         self._machine.deliver(pin)
 
@@ -94,7 +94,7 @@ class _Reading:
                 self._next()
 
         host = process.host
-        self._machine.deliver(lambda: host.core.serving.start(host.core.parts.settled.read(request), read))
+        self._machine.deliver(lambda: host.core.serving.start(host.core.parts.settled_pins.read(request), read))
 
     def _end(self) -> None:
         machine = self._machine

@@ -2,7 +2,7 @@
 
 The monotonic reading starts at another value on every machine, as it does on real ones, so that
 comparing two machines' readings shows as a bug. Faults set `skew_ms` (what the wall clock is off by)
-and the drift (both readings run fast or slow); `mend` is NTP finding its way back.
+and the drift (both readings run fast or slow); `heal` is NTP finding its way back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SimulatedClock:
         self._drift_ppm = 0
         self._drift_since_ns = 0
         self._drifted_ns = 0
-        self._mended_ns = 0
+        self._healed_ns = 0
         self.faults = 0
         """Number of faults on this clock now or a moment ago."""
         self.wrong_readings = 0
@@ -35,7 +35,7 @@ class SimulatedClock:
     def wall_ms(self) -> int:
         """This machine's idea of the time of day."""
         true_ns = self._world.now_ns
-        own_ns = true_ns + self._drift_ns() - self._mended_ns
+        own_ns = true_ns + self._drift_ns() - self._healed_ns
         if self.skew_ms or own_ns != true_ns:
             self.wrong_readings += 1
         return self._world.start_wall_ms + own_ns // MS + self.skew_ms
@@ -53,11 +53,11 @@ class SimulatedClock:
         self._drift_since_ns = self._world.now_ns
         self._drift_ppm = ppm
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         """The wall clock is set right, and both keep time from now on. The monotonic one stays where it is."""
         self.skew_ms = 0
         self.set_drift(0)
-        self._mended_ns = self._drift_ns()
+        self._healed_ns = self._drift_ns()
 
     def _drift_ns(self) -> int:
         if not self._drift_ppm:

@@ -107,7 +107,7 @@ class ClockCluster(Cluster):
 
 
 class ClockScript(Injector):
-    """Steps at true seconds of the run; the end of all faults mends all clocks. Counts as a run with drift."""
+    """Steps at true seconds of the run; the end of all faults heals all clocks. Counts as a run with drift."""
 
     def __init__(self, cluster: ClockCluster, steps: dict[float, Callable[[], None]]) -> None:
         super().__init__(cluster, [PlannedFault(0, "drift", 0, 0, "", 0)])
@@ -131,4 +131,4 @@ class ClockScript(Injector):
         for name in self._begun:
             self._cluster.history.add(FaultEnded(self._cluster.world.now_ns, name))
         for machine in self._cluster.machines:
-            machine.clock.mend()
+            machine.clock.heal()

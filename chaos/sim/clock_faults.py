@@ -43,7 +43,7 @@ def _strike(world: World, machines: Sequence[Machine], machine: Machine, rng: ra
         clock.faults -= 1
 
     def end() -> None:
-        clock.mend()
+        clock.heal()
         world.after(ECHO_NS, over)
 
     return machine, (end, lambda: clock.wrong_readings - before)
@@ -72,7 +72,7 @@ def drift(world: World, machines: Sequence[Machine], machine: Machine, rng: rand
 
 def steps(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
     """The wall clock steps forth and back, again and again."""
-    struck, (mend, effect) = _strike(world, machines, machine, rng)
+    struck, (heal, effect) = _strike(world, machines, machine, rng)
     over = {"yes": False}
 
     def step() -> None:
@@ -82,7 +82,7 @@ def steps(world: World, machines: Sequence[Machine], machine: Machine, rng: rand
 
     def end() -> None:
         over["yes"] = True
-        mend()
+        heal()
 
     step()
     return end, effect

@@ -1,4 +1,4 @@
-"""Consumers of the whole node: they settle, hand back, forget, are slow, and die with messages in hand.
+"""Consumers of the whole node: they settle, hand back, forget, are slow, and die while they hold messages.
 
 A `Crowd` gives their group and topics, their number, and their habits. CROWDS are those of every run.
 """
@@ -200,7 +200,7 @@ class Consumers:
         consumer.unanswered.clear()
 
     def _die(self, consumer: _Consumer) -> None:
-        """The consumer goes away with messages in hand."""
+        """The consumer goes away while it holds messages."""
         session, machine, number = consumer.session, consumer.machine, consumer.session_number
         self._session_over(consumer)
         if session is None or machine is None:

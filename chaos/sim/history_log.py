@@ -112,5 +112,5 @@ class Proposed(Record):
 class ProposalEnded(Record):
     node: str
     command: int
-    verdict: str
+    outcome: str
     index: int

@@ -138,7 +138,7 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
         }
         master = engine.leader_id
         engine.deliver(master, {**message, "transmission": "start", "data": pickle.dumps(_Stranger(number))})
-        log.guarded(lambda: engine.deliver(master, {**message, "transmission": "finish", "data": b""}))
+        log.run_checked(lambda: engine.deliver(master, {**message, "transmission": "finish", "data": b""}))
 
     def end() -> None:
         state["over"] = 1

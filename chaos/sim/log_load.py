@@ -125,12 +125,12 @@ class LogLoad:
 
         def done(result: ProposalResult) -> None:
             assert not answered, f"{machine.name}: proposal {number} ended twice"
-            answered.append(result.verdict)
-            if result.verdict.name == "COMMITTED":
+            answered.append(result.outcome)
+            if result.outcome.name == "COMMITTED":
                 self.committed += 1
                 self.committed_late += self._winding_down
             self._history.add(
-                ProposalEnded(self._world.now_ns, machine.name, number, result.verdict.name, result.index)
+                ProposalEnded(self._world.now_ns, machine.name, number, result.outcome.name, result.index)
             )
 
         return done

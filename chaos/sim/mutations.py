@@ -26,10 +26,10 @@ from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.listener import CoreListener
-from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.mastership import Mastership
+from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.parts import Parts
-from tickwheel.node.core.reign import Reign
-from tickwheel.node.core.requests import RequestDesk, everybody
+from tickwheel.node.core.requests import ClientRequests, everybody
 from tickwheel.node.core.schedule.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.state.cold import ColdTier
@@ -38,7 +38,7 @@ from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import scheduler_pb2
-from tickwheel.replication import guard
+from tickwheel.replication import judge
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.frames import Envelope
@@ -141,7 +141,7 @@ def unverified_committed(patches: Patches) -> None:
 
         return heartbeat
 
-    patches.replace(guard, "_heartbeat", make)
+    patches.replace(judge, "_heartbeat", make)
 
 
 @mutation("a settlement is answered before it is committed", aim=Aim(("kill", "isolate"), nodes=3))
@@ -168,14 +168,14 @@ def settled_before_commit(patches: Patches) -> None:
 @mutation("a cancel is answered before it is applied")
 def cancelled_before_apply(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        async def cancel(self: RequestDesk, number: int, *permitted: Any) -> Any:
+        async def cancel(self: ClientRequests, number: int, *permitted: Any) -> Any:
             self._core.require_master()
             self._core.serving.start(original(self, number, *permitted), lambda outcome: None)
             return scheduler_pb2.CANCELLED
 
         return cancel
 
-    patches.replace(RequestDesk, "cancel", make)
+    patches.replace(ClientRequests, "cancel", make)
 
 
 @mutation("term and vote are not on stable storage before the vote is given", "log", aim=Aim(("kill-voters",)))
@@ -225,7 +225,7 @@ def sync_term_not_checked(patches: Patches) -> None:
 @mutation("a new master takes its cursor from the sync instead of the log")
 def cursor_from_sync(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def applied(self: Reign, lead: Any) -> None:
+        def applied(self: Mastership, lead: Any) -> None:
             core = self._core
             heard = self._sync.heard
             if self.elected and lead.node_id == core.identity.node_id and heard.at_ns:
@@ -234,7 +234,7 @@ def cursor_from_sync(patches: Patches) -> None:
 
         return applied
 
-    patches.replace(Reign, "lead_was_applied", make)
+    patches.replace(Mastership, "lead_was_applied", make)
 
 
 @mutation("a new master forgets the leases that it heard of", aim=Aim(("kill", "handover")))
@@ -490,7 +490,7 @@ def checksums_not_compared(patches: Patches) -> None:
 @mutation("a cancel is done by the master alone")
 def cancel_not_replicated(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        async def cancel(self: RequestDesk, number: int, *permitted: Any) -> Any:
+        async def cancel(self: ClientRequests, number: int, *permitted: Any) -> Any:
             self._core.require_master()
             units = (await self._find(number, everybody)).units
             if units is None:
@@ -500,7 +500,7 @@ def cancel_not_replicated(patches: Patches) -> None:
 
         return cancel
 
-    patches.replace(RequestDesk, "cancel", make)
+    patches.replace(ClientRequests, "cancel", make)
 
 
 @mutation("each node stamps with its own clock what the master should have stamped")
@@ -593,7 +593,7 @@ def journal_cut_early(patches: Patches) -> None:
     aim=Aim(("strangers",), nodes=3, shape=(("loop_gap_us", 30_000),), seconds=12),
 )
 def members_not_shown(patches: Patches) -> None:
-    patches.replace(MemberDesk, "introduction", lambda original: lambda self: NO_INTRODUCTION)
+    patches.replace(Membership, "introduction", lambda original: lambda self: NO_INTRODUCTION)
 
 
 @mutation(
@@ -602,12 +602,12 @@ def members_not_shown(patches: Patches) -> None:
 )
 def newcomers_not_told(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def refuses(self: MemberDesk, *args: Any) -> Any:
+        def refuses(self: Membership, *args: Any) -> Any:
             return original(self, *args) if self._core.log.members() else None
 
         return refuses
 
-    patches.replace(MemberDesk, "refuses", make)
+    patches.replace(Membership, "refuses", make)
 
 
 @mutation(
@@ -638,13 +638,13 @@ def cold_loaded_twice(patches: Patches) -> None:
 )
 def disks_not_compared(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def refuses(self: MemberDesk, *args: Any) -> Any:
+        def refuses(self: Membership, *args: Any) -> Any:
             refusal = original(self, *args)
             return None if refusal is not None and refusal.final and not refusal.removed else refusal
 
         return refuses
 
-    patches.replace(MemberDesk, "refuses", make)
+    patches.replace(Membership, "refuses", make)
 
 
 # Last: these come after the others in the table, which keeps the order of entry.

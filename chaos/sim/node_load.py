@@ -177,4 +177,6 @@ class NodeLoad:
         """Planned handover from this machine."""
         process = machine.process
         assert isinstance(process, CoreProcess)
-        machine.deliver(process.host.core.parts.reign.start_transfer, target, lambda failure: done(failure is None))
+        machine.deliver(
+            process.host.core.parts.mastership.start_transfer, target, lambda failure: done(failure is None)
+        )

@@ -145,12 +145,12 @@ class _OldAnswers:
             return
         if self._elected is None and record.node not in (self._master.name, self._slave.name):
             self._elected = self._scene.fabric.machines[record.node]
-            self._mend()
+            self._heal()
             self._scene.world.after(LOOK_EVERY_NS, self._give_back)
         elif self._elected is not None and record.node == self._master.name:
             self._scene.world.after(0, self._strike)
 
-    def _mend(self) -> None:
+    def _heal(self) -> None:
         cut, self._cut = self._cut, Active(nothing, lambda: 0)
         cut.end()
         if self._keep in self._link.watchers:
@@ -188,7 +188,7 @@ class _OldAnswers:
 
     def end(self) -> None:
         self._over = True
-        self._mend()
+        self._heal()
 
 
 def old_answers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:

@@ -1,4 +1,4 @@
-"""Configuration of a node: read once, checked whole, frozen. The public face of this folder."""
+"""Configuration of a node: read once, checked whole, frozen. The public names of this folder."""
 
 from tickwheel.node.config.read import ConfigError, read_config, to_toml
 from tickwheel.node.config.relations import Problem

@@ -73,7 +73,7 @@ class NodeCore:
         self.applied = Applied(restored.applied_index, restored.applied_term)
         self.serving = Serving(self.random_bits)
         self.background = Background(
-            ports.executor, self.wheel, self.fatal, self.serving, lambda error: self.parts.mending.damaged(error)
+            ports.executor, self.wheel, self.fatal, self.serving, lambda error: self.parts.index_repair.damaged(error)
         )
         self.proposer = Proposer(
             config, identity.wheel_group, self.clock.now_ms, self.serving, lambda: self.state.sweeps.stamp_floor_ms
@@ -109,7 +109,7 @@ class NodeCore:
         """Leave the cluster and answer every waiting request. Idempotent."""
         if self.stopped:
             return
-        self.parts.reign.step_down()
+        self.parts.mastership.step_down()
         self.stopped = True
         self.parts.bulk.store.stop()
         self.checkpointer.stop()
@@ -130,23 +130,23 @@ class NodeCore:
         """Do what is due; returns the monotonic_ns at which the next call is needed at the latest."""
         parts = self.parts
         if self.serving.damage and not self.stopped:
-            parts.reign.leave(f"met while serving: {self.serving.damage}")
+            parts.mastership.leave(f"met while serving: {self.serving.damage}")
         if self.stopped:
             return self.monotonic_ns() + IDLE_MS_MAX * 1_000_000
         log_wants_ns = self.log.tick()
         if self.applied.stuck:
-            first = parts.reign.leave_stuck(self.applied.stuck)
+            first = parts.mastership.leave_stuck(self.applied.stuck)
             return self.monotonic_ns() if first else log_wants_ns  # at once: the log begins the handover
         now_ns = self.monotonic_ns()
         parts.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
         self.clock.tick(now_ns, parts.voters, self.log.send_beside)
-        if self.leading and not parts.delivery.reigning and self.clock.known:
-            parts.begin_reign()
+        if self.leading and not parts.delivery.active and self.clock.known:
+            parts.begin_mastership()
         now = self._now(now_ns)
         for part in parts.ordered:
             part.tick(now)
-        if parts.reign.elected:
-            parts.reign.tick()
+        if parts.mastership.elected:
+            parts.mastership.tick()
             # Send the new proposals at once instead of at the next timer.
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
@@ -175,17 +175,17 @@ class NodeCore:
 
     @property
     def leading(self) -> bool:
-        return self.parts.reign.begun
+        return self.parts.mastership.begun
 
     @property
     def term(self) -> int:
-        return self.parts.reign.term
+        return self.parts.mastership.term
 
     def may_act(self) -> bool:
-        return self.leading and not self.parts.reign.handing_over and self.log.lease_held()
+        return self.leading and not self.parts.mastership.handing_over and self.log.lease_held()
 
     def refusal(self) -> Failure | None:
-        return self.parts.reign.refusal()
+        return self.parts.mastership.refusal()
 
     def require_master(self) -> None:
         refuse(self.refusal())

@@ -51,7 +51,7 @@ class _Heard:
     founded: bool
 
 
-class FoundingDesk:
+class ClusterFounding:
     """Used on the core's thread."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Steps, each safe to die in: chunks go to `staging/`, every file is synced, then the marker
 `staging/complete` is written. Only with the marker does a start (or this process) go on: own wheel, state
-and manifest are replaced by the staged ones, staged bundles join the own, and once that is durable the marker is
+and manifest are replaced by the received ones, received bundles join the own, and once that is durable the marker is
 removed. Before, every step can be repeated in any state that a crash leaves. The journal is brought in line when the
 node is built again (`Journal.reset_to`).
 
@@ -28,7 +28,7 @@ from tickwheel.storage.whole_file import file_crc, read_whole, write_whole
 
 STAGING = "staging"
 COMPLETE = f"{STAGING}/complete"
-_STAGED_MANIFEST = f"{STAGING}/{MANIFEST_PATH}"
+_RECEIVED_MANIFEST = f"{STAGING}/{MANIFEST_PATH}"
 _ALLOWED = (f"{WHEEL_DIRECTORY}/", f"{STATE_DIRECTORY}/", f"{DIRECTORY}/")
 
 
@@ -126,7 +126,7 @@ class CheckpointCopy:
         ImpossibleStateError: it is of a version that this one must not start from; what this node has stays as it is.
         """
         self._end_file()
-        if _STAGED_MANIFEST not in self._paths:
+        if _RECEIVED_MANIFEST not in self._paths:
             raise CopyError("the checkpoint came without its manifest")
         for path in self._disk.files(STAGING):
             if path not in self._paths:  # of another checkpoint, by an earlier try
@@ -140,7 +140,7 @@ class CheckpointCopy:
                 file.close()
         for directory in sorted(self._directories):
             self._disk.fsync_dir(directory)
-        manifest = read_manifest(self._disk, _STAGED_MANIFEST)
+        manifest = read_manifest(self._disk, _RECEIVED_MANIFEST)
         assert manifest is not None, "it was received"
         parts(self._disk, manifest.state, below=f"{STAGING}/")
         self.index = manifest.applied_index
@@ -169,7 +169,7 @@ def install_if_complete(disk: Disk) -> bool:
     """
     if read_whole(disk, COMPLETE) is None:
         return False
-    staged = _STAGED_MANIFEST
+    manifest = _RECEIVED_MANIFEST
     if _is_behind(disk):
         discard(disk)
         return False
@@ -178,7 +178,7 @@ def install_if_complete(disk: Disk) -> bool:
         if disk.exists(source):
             disk.remove(directory)
             disk.rename(source, directory)
-        elif disk.exists(staged):
+        elif disk.exists(manifest):
             # Either already moved by an interrupted installation, or the checkpoint has none.
             disk.make_dir(directory)
     # Bundles never change: those that are here already stay, and so do others, which the log may still claim.
@@ -187,8 +187,8 @@ def install_if_complete(disk: Disk) -> bool:
         disk.rename(f"{STAGING}/{DIRECTORY}/{name}", f"{DIRECTORY}/{name}")
     if disk.exists(DIRECTORY):
         disk.fsync_dir(DIRECTORY)
-    if disk.exists(staged):
-        disk.rename(staged, MANIFEST_PATH)
+    if disk.exists(manifest):
+        disk.rename(manifest, MANIFEST_PATH)
     disk.fsync_dir("")
     if read_manifest(disk) is None:
         raise DiskError(f"{MANIFEST_PATH}: missing after a checkpoint was installed; fetch it again")
@@ -198,5 +198,5 @@ def install_if_complete(disk: Disk) -> bool:
 
 def _is_behind(disk: Disk) -> bool:
     """Whether the own manifest is further than the one received; once that is in place there is none received."""
-    received, own = read_manifest(disk, _STAGED_MANIFEST), read_manifest(disk)
+    received, own = read_manifest(disk, _RECEIVED_MANIFEST), read_manifest(disk)
     return received is not None and own is not None and received.applied_index < own.applied_index

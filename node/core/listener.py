@@ -84,7 +84,7 @@ class CoreListener:
         applied = self._applied
         before = applied.index, applied.term
         try:
-            if not self._parts.mending.ready(entry):
+            if not self._parts.index_repair.ready(entry):
                 raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")
             applied.index, applied.term = index, term
             applied.stamped_ms = max(applied.stamped_ms, entry.stamped_ms)
@@ -106,7 +106,7 @@ class CoreListener:
             if kind == "dispatch":
                 core.clock.judge_cursor(command_.dispatch.due_ms)
             elif kind == "lead":
-                self._parts.reign.lead_was_applied(command_.lead)
+                self._parts.mastership.lead_was_applied(command_.lead)
             elif kind == "admin" and isinstance(result, AdminResult):
                 self._administered(command_.admin.WhichOneof("body") or "", result)
         return results
@@ -140,10 +140,10 @@ class CoreListener:
             return
         if kind == "create_group" and result.group is not None:
             # The most frequent one, since consumers create: it changes nothing of the others.
-            self._parts.filter_sweep.subscribed(result.group.group_id)
+            self._parts.filter_skips.subscribed(result.group.group_id)
             self._parts.delivery.subscribed(result.group.group_id)
         else:
-            self._parts.filter_sweep.refresh()
+            self._parts.filter_skips.refresh()
             self._parts.delivery.administered()
 
     def problem_of(self, entry: bytes, start: int) -> str:
@@ -153,7 +153,7 @@ class CoreListener:
     def role_changed(self, status: LogStatus) -> None:
         """Lead, follow or step down. Ignored once the core has stopped."""
         if not self._core.stopped:
-            self._parts.reign.role_changed(status)
+            self._parts.mastership.role_changed(status)
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         """The sync of this master for one slave; None: nothing to send now."""
@@ -180,8 +180,8 @@ class CoreListener:
             return None
         if kind == "record_answer":
             if not frame.record_answer.units_only:
-                self._parts.salvage.answer_in(peer_id, frame.record_answer)
-            self._parts.mending.answer_in(peer_id, frame.record_answer)
+                self._parts.record_repair.answer_in(peer_id, frame.record_answer)
+            self._parts.index_repair.answer_in(peer_id, frame.record_answer)
             return None
         if kind == "founding":
             return self._parts.founding.receive(peer_id, frame, core.log.send_beside)
@@ -197,7 +197,7 @@ class CoreListener:
         """Arrivals that the disk is too slow to take in wait in the journal, not in memory. Entries after a bundle wait
         until the bundle is here and read as far as it is due."""
         core = self._core
-        waits = self._parts.mending.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing
+        waits = self._parts.index_repair.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing
         if self._applied.stuck or waits:
             return False
         return core.wheel.holdings.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
@@ -210,9 +210,9 @@ class CoreListener:
         """The next master must know all deliveries in flight, or it would repeat them. It must also have applied what
         this master had applied when it was asked to hand over, or it would lead and not serve."""
         # A master without an agreed time has handed out nothing.
-        if not self._parts.sync.enabled or not self._parts.delivery.reigning:
+        if not self._parts.sync.enabled or not self._parts.delivery.active:
             return True
-        applied = self._parts.sync.applied_of(peer_id) >= self._parts.reign.handed_over_index
+        applied = self._parts.sync.applied_of(peer_id) >= self._parts.mastership.handed_over_index
         return applied and self._parts.delivery.feed.all_heard(peer_id)
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from tickwheel.node.core.delivery.sync import SyncState
-from tickwheel.node.core.founding import FoundingDesk
+from tickwheel.node.core.founding import ClusterFounding
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
@@ -37,7 +37,7 @@ REMOVED_MAX = 10_000
 votes."""
 
 Transfer = Callable[[str | None], Coroutine[Promise[Any], None, None]]
-"""As `Reign.transfer`."""
+"""As `Mastership.transfer`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,10 +49,10 @@ class _Change:
     answer: Promise[AdminResult] = field(default_factory=Promise)
 
 
-class MemberDesk(Part):
+class Membership(Part):
     """`change` and `upkeep` are for the master; the rest is for any node."""
 
-    def __init__(self, core: Kernel, transfer: Transfer, founding: FoundingDesk, sync: SyncState) -> None:
+    def __init__(self, core: Kernel, transfer: Transfer, founding: ClusterFounding, sync: SyncState) -> None:
         """`transfer` hands mastership over."""
         self._core = core
         self._founding = founding

@@ -16,33 +16,33 @@ from tickwheel.node.core.announcements import (
     PushedAhead,
     Unreadable,
 )
-from tickwheel.node.core.bulk.bulk import BulkDesk
+from tickwheel.node.core.bulk.bulk import BulkLoad
 from tickwheel.node.core.bulk.bundle_store import BundleStore
-from tickwheel.node.core.bulk.cold import ColdDesk
-from tickwheel.node.core.bulk.staging import StagingDesk
+from tickwheel.node.core.bulk.cold import ColdRequests
+from tickwheel.node.core.bulk.staging import StagedWrites
 from tickwheel.node.core.config import DeliveryOrder
-from tickwheel.node.core.delivery.consumers import ConsumerDesk
-from tickwheel.node.core.delivery.dead import DeadDesk
+from tickwheel.node.core.delivery.consumers import ConsumerRequests
+from tickwheel.node.core.delivery.dead import DeadRequests
 from tickwheel.node.core.delivery.delivery import Delivery
-from tickwheel.node.core.delivery.filter_sweep import FilterSweep
+from tickwheel.node.core.delivery.filter_skips import FilterSkips
 from tickwheel.node.core.delivery.lease_file import LeaseFile, read_leases
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.delivery.synced import SyncedFile, read_synced
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.founding import FoundingDesk
+from tickwheel.node.core.founding import ClusterFounding
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.mastership import Mastership
+from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.reign import Reign
-from tickwheel.node.core.repair.mending import Mending
+from tickwheel.node.core.repair.index_repair import IndexRepair
 from tickwheel.node.core.repair.record_answers import RecordAnswers
-from tickwheel.node.core.repair.salvage import Salvage
-from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.repair.record_repair import RecordRepair
+from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.creations import Creations
 from tickwheel.node.core.schedule.deleting import Deleter
 from tickwheel.node.core.schedule.dispatcher import Dispatcher
 from tickwheel.node.core.schedule.flow import FlowControl
-from tickwheel.node.core.schedule.pending import PendingDesk
+from tickwheel.node.core.schedule.pending import PendingRequests
 from tickwheel.node.core.schedule.publisher import Publisher
 from tickwheel.node.core.schedule.push import PushAhead
 from tickwheel.node.core.schedule.retention import Retention
@@ -51,8 +51,8 @@ from tickwheel.node.core.schedule.sweeper import Sweeper
 from tickwheel.node.core.schedule.topic_pending import TopicPending
 from tickwheel.node.core.watch.counters import Totals
 from tickwheel.node.core.watch.events import Events
-from tickwheel.node.core.watch.pins import PinDesk
-from tickwheel.node.core.watch.settled import SettledDesk
+from tickwheel.node.core.watch.pins import PendingPins
+from tickwheel.node.core.watch.settled_pins import SettledPins
 from tickwheel.node.core.watch.topic_rates import DELIVERED, DISPATCHED, TopicRates
 from tickwheel.node.core.watch.trace import Tracer
 from tickwheel.node.core.world import ClusterMs, Now, Ports
@@ -104,7 +104,7 @@ class Parts:
         push = PushAhead(core) if core.config.delivery_order is DeliveryOrder.PUSH_FIRST else None
         self.dispatcher = Dispatcher(core, push)
         self.delivery = Delivery(core, ports.random.random, push)
-        self.filter_sweep = FilterSweep(
+        self.filter_skips = FilterSkips(
             core.state, core.proposer, core.background, self.delivery.wake_group, core.fatal
         )
         self.retention = Retention(core)
@@ -124,18 +124,18 @@ class Parts:
         self.lease_file = LeaseFile(ports.disk, ports.executor)
 
         # Damaged records: found here, or asked for by other members.
-        self.salvage = Salvage(core, self.delivery)
+        self.record_repair = RecordRepair(core, self.delivery)
         self.record_answers = RecordAnswers(core)
-        self.mending = Mending(core)
+        self.index_repair = IndexRepair(core)
 
         # Whether this node may vote.
-        self.founding = FoundingDesk(ports.disk, core.identity, [member.node_id for member in founders], core.fatal)
+        self.founding = ClusterFounding(ports.disk, core.identity, [member.node_id for member in founders], core.fatal)
 
         # Requests of clients and operators.
-        self.reign = Reign(core, self.sync, self._create_cluster, self.begin_reign, self._end_reign)
-        self.members = MemberDesk(core, self.reign.transfer, self.founding, self.sync)
-        self.cold = ColdDesk(core, self.disk_room)
-        self.bulk = BulkDesk(
+        self.mastership = Mastership(core, self.sync, self._create_cluster, self.begin_mastership, self._end_mastership)
+        self.members = Membership(core, self.mastership.transfer, self.founding, self.sync)
+        self.cold = ColdRequests(core, self.disk_room)
+        self.bulk = BulkLoad(
             core,
             bundle_store,
             self.disk_room,
@@ -143,17 +143,17 @@ class Parts:
             checkpoint_bundles,
             on_checkpoint_needed,
         )
-        self.pending = PendingDesk(core)
+        self.pending = PendingRequests(core)
         self.sweeper = Sweeper(core)
         self.deleter = Deleter(core, self.pending, self.sweeper)
-        self.requests = RequestDesk(
+        self.requests = ClientRequests(
             core, self.senders, self.publisher, self.creations, self.cold, self.pending, self.members
         )
-        self.staging = StagingDesk(core, self.publisher, self.disk_room, self.requests)
-        self.consumers = ConsumerDesk(core, self.delivery, self.requests)
-        self.dead = DeadDesk(core)
-        self.pins = PinDesk(core)
-        self.settled = SettledDesk(core)
+        self.staging = StagedWrites(core, self.publisher, self.disk_room, self.requests)
+        self.consumers = ConsumerRequests(core, self.delivery, self.requests)
+        self.dead = DeadRequests(core)
+        self.pins = PendingPins(core)
+        self.settled_pins = SettledPins(core)
 
         self.ordered: tuple[Part, ...] = (
             self.dispatcher,
@@ -167,11 +167,11 @@ class Parts:
             self.deleter,
             self.bulk,
             self.delivery,
-            self.salvage,
+            self.record_repair,
             self.consumers,
-            self.filter_sweep,
+            self.filter_skips,
             self.retention,
-            self.mending,
+            self.index_repair,
             self.events,
         )
         """In the order in which parts tick and end; they begin in reverse order."""
@@ -190,7 +190,7 @@ class Parts:
         hear(Delivered, self._note_delivered)
         if self.events.enabled:
             hear(Delivered, lambda what: self.events.delivered(what.now_ms, what.consumer, what.topics, what.batch))
-        hear(Unreadable, self.salvage.add)
+        hear(Unreadable, self.record_repair.add)
 
     def _note_delivered(self, what: Delivered) -> None:
         for topic_id, _, count in what.topics:
@@ -214,16 +214,16 @@ class Parts:
         founders = [replace(member, disk_uuid=self.founding.disk_of(member.node_id)) for member in self._founders]
         self.requests.create_cluster(self._first_settings, founders)
 
-    def begin_reign(self) -> None:
+    def begin_mastership(self) -> None:
         """This node leads, has applied every entry before its term, and knows the time."""
         core = self._core
-        core.clock.begin_reign()
+        core.clock.begin_mastership()
         now_ms = ClusterMs(core.clock.now_ms())
         for part in reversed(self.ordered):
             part.begin(core.term, now_ms)
 
-    def _end_reign(self, failure: Failure) -> None:
-        self._core.clock.end_reign()
+    def _end_mastership(self, failure: Failure) -> None:
+        self._core.clock.end_mastership()
         for part in self.ordered:
             part.end(failure)
 
@@ -241,7 +241,7 @@ class Parts:
         if core.clock.known:
             self.lease_file.write(self.delivery.lease_ranges())
         if core.leading and self.disk_room.above:
-            self.reign.seek_room(now.steady_ms)
+            self.mastership.seek_room(now.steady_ms)
 
     def waits_ms(self, now: Now) -> list[int | None]:
         """`Part.wait_ms` of each part that ticks."""

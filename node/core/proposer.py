@@ -78,7 +78,7 @@ class Proposer(Part):
         serving: Serving | None = None,
         stamp_floor_ms: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`serving` runs each callback under the guard of the request that brought it. `stamp_floor_ms` returns the
+        """`serving` runs each callback as a piece of the request that brought it. `stamp_floor_ms` returns the
         earliest stamp that an entry may carry."""
         self.serving = serving or Serving(lambda bits: 0)
         self._config = config
@@ -361,16 +361,16 @@ class Proposer(Part):
             self._entries_in_flight -= 1
             self._changes.remove(changes_from_ms)
             self._bytes_in_flight -= len(entry)
-            if result.verdict is ProposalOutcome.COMMITTED:
+            if result.outcome is ProposalOutcome.COMMITTED:
                 values = result.value
                 assert isinstance(values, list) and len(values) == len(dones), "apply answers every command"
                 for done, value in zip(dones, values, strict=True):
                     done(_answer_of(value))
                 return
             failure = outcome_unknown()
-            if result.verdict is ProposalOutcome.QUEUE_FULL:
+            if result.outcome is ProposalOutcome.QUEUE_FULL:
                 failure = limit_reached("log_in_flight", self._config.propose_in_flight_max)
-            elif result.verdict is ProposalOutcome.TOO_LARGE:
+            elif result.outcome is ProposalOutcome.TOO_LARGE:
                 failure = invalid("request", f"{len(entry)} bytes", "fits one entry of the log (48 MiB)").failure
             self._refuse(dones, failure)
 

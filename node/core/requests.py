@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tickwheel.node.core.bulk.cold import ColdDesk, no_message
+from tickwheel.node.core.bulk.cold import ColdRequests, no_message
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.metas import fitting
 from tickwheel.node.core.schedule.creations import Creations
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, reschedule_checksum
-from tickwheel.node.core.schedule.pending import PendingDesk
+from tickwheel.node.core.schedule.pending import PendingRequests
 from tickwheel.node.core.schedule.publisher import BatchOutcome, Publisher, Rescheduled, resolve_when
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.work import Found, RemovedError
@@ -54,16 +54,16 @@ def message_id_of(number: int, wheel_group: int) -> common_pb2.MessageId:
     return common_pb2.MessageId(wheel_group=wheel_group, hour=number >> 32, index=number & 0xFFFF_FFFF)
 
 
-class RequestDesk:
+class ClientRequests:
     def __init__(
         self,
         core: Kernel,
         senders: Senders,
         publisher: Publisher,
         creations: Creations,
-        cold: ColdDesk,
-        pending: PendingDesk,
-        members: MemberDesk,
+        cold: ColdRequests,
+        pending: PendingRequests,
+        members: Membership,
     ) -> None:
         self._core = core
         self._senders = senders

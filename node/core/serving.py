@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.failure import Failure, RequestError, node_fault
 from tickwheel.node.state.results import ImpossibleStateError
-from tickwheel.replication.guard import ImpossibleMessageError
+from tickwheel.replication.judge import ImpossibleMessageError
 from tickwheel.storage.disk import FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError
 
@@ -116,7 +116,7 @@ class Serving:
             over = True
             if not running:
                 coroutine.close()
-            assert fail is not None, "only a request's steps are guarded"
+            assert fail is not None, "only a piece of a request can fail alone"
             fail(failure)
 
         def step() -> None:
@@ -142,9 +142,9 @@ class Serving:
                 over = True
                 done(result)
 
-        guard = None if fail is None else failed
-        resume = self.of(guard, step)
-        self.run(guard, step)
+        fails = None if fail is None else failed
+        resume = self.of(fails, step)
+        self.run(fails, step)
 
     async def each(self, coroutines: Iterable[Coroutine[Promise[Any], None, T]]) -> list[T | Failure]:
         """Run coroutines of the core beside each other, as pieces of the request whose piece runs now. Returns what

@@ -87,8 +87,8 @@ class Background:
         serving: Serving,
         damaged: Callable[[BaseException], bool],
     ) -> None:
-        """`serving` runs each answer under the guard of the request that asked. `damaged` gets read errors and returns
-        True if the damage is under repair (mending.py)."""
+        """`serving` runs each answer as a piece of the request that asked. `damaged` gets read errors and returns
+        True if the damage is under repair (index_repair.py)."""
         self._serving = serving
         self._executor = executor
         self._wheel = wheel

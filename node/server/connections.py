@@ -1,6 +1,6 @@
 """Limits on connections: their number on a port, the choice of surplus ones, and the calls under way of one address.
 
-The transport accepts every connection. The guard looks at the process's sockets once a second and closes
+The transport accepts every connection. The limiter looks at the process's sockets once a second and closes
 surplus ones on a port. It takes them from the address with the most connections: first those that never had a call,
 last the busy ones, and the newest first. Between two looks accepting ends at the limit of descriptors. Descriptors
 above that are reserved for files (storage/descriptors.py), so a burst takes no descriptor from a file. The transport
@@ -67,7 +67,7 @@ def caller_of(host: str, port: int) -> str:
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
-class ConnectionGuard:
+class ConnectionLimiter:
     """Counts the calls of each connection and closes surplus connections."""
 
     def __init__(self, descriptors: DescriptorReserve, connections_max: int, caller_calls_max: int) -> None:

@@ -29,7 +29,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
-from tickwheel.node.server.connections import ConnectionGuard
+from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.errors import abort
 from tickwheel.transport.connection import StreamOverError
 from tickwheel.transport.server import AbortedError, Server
@@ -227,14 +227,14 @@ class Door:
         server: Server,
         refusals: Counter[str],
         fault: Callable[[Exception], Failure] | None = None,
-        guard: ConnectionGuard | None = None,
+        limiter: ConnectionLimiter | None = None,
         *,
         exact: bool = True,
     ) -> None:
         """`refusals`: counts by kind, shared by the doors of a node. `fault`: reports an error of a handler and returns
-        the caller's answer; None: gRPC handles it. `guard`: counts calls. `exact` False: requests are read by
+        the caller's answer; None: gRPC handles it. `limiter`: counts calls. `exact` False: requests are read by
         `read_any_version`."""
-        self._guard = guard
+        self._limiter = limiter
         self._server = server
         self._fault = fault
         self._refusals = refusals
@@ -285,7 +285,7 @@ class Door:
         """A handler of calls of a method. `kind`: type of its requests; `streams`: whether requests and responses are
         streams; `behave` gets the request, or `Requests` of a stream, and returns the response or writes to the
         context."""
-        read, guard = self._read, self._guard
+        read, limiter = self._read, self._limiter
         requests_stream = streams[0]
 
         def note(refused: _Refused) -> None:
@@ -297,8 +297,8 @@ class Door:
         async def serve(request: Any, context: Context) -> Any:
             connection = ""
             try:
-                if guard is not None:
-                    connection = guard.begin(context)
+                if limiter is not None:
+                    connection = limiter.begin(context)
                 if requests_stream:
                     return await behave(Requests(request, note), context)
                 if type(request) is _Refused:
@@ -317,8 +317,8 @@ class Door:
                     raise asyncio.CancelledError from error
                 await abort(context, failure)
             finally:
-                if connection and guard is not None:
-                    guard.end(connection)
+                if connection and limiter is not None:
+                    limiter.end(connection)
 
         make = cast(Any, _MAKERS[streams])
         made: grpc.RpcMethodHandler[Any, Any] = make(

@@ -323,7 +323,7 @@ async def transfer_master(
 ) -> admin_pb2.TransferMasterResponse:
     """Hand over by plan; returns once another node leads."""
     began_ns = core.monotonic_ns()
-    await core.parts.reign.transfer(request.target_id or None)
+    await core.parts.mastership.transfer(request.target_id or None)
     status = core.log.status()
     pause_ms = (core.monotonic_ns() - began_ns) // 1_000_000
     return admin_pb2.TransferMasterResponse(master_id=status.master_id or "", term=status.term, pause_ms=pause_ms)
@@ -406,7 +406,7 @@ async def pin_settled(
 ) -> snapshot_pb2.PinSettledResponse:
     if request.pin_id:
         node.settled_pins.check(request.pin_id, caller)
-    pinned = await node.calls.answer(lambda core: core.parts.settled.pin(request))
+    pinned = await node.calls.answer(lambda core: core.parts.settled_pins.pin(request))
     if not request.pin_id:
         node.settled_pins.take(pinned.pin_id, caller)
     return pinned
@@ -416,7 +416,7 @@ async def read_settled(
     node: Node, request: snapshot_pb2.ReadSettledRequest, caller: Caller
 ) -> snapshot_pb2.SettledPage:
     node.settled_pins.check(request.pin_id, caller)
-    return await node.calls.answer(lambda core: core.parts.settled.read(request))
+    return await node.calls.answer(lambda core: core.parts.settled_pins.read(request))
 
 
 # -- users

@@ -1,4 +1,4 @@
-"""The guard on frames of peers: an unexpected error in the node ends the process, not only the stream of the frame.
+"""Frames of peers: an unexpected error in the node ends the process, not only the stream of the frame.
 
 The error may have left the node's state half changed. If only the stream ended, the peer would dial again at once and
 the node would keep running on that state. The node itself handles a full disk, so that error does not arrive here. An
@@ -14,7 +14,7 @@ from tickwheel.replication.grpc_network import Inbox
 from tickwheel.replication.plausible import ImplausibleFrameError
 
 
-class GuardedInbox:
+class StrictInbox:
     """An Inbox that passes everything to another Inbox and catches its errors."""
 
     def __init__(self, inbox: Inbox, failed: Callable[[BaseException], None]) -> None:

@@ -37,7 +37,7 @@ from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.server.clock_watch import ClockWatch, Line
 from tickwheel.node.server.cold_watch import ColdWatch
-from tickwheel.node.server.connections import ConnectionGuard
+from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
@@ -48,7 +48,7 @@ from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
-from tickwheel.node.server.inbox import GuardedInbox
+from tickwheel.node.server.inbox import StrictInbox
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.resolving import resolve
@@ -180,7 +180,7 @@ class NodeProcess:
             raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
         except ValueError as error:
             raise StartError(str(error), EXIT_CONFIG) from None
-        guard = ConnectionGuard(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
+        limiter = ConnectionLimiter(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
         driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
         wakers.append(driver.wake)
         calls = Calls(lambda: host.core, driver.wake, self._failed)
@@ -205,14 +205,14 @@ class NodeProcess:
             Backups(calls, disk, reads),
             tls=tls.current.client is not None,
         )
-        gate = Gate(callers, lambda: host.core.state, node.audit, guard.admit)
+        gate = Gate(callers, lambda: host.core.state, node.audit, limiter.admit)
         health = HealthReporter()
-        clients = client_server(config.limits, node, gate, health, self._refused_calls, guard)
+        clients = client_server(config.limits, node, gate, health, self._refused_calls, limiter)
         client_port = self._bind(clients, "client_bind", config.listen.client_bind, tls.server_context("client"))
-        peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, guard)
-        guard.watch(client_port, peer_port)
+        peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, limiter)
+        limiter.watch(client_port, peer_port)
         pools = {"read": reads, "sync": syncs}
-        metrics = MetricsServer(registry_of(lambda: self._metrics(host, tls, driver, node, pools, guard)))
+        metrics = MetricsServer(registry_of(lambda: self._metrics(host, tls, driver, node, pools, limiter)))
         if config.listen.metrics_bind:
             try:
                 await metrics.start(config.listen.metrics_bind)
@@ -222,7 +222,7 @@ class NodeProcess:
         await clients.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        network.attach(GuardedInbox(host, self._failed), driver.wake, lambda: host.core.parts.members.introduction())
+        network.attach(StrictInbox(host, self._failed), driver.wake, lambda: host.core.parts.members.introduction())
         host.start()
         driver.start()
         log.info(
@@ -237,12 +237,12 @@ class NodeProcess:
             loop.add_signal_handler(signal.SIGHUP, lambda: _say(tls.reload()))
         housekeeping = loop.create_task(self._keep_house(host, health, node.consumers, tls))
         housekeeping.add_done_callback(self._house_left)
-        guarding = loop.create_task(self._guard_connections(guard))
-        guarding.add_done_callback(self._house_left)
+        limiting = loop.create_task(self._limit_connections(limiter))
+        limiting.add_done_callback(self._house_left)
         await self._stopping.wait()
         await self._hand_over(host, driver)
         housekeeping.cancel()
-        guarding.cancel()
+        limiting.cancel()
         await health.stop()
         node.status.stop()
         host.core.stop()
@@ -292,7 +292,7 @@ class NodeProcess:
         network: GrpcNetwork,
         disk: LocalDisk,
         wake: Callable[[], None],
-        guard: ConnectionGuard,
+        limiter: ConnectionLimiter,
     ) -> tuple[Server, int]:
         server = Server(PEER_LIMITS)
 
@@ -316,7 +316,7 @@ class NodeProcess:
 
         service = PeerService(
             (self._config.node.id, self._config.cluster.id),
-            GuardedInbox(host, self._failed),
+            StrictInbox(host, self._failed),
             wake,
             disk=disk,
             refusal=refusal,
@@ -326,7 +326,7 @@ class NodeProcess:
             copied=lambda files: host.core.checkpointer.copied(files),
             dropped=self._link_dropped,
         )
-        door = Door(server, self._refused_calls, guard=guard, exact=False)
+        door = Door(server, self._refused_calls, limiter=limiter, exact=False)
         door.serve(peer_pb2_grpc.add_PeerServicer_to_server, service)
         door.shut()
         port = self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.server_context("peer"))
@@ -376,7 +376,7 @@ class NodeProcess:
         def transferred(failure: Failure | None) -> None:
             resolve(future, failure)
 
-        host.core.parts.reign.start_transfer(None, transferred)
+        host.core.parts.mastership.start_transfer(None, transferred)
         driver.wake()
         try:
             async with asyncio.timeout(self._config.limits.stop_ms / 2_000):
@@ -390,7 +390,7 @@ class NodeProcess:
     def _tick(self, host: NodeHost) -> int:
         wants_ns = host.tick()
         core = host.core
-        stands = (core.term, core.parts.reign.changes, core.parts.dispatcher.phase)
+        stands = (core.term, core.parts.mastership.changes, core.parts.dispatcher.phase)
         if stands != self._stood:
             self._stood = stands
             self._tell_role(host)
@@ -413,18 +413,18 @@ class NodeProcess:
         if error is not None:
             self._failed(error)
 
-    async def _guard_connections(self, guard: ConnectionGuard) -> None:
+    async def _limit_connections(self, limiter: ConnectionLimiter) -> None:
         while True:
             await asyncio.sleep(CONNECTIONS_S)
-            ended = guard.look()
+            ended = limiter.look()
             if ended:
                 log.warning(
                     "too many connections: some were ended; find out who opens them, or raise limits.connections_max "
                     "and the limit of open files (LimitNOFILE)",
                     ended=ended,
-                    open=guard.open,
-                    most=guard.most,
-                    descriptors=guard.descriptors_open,
+                    open=limiter.open,
+                    most=limiter.most,
+                    descriptors=limiter.descriptors_open,
                     descriptors_max=self._descriptors.limit,
                 )
 
@@ -474,7 +474,7 @@ class NodeProcess:
         driver: LoopDriver,
         node: Node,
         pools: Mapping[str, ThreadExecutor],
-        guard: ConnectionGuard,
+        limiter: ConnectionLimiter,
     ) -> Mapping[str, MetricValue]:
         lag = driver.lag
         status = node_vitals(host.core)
@@ -488,10 +488,10 @@ class NodeProcess:
             ),
             "loop_stalls": float(driver.stalls),
             "executor_waiting_works": {(name,): float(pool.waiting) for name, pool in pools.items()},
-            "client_connections": float(guard.open),
-            "client_connections_max": float(guard.most),
-            "connections_shut": float(guard.shut),
-            "descriptors_open": float(guard.descriptors_open),
+            "client_connections": float(limiter.open),
+            "client_connections_max": float(limiter.most),
+            "connections_shut": float(limiter.shut),
+            "descriptors_open": float(limiter.descriptors_open),
             "descriptors_max": float(self._descriptors.limit),
             "descriptor_reserve_uses": float(self._descriptors.uses),
             "request_faults": float(host.core.serving.faults),

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tickwheel.node.config.sections import LimitsSection
-from tickwheel.node.server.connections import ConnectionGuard
+from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.door import Behaviour, Door
 from tickwheel.node.server.endpoints import SERVICES, Endpoint
 from tickwheel.node.server.gate import Gate
@@ -68,9 +68,9 @@ def client_server(
     gate: Gate,
     health: HealthReporter,
     refusals: Counter[str],
-    guard: ConnectionGuard | None = None,
+    limiter: ConnectionLimiter | None = None,
 ) -> Server:
-    """The server with all services, not yet bound to an address. `refusals` and `guard` count as in `Door`."""
+    """The server with all services, not yet bound to an address. `refusals` and `limiter` count as in `Door`."""
     server = Server(
         Limits(
             message_bytes_max=limits.request_bytes_max,
@@ -80,10 +80,10 @@ def client_server(
         )
     )
     fault = node.calls.fault
-    serve_endpoints(Door(server, refusals, fault, guard), node, gate)
+    serve_endpoints(Door(server, refusals, fault, limiter), node, gate)
     # Health and reflection, for load balancers and tools, are open to everybody: they show only which services exist
     # and whether they serve. Their requests never enter the log, and their callers follow versions of their own.
-    others = Door(server, refusals, fault, guard, exact=False)
+    others = Door(server, refusals, fault, limiter, exact=False)
     others.serve(health_pb2_grpc.add_HealthServicer_to_server, health.servicer)
     others.serve(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, ReflectionServicer(SERVED))
     others.shut()

@@ -26,7 +26,6 @@ from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.burial import Burial
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdResult
-from tickwheel.node.state.left import count_left
 from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import make_batch
@@ -46,7 +45,7 @@ from tickwheel.node.state.results import (
     SettleResult,
     SweepResult,
 )
-from tickwheel.node.state.retrying import Budget, Retrying
+from tickwheel.node.state.retrying import Budget, Retrying, count_late
 from tickwheel.node.state.schema import entry_problem
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.staging import StagingResult
@@ -298,9 +297,9 @@ class StateMachine(StateView):
             in_place = self.topic_fifo(batch.topic_id)
             return self.retrying.settle(batch, group, subscription, columns, stamped_ms, budget, in_place=in_place)
         found = subscription.find(ids, positions)
-        left = count_left(group, subscription, ids, found, self.wheel.cursor) if batch.kind in SETTLING else 0
+        late = count_late(group, subscription, ids, found, self.wheel.cursor) if batch.kind in SETTLING else 0
         result, _ = subscription.settle(batch.kind, ids, attempts, positions, found=found)
-        return SettleResult(result.settled - left, result.stale + left, result.unknown, taken=count)
+        return SettleResult(result.settled - late, result.stale + late, result.unknown, taken=count)
 
     def _filter(self, command: Filtered) -> FilteredResult:
         group = self._state.groups.get(command.group_id)

@@ -15,7 +15,7 @@ Invariants:
 - A job belongs to the user who is named first; requests of another user are refused and change nothing.
 - Blocks are charged CHARGE_BYTES_MIN at least, so `staging_bytes_max` also bounds the memory for their places.
 
-Called by the state machine; `judge` and `publishing` also by the master's staging desk.
+Called by the state machine; `judge` and `publishing` also by the master's staged writes.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_two_percent_of_drift(ppm: int) -> None:
     handed: list[bool] = []
     steps: dict[float, Callable[[], None]] = {
         3: lambda: cluster.leader.clock.set_drift(ppm),
-        7: lambda: cluster.leader.clock.mend(),
+        7: lambda: cluster.leader.clock.heal(),
         9: lambda: cluster.slaves[0].clock.set_drift(ppm),
         11: lambda: cluster.load.hand_over(cluster.leader, cluster.slaves[0].name, handed.append),
     }
@@ -144,7 +144,7 @@ def test_two_survivors_that_disagree() -> None:
         3.1: set_clock(lambda: next(m for m in cluster.slaves if m.process), HOUR_MS, struck),
         9: note,
         14: note,
-        18: lambda: struck[0].clock.mend(),
+        18: lambda: struck[0].clock.heal(),
         20: note,
     }
     cluster.play(ClockScript(cluster, steps))
@@ -179,7 +179,7 @@ def test_a_cold_start_without_agreement() -> None:
     steps: dict[float, Callable[[], None]] = {
         4: lambda: cluster.load.hand_over(cluster.leader, cluster.slaves[0].name, handed.append),
         6: lambda: states.append(node_status(cluster.core(cluster.leader))),
-        6.5: lambda: cluster.machines[1].clock.mend(),
+        6.5: lambda: cluster.machines[1].clock.heal(),
     }
     cluster.play(ClockScript(cluster, steps))
     assert handed == [True], "the master role can be moved to a node whose clock is right"
@@ -198,7 +198,7 @@ def test_the_operator_lets_the_own_clock_do() -> None:
         machine.clock.skew_ms = skew_ms
     cluster.boot(4)
     core = cluster.core(cluster.leader)
-    assert core.clock.state() is TimeState.OWN and core.parts.delivery.reigning
+    assert core.clock.state() is TimeState.OWN and core.parts.delivery.active
     assert node_status(core).state == admin_pb2.NODE_SERVING
     off = core.clock.now_ms() - cluster.world.start_wall_ms - cluster.world.now_ns / MS
     assert abs(off - cluster.leader.clock.skew_ms) < 2

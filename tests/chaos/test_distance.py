@@ -29,7 +29,7 @@ def test_a_master_is_elected_over_a_long_way(there_ms: int, seed: int) -> None:
         match record:
             case RoleSeen(role="master"):
                 masters.append(record.node)
-            case ProposalEnded(verdict="COMMITTED"):
+            case ProposalEnded(outcome="COMMITTED"):
                 committed.append(record.at_ns / SECOND)
 
     cluster.history.subscribe((RoleSeen, ProposalEnded), see)

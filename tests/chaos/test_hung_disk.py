@@ -33,7 +33,7 @@ def play(level: Level, seed: int) -> tuple[list[tuple[float, str]], list[float]]
         match record:
             case RoleSeen(role="master"):
                 masters.append((at_s, record.node))
-            case ProposalEnded(verdict="COMMITTED") | ScheduleAcknowledged():
+            case ProposalEnded(outcome="COMMITTED") | ScheduleAcknowledged():
                 accepted.append(at_s)
 
     cluster.history.subscribe((RoleSeen, ProposalEnded, ScheduleAcknowledged), see)

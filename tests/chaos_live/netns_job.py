@@ -76,7 +76,7 @@ async def _cut_off(cluster: ChaosCluster) -> float:
             return max(reached) - min(reached) if len(reached) == len(cluster.nodes) else -1
 
         master = await cluster.master()
-        network.mend(everything, far)
+        network.heal(everything, far)
         slave = next(node for node in cluster.nodes if node is not master)
         await client.schedule("t", b"before", delay_ms=HOUR_MS)
         while await behind():  # noqa: ASYNC110  # only asking tells
@@ -89,7 +89,7 @@ async def _cut_off(cluster: ChaosCluster) -> float:
         network.spoil(of_clients, silence)
         asking = asyncio.create_task(client.schedule("t", b"into the silence", delay_ms=HOUR_MS))
         await asyncio.sleep(SILENCE_S)
-        network.mend(ways + of_clients, silence)
+        network.heal(ways + of_clients, silence)
         began_s = time.monotonic()
         await asyncio.gather(asking, return_exceptions=True)
         await client.schedule("t", b"after", delay_ms=HOUR_MS)

@@ -15,7 +15,7 @@ from tickwheel.node.local_cluster import free_ports
 
 
 class Line:
-    """Node a has dialled node b through the proxy; both ends in hand."""
+    """Node a has dialled node b through the proxy; the test holds both ends."""
 
     def __init__(self, proxies: Proxies, near: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         self.proxies = proxies
@@ -76,7 +76,7 @@ async def test_bytes_pass_both_ways(line: Line) -> None:
 
 
 async def test_a_stalled_way_holds_bytes_without_a_reset(line: Line) -> None:
-    """One direction alone stops; its bytes come, in order, when it is mended; the held bytes are the evidence."""
+    """One direction alone stops; its bytes come, in order, when it is healed; the held bytes are the evidence."""
     far_in, far_out = await line.far
     stall = Spoiling(stalled=True)
     line.proxies.spoil([line.forth], stall)
@@ -85,14 +85,14 @@ async def test_a_stalled_way_holds_bytes_without_a_reset(line: Line) -> None:
     assert await line.near_in.readexactly(4) == b"back"
     assert await _comes(far_in) == b""
     line.near_out.write(b"two")
-    line.proxies.mend([line.forth], stall)
+    line.proxies.heal([line.forth], stall)
     assert await far_in.readexactly(6) == b"onetwo"
     assert line.forth.counts.held_bytes >= 3
     assert not line.forth.counts.reset
 
 
 async def test_a_cut_way_resets_and_refuses(line: Line) -> None:
-    """Both ends see the connection break, and a new one is refused until the way is mended."""
+    """Both ends see the connection break, and a new one is refused until the way is healed."""
     far_in, _ = await line.far
     port = line.near_out.get_extra_info("peername")[1]
     cut = Spoiling(cut=True)
@@ -106,7 +106,7 @@ async def test_a_cut_way_resets_and_refuses(line: Line) -> None:
         assert await reader.read(1) == b""
     writer.transport.abort()
     assert line.forth.counts.reset == 2
-    line.proxies.mend([line.back], cut)
+    line.proxies.heal([line.back], cut)
     assert line.forth.passes
     assert line.back.passes
 
@@ -121,7 +121,7 @@ async def test_delay_and_throttle_make_bytes_late(line: Line) -> None:
     assert await far_in.readexactly(4) == b"late"
     assert loop.time() - began_s >= 0.115
     assert line.forth.counts.late_bytes == 4
-    line.proxies.mend_all()
+    line.proxies.heal_all()
     line.proxies.spoil([line.forth], Spoiling(bytes_per_s=100_000))
     began_s = loop.time()
     line.near_out.write(bytes(20_000))
@@ -135,14 +135,14 @@ async def test_faults_on_one_way_add_up_and_end_alone() -> None:
     stall, slow = Spoiling(stalled=True), Spoiling(delay_ms=50)
     way.spoil(stall)
     way.spoil(slow)
-    way.mend(slow)
+    way.heal(slow)
     assert not way.passes
     way.spoil(slow)
-    way.mend(stall)
+    way.heal(stall)
     assert way.passes
     assert way.due_s(10.0, 1, random.Random(1)) == pytest.approx(10.05)
-    way.mend(stall)
-    way.mend_all()
+    way.heal(stall)
+    way.heal_all()
     assert way.due_s(10.0, 1, random.Random(1)) == 10.0
 
 

@@ -20,7 +20,7 @@ PORT = 7_000
 
 
 class Line:
-    """A connection from end a to end b, both in hand, and the listener of b."""
+    """A connection from end a to end b, both held by the test, and the listener of b."""
 
     def __init__(self, switch: Switch, listener: socket.socket) -> None:
         self.switch = switch
@@ -110,7 +110,7 @@ async def test_a_stalled_way_loses_packets_one_way_alone(line: Line) -> None:
         assert await _comes(far) == b""
         assert not line.forth.passes
         assert line.back.passes
-        line.switch.mend([line.forth], stall)
+        line.switch.heal([line.forth], stall)
         assert await _comes(far, 5.0) == b"one"
         assert line.forth.counts.dropped
         assert not line.back.counts.dropped
@@ -122,12 +122,12 @@ async def test_a_stalled_way_swallows_attempts_to_connect(line: Line) -> None:
     line.switch.spoil([line.back], Spoiling(stalled=True))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(line.dial(), 0.2)
-    line.switch.mend_all()
+    line.switch.heal_all()
     (await line.dial()).close()
 
 
 async def test_a_cut_way_resets_and_refuses(line: Line) -> None:
-    """Whoever says something over it is reset, whoever dials is refused, from both ends; until it is mended."""
+    """Whoever says something over it is reset, whoever dials is refused, from both ends; until it is healed."""
     near, far = await line.pair()
     with near, far:
         cut = Spoiling(cut=True)
@@ -142,7 +142,7 @@ async def test_a_cut_way_resets_and_refuses(line: Line) -> None:
             await _comes(far, 2.0)
         assert line.forth.counts.reset >= 2
         assert line.back.counts.reset >= 1
-        line.switch.mend([line.back], cut)
+        line.switch.heal([line.back], cut)
         (await line.dial()).close()
 
 
@@ -157,7 +157,7 @@ async def test_delay_and_throttle_make_packets_late(line: Line) -> None:
         assert await _comes(far, 2.0) == b"late"
         assert loop.time() - began_s >= 0.115
         assert line.forth.counts.late_bytes
-        line.switch.mend_all()
+        line.switch.heal_all()
         line.switch.spoil([line.forth], Spoiling(bytes_per_s=100_000))
         began_s = loop.time()
         await _send(near, bytes(20_000))

@@ -13,7 +13,7 @@ from tests.client.fake_node import LEASE_S, FakeNode
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
 from tickwheel.client.backoff import Backoff
 from tickwheel.client.delivery import DeliveredBatch, Delivery
-from tickwheel.client.hand import Hand
+from tickwheel.client.held import HeldDeliveries
 from tickwheel.proto import consumer_pb2
 
 SOON_S = 10.0
@@ -73,8 +73,8 @@ async def test_a_caller_that_waits_for_room_learns_of_the_close(nodes: list[Fake
 
 
 async def test_an_extended_lease_keeps_its_credits(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never more in hand than credits, also when a lease is extended beyond its first end."""
-    monkeypatch.setattr("tickwheel.client.hand.LEASE_MARGIN_S", 0.5 - LEASE_S)
+    """Never more held than credits, also when a lease is extended beyond its first end."""
+    monkeypatch.setattr("tickwheel.client.held.LEASE_MARGIN_S", 0.5 - LEASE_S)
     async with AsyncClient(nodes[0].address) as client:
         for _ in range(2):
             await client.schedule("t", b"x", delay_ms=0)
@@ -153,26 +153,26 @@ def test_credits_never_pass_what_is_still_wanted(
 
     def open_stream() -> None:
         nonlocal granted
-        granted = hand.opening()
+        granted = holder.opening()
         assert granted <= min(credits, messages_max - taken)
-        hand.opened()
+        holder.opened()
 
-    hand = Hand(credits, give, messages_max)
+    holder = HeldDeliveries(credits, give, messages_max)
     open_stream()
     for sent, skipped, anew in [*steps, *[(credits, 0, 1)] * messages_max]:
         sent = min(sent, granted)
         skipped = min(skipped, sent)
         granted -= sent
         taken += sent - skipped
-        hand.came(sent, skipped)
+        holder.came(sent, skipped)
         wire = consumer_pb2.DeliverBatch(ids=bytes(8 * skipped))
-        hand.give_back(DeliveredBatch(wire, None).leave(None))  # type: ignore[arg-type]
+        holder.give_back(DeliveredBatch(wire, None).leave(None))  # type: ignore[arg-type]
         batch = DeliveredBatch(consumer_pb2.DeliverBatch(ids=bytes(8 * (sent - skipped))), None)  # type: ignore[arg-type]
-        hand.take(batch, 30.0)
+        holder.take(batch, 30.0)
         if not anew:
             open_stream()
-        hand.give_back(batch.leave(None))
-        assert hand.full == (taken == messages_max)
+        holder.give_back(batch.leave(None))
+        assert holder.full == (taken == messages_max)
     assert taken == messages_max
 
 

@@ -1,4 +1,4 @@
-"""Leases of what is in hand are renewed; what a consumer has to say about its deliveries is logged."""
+"""Leases of what is held are renewed; what a consumer has to say about its deliveries is logged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.client.fake_node import FakeNode
 from tickwheel.client import AsyncClient, Client, RequestRefused
 from tickwheel.client.delivery import DeliveredBatch, Delivery
-from tickwheel.client.hand import Hand
+from tickwheel.client.held import HeldDeliveries
 from tickwheel.proto import consumer_pb2
 
 SOON_S = 10.0
@@ -101,7 +101,7 @@ async def test_renewing_ends_after_the_longest_hold(nodes: list[FakeNode], caplo
             first = await anext(deliveries)
             again = await asyncio.wait_for(anext(deliveries), SOON_S)
             assert (first.attempt, again.attempt) == (1, 2) and consumer.renewed >= 3
-            assert "in hand of group g for too long" in caplog.text and first.id in caplog.text
+            assert "held by group g for too long" in caplog.text and first.id in caplog.text
             late = await first.ack()
             assert late.stale == 1 and consumer.stale == 1
             assert "1 of 1 settlements (ACK) of group g, topic t came too late" in caplog.text
@@ -173,25 +173,25 @@ async def test_an_exception_of_a_handler_is_logged(nodes: list[FakeNode], caplog
     assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
 
 
-def test_only_what_is_in_hand_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_held_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that were settled are not, nor what was delivered just now, nor a batch whose renewal is under way."""
     now = [100.0]
-    monkeypatch.setattr("tickwheel.client.hand.time.monotonic", lambda: now[0])
-    hand = Hand(10, lambda credits: None, hold_s=100.0)
+    monkeypatch.setattr("tickwheel.client.held.time.monotonic", lambda: now[0])
+    holder = HeldDeliveries(10, lambda credits: None, hold_s=100.0)
     old, new = (DeliveredBatch(consumer_pb2.DeliverBatch(ids=bytes(8 * 3)), None) for _ in range(2))  # type: ignore[arg-type]
-    hand.take(old, 30.0)
+    holder.take(old, 30.0)
     now[0] = 109.0
-    hand.take(new, 30.0)
-    assert not hand.to_renew()
+    holder.take(new, 30.0)
+    assert not holder.to_renew()
     now[0] = 111.0
     assert old.leave(np.array([1, 1])) == 1 and old.leave(np.array([1])) == 0
-    (held,) = hand.to_renew()
-    assert held.batch is old and held.batch.rows_in_hand().tolist() == [0, 2]
+    (held,) = holder.to_renew()
+    assert held.batch is old and held.batch.held_rows().tolist() == [0, 2]
     held.asked = True
-    assert not hand.to_renew()
+    assert not holder.to_renew()
     held.asked = False
-    hand.renewed([held], now[0], 30.0)
+    holder.renewed([held], now[0], 30.0)
     now[0] = 120.0
-    assert [held.batch for held in hand.to_renew()] == [new]
+    assert [held.batch for held in holder.to_renew()] == [new]
     now[0] = 211.0
-    assert all(held.left_alone for held in hand.to_renew()) and not hand.to_renew()
+    assert all(held.left_alone for held in holder.to_renew()) and not holder.to_renew()

@@ -87,7 +87,7 @@ def test_a_wrong_address_is_refused() -> None:
 NOT_FOR_CALLERS = {
     *(name for name in vars(Settler) if not name.startswith("_")),
     "leave",
-    "rows_in_hand",
+    "held_rows",
     "wire",
     "cluster",
 }

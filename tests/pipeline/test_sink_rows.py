@@ -93,7 +93,7 @@ def test_every_row_is_in_one_block_or_rejected(
 
 
 def test_a_rejected_row_keeps_its_columns() -> None:
-    """It can be mended and written again; what a build adds beside them is not among them."""
+    """It can be corrected and written again; what a build adds beside them is not among them."""
     row = {"due_at": datetime.datetime(2030, 1, 1, 0, 0, 0, 1, datetime.UTC), "payload": "", "tags": ["a", None]}
     row |= {"key": "k", "properties": [("a", "b")], "message_group": "g"}
     types = {"tags": pa.list_(pa.string()), "properties": pa.map_(pa.string(), pa.string())}

@@ -299,7 +299,7 @@ async def test_a_slow_consumer_gets_what_it_has_credit_for_and_no_more(cluster: 
 
 
 async def test_what_a_dead_consumer_held_is_delivered_again(cluster: LocalCluster) -> None:
-    """It dies with messages in hand: another of its group gets them, as a second attempt."""
+    """It dies while it holds messages: another of its group gets them, as a second attempt."""
     client = cluster.client()
     async with client.producer() as producer:
         await producer.schedule_many("dies", [(now_ms(), b"%d" % number) for number in range(10)])

@@ -44,7 +44,7 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-async def until_mended(node: LocalNode) -> list[int]:
+async def until_repaired(node: LocalNode) -> list[int]:
     """Wait until the node says that it has written rows again: how many, each time."""
     async with asyncio.timeout(20):
         while True:
@@ -79,7 +79,7 @@ async def delivered(client: AsyncClient, count: int) -> list[tuple[bytes, int, i
     return got
 
 
-async def test_a_damaged_index_is_mended_and_all_are_delivered(tmp_path: Path) -> None:
+async def test_a_damaged_index_is_repaired_and_all_are_delivered(tmp_path: Path) -> None:
     """P1: a node is killed, its index spoiled and started: it gets the rows from the others, to the byte, and as master
     it delivers all of them, each once."""
     async with LocalCluster(tmp_path, 3, config=CONFIG) as cluster:
@@ -92,7 +92,7 @@ async def test_a_damaged_index_is_mended_and_all_are_delivered(tmp_path: Path) -
         whole = index.read_bytes()
         spoil(index)
         cluster.start_node(node)
-        assert await until_mended(node) == [len(SPOILED)]
+        assert await until_repaired(node) == [len(SPOILED)]
         assert index.read_bytes() == whole
         await cluster.wait_ready()
         await client.admin.transfer(node.node_id)

@@ -304,4 +304,4 @@ class Lone:
 
 def committed(outcome: list[ProposalResult]) -> bool:
     """Whether a proposal was answered COMMITTED."""
-    return bool(outcome) and outcome[0].verdict is ProposalOutcome.COMMITTED
+    return bool(outcome) and outcome[0].outcome is ProposalOutcome.COMMITTED

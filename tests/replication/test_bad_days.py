@@ -26,7 +26,7 @@ def test_a_master_whose_disk_hangs_stands_down() -> None:
     assert lone.log.status().role is Role.MASTER
     keep_answering(lone, term, 500, disk=False)
     assert lone.log.status().role is not Role.MASTER
-    assert [result.verdict for result in outcome] == [ProposalOutcome.UNKNOWN]
+    assert [result.outcome for result in outcome] == [ProposalOutcome.UNKNOWN]
     lone.drain()
     lone.run(3_000, disk=False)
     assert not lone.sent_of("request_vote") and not lone.sent_of("ping"), "stands for election with a disk that hangs"
@@ -100,7 +100,7 @@ def test_a_full_disk_halts_and_recovers() -> None:
         lone.run(2 * STEP_MS)
     assert "full" in lone.log.status().halted
     assert lone.log.status().role is not Role.MASTER
-    assert lone.propose(b"no")[0].verdict is ProposalOutcome.NOT_MASTER
+    assert lone.propose(b"no")[0].outcome is ProposalOutcome.NOT_MASTER
     assert not lone.problems
     lone.disk.fill(1 << 40)
     lone.run(lone.config.disk_retry_ms + 200)
@@ -118,7 +118,7 @@ def test_a_failed_fdatasync_ends_the_node() -> None:
         work()
     except Exception as error:
         done(None, error)
-    assert [result.verdict for result in outcome] == [ProposalOutcome.UNKNOWN]
+    assert [result.outcome for result in outcome] == [ProposalOutcome.UNKNOWN]
     assert len(lone.problems) == 1 and "stable storage" in lone.problems[0]
     sent = len(lone.sent)
     lone.clock.now_ns += 5_000 * MS

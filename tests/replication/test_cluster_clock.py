@@ -161,7 +161,7 @@ def test_never_agreed_since_the_start(own: bool) -> None:
         assert machine.state() is (TimeState.OWN if own else TimeState.UNAGREED)
         assert machine.time.may_dispatch() is own and machine.time.known is own
     if own:
-        world["b"].time.begin_reign()
+        world["b"].time.begin_mastership()
     world["c"].skew_ms = 0
     world.run(2)
     assert world["a"].state() is world["b"].state() is TimeState.AGREED
@@ -330,7 +330,7 @@ def test_a_jump_of_the_clusters_time_is_refused() -> None:
     before_ms = world["a"].off_ms
     world["b"].time.heard_master(world["a"].time.now_ms())
     world.run(0.5)
-    world["b"].time.begin_reign()
+    world["b"].time.begin_mastership()
     assert world["b"].time.jumps_refused == 1
     assert world["b"].off_ms == pytest.approx(before_ms, abs=2)
     watch = Watch(world["b"])
@@ -345,11 +345,11 @@ def test_a_new_master_within_the_errors_is_not_put_back() -> None:
     world.run(1)
     world["b"].time.heard_master(world["a"].time.now_ms() - 5_000)
     world["b"].time.heard_master(0)
-    world["b"].time.begin_reign()
+    world["b"].time.begin_mastership()
     assert world["b"].time.jumps_refused == 0
-    world["b"].time.end_reign()
+    world["b"].time.end_mastership()
     world.run(1)
-    world["b"].time.begin_reign()
+    world["b"].time.begin_mastership()
     assert world["b"].time.jumps_refused == 0 and abs(world["b"].off_ms) < 2
 
 
@@ -361,7 +361,7 @@ def test_a_word_that_was_long_under_way_is_no_jump() -> None:
     world.run(6)
     world["b"].time.heard_master(world["a"].time.now_ms() - 1_070)
     world.run(0.3)
-    world["b"].time.begin_reign()
+    world["b"].time.begin_mastership()
     assert world["b"].time.jumps_refused == 0
     assert abs(world["b"].off_ms) < 2
 
@@ -371,7 +371,7 @@ def test_a_jump_is_told_from_a_word_that_was_long_under_way(late_ms: int) -> Non
     """All walls step by two seconds, and a node that starts anew is there at once. It has asked the master what its
     time is: however late what it heard of it may have been, ahead of that answer it does not go."""
     world = agreed()
-    world["a"].time.begin_reign()
+    world["a"].time.begin_mastership()
     for machine in world.machines.values():
         machine.skew_ms = 2_000
     world["b"].start()
@@ -379,7 +379,7 @@ def test_a_jump_is_told_from_a_word_that_was_long_under_way(late_ms: int) -> Non
     world["b"].time.heard_master(world["a"].time.now_ms() - late_ms)
     ahead_ms = world["b"].off_ms - world["a"].off_ms
     assert ahead_ms > 1_500
-    world["b"].time.begin_reign()
+    world["b"].time.begin_mastership()
     assert world["b"].time.jumps_refused == 1
     assert world["b"].off_ms <= world["a"].off_ms + 2
 

@@ -224,7 +224,7 @@ def test_committed_means_applied_with_its_result(cluster: Cluster) -> None:
     master = cluster.master()
     outcomes = cluster.propose(master, b"one", b"two")
     cluster.until(lambda: len(outcomes) == 2)
-    assert [outcome.verdict for outcome in outcomes] == [ProposalOutcome.COMMITTED] * 2
+    assert [outcome.outcome for outcome in outcomes] == [ProposalOutcome.COMMITTED] * 2
     assert [outcome.value for outcome in outcomes] == [b"result of one", b"result of two"]
     assert outcomes[1].index == outcomes[0].index + 1
     assert (outcomes[0].index, b"one") in [(index, command) for index, _, command in cluster.listeners[master].applied]
@@ -261,7 +261,7 @@ def test_a_slave_takes_no_proposal(cluster: Cluster) -> None:
     """NOT_MASTER at once, and the command is never applied anywhere."""
     master = cluster.master()
     slave = next(name for name in NAMES if name != master)
-    assert [outcome.verdict for outcome in cluster.propose(slave, b"no")] == [ProposalOutcome.NOT_MASTER]
+    assert [outcome.outcome for outcome in cluster.propose(slave, b"no")] == [ProposalOutcome.NOT_MASTER]
     outcomes = cluster.propose(master, b"yes")
     cluster.until(lambda: bool(outcomes))
     cluster.run()
@@ -272,22 +272,22 @@ def test_at_the_limit_the_queue_is_full(cluster: Cluster) -> None:
     """More than the limit of proposals in flight are refused, not kept; those taken commit."""
     master = cluster.master()
     outcomes = cluster.propose(master, *[b"%d" % number for number in range(PROPOSALS_MAX + 3)])
-    assert [outcome.verdict for outcome in outcomes] == [ProposalOutcome.QUEUE_FULL] * 3
+    assert [outcome.outcome for outcome in outcomes] == [ProposalOutcome.QUEUE_FULL] * 3
     assert cluster.logs[master].in_flight() == (PROPOSALS_MAX, PROPOSALS_MAX)
     cluster.until(lambda: len(outcomes) == PROPOSALS_MAX + 3)
-    assert all(outcome.verdict is ProposalOutcome.COMMITTED for outcome in outcomes[3:])
+    assert all(outcome.outcome is ProposalOutcome.COMMITTED for outcome in outcomes[3:])
     assert cluster.logs[master].in_flight() == (0, 0)
 
 
 def test_a_command_that_no_peer_could_be_sent_is_refused(cluster: Cluster) -> None:
     """TOO_LARGE, nothing appended, the log goes on."""
     master = cluster.master()
-    assert [outcome.verdict for outcome in cluster.propose(master, bytes((48 << 20) + 1))] == [
+    assert [outcome.outcome for outcome in cluster.propose(master, bytes((48 << 20) + 1))] == [
         ProposalOutcome.TOO_LARGE
     ]
     outcomes = cluster.propose(master, b"next")
     cluster.until(lambda: bool(outcomes))
-    assert outcomes[0].verdict is ProposalOutcome.COMMITTED
+    assert outcomes[0].outcome is ProposalOutcome.COMMITTED
 
 
 def test_proposals_under_way_end_unknown_when_the_master_stops(cluster: Cluster) -> None:
@@ -295,10 +295,10 @@ def test_proposals_under_way_end_unknown_when_the_master_stops(cluster: Cluster)
     master = cluster.master()
     outcomes = cluster.propose(master, b"in doubt")
     cluster.stop(master)
-    assert [outcome.verdict for outcome in outcomes] == [ProposalOutcome.UNKNOWN]
+    assert [outcome.outcome for outcome in outcomes] == [ProposalOutcome.UNKNOWN]
     after = cluster.propose(cluster.master(), b"after")
     cluster.until(lambda: bool(after))
-    assert [outcome.verdict for outcome in outcomes] == [ProposalOutcome.UNKNOWN]
+    assert [outcome.outcome for outcome in outcomes] == [ProposalOutcome.UNKNOWN]
 
 
 def test_a_listener_without_room_gets_nothing_until_it_has(cluster: Cluster) -> None:
@@ -334,7 +334,7 @@ def test_a_handover_parks_proposals_and_ends_with_another_master(cluster: Cluste
     target = next(name for name in NAMES if name != master)
     ended: list[str | None] = []
     cluster.logs[master].transfer(target, ended.append)
-    assert [outcome.verdict for outcome in cluster.propose(master, b"parked")] == [ProposalOutcome.QUEUE_FULL]
+    assert [outcome.outcome for outcome in cluster.propose(master, b"parked")] == [ProposalOutcome.QUEUE_FULL]
     cluster.until(lambda: bool(ended))
     assert ended == [None]
     assert cluster.master() == target
@@ -366,7 +366,7 @@ def test_a_handover_to_nobody_is_refused_with_a_reason(cluster: Cluster) -> None
     assert problems == ["nobody is not a connected member that counts", "this node is not the master"]
     outcomes = cluster.propose(master, b"on")
     cluster.until(lambda: bool(outcomes))
-    assert outcomes[0].verdict is ProposalOutcome.COMMITTED
+    assert outcomes[0].outcome is ProposalOutcome.COMMITTED
 
 
 def test_a_master_that_steps_down_leads_no_more(cluster: Cluster) -> None:
@@ -379,7 +379,7 @@ def test_a_master_that_steps_down_leads_no_more(cluster: Cluster) -> None:
     cluster.logs[master].step_down()
     assert cluster.logs[master].status().role is not Role.MASTER and not cluster.logs[master].lease_held()
     outcomes += cluster.propose(master, b"late")
-    assert [outcome.verdict for outcome in outcomes] == [ProposalOutcome.UNKNOWN, ProposalOutcome.NOT_MASTER]
+    assert [outcome.outcome for outcome in outcomes] == [ProposalOutcome.UNKNOWN, ProposalOutcome.NOT_MASTER]
 
 
 def test_a_handover_under_way_is_answered_when_the_node_stops(cluster: Cluster) -> None:

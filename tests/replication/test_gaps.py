@@ -200,7 +200,7 @@ def loss_reported_unknown(guards: Guards) -> bool:
     lone.peers["b"].append(term + 1, (index, term), [(index + 1, term + 1, b"\x01")], commit=index + 1)
     lone.run(2 * STEP_MS)
     assert (index, term, b"in doubt") in lone.applied
-    return outcome[0].verdict is not ProposalOutcome.UNKNOWN
+    return outcome[0].outcome is not ProposalOutcome.UNKNOWN
 
 
 class Exploit:
@@ -258,7 +258,7 @@ def proposals_local(guards: Guards) -> bool:
     lone.run(2 * STEP_MS)
     slave = Lone(guards)
     slave.follow("b", 1, 1)
-    assert slave.propose(b"not ours to take")[0].verdict is ProposalOutcome.NOT_MASTER
+    assert slave.propose(b"not ours to take")[0].outcome is ProposalOutcome.NOT_MASTER
     entries = lone.journal.slice(1, 100, 1 << 20)
     return any(b"queued while deposed" in command for _, _, command in entries)
 
@@ -393,7 +393,7 @@ def test_gap_21_proposals_are_parked_during_a_handover() -> None:
     term = lone.lead()
     ended: list[str | None] = []
     lone.log.transfer("b", ended.append)
-    assert lone.propose(b"too late")[0].verdict is ProposalOutcome.QUEUE_FULL
+    assert lone.propose(b"too late")[0].outcome is ProposalOutcome.QUEUE_FULL
     for peer in lone.peers.values():
         peer.answer(term, lone.journal.last_index + 1)
     lone.run(2 * STEP_MS)

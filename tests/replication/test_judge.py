@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tickwheel.proto.peer_pb2 import AppendEntries, Entry
-from tickwheel.replication.guard import ImpossibleMessageError, judge
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
+from tickwheel.replication.judge import ImpossibleMessageError, judge
 from tickwheel.storage.simulated import SimulatedDisk
 
 TERMS = st.lists(st.integers(1, 4), max_size=8).map(sorted)

@@ -74,7 +74,7 @@ def test_a_master_counts_a_new_voter_from_when_the_entry_is_written() -> None:
     assert lone.log.status().commit_index == first
     lone.peers["d"].answer(term, index + 1)
     lone.run(STEP_MS)
-    assert [result.verdict for result in results] == [ProposalOutcome.COMMITTED]
+    assert [result.outcome for result in results] == [ProposalOutcome.COMMITTED]
 
 
 def test_a_learner_neither_commits_nor_holds_the_lease() -> None:
@@ -104,7 +104,7 @@ def test_one_change_at_a_time() -> None:
     lone.log.propose(b"1", results.append, ["a", "b"])
     last = lone.log.status().last_index
     lone.log.propose(b"2", results.append, ["a"])
-    assert [result.verdict for result in results] == [ProposalOutcome.QUEUE_FULL]
+    assert [result.outcome for result in results] == [ProposalOutcome.QUEUE_FULL]
     assert lone.log.status().last_index == last
 
 

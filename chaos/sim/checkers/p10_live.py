@@ -71,7 +71,7 @@ class Live(Checker):
             case ScheduleAcknowledged():
                 self._accepted(record.at_ns)
             case ProposalEnded():
-                if record.verdict == "COMMITTED":
+                if record.outcome == "COMMITTED":
                     self._accepted(record.at_ns)
             case LeaseSeen():
                 self._leased(record)

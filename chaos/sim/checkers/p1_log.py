@@ -76,7 +76,7 @@ class CommittedNeverLost(Checker):
         self._index_of[command] = record.index
 
     def _ended(self, record: ProposalEnded) -> None:
-        if record.verdict == "COMMITTED":
+        if record.outcome == "COMMITTED":
             self._committed[record.command] = record.index
             if self._index_of.get(record.command) != record.index:
                 self.broken(
@@ -84,10 +84,10 @@ class CommittedNeverLost(Checker):
                     f"{record.node} says command {record.command} is committed at {record.index}; "
                     f"applied at {self._index_of.get(record.command)}",
                 )
-        elif record.verdict in ("NOT_MASTER", "QUEUE_FULL"):
+        elif record.outcome in ("NOT_MASTER", "QUEUE_FULL"):
             if record.command in self._index_of:
-                self.broken(record.at_ns, f"command {record.command} is applied, and then {record.verdict}")
-            self._refused[record.command] = record.verdict
+                self.broken(record.at_ns, f"command {record.command} is applied, and then {record.outcome}")
+            self._refused[record.command] = record.outcome
 
     def settle_accounts(self, at_ns: int) -> None:
         highest = self.committed_index()

@@ -19,7 +19,7 @@ import google_crc32c
 import numpy as np
 
 from tickwheel.node.core.bulk.bundle_store import BundleStore, Held
-from tickwheel.node.core.bulk.cold import ColdDesk
+from tickwheel.node.core.bulk.cold import ColdRequests
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
@@ -90,7 +90,7 @@ class _Fetch:
     there."""
 
 
-class BulkDesk(Part):
+class BulkLoad(Part):
     """Takes bundles in, has them taken over, and fetches those that this node lacks."""
 
     def __init__(
@@ -98,7 +98,7 @@ class BulkDesk(Part):
         core: Kernel,
         store: BundleStore,
         disk_room: DiskRoom,
-        cold: ColdDesk,
+        cold: ColdRequests,
         checkpoint_bundles: Callable[[], set[str]],
         checkpoint_needed: Callable[[str], None],
     ) -> None:

@@ -1,4 +1,4 @@
-"""Counts of bulk load since the node's start, for metrics and status. Belongs to BulkDesk and BundleStore."""
+"""Counts of bulk load since the node's start, for metrics and status. Belongs to BulkLoad and BundleStore."""
 
 from __future__ import annotations
 

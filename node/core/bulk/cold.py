@@ -21,7 +21,7 @@ def no_message(number: int) -> Failure:
     return Failure(common_pb2.UNKNOWN_NAME, f"no message {text}", {"field": "id", "value": text})
 
 
-class ColdDesk:
+class ColdRequests:
     def __init__(self, core: Kernel, disk_room: DiskRoom) -> None:
         self._core = core
         self._disk_room = disk_room

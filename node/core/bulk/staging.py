@@ -17,7 +17,7 @@ from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.schedule.publisher import Publisher
 from tickwheel.node.core.world import ClusterMs, Now
@@ -76,10 +76,10 @@ class _Drive:
     not_before_ms: int = 0
 
 
-class StagingDesk(Part):
+class StagedWrites(Part):
     """Idle while the node is not master."""
 
-    def __init__(self, core: Kernel, publisher: Publisher, disk_room: DiskRoom, requests: RequestDesk) -> None:
+    def __init__(self, core: Kernel, publisher: Publisher, disk_room: DiskRoom, requests: ClientRequests) -> None:
         self._core = core
         self._publisher = publisher
         self._disk_room = disk_room

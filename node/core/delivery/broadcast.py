@@ -7,7 +7,7 @@ notes the answers itself; only the group's floor goes into the log. So after a c
 every message that some of them had not answered. While no consumer is attached, messages wait. A consumer that takes
 nothing holds the floor, until retention.
 
-Soft state of the master, dropped with its reign. Called by the delivery, which sends messages and keeps the leases.
+Soft state of one mastership. Called by the delivery, which sends messages and keeps the leases.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Broadcasts:
         self._propose = propose
         self._readers: dict[ChannelKey, dict[int, Reader]] = {}
         self._under_way: set[ChannelKey] = set()
-        self._reign = 0
+        self._mastership = 0
 
     def reader(self, key: ChannelKey, session: Session) -> Reader | None:
         """This consumer's reader of a topic, made if needed; None if the group does not have the topic (any more)."""
@@ -101,7 +101,7 @@ class Broadcasts:
             reader.channel.forget_settled()
 
     def end(self) -> None:
-        self._reign += 1
+        self._mastership += 1
         self._readers.clear()
         self._under_way.clear()
 
@@ -129,10 +129,10 @@ class Broadcasts:
             epoch=channel.epoch,
         )
         self._under_way.add(key)
-        reign = self._reign
+        mastership = self._mastership
 
         def settled(result: SettleResult | Failure) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             self._under_way.discard(key)
             if isinstance(result, SettleResult) and result.settled:

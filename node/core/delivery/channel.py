@@ -1,7 +1,7 @@
 """One group's progress through one topic's ready queue, on the master.
 
 A channel reads ahead. It claims positions in order, fetches their units and records (from memory if they
-were dispatched just now, else by jobs in a worker) and stages them. A staged message leaves to a
+were dispatched just now, else by jobs in a worker) and prefetches them. A prefetched message leaves to a
 consumer when it is due and a consumer has credit. Returned messages go first.
 
 A channel is soft state: the subscription in the replicated state records which messages are settled, and a
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Positions
+from tickwheel.node.core.delivery.partial_read import ReadRows
 from tickwheel.node.core.delivery.recent import RecentUnits
-from tickwheel.node.core.delivery.sift import Sifted
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.wheel.units import Ids, Units, ids_of, join_units
 
@@ -31,7 +31,7 @@ UNREAD_MAX = 1_000
 
 
 @dataclass(slots=True)
-class Staged:
+class Prefetched:
     """Messages on their way to a consumer. `records` is None until they are read. All arrays have one element for
     each message."""
 
@@ -78,8 +78,8 @@ class Pace:
         self.open = False
 
 
-Fetch = Callable[["Channel", Staged], None]
-"""Fills units and records of a Staged, then calls the channel's `fetched`, or `withhold` if some cannot be read."""
+Fetch = Callable[["Channel", Prefetched], None]
+"""Fills units and records of a Prefetched, then calls the channel's `fetched`, or `withhold` if some cannot be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,15 +99,15 @@ class Channel:
     """No message leaves before this time: a new master's clock may be behind the cursor."""
     epoch: int = 0
     """How often the group had been reset when the channel was made. Another reset makes the channel void."""
-    _staged: deque[Staged] = field(default_factory=deque)
-    _urgent: deque[Staged] = field(default_factory=deque)
+    _prefetched: deque[Prefetched] = field(default_factory=deque)
+    _urgent: deque[Prefetched] = field(default_factory=deque)
     _claimed_again: dict[int, int] = field(default_factory=dict)
-    """Returned positions that are staged or out again -> their attempt."""
+    """Returned positions that are prefetched or out again -> their attempt."""
     _held: set[int] = field(default_factory=set)
     _fetching: int = 0
-    _staged_count: int = 0
+    _prefetched_count: int = 0
     _unread: dict[int, int] = field(default_factory=dict)
-    """Positions withheld because their records cannot be read -> their attempt. salvage.py looks for the records."""
+    """Positions withheld because their records cannot be read -> their attempt (record_repair.py)."""
 
     def hold(self, positions: Positions) -> None:
         """Do not hand out these positions: they are out under an earlier lease, or on their way back."""
@@ -118,18 +118,18 @@ class Channel:
         self._held.difference_update(positions.tolist())
 
     def claims(self, position: int, attempt: int) -> bool:
-        """Whether a returned message is held, or is staged or out again in this attempt or a later one."""
+        """Whether a returned message is held, or is prefetched or out again in this attempt or a later one."""
         return self._claimed_again.get(position, 0) >= attempt or position in self._held
 
     @property
-    def staged_count(self) -> int:
-        """Messages staged, including those being read."""
-        return self._staged_count
+    def prefetched_count(self) -> int:
+        """Messages prefetched, including those being read."""
+        return self._prefetched_count
 
     def idle_at(self, ready_count: int) -> bool:
         """Whether the channel has nothing claimed, being read or held, and gave out nothing beyond `ready_count`, the
         length of the ready queue."""
-        busy = self._fetching or self._staged_count or self._held or self._claimed_again or self._unread
+        busy = self._fetching or self._prefetched_count or self._held or self._claimed_again or self._unread
         return not busy and self.next_position <= ready_count
 
     def has_work(self, ready_count: int) -> bool:
@@ -137,7 +137,7 @@ class Channel:
         change of the group can give it some."""
         return bool(
             self.next_position < ready_count
-            or self.staged_count
+            or self.prefetched_count
             or self._fetching
             or self._unread
             or self.subscription.returned_count
@@ -146,19 +146,19 @@ class Channel:
     @property
     def first_unsent(self) -> int:
         """Lowest position that has not been handed out. Returned messages do not count."""
-        first = min((int(s.positions[s.taken]) for s in self._staged if s.count), default=self.next_position)
+        first = min((int(s.positions[s.taken]) for s in self._prefetched if s.count), default=self.next_position)
         return min(first, min(self._unread)) if self._unread else first
 
     @property
     def not_out(self) -> int:
         """Claimed messages that no consumer holds."""
-        return self._staged_count + len(self._unread)
+        return self._prefetched_count + len(self._unread)
 
     def advance(self, demand: int, ready_count: int) -> None:
-        """Claim and fetch until `demand` messages are staged, within the channel's limits. `ready_count`: length of the
-        topic's ready queue."""
+        """Claim and fetch until `demand` messages are prefetched, within the channel's limits. `ready_count`: length of
+        the topic's ready queue."""
         config = self.config
-        wanted = min(demand, config.staged_messages_max) - self._staged_count
+        wanted = min(demand, config.staged_messages_max) - self._prefetched_count
         if wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
             return
         wanted -= self._claim_returned(wanted)
@@ -177,13 +177,13 @@ class Channel:
                 # A returned message comes through `_claim_returned`.
                 positions, ids, attempts = positions[fresh], ids[fresh], attempts[fresh]
             if len(positions):
-                self._start(self._staged, positions, ids, attempts)
+                self._start(self._prefetched, positions, ids, attempts)
                 wanted -= len(positions)
 
     def push(self, first_position: int, units: Units, credits: int) -> bool:
-        """Stage units ahead of the dispatch that will bring them. False: not staged, they come after the dispatch."""
+        """Prefetch units ahead of the dispatch that will bring them. False: they come after the dispatch."""
         count = len(units)
-        room = min(credits, self.config.staged_messages_max) - self._staged_count
+        room = min(credits, self.config.staged_messages_max) - self._prefetched_count
         subscription = self.subscription
         if (
             self.next_position != first_position
@@ -201,15 +201,15 @@ class Channel:
             return False
         positions = np.arange(first_position, first_position + count, dtype=np.uint64)
         self.next_position = first_position + count
-        self._start(self._staged, positions, ids_of(units), np.ones(count, np.uint32))
+        self._start(self._prefetched, positions, ids_of(units), np.ones(count, np.uint32))
         return True
 
     def unpush(self, ready_count: int) -> None:
-        """Drop messages staged ahead of a dispatch that failed: the ready queue ends before `ready_count`."""
+        """Drop messages prefetched ahead of a dispatch that failed: the ready queue ends before `ready_count`."""
         self.next_position = min(self.next_position, ready_count)
-        for staged in self._staged:
-            if staged.count and int(staged.positions[-1]) >= ready_count:
-                staged.failed = "its dispatch was not applied"
+        for prefetched in self._prefetched:
+            if prefetched.count and int(prefetched.positions[-1]) >= ready_count:
+                prefetched.failed = "its dispatch was not applied"
         self._unread = {p: attempt for p, attempt in self._unread.items() if p < ready_count}
 
     def _claim_returned(self, limit: int) -> int:
@@ -231,56 +231,60 @@ class Channel:
             self._start(self._urgent, positions, ids, attempts)
         return len(positions)
 
-    def _start(self, queue: deque[Staged], positions: Positions, ids: Ids, attempts: Attempts) -> None:
-        staged = Staged(positions, ids, attempts, np.zeros(len(positions), np.int64))
-        staged.units = self.recent.find(positions)
-        queue.append(staged)
-        self._staged_count += len(positions)
+    def _start(self, queue: deque[Prefetched], positions: Positions, ids: Ids, attempts: Attempts) -> None:
+        prefetched = Prefetched(positions, ids, attempts, np.zeros(len(positions), np.int64))
+        prefetched.units = self.recent.find(positions)
+        queue.append(prefetched)
+        self._prefetched_count += len(positions)
         self._fetching += 1
 
-        self.fetch(self, staged)
+        self.fetch(self, prefetched)
 
-    def fetched(self, staged: Staged) -> None:
-        """A fetch ended: `staged` has its units and records, or has failed. If some messages were removed meanwhile,
-        the rest is fetched anew."""
-        if staged.kept is not None:
-            keep, staged.kept = staged.kept, None
-            self._staged_count -= int(np.count_nonzero(~keep))
-            staged.positions, staged.ids = staged.positions[keep], staged.ids[keep]
-            staged.attempts = staged.attempts[keep]
-            staged.units, staged.due_ms = None, np.zeros(len(staged.positions), np.int64)
-            if len(staged.positions):
-                self.fetch(self, staged)
+    def fetched(self, prefetched: Prefetched) -> None:
+        """A fetch ended: `prefetched` has its units and records, or has failed. If some messages were removed
+        meanwhile, the rest is fetched anew."""
+        if prefetched.kept is not None:
+            keep, prefetched.kept = prefetched.kept, None
+            self._prefetched_count -= int(np.count_nonzero(~keep))
+            prefetched.positions, prefetched.ids = prefetched.positions[keep], prefetched.ids[keep]
+            prefetched.attempts = prefetched.attempts[keep]
+            prefetched.units, prefetched.due_ms = None, np.zeros(len(prefetched.positions), np.int64)
+            if len(prefetched.positions):
+                self.fetch(self, prefetched)
                 return
-            staged.failed = "removed with its hour"
+            prefetched.failed = "removed with its hour"
         self._fetching -= 1
-        if staged.units is not None:
-            staged.due_ms = staged.units["due_ms"].astype(np.int64)
-            staged.ends = np.cumsum(staged.units["size"], dtype=np.int64)
+        if prefetched.units is not None:
+            prefetched.due_ms = prefetched.units["due_ms"].astype(np.int64)
+            prefetched.ends = np.cumsum(prefetched.units["size"], dtype=np.int64)
 
-    def withhold(self, staged: Staged, found: Sifted) -> None:
+    def withhold(self, prefetched: Prefetched, found: ReadRows) -> None:
         """Some records cannot be read. Their messages wait for `supply` or `forsake`; the rest goes on."""
         for row in found.failed:
-            self._unread[int(staged.positions[row])] = int(staged.attempts[row])
-        self._cut(staged, found.units, found.records)
-        self.fetched(staged)
+            self._unread[int(prefetched.positions[row])] = int(prefetched.attempts[row])
+        self._cut(prefetched, found.units, found.records)
+        self.fetched(prefetched)
 
-    def _cut(self, staged: Staged, units: Units, records: list[bytes | None]) -> None:
+    def _cut(self, prefetched: Prefetched, units: Units, records: list[bytes | None]) -> None:
         """Keep only the messages that have a record."""
         rows = [row for row, record in enumerate(records) if record is not None]
-        self._staged_count -= len(records) - len(rows)
-        staged.positions, staged.ids, staged.attempts = staged.positions[rows], staged.ids[rows], staged.attempts[rows]
+        self._prefetched_count -= len(records) - len(rows)
+        prefetched.positions, prefetched.ids, prefetched.attempts = (
+            prefetched.positions[rows],
+            prefetched.ids[rows],
+            prefetched.attempts[rows],
+        )
         if rows:
-            staged.units, staged.records = units[rows], [record for record in records if record is not None]
+            prefetched.units, prefetched.records = units[rows], [record for record in records if record is not None]
         else:
-            staged.units, staged.failed = None, "cannot be read"
+            prefetched.units, prefetched.failed = None, "cannot be read"
 
     def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
         """Stage a withheld message whose record was found. It leaves before other messages, like a returned one."""
         attempt = self._unread.pop(position, None)
         if attempt is None:
             return
-        staged = Staged(
+        prefetched = Prefetched(
             positions=np.array([position], np.uint64),
             ids=np.array([id], np.uint64),
             attempts=np.array([attempt], np.uint32),
@@ -289,8 +293,8 @@ class Channel:
             records=[record],
             ends=np.array([len(record)], np.int64),
         )
-        self._urgent.append(staged)
-        self._staged_count += 1
+        self._urgent.append(prefetched)
+        self._prefetched_count += 1
 
     def forsake(self, position: int) -> None:
         """Stop withholding a message: it is settled or gone."""
@@ -306,8 +310,8 @@ class Channel:
         self._held = {p for p in self._held if p >= floor}
 
     def earliest_ms(self) -> int | None:
-        """When the first staged message may leave; None if no message that was read is waiting."""
-        for queue in (self._urgent, self._staged):
+        """When the first prefetched message may leave; None if no message that was read is waiting."""
+        for queue in (self._urgent, self._prefetched):
             if queue and queue[0].records is not None:
                 head = queue[0]
                 if not self._checked_of(head):
@@ -315,52 +319,56 @@ class Channel:
                 return max(int(head.due_ms[head.taken]), self.hold_until_ms, self.pace.until_ms)
         return None
 
-    def _checked_of(self, staged: Staged) -> int:
+    def _checked_of(self, prefetched: Prefetched) -> int:
         """How many of the next messages the group's current filter has checked. The filter may have changed after they
         were claimed."""
         if self.subscription.checked is None:
-            return staged.count
-        place: np.intp = np.searchsorted(staged.positions[staged.taken :], np.uint64(self.subscription.unchecked))
+            return prefetched.count
+        place: np.intp = np.searchsorted(
+            prefetched.positions[prefetched.taken :], np.uint64(self.subscription.unchecked)
+        )
         return int(place)
 
-    def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
-        """Take up to `limit` due messages: a Staged and the range [first, last) of it. None: none may leave now."""
+    def take(self, now_ms: int, limit: int) -> tuple[Prefetched, int, int] | None:
+        """Take up to `limit` due messages: a Prefetched and the range [first, last) of it. None: none may leave now."""
         if now_ms < self.hold_until_ms or limit <= 0:
             return None
-        if not self.pace.open and self._staged_count < limit:
+        if not self.pace.open and self._prefetched_count < limit:
             return None
-        for queue in (self._urgent, self._staged):
+        for queue in (self._urgent, self._prefetched):
             while queue:
                 head = queue[0]
                 if head.failed:
                     queue.popleft()
-                    self._staged_count -= head.count
+                    self._prefetched_count -= head.count
                     continue
                 if head.records is None:
                     break
-                if queue is self._staged and len(queue) > 1:
+                if queue is self._prefetched and len(queue) > 1:
                     self._join(head, now_ms, limit)
                 first = head.taken
                 ready = (
-                    int(np.searchsorted(head.due_ms[first:], now_ms, "right")) if queue is self._staged else head.count
+                    int(np.searchsorted(head.due_ms[first:], now_ms, "right"))
+                    if queue is self._prefetched
+                    else head.count
                 )
                 count = min(ready, limit, self._checked_of(head), self._fitting(head, first))
                 if count <= 0:
                     break
                 self.pace.used = True
                 head.taken = first + count
-                self._staged_count -= count
+                self._prefetched_count -= count
                 if head.count == 0:
                     queue.popleft()
                 return head, first, first + count
         return None
 
-    def _join(self, head: Staged, now_ms: int, limit: int) -> None:
-        """Join the queue's next Staged into its first if both have due messages: they leave in one batch instead of two
-        with a pause between."""
-        queue = self._staged
+    def _join(self, head: Prefetched, now_ms: int, limit: int) -> None:
+        """Join the queue's next Prefetched into its first if both have due messages: they leave in one batch instead
+        of two with a pause between."""
+        queue = self._prefetched
         if self.config.delivery_order is DeliveryOrder.PUSH_FIRST:
-            return  # `unpush` drops whole Staged: one must not mix dispatched messages with pushed ones
+            return  # `unpush` drops whole Prefetched: one must not mix dispatched messages with pushed ones
         while len(queue) > 1 and head.count < limit and int(head.due_ms[-1]) <= now_ms:
             behind = queue[1]
             if behind.failed or behind.records is None or int(behind.due_ms[behind.taken]) > now_ms:
@@ -376,8 +384,8 @@ class Channel:
             head.taken = 0
             del queue[1]
 
-    def _fitting(self, staged: Staged, first: int) -> int:
+    def _fitting(self, prefetched: Prefetched, first: int) -> int:
         """How many messages from `first` on fit into a batch of `batch_bytes_max`; at least one."""
-        ends = staged.ends
+        ends = prefetched.ends
         start = int(ends[first - 1]) if first else 0
         return max(1, int(np.searchsorted(ends, start + self.config.batch_bytes_max, "right")) - first)

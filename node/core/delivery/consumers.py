@@ -16,7 +16,7 @@ from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Closed, Deliver, 
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
@@ -63,7 +63,7 @@ def settle_answer(
 class ConsumerHandle:
     """What the stream of an open consumer may do."""
 
-    desk: ConsumerDesk
+    owner: ConsumerRequests
     session: Session
     term: int
 
@@ -78,7 +78,7 @@ class ConsumerHandle:
     def credit(self, credits: int) -> Failure | None:
         """Accept `credits` more messages. Returns a refusal, or None."""
         try:
-            self.desk.delivery.sessions.credit(self.session, credits)
+            self.owner.delivery.sessions.credit(self.session, credits)
         except RequestError as error:
             return error.failure
         return None
@@ -86,13 +86,13 @@ class ConsumerHandle:
     def settle(self, batch: consumer_pb2.SettleBatch, done: SettleAnswer) -> None:
         """Settle deliveries. `done` is called once the settlement is applied, or at once in a broadcasting group, which
         only notes it; or with a Failure."""
-        core = self.desk.core
+        core = self.owner.core
         if not core.state.group_broadcasting(self.session.group_id) or batch.group != self.session.group:
-            self.desk.settle(batch, done)
+            self.owner.settle(batch, done)
             return
         try:
             answer = settle_answer(batch.sequence, done, mixed=bool(batch.topics))
-            answer(core.refusal() or self.desk.delivery.answered_by(self.session, batch))
+            answer(core.refusal() or self.owner.delivery.answered_by(self.session, batch))
         except RequestError as error:
             done(error.failure)
 
@@ -100,11 +100,11 @@ class ConsumerHandle:
         self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
     ) -> None:
         """Extend leases of this consumer; `done` is called at once."""
-        self.desk.extend(batch, done, self.session.session_id)
+        self.owner.extend(batch, done, self.session.session_id)
 
     def close(self) -> None:
         """Detach the consumer; messages it holds are delivered to others at once. Idempotent."""
-        self.desk.delivery.close_session(self.session, self.desk.core.clock.now_ms(), give_back=True)
+        self.owner.delivery.close_session(self.session, self.owner.core.clock.now_ms(), give_back=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,8 +116,8 @@ class _Pull:
     answered: bool = False
 
 
-class ConsumerDesk(Part):
-    def __init__(self, core: Kernel, delivery: Delivery, requests: RequestDesk) -> None:
+class ConsumerRequests(Part):
+    def __init__(self, core: Kernel, delivery: Delivery, requests: ClientRequests) -> None:
         self.core = core
         self.delivery = delivery
         self._requests = requests

@@ -32,7 +32,7 @@ COMMANDS_MAX = 16
 QUEUE_PREFIX = "%DLQ%"
 
 
-class DeadDesk:
+class DeadRequests:
     def __init__(self, core: Kernel) -> None:
         self._core = core
 

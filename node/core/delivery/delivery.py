@@ -2,7 +2,7 @@
 
 Deliveries begin when this node leads and end at once when it no longer does. At the end the consumers are told where
 the master is, and everything but the leases is dropped. Facts that must survive (settled, attempts) are in the
-replicated state. Leases should survive: they travel in the 50 ms sync, and stay here for this node's next reign.
+replicated state. Leases should survive: they travel in the 50 ms sync, and stay here for this node's next mastership.
 
 Every delivery first checks the lease of mastership again: a deposed master delivers nothing.
 """
@@ -51,7 +51,7 @@ FAULT_PAUSE_MS = 1_000
 
 
 class Delivery(Part):
-    """`reigning` is true from `begin` to `end`: the node leads, has applied everything and knows the time."""
+    """`active` is true from `begin` to `end`: the node leads, has applied everything and knows the time."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Delivery(Part):
         self.push = push
         self.fetching = Fetching(core, self._read)
         self._turn = 0
-        self.reigning = False
+        self.active = False
         self.term = 0
         self.feed = LeaseFeed()
         self.heard = HeardLeases()
@@ -107,9 +107,9 @@ class Delivery(Part):
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
         """Take over the running leases that this node has heard of, and serve the consumers."""
-        self.fetching.next_reign()
+        self.fetching.next_mastership()
         self._returns.begin()
-        self.reigning = True
+        self.active = True
         self.term = term
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self._forget_work()
@@ -125,8 +125,8 @@ class Delivery(Part):
         """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
         next master, perhaps this node again, must not deliver them a second time."""
         self.heard.hear([r for lease in self.held_leases() for r in ranges_of(lease)], complete=True)
-        self.fetching.next_reign()
-        self.reigning = False
+        self.fetching.next_mastership()
+        self.active = False
         self.settlements.retries.lose(failure)
         self._channels.clear()
         self._recent.clear()
@@ -143,7 +143,7 @@ class Delivery(Part):
 
     def on_dispatched(self, what: Dispatched) -> None:
         """Units entered a topic's ready queue: note them and wake the groups that read the topic."""
-        if not self.reigning:
+        if not self.active:
             return
         topic_id, first_position, units = what.topic_id, what.first_position, what.units
         pushed = self.push.dispatched(topic_id, first_position, units) if self.push is not None else False
@@ -160,7 +160,7 @@ class Delivery(Part):
                 self._news = True
 
     def on_pushed(self, what: PushedAhead) -> None:
-        """Stage units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
+        """Prefetch units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
         positions of the ready queue."""
         topic_id, first_position, units = what.topic_id, what.first_position, what.units
         self._recent_of(topic_id).add(first_position, units)
@@ -181,7 +181,8 @@ class Delivery(Part):
         self.fetching.flush()
 
     def unpush(self, _: DispatchFailed) -> None:
-        """A dispatch was not applied. Messages delivered ahead of it keep their leases; those still staged are dropped.
+        """A dispatch was not applied. Messages delivered ahead of it keep their leases; those that are only
+        prefetched are dropped.
 
         Messages delivered ahead go out again when they are dispatched after all. Push-first allows that repetition.
         """
@@ -288,7 +289,7 @@ class Delivery(Part):
     def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
         """End a consumer's session. With `give_back` its messages return to the ready queue at once; otherwise they
         stay leased until their leases end. A broadcasting group gives nothing back."""
-        if not self.sessions.close(session) or not self.reigning:
+        if not self.sessions.close(session) or not self.active:
             return
         if not self.sessions.of_group(session.group_id):
             self._forget_work(session.group_id)
@@ -311,7 +312,7 @@ class Delivery(Part):
 
     def tick(self, now: Now) -> None:
         """Expire leases, then claim, fetch and hand out due messages of the groups with work."""
-        if not now.acting or not self.reigning:
+        if not now.acting or not self.active:
             return
         now_ms = now.cluster_ms
         for lease in self._leases.expire(now_ms):
@@ -324,7 +325,7 @@ class Delivery(Part):
 
     def _failed(self, group_id: int, failure: Failure) -> None:
         """Serving a group failed half way: close its sessions and drop its channels. The next consumers get new
-        channels. Messages that are out stay leased, so none is delivered twice; staged ones are read again. If this
+        channels. Messages that are out stay leased, so none is delivered twice; prefetched ones are read again. If this
         node's files are damaged, the consumers are sent to look for another master."""
         if self._serving.damage:
             failure = not_master(None, None)
@@ -352,7 +353,7 @@ class Delivery(Part):
 
     def wait_ms(self, now: Now) -> int | None:
         """Until a lease ends, or a message that a consumer has room for is due."""
-        if not now.acting or not self.reigning:
+        if not now.acting or not self.active:
             return None
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
         for group_id in self._dirty:
@@ -362,7 +363,7 @@ class Delivery(Part):
             topics = {session.topic for session in takers}
             for channel in self._channels_of(group_id):
                 if self._state.topic_paused(channel.key[1]) or not ("" in topics or channel.topic in topics):
-                    continue  # an event will come first, whatever is staged
+                    continue  # an event will come first, whatever is prefetched
                 time_ms = channel.earliest_ms()
                 if time_ms is not None:
                     times.append(time_ms)
@@ -430,7 +431,7 @@ class Delivery(Part):
         )
 
     def _serve_all(self, group_id: int, now_ms: int) -> bool:
-        """Serve each consumer of a broadcasting group by itself. True: staged messages are waiting."""
+        """Serve each consumer of a broadcasting group by itself. True: prefetched messages are waiting."""
         waits = False
         for topic_id in self._state.group_topics(group_id):
             if self._state.topic_paused(topic_id):
@@ -446,15 +447,15 @@ class Delivery(Part):
                     taken = channel.take(now_ms, min(session.credits, session.batch_messages_max))
                     if taken is None:
                         break
-                    staged, first, last = taken
-                    positions = staged.positions[first:last]
+                    prefetched, first, last = taken
+                    positions = prefetched.positions[first:last]
                     reader.out.update(positions[~channel.subscription.is_settled(positions)].tolist())
-                    share = share_of(channel, staged, first, last)
+                    share = share_of(channel, prefetched, first, last)
                     if share is not None:
                         self._handing.put(session, share, mixes=False)
                     channel.advance(session.credits, self._state.ready_count(topic_id))
                     self.fetching.flush()
-                waits = waits or channel.staged_count > 0
+                waits = waits or channel.prefetched_count > 0
         return waits
 
     def answered_by(self, session: Session, batch: consumer_pb2.SettleBatch) -> SettleResult:
@@ -472,7 +473,7 @@ class Delivery(Part):
         return SettleResult.of(tuple(parts))
 
     def _serve(self, group_id: int, now_ms: int) -> None:
-        """Serve one group. It stays dirty while staged messages wait for their time or for credit."""
+        """Serve one group. It stays dirty while prefetched messages wait for their time or for credit."""
         if not self.sessions.of_group(group_id) or self._state.group_paused(group_id):
             return
         pace = self._pace(group_id)
@@ -486,7 +487,7 @@ class Delivery(Part):
             self._dirty.add(group_id)
 
     def _serve_together(self, group_id: int, now_ms: int) -> bool:
-        """Claim in all topics with work, read what was claimed together, and hand out what is due. True: staged
+        """Claim in all topics with work, read what was claimed together, and hand out what is due. True: prefetched
         messages are waiting."""
         sessions = self.sessions.of_group(group_id)
         if not any(session.credits for session in sessions):
@@ -523,7 +524,7 @@ class Delivery(Part):
         waits = False
         work = self._work.get(group_id, {})
         for channel, _ in served:
-            waits = waits or channel.staged_count > 0
+            waits = waits or channel.prefetched_count > 0
             if not channel.has_work(state.ready_count(channel.key[1])):
                 work.pop(channel.key[1], None)
         for topic_id in fed:
@@ -649,7 +650,7 @@ class Delivery(Part):
     def lease_ranges(self) -> Callable[[], list[LeaseRange]]:
         """A function that returns the lease ranges known now. Any thread may call it at any later time. A master's are
         limited to `LEASES_WRITTEN_MAX` leases."""
-        if not self.reigning:
+        if not self.active:
             ranges = list(self.heard.ranges())
             return lambda: ranges
         # Copies, because leases in the table may change; arrays of positions never do. The latest ends come last,
@@ -666,6 +667,6 @@ class Delivery(Part):
         """Group id -> `in_flight` of that group."""
         return self._leases.out_by_group()
 
-    def staged(self) -> int:
-        """Messages staged in all channels; channels of broadcasting groups do not count."""
-        return sum(channel.staged_count for channel in self._channels.values())
+    def prefetched(self) -> int:
+        """Messages prefetched in all channels; channels of broadcasting groups do not count."""
+        return sum(channel.prefetched_count for channel in self._channels.values())

@@ -2,8 +2,8 @@
 
 What the channels of a pass have claimed is read together, whatever the topics. If that fails, each channel's part is
 read by itself. Messages removed with their hour are left out. Messages that the disk cannot read are withheld by their
-channel and announced (salvage.py looks after them). Any other failure is a bug and stops the node. Answers of an
-earlier reign are dropped.
+channel and announced (record_repair.py looks after them). Any other failure is a bug and stops the node. Answers of an
+earlier mastership are dropped.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from tickwheel.node.core.announcements import Unreadable
-from tickwheel.node.core.delivery.channel import Channel, Staged
-from tickwheel.node.core.delivery.sift import Sift, Sifted
+from tickwheel.node.core.delivery.channel import Channel, Prefetched
+from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.work import RemovedError
 from tickwheel.storage.disk import DiskError
@@ -23,7 +23,7 @@ from tickwheel.wheel.units import Units, join_units
 READ_MESSAGES_MAX = 8_192
 """Messages read together. Small enough that one read holds the others up for some milliseconds only."""
 
-_Claim = tuple[Channel, Staged]
+_Claim = tuple[Channel, Prefetched]
 
 
 class Fetching:
@@ -38,17 +38,17 @@ class Fetching:
         self._announce = core.announcements.announce
         self._fatal = core.fatal
         self._news = news
-        self._reign = 0
+        self._mastership = 0
         self._claims: list[_Claim] = []
 
-    def next_reign(self) -> None:
-        """A reign begins or ends: drop the answers to earlier reads."""
-        self._reign += 1
+    def next_mastership(self) -> None:
+        """A mastership begins or ends: drop the answers to earlier reads."""
+        self._mastership += 1
         self._claims.clear()
 
-    def fetch(self, channel: Channel, staged: Staged) -> None:
+    def fetch(self, channel: Channel, prefetched: Prefetched) -> None:
         """Implements `channel.Fetch`: the read begins with the next `flush`."""
-        self._claims.append((channel, staged))
+        self._claims.append((channel, prefetched))
 
     def flush(self) -> None:
         """Begin to read what was claimed."""
@@ -66,92 +66,92 @@ class Fetching:
         if len(claims) == 1:
             self._read_one(*claims[0])
             return
-        reign = self._reign
+        mastership = self._mastership
 
         def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             if error is not None or records is None:
                 # One part of them is removed or damaged: each by itself says which.
-                for channel, staged in claims:
-                    self._read_one(channel, staged)
+                for channel, prefetched in claims:
+                    self._read_one(channel, prefetched)
                 return
             at = 0
-            for channel, staged in claims:
-                count = len(staged.positions)
-                staged.records = records[at : at + count]
+            for channel, prefetched in claims:
+                count = len(prefetched.positions)
+                prefetched.records = records[at : at + count]
                 at += count
-                channel.fetched(staged)
+                channel.fetched(prefetched)
             self._news({channel.key[0] for channel, _ in claims})
 
         def units_found(units: Units | None, error: BaseException | None) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             if error is not None or units is None:
                 records_read(None, error)
                 return
             at = 0
-            for _, staged in claims:
-                count = len(staged.positions)
-                staged.units = units[at : at + count]
+            for _, prefetched in claims:
+                count = len(prefetched.positions)
+                prefetched.units = units[at : at + count]
                 at += count
             self._background.read_records(units, records_read)
 
-        known = [staged.units for _, staged in claims if staged.units is not None]
+        known = [prefetched.units for _, prefetched in claims if prefetched.units is not None]
         if known:
             self._background.read_records(join_units(known), records_read)
         else:
-            self._background.read_units(np.concatenate([staged.ids for _, staged in claims]), units_found)
+            self._background.read_units(np.concatenate([prefetched.ids for _, prefetched in claims]), units_found)
 
-    def _read_one(self, channel: Channel, staged: Staged) -> None:
-        reign = self._reign
+    def _read_one(self, channel: Channel, prefetched: Prefetched) -> None:
+        mastership = self._mastership
 
         def broken(error: BaseException) -> None:
-            staged.failed = str(error)
-            channel.fetched(staged)
+            prefetched.failed = str(error)
+            channel.fetched(prefetched)
             self._fatal(f"messages that are due cannot be looked for: {error}")
 
-        def sifted(found: Sifted) -> None:
-            if reign != self._reign:
+        def answered(found: ReadRows) -> None:
+            if mastership != self._mastership:
                 return
-            positions, ids = staged.positions, staged.ids
-            channel.withhold(staged, found)
+            positions, ids = prefetched.positions, prefetched.ids
+            channel.withhold(prefetched, found)
             for row, error in found.failed.items():
                 unit = found.units[row : row + 1] if found.known[row] else None
                 self._announce(Unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error)))
             self._news((channel.key[0],))
 
         def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             if isinstance(error, RemovedError):
-                staged.kept = staged.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
-                channel.fetched(staged)
+                prefetched.kept = prefetched.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
+                channel.fetched(prefetched)
                 self.flush()
                 return
             if isinstance(error, DiskError):
-                Sift(self._background, staged.ids, staged.units, sifted, broken).go()
+                PartialRead(self._background, prefetched.ids, prefetched.units, answered, broken).go()
                 return
             if error is not None:
                 broken(error)
                 return
-            staged.records = records
-            channel.fetched(staged)
+            prefetched.records = records
+            channel.fetched(prefetched)
             self._news((channel.key[0],))
 
         def units_found(units: Units | None, error: BaseException | None) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             if error is not None or units is None:
                 records_read(None, error)
                 return
-            staged.units = units
+            prefetched.units = units
             self._background.read_records(units, records_read)
 
-        if staged.units is not None:
-            self._background.read_records(staged.units, records_read)
+        if prefetched.units is not None:
+            self._background.read_records(prefetched.units, records_read)
         else:
-            self._background.read_units(staged.ids, units_found)
+            self._background.read_units(prefetched.ids, units_found)
 
 
 def _in_pieces(claims: Iterable[_Claim]) -> Iterable[list[_Claim]]:

@@ -6,7 +6,7 @@ head stays the head until it is settled. A nack raises its attempt in place, and
 replicated state) is over; other lanes go on meanwhile.
 
 An unreadable message may belong to any message group. It holds back the messages read together with it and all behind
-them, until another member has sent its record or the message is set aside (salvage.py).
+them, until another member has sent its record or the message is set aside (record_repair.py).
 
 Bounded: at most AHEAD_MAX messages and the channel's bytes are read ahead. If that many wait behind blocked heads,
 message groups further back wait too. All of it is soft state; a new master begins at the floor.
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.core.delivery.channel import FETCHES_MAX, Channel, Staged
+from tickwheel.node.core.delivery.channel import FETCHES_MAX, Channel, Prefetched
 from tickwheel.node.core.delivery.leases import Positions
-from tickwheel.node.core.delivery.sift import Sifted
+from tickwheel.node.core.delivery.partial_read import ReadRows
 from tickwheel.node.core.metas import meta_of
 from tickwheel.wheel.units import Units
 
@@ -35,7 +35,7 @@ class _Waiting:
     """A message in its lane."""
 
     position: int
-    staged: Staged
+    prefetched: Prefetched
     row: int
     bytes: int
 
@@ -51,9 +51,9 @@ class _Lane:
 
 @dataclass(slots=True, eq=False)
 class _Incomplete:
-    """A Staged with unreadable messages; `missing`: rows that are still undecided."""
+    """A Prefetched with unreadable messages; `missing`: rows that are still undecided."""
 
-    staged: Staged
+    prefetched: Prefetched
     units: Units
     records: list[bytes | None]
     missing: dict[int, int]
@@ -79,16 +79,16 @@ class FifoChannel(Channel):
     _incomplete: list[_Incomplete] = field(default_factory=list)
 
     @property
-    def staged_count(self) -> int:
+    def prefetched_count(self) -> int:
         """Messages read or being read, without those that are out."""
-        return self._staged_count + self._ahead - len(self._out)
+        return self._prefetched_count + self._ahead - len(self._out)
 
     @property
     def not_out(self) -> int:
         """As `Channel.not_out`. Messages under an earlier master's lease are read ahead too, but count as out."""
         out = {self._lanes[name].waiting[0].position for name in self._out}
         held = sum(position < self.next_position and position not in out for position in self._held)
-        return max(0, self.staged_count - held)
+        return max(0, self.prefetched_count - held)
 
     def claims(self, position: int, attempt: int) -> bool:
         """Always true for a returned message that is in its lane: the lane hands it out again."""
@@ -123,7 +123,7 @@ class FifoChannel(Channel):
             self._fetching < FETCHES_MAX
             and self.next_position < ready_count
             and self._ahead_bytes < self.config.staged_bytes_max
-            and (wanted := AHEAD_MAX - self._ahead - self._staged_count) > 0
+            and (wanted := AHEAD_MAX - self._ahead - self._prefetched_count) > 0
         ):
             limit = min(wanted, self.config.batch_messages_max)
             positions, ids, attempts = self.subscription.deliverable(self.next_position, limit)
@@ -131,30 +131,32 @@ class FifoChannel(Channel):
                 self.next_position = max(self.next_position, self.subscription.scanned_to(self.next_position, limit))
                 return
             self.next_position = int(positions[-1]) + 1
-            self._start(self._staged, positions, ids, attempts)
+            self._start(self._prefetched, positions, ids, attempts)
 
     def _sort(self) -> None:
         """Sort the messages that were read into their lanes, in order."""
-        while self._staged and (self._staged[0].failed or self._staged[0].records is not None):
-            staged = self._staged.popleft()
-            self._staged_count -= staged.count
-            if staged.failed or staged.records is None or staged.units is None:
+        while self._prefetched and (self._prefetched[0].failed or self._prefetched[0].records is not None):
+            prefetched = self._prefetched.popleft()
+            self._prefetched_count -= prefetched.count
+            if prefetched.failed or prefetched.records is None or prefetched.units is None:
                 continue
-            meta_sizes = staged.units["meta_size"].tolist()
-            for row, (position, record) in enumerate(zip(staged.positions.tolist(), staged.records, strict=True)):
+            meta_sizes = prefetched.units["meta_size"].tolist()
+            for row, (position, record) in enumerate(
+                zip(prefetched.positions.tolist(), prefetched.records, strict=True)
+            ):
                 name = meta_of(record[: meta_sizes[row]]).message_group if meta_sizes[row] else ""
                 lane = self._lanes.get(name)
                 if lane is None:
                     lane = self._lanes[name] = _Lane()
                     self._free.append(name)
-                lane.waiting.append(_Waiting(position, staged, row, len(record)))
+                lane.waiting.append(_Waiting(position, prefetched, row, len(record)))
                 self._ahead += 1
                 self._ahead_bytes += len(record)
 
-    def withhold(self, staged: Staged, found: Sifted) -> None:
-        """As `Channel.withhold`, but here the whole Staged waits: an unreadable message may belong to any lane."""
-        missing = {int(staged.positions[row]): row for row in found.failed}
-        waiting = _Incomplete(staged, found.units, list(found.records), missing)
+    def withhold(self, prefetched: Prefetched, found: ReadRows) -> None:
+        """As `Channel.withhold`, but here the whole Prefetched waits: an unreadable message may belong to any lane."""
+        missing = {int(prefetched.positions[row]): row for row in found.failed}
+        waiting = _Incomplete(prefetched, found.units, list(found.records), missing)
         self._incomplete.append(waiting)
         self._complete(waiting)
 
@@ -175,8 +177,8 @@ class FifoChannel(Channel):
     def _complete(self, waiting: _Incomplete) -> None:
         if not waiting.missing:
             self._incomplete.remove(waiting)
-            self._cut(waiting.staged, waiting.units, waiting.records)
-            self.fetched(waiting.staged)
+            self._cut(waiting.prefetched, waiting.units, waiting.records)
+            self.fetched(waiting.prefetched)
 
     def forget_settled(self) -> None:
         """As in Channel. Also looks for messages settled in other ways (a filter, a removal), which nobody reports."""
@@ -187,11 +189,11 @@ class FifoChannel(Channel):
 
     def earliest_ms(self) -> int | None:
         """When the next head may leave. None: a settlement, a read or a lease's end will come first."""
-        if self._free or self._stirred or (self._staged and self._staged[0].records is not None):
+        if self._free or self._stirred or (self._prefetched and self._prefetched[0].records is not None):
             return self.hold_until_ms
         return max(self._paused[0][0], self.hold_until_ms) if self._paused else None
 
-    def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
+    def take(self, now_ms: int, limit: int) -> tuple[Prefetched, int, int] | None:
         """Take the due heads of up to `limit` lanes."""
         if now_ms < self.hold_until_ms or limit <= 0:
             return None
@@ -211,7 +213,7 @@ class FifoChannel(Channel):
             if not attempt:
                 continue
             head = lane.waiting[0]
-            due_ms = max(int(head.staged.due_ms[head.row]), self.subscription.pauses.get(head.position, 0))
+            due_ms = max(int(head.prefetched.due_ms[head.row]), self.subscription.pauses.get(head.position, 0))
             if head.position in self._held or head.position >= self.subscription.unchecked:
                 self._blocked[name] = attempt
             elif due_ms > now_ms:
@@ -257,16 +259,18 @@ class FifoChannel(Channel):
         del self._lanes[name]
         return 0
 
-    def _together(self, chosen: list[tuple[_Waiting, int]]) -> tuple[Staged, int, int]:
+    def _together(self, chosen: list[tuple[_Waiting, int]]) -> tuple[Prefetched, int, int]:
         chosen.sort(key=lambda item: item[0].position)
-        units = [item.staged.units[item.row : item.row + 1] for item, _ in chosen if item.staged.units is not None]
+        units = [
+            item.prefetched.units[item.row : item.row + 1] for item, _ in chosen if item.prefetched.units is not None
+        ]
         joined = np.concatenate(units)
-        staged = Staged(
+        prefetched = Prefetched(
             positions=np.array([item.position for item, _ in chosen], np.uint64),
-            ids=np.array([item.staged.ids[item.row] for item, _ in chosen], np.uint64),
+            ids=np.array([item.prefetched.ids[item.row] for item, _ in chosen], np.uint64),
             attempts=np.array([attempt for _, attempt in chosen], np.uint32),
             due_ms=joined["due_ms"].astype(np.int64),
             units=joined,
-            records=[item.staged.records[item.row] for item, _ in chosen if item.staged.records is not None],
+            records=[item.prefetched.records[item.row] for item, _ in chosen if item.prefetched.records is not None],
         )
-        return staged, 0, len(chosen)
+        return prefetched, 0, len(chosen)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.delivery.channel import Channel, Staged
+from tickwheel.node.core.delivery.channel import Channel, Prefetched
 from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.delivery.sessions import Session
 from tickwheel.node.state.targets import origins_of
@@ -41,25 +41,25 @@ class Share:
         return int(self.units["size"].sum(dtype=np.int64))
 
 
-def share_of(channel: Channel, staged: Staged, first: int, last: int) -> Share | None:
-    """The rows [first, last) of a Staged, without those that were settled or came back since they were claimed: this
+def share_of(channel: Channel, prefetched: Prefetched, first: int, last: int) -> Share | None:
+    """The rows [first, last), without those that were settled or came back since they were claimed: this
     delivery of them no longer counts. None: no row is left."""
-    assert staged.records is not None and staged.units is not None
+    assert prefetched.records is not None and prefetched.units is not None
     places: slice | NDArray[np.int64] = slice(first, last)
-    records = staged.records[first:last]
-    valid = channel.subscription.attempts_of(staged.positions[places]) == staged.attempts[places]
+    records = prefetched.records[first:last]
+    valid = channel.subscription.attempts_of(prefetched.positions[places]) == prefetched.attempts[places]
     if not valid.all():
         places = np.flatnonzero(valid) + first
         if not len(places):
             return None
-        records = [staged.records[place] for place in places.tolist()]
+        records = [prefetched.records[place] for place in places.tolist()]
     return Share(
         channel,
-        staged.positions[places],
-        staged.ids[places],
-        staged.attempts[places],
-        staged.due_ms[places],
-        staged.units[places],
+        prefetched.positions[places],
+        prefetched.ids[places],
+        prefetched.attempts[places],
+        prefetched.due_ms[places],
+        prefetched.units[places],
         records,
     )
 

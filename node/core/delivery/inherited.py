@@ -1,8 +1,8 @@
-"""Messages that consumers hold from an earlier reign, under leases heard of in the sync or given out by this node.
+"""Messages that consumers hold from an earlier mastership, under leases heard of in the sync or given out by this node.
 
 A held message is not delivered again before its lease is over. A message that was delivered ahead of a dispatch that is
 not in the log is held by its id, until it is dispatched after all or its lease is over. Slaves hear of such a lease
-like of any other. Soft state of one reign.
+like of any other. Soft state of one mastership.
 """
 
 from __future__ import annotations

@@ -290,8 +290,8 @@ class LeaseFeed:
 
 
 class HeardLeases:
-    """Leases that this node knows of while it does not lead: told by its masters, left from its own earlier reigns, or
-    found on its disk. A new master starts with them.
+    """Leases that this node knows of while it does not lead: told by its masters, left from its own earlier
+    masterships, or found on its disk. A new master starts with them.
 
     A lease of an earlier term stays until it ends, even if later masters have not heard of it. That is safe: the
     replicated state shows which messages were settled or came back meanwhile, so an old lease never holds those.

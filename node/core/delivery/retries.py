@@ -83,7 +83,7 @@ class RetryQueue:
         self._rows = 0
         self._proposed: list[Leaving] = []
         """Entries whose rows are in the command under way."""
-        self._reign = 0
+        self._mastership = 0
 
     @property
     def rows(self) -> int:
@@ -120,17 +120,17 @@ class RetryQueue:
             batches.append(leaving.columns(count))
             self._proposed.append(leaving)
             room -= count
-        reign = self._reign
+        mastership = self._mastership
         command = Command(settle=Settle(batches=batches))
-        self._proposer.submit(command, lambda result: self._answered(result, reign), may_gather=True)
+        self._proposer.submit(command, lambda result: self._answered(result, mastership), may_gather=True)
 
     def lose(self, failure: Failure) -> None:
         """Answer the waiting deliveries with `failure`. Those under way still get the log's answer."""
-        self._reign += 1
+        self._mastership += 1
         for leaving in [leaving for leaving in self._waiting if leaving not in self._proposed]:
             self._end(leaving, failure)
 
-    def _answered(self, result: CommandResult | Failure, reign: int) -> None:
+    def _answered(self, result: CommandResult | Failure, mastership: int) -> None:
         # `_proposed` is kept until all are answered: a callback that adds more must not propose these rows again.
         proposed = self._proposed
         if isinstance(result, Failure):
@@ -144,7 +144,7 @@ class RetryQueue:
                 self._rows -= part.taken
                 if part.failure is not None or not leaving.left:
                     self._end(leaving, leaving.result)
-                elif reign != self._reign:
+                elif mastership != self._mastership:
                     self._end(leaving, outcome_unknown())
         self._proposed = []
         self._propose()

@@ -1,7 +1,7 @@
 """Returns the open messages of ended leases: after a pause if a lease ran out, at once if it was given back.
 
 Owns which returns are on their way into the log: such a message is not handed out before its return is applied. Soft
-state of one reign.
+state of one mastership.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Returns:
         self._counters = counters
         self._channel = channel
         self._under_way: dict[ChannelKey, set[int]] = {}
-        self._reign = 0
+        self._mastership = 0
 
     def begin(self) -> None:
-        self._reign += 1
+        self._mastership += 1
 
     def end(self) -> None:
-        self._reign += 1
+        self._mastership += 1
         self._under_way.clear()
 
     def positions(self, key: ChannelKey) -> Positions:
@@ -86,10 +86,10 @@ class Returns:
         returning.update(positions.tolist())
         if channel is not None:
             channel.hold(positions)
-        reign = self._reign
+        mastership = self._mastership
 
         def returned(result: SettleResult | Failure) -> None:
-            if reign == self._reign:
+            if mastership == self._mastership:
                 returning.difference_update(positions.tolist())
                 now_there = self._channel(lease.channel)
                 failed = isinstance(result, Failure) or result.failure is not None

@@ -1,7 +1,7 @@
 """Settlements and extensions that consumers ask for: checked, put into the log, answered when committed.
 
 Owns the limits of such requests and the translation of their columns. Settlements change the replicated state;
-extensions change only the master's own leases. Used by the master's deliveries and the consumers' desk.
+extensions change only the master's own leases. Used by the master's deliveries and the requests of consumers.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class SyncState:
 
     def outgoing(self, peer_id: str) -> PeerFrame | None:
         """The sync for one slave; the log fills in envelope and term."""
-        if not self.enabled or not self._delivery.reigning:
+        if not self.enabled or not self._delivery.active:
             return None
         self._number += 1
         ranges, complete = self._delivery.lease_feed_for(peer_id, self._number)

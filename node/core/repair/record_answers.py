@@ -1,4 +1,4 @@
-"""Answers peers whose disks cannot read some records (salvage.py).
+"""Answers peers whose disks cannot read some records (record_repair.py).
 
 Any node answers from what it has applied: the record with a checksum, or that it cannot read the record either. It says
 nothing about messages that it has not applied or has removed. Bounded: ASKED_MAX messages and ANSWER_BYTES_MAX (at
@@ -10,7 +10,7 @@ from __future__ import annotations
 import google_crc32c
 import numpy as np
 
-from tickwheel.node.core.delivery.sift import Sift, Sifted
+from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
 
@@ -38,7 +38,7 @@ class RecordAnswers:
             return
         self._serving += 1
 
-        def sifted(found: Sifted) -> None:
+        def answered(found: ReadRows) -> None:
             self._serving -= 1
             answer = _answer(ids.tolist(), found, units_only=ask.units_only)
             core.log.send_beside(peer_id, PeerFrame(record_answer=answer))
@@ -46,10 +46,10 @@ class RecordAnswers:
         def broken(error: BaseException) -> None:
             core.fatal(f"records that {peer_id} asked for could not be looked for: {error}")
 
-        Sift(core.background, ids, None, sifted, broken, units_only=ask.units_only).go()
+        PartialRead(core.background, ids, None, answered, broken, units_only=ask.units_only).go()
 
 
-def _answer(ids: list[int], found: Sifted, *, units_only: bool) -> RecordAnswer:
+def _answer(ids: list[int], found: ReadRows, *, units_only: bool) -> RecordAnswer:
     answer = RecordAnswer(units_only=units_only)
     size = 0
     for row, (id, record) in enumerate(zip(ids, found.records, strict=True)):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.schedule.pending import PendingDesk, deletion_query
+from tickwheel.node.core.schedule.pending import PendingRequests, deletion_query
 from tickwheel.node.core.schedule.sweeper import Sweeper
 from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.node.failure import Failure, RequestError
@@ -40,7 +40,7 @@ class _Waiting:
 
 
 class Deleter(Part):
-    def __init__(self, core: Kernel, pending: PendingDesk, sweeper: Sweeper) -> None:
+    def __init__(self, core: Kernel, pending: PendingRequests, sweeper: Sweeper) -> None:
         self._core = core
         self._pending = pending
         self._sweeper = sweeper

@@ -62,7 +62,7 @@ class Dispatcher(Part):
         self._last_proposed_ms = 0
         self._now_ms = 0
         """Cluster time at the last tick."""
-        self._reign = 0
+        self._mastership = 0
 
     @property
     def blocked(self) -> bool:
@@ -76,7 +76,7 @@ class Dispatcher(Part):
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
         """Start aligning, or waiting if the cursor is ahead of the clock."""
-        self._reign += 1
+        self._mastership += 1
         self._proposed = self._wheel.cursor
         self._in_flight = 0
         self._failures = 0
@@ -89,7 +89,7 @@ class Dispatcher(Part):
 
     def end(self, failure: Failure) -> None:
         """Stop at once. Later answers to dispatches in flight are ignored."""
-        self._reign += 1
+        self._mastership += 1
         self.phase = Phase.IDLE
         self._in_flight = 0
         if self._push is not None:
@@ -127,7 +127,7 @@ class Dispatcher(Part):
         return now_ms < self._last_proposed_ms + self._config.dispatch_period_ms
 
     def _propose(self, target: CursorKey, now_ms: int) -> None:
-        reign = self._reign
+        mastership = self._mastership
         before = self._proposed
         self._proposed = target
         self._last_proposed_ms = now_ms
@@ -145,7 +145,7 @@ class Dispatcher(Part):
         )
 
         def answered(result: CommandResult | Failure) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             self._in_flight -= 1
             if isinstance(result, Failure):

@@ -11,8 +11,8 @@ A request is admitted or refused whole, before it reaches the log. A refusal nam
 repeating the request under the same producer id and sequence is safe. A repeat of an accepted request passes, because
 it adds nothing.
 
-Counts of ticks are the master's own, soft and bounded. Messages from before this reign are added once a tick has filled
-by a quarter: then a worker asks the wheel. Called by the publisher, for requests in order of arrival.
+Counts of ticks are the master's own, soft and bounded. Messages from before this mastership are added once a tick
+has filled by a quarter: then a worker asks the wheel. Called by the publisher, for requests in order of arrival.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class FlowControl(Part):
         self._asked: set[int] = set()
         self._to_ask: deque[int] = deque()
         self._asking = False
-        self._reign = 0
+        self._mastership = 0
         self.refused: dict[str, int] = {}
         """Limit -> messages refused by it since the process started."""
 
     def end(self, failure: Failure) -> None:
-        """Forget all counts: the next reign begins with its own."""
-        self._reign += 1
+        """Forget all counts: the next mastership begins with its own."""
+        self._mastership += 1
         self._topics.clear()
         self._clients.clear()
         self._user_messages.clear()
@@ -259,7 +259,7 @@ class FlowControl(Part):
         return None
 
     def _ask(self, ticks: Iterable[int]) -> None:
-        """Ask the wheel how many messages these ticks held before this reign, one tick after the other."""
+        """Ask the wheel how many messages these ticks held before this mastership, one tick after the other."""
         for tick in ticks:
             self._asked.add(tick)
             self._to_ask.append(tick)
@@ -269,7 +269,7 @@ class FlowControl(Part):
             self._serving.start(self._ask_all(), lambda _: None)
 
     async def _ask_all(self) -> None:
-        reign, slot_ms = self._reign, self._state.settings.slot_ms
+        mastership, slot_ms = self._mastership, self._state.settings.slot_ms
         self._asking = True
         while self._to_ask:
             tick = self._to_ask.popleft()
@@ -277,7 +277,7 @@ class FlowControl(Part):
             with suppress(UnreadableError):
                 job = await self._background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted())
                 held = sum(count for _, count in job.buckets)
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             if tick in self._ticks:
                 self._ticks[tick] = max(self._ticks[tick], held)

@@ -157,7 +157,7 @@ class Finder:
             return Found(units[rows], next_key, job.examined)
 
 
-class PendingDesk:
+class PendingRequests:
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._finder = Finder(core)

@@ -190,13 +190,13 @@ class Publisher(Part):
         return None if publish is None else (Command(publish=publish), self._answers(taken), size)
 
     def _due_of(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
-        """`_due` under the request's guard: a mistake fails this request alone."""
+        """`_due` as a piece of the request: a mistake fails this request alone."""
         due: list[NDArray[np.int64] | None] = []
         self._proposer.serving.run(request.caller, lambda: due.append(self._due(request, now_ms)))
         return due[0] if due else None
 
     def _publish_of(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Publish | None:
-        """`publish_of` under the guard of all these requests. None: it failed, and all of them were told."""
+        """`publish_of` as a piece of all these requests. None: it failed, and all of them were told."""
         made: list[Publish] = []
 
         def failed(failure: Failure) -> None:

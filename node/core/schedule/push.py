@@ -49,7 +49,7 @@ class PushAhead:
         """Messages given to delivery before their dispatch was committed."""
 
     def reset(self) -> None:
-        """Forget the dispatches under way: a reign begins or ends."""
+        """Forget the dispatches under way: a mastership begins or ends."""
         self._flights.clear()
 
     def proposing(self, start: CursorKey, target: CursorKey, now_ms: int) -> None:

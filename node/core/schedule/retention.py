@@ -30,7 +30,7 @@ class Retention(Part):
         self._proposed = False
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
-        """Start afresh: a removal proposed in an earlier reign does not count."""
+        """Start afresh: a removal proposed in an earlier mastership does not count."""
         self._next_ms = 0
         self._proposed = False
 

@@ -6,8 +6,8 @@ applied since are added and subtracted. Commands that do not name the topics of 
 retries, bulk loads) make the count stale: it is then taken anew, while the old one stays in use. After a count there is
 a pause of PAUSES times its duration.
 
-Soft state of the master, gone with its reign. Until the first count of a reign has ended, its figure so far is used: a
-limit may be exceeded by messages that the new master has not counted yet.
+Soft state of one mastership. Until the first count of a mastership has ended, its figure so far is
+used: a limit may be exceeded by messages that the new master has not counted yet.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TopicPending(Part):
         self._stale = False
         self._count: _Count | None = None
         self._not_before_ms = 0
-        self._reign = 0
+        self._mastership = 0
 
     @property
     def wanted(self) -> bool:
@@ -74,7 +74,7 @@ class TopicPending(Part):
 
     @property
     def counted(self) -> bool:
-        """The first count of this reign has ended, and is not stale."""
+        """The first count of this mastership has ended, and is not stale."""
         return self._known is not None and not self._stale
 
     def of(self, topic_id: int | None) -> int:
@@ -102,7 +102,7 @@ class TopicPending(Part):
         self._forget()
 
     def _forget(self) -> None:
-        self._reign += 1
+        self._mastership += 1
         self._known = None
         self._count = None
         self._stale = False
@@ -187,14 +187,14 @@ class TopicPending(Part):
 
     async def _read(self, count: _Count) -> None:
         """Count what a pin holds, page by page."""
-        reign, core = self._reign, self._core
+        mastership, core = self._mastership, self._core
         while count.hours:
             hour, job = count.hours[-1], None
             with suppress(UnreadableError):
                 job = await core.background.scan_pinned(
                     count.pinned, hour, count.start, 0, DUE_MS_LIMIT, PAGE_UNITS_MAX
                 )
-            if reign != self._reign or self._count is not count:
+            if mastership != self._mastership or self._count is not count:
                 return
             if job is None:
                 # Removed under the reader, or not readable now: again from the beginning, later.

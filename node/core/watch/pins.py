@@ -61,7 +61,7 @@ class _Pin:
     used_ms: int
 
 
-class PinDesk:
+class PendingPins:
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._pins: dict[int, _Pin] = {}

@@ -40,18 +40,18 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_RECOVERING, f"{replayed}; {log.halted}" if log.halted else replayed
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
-    waits_for = core.parts.founding.reason or core.parts.salvage.reason or core.parts.mending.reason
+    waits_for = core.parts.founding.reason or core.parts.record_repair.reason or core.parts.index_repair.reason
     if log.master_id is None:
         return admin_pb2.NODE_ALONE, "; ".join(
             filter(None, ("it hears no master: what it shows may be old", waits_for))
         )
     if core.leading and not log.lease_held:
         return admin_pb2.NODE_ALONE, "; ".join(filter(None, ("it leads, and has not heard from a majority", waits_for)))
-    if core.parts.reign.handing_over:
+    if core.parts.mastership.handing_over:
         return admin_pb2.NODE_STOPPING, "handing the master role over"
     if core.parts.bulk.waiting:
         return admin_pb2.NODE_RECOVERING, core.parts.bulk.waiting
-    if core.parts.reign.elected and not core.leading:
+    if core.parts.mastership.elected and not core.leading:
         return admin_pb2.NODE_ALIGNING, "its first command as master is not applied yet"
     if core.leading and not core.clock.may_dispatch():
         return admin_pb2.NODE_WITHOUT_TIME, "dispatch waits: " + clock_reason(core.clock)
@@ -59,8 +59,8 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_ALIGNING, "the same dispatch has failed three times; the wheel waits for it"
     if core.leading and core.parts.dispatcher.phase in (Phase.ALIGNING, Phase.WAITING):
         return admin_pb2.NODE_ALIGNING, "advancing the cursor to the clock"
-    if core.parts.mending.holds_log:
-        return admin_pb2.NODE_RECOVERING, core.parts.mending.reason
+    if core.parts.index_repair.holds_log:
+        return admin_pb2.NODE_RECOVERING, core.parts.index_repair.reason
     return admin_pb2.NODE_SERVING, waits_for
 
 
@@ -225,7 +225,10 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
             sync_age_ms=core.parts.sync.reply_age_ms(node_id) if leading else 0,
             learner=bool(member and member.learner),
         )
-    status.unreadable_messages, status.unreadable_reason = core.parts.salvage.waiting, core.parts.salvage.reason
+    status.unreadable_messages, status.unreadable_reason = (
+        core.parts.record_repair.waiting,
+        core.parts.record_repair.reason,
+    )
     _add_clock(core, status)
     _add_bulk(core, status)
     return status
@@ -272,7 +275,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "role": {(admin_pb2.Role.Name(status.role).lower(),): 1.0},
         "state": {(admin_pb2.NodeState.Name(status.state).removeprefix("NODE_").lower(),): 1.0},
         "term": float(status.term),
-        "master_changes": float(core.parts.reign.changes),
+        "master_changes": float(core.parts.mastership.changes),
         "log_first_index": float(status.first_index),
         "log_last_index": float(status.last_index),
         "log_commit_index": float(status.commit_index),

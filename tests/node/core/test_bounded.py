@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.delivery.channel import Staged
+from tickwheel.node.core.delivery.channel import Prefetched
 
 BUFFER_BYTES = 64 << 10
 
@@ -81,7 +81,7 @@ def test_what_was_delivered_leaves_memory_at_once() -> None:
     gc.disable()
     try:
         trio.run_until(lambda: len(client.got) == 300)
-        left = [held for held in gc.get_objects() if isinstance(held, Staged)]
+        left = [held for held in gc.get_objects() if isinstance(held, Prefetched)]
     finally:
         gc.enable()
     assert not left

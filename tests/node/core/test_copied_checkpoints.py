@@ -105,7 +105,7 @@ def test_a_checkpoint_from_a_peer_forgets_no_lease() -> None:
     assert len(client.got) > 500
     answers: list[object] = []
     assert master.host is not None
-    master.host.core.parts.reign.start_transfer(slave.name, answers.append)
+    master.host.core.parts.mastership.start_transfer(slave.name, answers.append)
     master.wake()
     world.run_until(lambda: world.master() is slave)
     world.run(4_000)

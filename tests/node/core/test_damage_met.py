@@ -65,7 +65,7 @@ def test_a_master_hands_over_before_it_stops() -> None:
 
     def stopped(reason: str) -> None:
         led.extend(
-            n.name for n in world.nodes.values() if n is not master and n.host and n.host.core.parts.reign.elected
+            n.name for n in world.nodes.values() if n is not master and n.host and n.host.core.parts.mastership.elected
         )
         Node._on_fatal(master, reason)
 
@@ -116,7 +116,7 @@ def test_damage_met_by_apply_lets_another_lead_first(monkeypatch: pytest.MonkeyP
     led: list[bool] = []
 
     def stopped(reason: str) -> None:
-        led.append(any(n.host is not None and n.host.core.parts.reign.elected for n in others))
+        led.append(any(n.host is not None and n.host.core.parts.mastership.elected for n in others))
         Node._on_fatal(master, reason)
 
     master.host._on_fatal = stopped

@@ -107,7 +107,7 @@ def test_a_master_says_that_it_serves_only_when_it_does() -> None:
     states = []
     while world.master() is None:
         world.run(0.5)
-        states += [node_status(core).state for core in heirs if core.parts.reign.elected and not core.leading]
+        states += [node_status(core).state for core in heirs if core.parts.mastership.elected and not core.leading]
     assert set(states) == {admin_pb2.NODE_ALIGNING}
     master = world.elect().host
     assert master is not None
@@ -123,7 +123,7 @@ def test_planned_handover_repeats_nothing() -> None:
     load(world, client, 2)
     answers: list[object] = []
     assert master.host is not None
-    master.host.core.parts.reign.start_transfer(None, answers.append)
+    master.host.core.parts.mastership.start_transfer(None, answers.append)
     master.wake()
     began_ms = world.now_ms
     world.run_until(lambda: bool(answers))

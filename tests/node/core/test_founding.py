@@ -10,7 +10,7 @@ import random
 import pytest
 
 from tests.node.core.trio import Client, Node, World
-from tickwheel.node.core.founding import PATH, FoundingDesk
+from tickwheel.node.core.founding import PATH, ClusterFounding
 from tickwheel.node.core.host import NodeHost
 from tickwheel.node.core.watch.status import node_vitals
 from tickwheel.proto import admin_pb2
@@ -104,7 +104,7 @@ def test_one_whose_log_ends_before_disks_were_recorded_gets_no_vote_from_an_empt
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An earlier version founded: c has the first entry, which names no disks. b, with a new one, is no help."""
-    monkeypatch.setattr(FoundingDesk, "disk_of", lambda self, node_id: "")
+    monkeypatch.setattr(ClusterFounding, "disk_of", lambda self, node_id: "")
     world = World()
     world.elect()
     world.run_until(lambda: host_of(world, "c").core.state.created, 500)
@@ -131,7 +131,7 @@ def test_one_whose_log_ends_before_disks_were_recorded_gets_no_vote_from_an_empt
 
 def test_a_new_disk_votes_once_the_log_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a cluster whose log never named the disk of b, the new one is recorded, and counts once b has read that."""
-    monkeypatch.setattr(FoundingDesk, "disk_of", lambda self, node_id: "")
+    monkeypatch.setattr(ClusterFounding, "disk_of", lambda self, node_id: "")
     world = World()
     world.elect()
     world.nodes["b"].kill()

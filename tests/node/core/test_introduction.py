@@ -13,7 +13,7 @@ from tests.node.core.test_membership import Asked, add, counting, remove
 from tests.node.core.trio import MS, Client, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.host import NodeHost, raft_config
-from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.membership import Membership
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto.peer_pb2 import Hello
 from tickwheel.replication.introduction import MEMBERS_MAX, hello_of, shown_in
@@ -229,19 +229,19 @@ def test_what_a_newcomer_is_shown_before_anybody_knows_its_disk(monkeypatch: pyt
     world = led_by_a_late_one(monkeypatch)
     world.change(lambda: add("e"))
     world.join("e")
-    desk, log = world.host("e").core.parts.members, world.host("e").core.log
+    members, log = world.host("e").core.parts.members, world.host("e").core.log
     shown = with_disk(world.host("d").core.parts.members.introduction(), "e", "")
     assert not log.members()
-    early = desk.refuses("f", "disk-f", replace(shown, applied_index=shown.applied_index - 1))
+    early = members.refuses("f", "disk-f", replace(shown, applied_index=shown.applied_index - 1))
     assert early is not None and "not read yet" in early.reason and not early.final
-    assert desk.refuses("f", "disk-f", NO_INTRODUCTION) is None, "an older version shows nothing"
+    assert members.refuses("f", "disk-f", NO_INTRODUCTION) is None, "an older version shows nothing"
     assert log.introduced() == NO_INTRODUCTION
-    assert desk.refuses("d", "disk-d", shown) is None and log.introduced() == shown
+    assert members.refuses("d", "disk-d", shown) is None and log.introduced() == shown
     world.run_until(lambda: bool(log.members()))
     assert "d" not in {member.node_id for member in log.members()}
     later = replace(shown, applied_index=1 << 40)
-    assert desk.refuses("d", "disk-d", with_disk(later, "e", "another")) is None and log.introduced() == shown
-    assert desk.refuses("d", "disk-d", later) is None and log.introduced() == later
+    assert members.refuses("d", "disk-d", with_disk(later, "e", "another")) is None and log.introduced() == shown
+    assert members.refuses("d", "disk-d", later) is None and log.introduced() == later
 
 
 def without(shown: Introduction, name: str) -> tuple[Member, ...]:
@@ -258,7 +258,7 @@ def test_who_is_let_in_by_what_it_shows() -> None:
     """Only a member of this very cluster, with its own disk, by a later state of the log than this node has applied:
     strangers, wiped disks and who was removed stay out, as do those whom newer word does not name."""
     world, slave, _ = replaced()
-    desk, log = world.host(slave).core.parts.members, world.host(slave).core.log
+    members, log = world.host(slave).core.parts.members, world.host(slave).core.log
     true = shown_in(hello_of("", world.host("d").core.parts.members.introduction()))
     applied = world.host(slave).core.applied_index
     assert true.applied_index > applied and true.named("d") is not None
@@ -273,33 +273,33 @@ def test_who_is_let_in_by_what_it_shows() -> None:
     }
     calls = set(world.nodes[slave].calls)
     for why, shown in false.items():
-        refusal = desk.refuses("d", "disk-d", shown)
+        refusal = members.refuses("d", "disk-d", shown)
         assert refusal is not None and "not a member" in refusal.reason and not refusal.final, why
         assert log.introduced() == NO_INTRODUCTION and world.nodes[slave].calls == calls, why
-    assert desk.introduction().applied_index == applied
-    assert desk.refuses("d", "disk-d", true) is None
+    assert members.introduction().applied_index == applied
+    assert members.refuses("d", "disk-d", true) is None
     assert world.nodes[slave].calls == calls | {"d"}, "what it knew by its own log stays"
-    assert desk.introduction() == true, "it shows others what it was shown, until it has applied as much"
-    wiped = desk.refuses("d", "a new one")
+    assert members.introduction() == true, "it shows others what it was shown, until it has applied as much"
+    wiped = members.refuses("d", "a new one")
     assert wiped is not None and wiped.final
-    assert desk.refuses("d", "disk-d") is None, "by what it has shown before"
+    assert members.refuses("d", "disk-d") is None, "by what it has shown before"
     older = Introduction(true.applied_index - 1, (*true.members, Member("e", "peer-e", "", "disk-e")))
-    assert desk.refuses("e", "disk-e", older) is not None, "newer word does not name it any more"
-    assert log.introduced() == desk.introduction() == true
+    assert members.refuses("e", "disk-e", older) is not None, "newer word does not name it any more"
+    assert log.introduced() == members.introduction() == true
     newer = Introduction(true.applied_index + 1, (*without(true, "d"), Member("e", "peer-e", "", "disk-e")))
-    assert desk.refuses("e", "disk-e", newer) is None
-    assert desk.refuses("d", "disk-d", true) is not None and world.nodes[slave].calls == calls | {"e"}
+    assert members.refuses("e", "disk-e", newer) is None
+    assert members.refuses("d", "disk-d", true) is not None and world.nodes[slave].calls == calls | {"e"}
 
 
 def test_a_member_whose_disk_is_another_shows_nothing() -> None:
     """What a wiped disk brings is not listened to, even if it names this node rightly."""
     world, slave, other = replaced()
-    desk, log = world.host(slave).core.parts.members, world.host(slave).core.log
+    members, log = world.host(slave).core.parts.members, world.host(slave).core.log
     shown = replace(world.host("d").core.parts.members.introduction(), applied_index=1 << 40)
-    refusal = desk.refuses(other, "another", with_disk(shown, other, "another"))
+    refusal = members.refuses(other, "another", with_disk(shown, other, "another"))
     assert refusal is not None and refusal.final
     assert log.introduced() == NO_INTRODUCTION
-    assert desk.refuses(other, f"disk-{other}", shown) is None
+    assert members.refuses(other, f"disk-{other}", shown) is None
     assert log.introduced() == shown, "a member that is known shows it as well"
 
 
@@ -322,9 +322,9 @@ def test_who_was_removed_stays_out_whatever_it_shows() -> None:
     shown = world.host("a").core.parts.members.introduction()
     world.change(lambda: remove("d"))
     world.run_until(world.agree)
-    desk: MemberDesk = world.host("a").core.parts.members
+    members: Membership = world.host("a").core.parts.members
     for index in (shown.applied_index, 1 << 40):
-        assert desk.refuses("d", "disk-d", replace(shown, applied_index=index)) is not None
+        assert members.refuses("d", "disk-d", replace(shown, applied_index=index)) is not None
     assert world.host("a").core.log.introduced() == NO_INTRODUCTION
 
 

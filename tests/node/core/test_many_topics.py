@@ -113,7 +113,7 @@ def test_nothing_is_applied_while_a_checkpoint_is_captured_and_the_master_stays(
     master = world.elect()
     assert master.host is not None
     core = master.host.core
-    changes = core.parts.reign.changes
+    changes = core.parts.mastership.changes
     written: list[object] = []
     core.checkpointer.request(written.append)
     master.wake()
@@ -122,7 +122,7 @@ def test_nothing_is_applied_while_a_checkpoint_is_captured_and_the_master_stays(
     world.run(10)
     assert core.checkpointer.capturing and not client.acked
     world.run_until(lambda: bool(client.acked) and bool(written))
-    assert core.parts.reign.changes == changes and core.leading
+    assert core.parts.mastership.changes == changes and core.leading
     core.checkpointer.copied(written[0])
     before = digests(world)
     master.kill()

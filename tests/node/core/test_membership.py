@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.node.core.trio import Client, World, digests, places
-from tickwheel.node.core.founding import FoundingDesk
+from tickwheel.node.core.founding import ClusterFounding
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import AdminResult
@@ -205,17 +205,17 @@ def test_changes_asked_at_once_are_made_one_after_the_other() -> None:
 
 def test_the_disk_of_a_member_is_the_one_it_came_with_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one under its name is neither let in nor recorded: the member itself would be refused."""
-    monkeypatch.setattr(FoundingDesk, "disk_of", lambda self, node_id: "")  # a cluster of before that was known
+    monkeypatch.setattr(ClusterFounding, "disk_of", lambda self, node_id: "")  # a cluster of before that was known
     world = World()
     host = world.elect().host
     assert host is not None
-    desk = host.core.parts.members
+    members = host.core.parts.members
     other = next(member.node_id for member in host.core.log.members() if member.node_id != host.core.identity.node_id)
     own = f"disk-{other}"
-    assert desk.refuses(other, own) is None
-    refusal = desk.refuses(other, "another")
+    assert members.refuses(other, own) is None
+    refusal = members.refuses(other, "another")
     assert refusal is not None and not refusal.final
-    assert desk.refuses(other, own) is None
+    assert members.refuses(other, own) is None
 
     def recorded() -> str:
         assert host is not None
@@ -223,5 +223,5 @@ def test_the_disk_of_a_member_is_the_one_it_came_with_first(monkeypatch: pytest.
 
     world.run_until(lambda: bool(recorded()))
     assert recorded() == own
-    refusal = desk.refuses(other, "another")
+    refusal = members.refuses(other, "another")
     assert refusal is not None and refusal.final

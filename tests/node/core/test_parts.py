@@ -1,4 +1,4 @@
-"""The parts of a core: who of them has a reign, and in which order it begins and ends."""
+"""The parts of a core: which of them follow mastership, and in which order it begins and ends for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_core(world: World) -> NodeCore:
 
 
 def test_no_part_is_forgotten() -> None:
-    """Whatever calls itself a part is in the core's list, once: else nobody would tell it that its reign is over."""
+    """Each class that is a part is in the core's list, once: else nobody would tell it that its mastership is over."""
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
     parts = [type(part) for part in a_core(World()).parts.ordered]
@@ -46,7 +46,7 @@ def test_all_end_in_order_and_begin_the_other_way_round(monkeypatch: pytest.Monk
     for part in core.parts.ordered:
         noted(part, "begin")
         noted(part, "end")
-    world.run_until(lambda: core.parts.delivery.reigning)
+    world.run_until(lambda: core.parts.delivery.active)
     assert told == [("begin", name) for name in reversed(order)]
     told.clear()
     core.stop()

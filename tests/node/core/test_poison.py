@@ -50,12 +50,12 @@ def spoil(world: World) -> int:
     """Have a poisoned entry committed, as a master of an earlier version did; its index."""
     node = world.elect()
     assert node.host is not None
-    verdicts: list[Any] = []
-    node.host.core.log.propose(poison(node.host.core.term), verdicts.append)
+    outcomes: list[Any] = []
+    node.host.core.log.propose(poison(node.host.core.term), outcomes.append)
     node.wake()
-    world.run_until(lambda: bool(verdicts))
-    assert verdicts[0].verdict is ProposalOutcome.COMMITTED
-    return int(verdicts[0].index)
+    world.run_until(lambda: bool(outcomes))
+    assert outcomes[0].outcome is ProposalOutcome.COMMITTED
+    return int(outcomes[0].index)
 
 
 def test_a_log_that_holds_poison_goes_on() -> None:

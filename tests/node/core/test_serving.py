@@ -200,8 +200,8 @@ def test_a_mistake_in_the_answer_to_what_was_applied(kind: str, monkeypatch: pyt
 
         monkeypatch.setattr(master.host.core.parts.delivery.settlements.retries, "add", broken)
     elif kind == "stage":
-        desk = master.host.core.parts.staging
-        monkeypatch.setattr(desk, "_describe", raising(desk._describe, at))
+        staging = master.host.core.parts.staging
+        monkeypatch.setattr(staging, "_describe", raising(staging._describe, at))
     else:
         submit = proposer.submit
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.transport.served import started
 from tickwheel.client.errors import fault_of_call
-from tickwheel.node.server.connections import Connection, ConnectionGuard, caller_of, too_many
+from tickwheel.node.server.connections import Connection, ConnectionLimiter, caller_of, too_many
 from tickwheel.node.server.door import Door
 from tickwheel.proto import admin_pb2_grpc
 from tickwheel.storage.descriptors import DescriptorReserve
@@ -81,19 +81,19 @@ class Waiting:
         return behave
 
 
-async def serving(guard: ConnectionGuard) -> tuple[Server, int, Waiting]:
-    """A server behind the guard."""
+async def serving(limiter: ConnectionLimiter) -> tuple[Server, int, Waiting]:
+    """A server behind the limiter."""
     server, service = Server(), Waiting()
-    Door(server, Counter(), guard=guard).serve(admin_pb2_grpc.add_AdminServicer_to_server, service)
+    Door(server, Counter(), limiter=limiter).serve(admin_pb2_grpc.add_AdminServicer_to_server, service)
     port = await started(server)
-    guard.watch(port, 0)
+    limiter.watch(port, 0)
     return server, port, service
 
 
 async def test_idle_connections_are_shut_and_a_call_goes_on() -> None:
     """A client with a call keeps its connection, though it came last of all."""
-    guard = ConnectionGuard(DescriptorReserve(), 10, 100)
-    server, port, service = await serving(guard)
+    limiter = ConnectionLimiter(DescriptorReserve(), 10, 100)
+    server, port, service = await serving(limiter)
     idle = []
     for _ in range(30):
         idle.append(socket.create_connection(("127.0.0.1", port)))
@@ -102,13 +102,13 @@ async def test_idle_connections_are_shut_and_a_call_goes_on() -> None:
         channel: Any = opened
         call = channel.unary_unary(STATUS)(b"")
         await service.wait_for(1)
-        while guard.open < 31:  # gRPC accepts in a thread of its own
-            guard.look()
+        while limiter.open < 31:  # gRPC accepts in a thread of its own
+            limiter.look()
             await asyncio.sleep(0)
-        while guard.open > guard.most:
-            guard.look()
+        while limiter.open > limiter.most:
+            limiter.look()
             await asyncio.sleep(0)
-        assert (guard.most, guard.open) == (10, 10) and guard.shut >= 21
+        assert (limiter.most, limiter.open) == (10, 10) and limiter.shut >= 21
         assert not call.done(), "the one with a call is not among those that went"
         call.cancel()
     for connection in idle:
@@ -118,19 +118,19 @@ async def test_idle_connections_are_shut_and_a_call_goes_on() -> None:
 
 def test_a_user_has_no_more_connections_than_its_quota() -> None:
     """Known ones go on, another user is not touched, and what is closed counts no more after the next look."""
-    guard = ConnectionGuard(DescriptorReserve(), 100, 100)
-    assert [guard.admit("ann", f"ipv4:1.2.3.4:{port}", 2) for port in (1, 2, 1, 2)] == [None] * 4
-    refusal = guard.admit("ann", "ipv4:1.2.3.4:3", 2)
+    limiter = ConnectionLimiter(DescriptorReserve(), 100, 100)
+    assert [limiter.admit("ann", f"ipv4:1.2.3.4:{port}", 2) for port in (1, 2, 1, 2)] == [None] * 4
+    refusal = limiter.admit("ann", "ipv4:1.2.3.4:3", 2)
     assert refusal is not None and refusal.metadata["field"] == "quotas.connections_max"
-    assert guard.admit("bob", "ipv4:1.2.3.4:3", 2) is None
-    guard.look()
-    assert guard.admit("ann", "ipv4:1.2.3.4:3", 2) is None
+    assert limiter.admit("bob", "ipv4:1.2.3.4:3", 2) is None
+    limiter.look()
+    assert limiter.admit("ann", "ipv4:1.2.3.4:3", 2) is None
 
 
 async def test_one_address_has_no_more_calls_than_allowed() -> None:
     """The next is refused and told when to try again; when one ends there is room."""
-    guard = ConnectionGuard(DescriptorReserve(), 100, 3)
-    server, port, service = await serving(guard)
+    limiter = ConnectionLimiter(DescriptorReserve(), 100, 3)
+    server, port, service = await serving(limiter)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened, asyncio.timeout(30):
         channel: Any = opened
         calls = [channel.unary_unary(STATUS)(b"") for _ in range(3)]

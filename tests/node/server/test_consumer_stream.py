@@ -45,7 +45,7 @@ class Core:
         self.parts = self.consumers = self
 
     async def open(self, request: object, deliver: object, closed: object, actor: str) -> Session:
-        """See ConsumerDesk."""
+        """See ConsumerRequests."""
         return await self.opened
 
 

@@ -174,11 +174,11 @@ def test_nothing_is_handed_over_to_who_waits_for_a_bundle(world: World) -> None:
     assert waiting.host is not None and waiting.host.core.parts.bulk.waiting
     answers: list[Failure | None] = []
     assert master.host is not None
-    master.host.core.parts.reign.start_transfer(waiting.name, answers.append)
+    master.host.core.parts.mastership.start_transfer(waiting.name, answers.append)
     world.run_until(lambda: bool(answers))
     assert answers[0] is not None and "did not catch up" in answers[0].message
     assert world.master() is master
-    master.host.core.parts.reign.start_transfer(None, answers.append)
+    master.host.core.parts.mastership.start_transfer(None, answers.append)
     world.run_until(lambda: len(answers) == 2)
     assert answers[1] is None
     world.run_until(lambda: world.master() is not None)

@@ -165,9 +165,9 @@ def test_a_master_makes_way_if_nobody_has_the_bundle_any_more(lost: bool, monkey
     handed: list[Failure | None] = []
     # A handover would not choose it; an election may.
     master.host.core.listener.handover_ready = lambda peer_id: True  # type: ignore[method-assign]
-    master.host.core.parts.reign.start_transfer(late.name, handed.append)
+    master.host.core.parts.mastership.start_transfer(late.name, handed.append)
     master.wake()
-    world.run_until(lambda: host.core.parts.reign.elected)
+    world.run_until(lambda: host.core.parts.mastership.elected)
     assert host.core.parts.bulk.waiting and not host.installs
     if lost:
         master.kill()

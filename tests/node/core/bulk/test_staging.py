@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.node.core.trio import Client, Node, World, digests
-from tickwheel.node.core.bulk import staging as desk
+from tickwheel.node.core.bulk import staging as staged_writes
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.failure import Failure
@@ -106,7 +106,7 @@ def test_staged_rows_are_delivered_once_after_the_commit_and_none_before() -> No
 @pytest.mark.parametrize("kill_after_ms", [0, 2, 5, 9, 14, 20, 30])
 def test_a_commit_is_finished_by_the_next_master(kill_after_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The master dies in the middle of publishing, at one point or another: the rows are there once."""
-    monkeypatch.setattr(desk, "PUBLISH_AHEAD_MAX", 2)
+    monkeypatch.setattr(staged_writes, "PUBLISH_AHEAD_MAX", 2)
     world = World(seed=kill_after_ms)
     writer, client = Writer(world), Client(world)
     first = world.elect()
@@ -240,8 +240,8 @@ def test_the_repeat_of_a_block_needs_no_room() -> None:
 
 def test_a_queue_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A master whose log stands still refuses with a retryable error, and goes on when it can."""
-    monkeypatch.setattr(desk, "QUEUE_BYTES_MAX", 100_000)
-    monkeypatch.setattr(desk, "IN_FLIGHT_BYTES_MAX", 50_000)
+    monkeypatch.setattr(staged_writes, "QUEUE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(staged_writes, "IN_FLIGHT_BYTES_MAX", 50_000)
     world = World()
     writer = Writer(world)
     world.elect()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.node.core.delivery.test_retries import ACK, Picky, Verdict, admin, attempts_of, verdict
+from tests.node.core.delivery.test_retries import ACK, Judge, Picky, admin, attempts_of, settlement
 from tests.node.core.trio import World, digests
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import admin_pb2, consumer_pb2
 
 
-def cluster(seed: int, *judges: Verdict) -> tuple[World, list[Picky]]:
+def cluster(seed: int, *judges: Judge) -> tuple[World, list[Picky]]:
     """A broadcasting group with some consumers."""
     world = World(seed)
     admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t"))
@@ -30,8 +30,8 @@ def test_everybody_gets_everything_once_whatever_he_answers() -> None:
     world, clients = cluster(
         1,
         lambda record, attempt: ACK,
-        lambda record, attempt: verdict(consumer_pb2.RETRY),
-        lambda record, attempt: verdict(consumer_pb2.DEAD),
+        lambda record, attempt: settlement(consumer_pb2.RETRY),
+        lambda record, attempt: settlement(consumer_pb2.DEAD),
     )
     for client in clients:
         client.consume()

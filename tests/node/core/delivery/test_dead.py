@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.node.core.delivery.test_retries import ACK, Picky, admin, attempts_of, verdict
+from tests.node.core.delivery.test_retries import ACK, Picky, admin, attempts_of, settlement
 from tests.node.core.trio import World, digests
 from tickwheel.node.core.delivery import dead as dead_module
 from tickwheel.node.core.watch.status import node_metrics
@@ -51,7 +51,7 @@ def numbers_of(world: World, **named: object) -> list[int]:
 def test_listed_inspected_replayed_and_purged() -> None:
     """Pages, one with its payload, replay of one (attempts from 1, same id, its group alone), purge of the rest."""
     world = cluster(1)
-    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.RETRY, reason=f"no {attempt}"))
+    client = Picky(world, lambda record, attempt: settlement(consumer_pb2.RETRY, reason=f"no {attempt}"))
     other = Picky(world, lambda record, attempt: ACK, group="other")
     client.consume()
     other.consume()
@@ -97,7 +97,7 @@ def test_all_are_replayed_in_bounded_pieces_through_a_failover(monkeypatch: pyte
     monkeypatch.setattr(burial, "COPIES_MAX", 16)
     monkeypatch.setattr(dead_module, "COMMANDS_MAX", 3)
     world = cluster(2)
-    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.DEAD, reason="broken"))
+    client = Picky(world, lambda record, attempt: settlement(consumer_pb2.DEAD, reason="broken"))
     client.consume()
     client.schedule([50] * 150)
     world.run(1_000)
@@ -130,7 +130,7 @@ def test_all_are_replayed_in_bounded_pieces_through_a_failover(monkeypatch: pyte
 def test_letters_of_a_deleted_topic_stay_and_questions_are_checked() -> None:
     """A replay that cannot be delivered throws nothing away; unknown names and bad pages are refused."""
     world = cluster(3)
-    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.DEAD))
+    client = Picky(world, lambda record, attempt: settlement(consumer_pb2.DEAD))
     client.consume()
     client.schedule([50] * 3)
     world.run(500)

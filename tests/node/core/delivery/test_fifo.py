@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.node.core.delivery.test_retries import ACK, Picky, admin, verdict
+from tests.node.core.delivery.test_retries import ACK, Picky, admin, settlement
 from tests.node.core.trio import World, digests
 from tickwheel.node.core.delivery import fifo
 from tickwheel.node.core.delivery.fifo import FifoChannel
@@ -71,7 +71,7 @@ def cluster(seed: int) -> tuple[World, Ordered]:
 def test_a_nack_blocks_its_message_group_and_nobody_else() -> None:
     """In order, one at a time; the nacked one comes again in place after its pause, the other groups go on."""
     world, client = cluster(1)
-    client.judge = lambda record, attempt: verdict(consumer_pb2.RETRY) if b"a-1" in record and attempt == 1 else ACK
+    client.judge = lambda record, attempt: settlement(consumer_pb2.RETRY) if b"a-1" in record and attempt == 1 else ACK
     client.consume()
     client.schedule_of(["a", "a", "b", "a", "b", "c"])
     world.run(200)
@@ -89,7 +89,7 @@ def test_death_and_expiry_unblock_their_message_group() -> None:
 
     def judge(record: bytes, attempt: int) -> consumer_pb2.SettleBatch | None:
         if b"a-0" in record:
-            return verdict(consumer_pb2.RETRY, reason="no")
+            return settlement(consumer_pb2.RETRY, reason="no")
         return None if attempt == 1 and b"b-" in record else ACK
 
     client.judge = judge
@@ -108,7 +108,7 @@ def test_death_and_expiry_unblock_their_message_group() -> None:
 def test_order_and_pause_hold_through_a_loss_of_the_master() -> None:
     """P8, P1: the next master keeps the blocked group blocked until its pause is over, and the order."""
     world, client = cluster(3)
-    pause = verdict(consumer_pb2.RETRY, delay_ms=4_000)
+    pause = settlement(consumer_pb2.RETRY, delay_ms=4_000)
     client.judge = lambda record, attempt: pause if record.endswith(b"a-0") and attempt == 1 else ACK
     client.consume()
     client.schedule_of(["a", "b"] * 10)
@@ -133,7 +133,7 @@ def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world, client = cluster(4)
     monkeypatch.setattr(fifo, "AHEAD_MAX", 20)
     client.judge = lambda record, attempt: (
-        verdict(consumer_pb2.RETRY) if record.endswith(b"a-0") and attempt == 1 else ACK
+        settlement(consumer_pb2.RETRY) if record.endswith(b"a-0") and attempt == 1 else ACK
     )
     client.consume()
     client.schedule_of(["a"] * 60 + ["b"])
@@ -141,7 +141,7 @@ def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     master = world.elect()
     assert master.host is not None
     channel = master.host.core.parts.delivery._channels[1, 1]
-    assert isinstance(channel, FifoChannel) and channel.staged_count <= 20
+    assert isinstance(channel, FifoChannel) and channel.prefetched_count <= 20
     world.run(3_000)
     assert [number for number, _ in client.by_group()["a"]] == [0, *range(60)]
     assert client.by_group()["b"] == [(60, 1)]
@@ -211,7 +211,7 @@ def test_what_was_read_ahead_meets_a_changed_filter() -> None:
     master = world.elect()
     assert client.at is master and master.host is not None
     channel = master.host.core.parts.delivery._channels[1, 1]
-    assert isinstance(channel, FifoChannel) and channel.staged_count == 2, "two more were read for the old filter"
+    assert isinstance(channel, FifoChannel) and channel.prefetched_count == 2, "two more were read for the old filter"
     client.judge = lambda record, attempt: ACK
     changed: list[object] = []
     change = AdminCommand(set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="b"))

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.delivery.channel import Channel, Pace, Staged
+from tickwheel.node.core.delivery.channel import Channel, Pace, Prefetched
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.recent import RecentUnits
 from tickwheel.node.core.schedule.intake import from_batch
@@ -217,13 +217,13 @@ def test_what_was_read_meets_a_changed_filter() -> None:
         subscription=subscription,
         recent=RecentUnits(),
         config=CoreConfig(),
-        fetch=lambda channel, staged: None,
+        fetch=lambda channel, prefetched: None,
         pace=Pace(0, open=True),
     )
     units = np.zeros(2, UNIT)
     units["size"] = 1
-    channel._staged.append(
-        Staged(
+    channel._prefetched.append(
+        Prefetched(
             positions=np.array([5, 6], np.uint64),
             ids=np.array([5, 6], np.uint64),
             attempts=np.ones(2, np.uint32),
@@ -233,11 +233,11 @@ def test_what_was_read_meets_a_changed_filter() -> None:
             ends=np.array([1, 2], np.int64),
         )
     )
-    channel._staged_count = 2
+    channel._prefetched_count = 2
     subscription.checked = 5
     assert channel.take(10, 10) is None and channel.earliest_ms() is None
     subscription.checked = 6
-    staged, first, last = channel.take(10, 10) or (None, 0, 0)
-    assert staged is not None and (first, last) == (0, 1)
+    prefetched, first, last = channel.take(10, 10) or (None, 0, 0)
+    assert prefetched is not None and (first, last) == (0, 1)
     subscription.checked = 7
     assert channel.take(20, 10) is not None

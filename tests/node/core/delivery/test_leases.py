@@ -36,7 +36,7 @@ def elected_again(world: World, master: Node) -> None:
         again: list[object] = []
         other = world.master()
         assert other is not None and other.host is not None
-        other.host.core.parts.reign.start_transfer(master.name, again.append)
+        other.host.core.parts.mastership.start_transfer(master.name, again.append)
         world.run_until(lambda: world.master() is master)
         return
     raise AssertionError("it was never elected again")
@@ -87,7 +87,7 @@ def test_a_master_that_is_elected_again_keeps_held_message_groups_blocked() -> N
 
 
 def test_what_a_broadcasting_group_holds_is_nobody_elses() -> None:
-    """Its consumers begin anew with each reign: no lease of an earlier one keeps a message from them."""
+    """Its consumers begin anew with each mastership: no lease of an earlier one keeps a message from them."""
     world = World(3)
     admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t"))
     admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"], broadcasting=True))
@@ -104,7 +104,7 @@ def test_what_a_broadcasting_group_holds_is_nobody_elses() -> None:
     assert all(lease.session_id for lease in master.host.core.parts.delivery._leases.open_leases())
 
 
-def test_a_reset_ends_the_leases_of_an_earlier_reign() -> None:
+def test_a_reset_ends_the_leases_of_an_earlier_mastership() -> None:
     """The group begins anew: what was held before is delivered again at once."""
     world = World(4)
     client = Client(world)

@@ -16,22 +16,22 @@ from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command
 
-Verdict = Callable[[bytes, int], consumer_pb2.SettleBatch | None]
+Judge = Callable[[bytes, int], consumer_pb2.SettleBatch | None]
 """From record and attempt what a settlement says (outcome, delay, level, reason); None: nothing is settled."""
 
 
-def verdict(outcome: consumer_pb2.Outcome.ValueType, **named: object) -> consumer_pb2.SettleBatch:
+def settlement(outcome: consumer_pb2.Outcome.ValueType, **named: object) -> consumer_pb2.SettleBatch:
     """A settlement without columns."""
     return consumer_pb2.SettleBatch(outcome=outcome, **named)  # type: ignore[arg-type]
 
 
-ACK = verdict(consumer_pb2.ACK)
+ACK = settlement(consumer_pb2.ACK)
 
 
 class Picky(Client):
     """Settles each message on its own, as `judge` says; remembers the ids it was given."""
 
-    def __init__(self, world: World, judge: Verdict, *, group: str = "g", positions: bool = True) -> None:
+    def __init__(self, world: World, judge: Judge, *, group: str = "g", positions: bool = True) -> None:
         super().__init__(world)
         self.judge = judge
         self.group = group
@@ -126,7 +126,7 @@ def test_retry_until_success_counts_exact_tries() -> None:
     world = World(1)
 
     def judge(record: bytes, attempt: int) -> consumer_pb2.SettleBatch:
-        return ACK if attempt > int(record[1:]) else verdict(consumer_pb2.RETRY)
+        return ACK if attempt > int(record[1:]) else settlement(consumer_pb2.RETRY)
 
     client, without = Picky(world, judge), Picky(world, judge, group="h", positions=False)
     other = Picky(world, lambda record, attempt: ACK, group="other")
@@ -149,11 +149,11 @@ def test_a_nack_may_name_delay_level_or_death() -> None:
     """delay_ms, delay_level (above the maximum: the maximum), DEAD; both at once are refused."""
     world = World(2)
     says = {
-        b"m0": verdict(consumer_pb2.RETRY, delay_ms=2_345),
-        b"m1": verdict(consumer_pb2.RETRY, delay_level=1),
-        b"m2": verdict(consumer_pb2.RETRY, delay_level=99),
-        b"m3": verdict(consumer_pb2.DEAD, reason="no use"),
-        b"m4": verdict(consumer_pb2.RETRY, delay_ms=1, delay_level=1),
+        b"m0": settlement(consumer_pb2.RETRY, delay_ms=2_345),
+        b"m1": settlement(consumer_pb2.RETRY, delay_level=1),
+        b"m2": settlement(consumer_pb2.RETRY, delay_level=99),
+        b"m3": settlement(consumer_pb2.DEAD, reason="no use"),
+        b"m4": settlement(consumer_pb2.RETRY, delay_ms=1, delay_level=1),
     }
     client = Picky(world, lambda record, attempt: says[record] if attempt == 1 else ACK)
     master = world.elect()
@@ -184,7 +184,7 @@ def test_a_nack_may_name_delay_level_or_death() -> None:
 def test_the_master_dies_between_nack_and_retry() -> None:
     """P1, P5: every message comes again once, whoever leads then, and the nacks that the next master gets are stale."""
     world = World(3)
-    client = Picky(world, lambda record, attempt: ACK if attempt == 2 else verdict(consumer_pb2.RETRY))
+    client = Picky(world, lambda record, attempt: ACK if attempt == 2 else settlement(consumer_pb2.RETRY))
     master = world.elect()
     client.consume()
     client.schedule([100] * 50)
@@ -242,7 +242,7 @@ def test_an_orderly_end_gives_back_at_once() -> None:
 def test_a_slave_that_was_away_gets_the_retries_with_a_checkpoint() -> None:
     """P8: waiting retries, targets and dead letters come with the files of a checkpoint."""
     world = World(6)
-    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.RETRY) if record != b"m0" else DEAD)
+    client = Picky(world, lambda record, attempt: settlement(consumer_pb2.RETRY) if record != b"m0" else DEAD)
     master = world.elect()
     client.consume()
     slave = next(node for node in world.nodes.values() if node is not master)
@@ -266,7 +266,7 @@ def test_a_slave_that_was_away_gets_the_retries_with_a_checkpoint() -> None:
     assert all(attempts[-1] == 3 for record, attempts in attempts_of(client).items() if record != b"m0")
 
 
-DEAD = verdict(consumer_pb2.DEAD, reason="broken")
+DEAD = settlement(consumer_pb2.DEAD, reason="broken")
 
 
 def test_a_group_s_own_backoff() -> None:
@@ -278,7 +278,7 @@ def test_a_group_s_own_backoff() -> None:
     request = admin_pb2.CreateGroupRequest(name="g", topics=["t"], retry=policy)
     admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t"))
     admin(world, create_group=request)
-    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.RETRY, reason="never"))
+    client = Picky(world, lambda record, attempt: settlement(consumer_pb2.RETRY, reason="never"))
     client.consume()
     client.schedule([50])
     world.run(20_000)
@@ -300,7 +300,9 @@ def test_a_group_s_own_backoff() -> None:
 def test_a_retry_at_once_and_a_dispatch_ahead_of_its_commit() -> None:
     """Push-first: a retry that is due within a dispatch under way changes what it brings; the node must have known."""
     world = World(8, config=replace(CoreConfig(), delivery_order=DeliveryOrder.PUSH_FIRST))
-    client = Picky(world, lambda record, attempt: ACK if attempt > 3 else verdict(consumer_pb2.RETRY, delay_ms=attempt))
+    client = Picky(
+        world, lambda record, attempt: ACK if attempt > 3 else settlement(consumer_pb2.RETRY, delay_ms=attempt)
+    )
     world.elect()
     client.consume()
     for _ in range(15):
@@ -316,7 +318,9 @@ def test_delay_levels_beyond_any_delay_lose_nothing() -> None:
     """The master refuses them. Where an earlier version took them, a nacked message comes again after the longest delay
     that is allowed, and one whose lease ran out too; both were lost for good."""
     world = World()
-    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.RETRY, delay_level=1) if attempt == 1 else ACK)
+    client = Picky(
+        world, lambda record, attempt: settlement(consumer_pb2.RETRY, delay_level=1) if attempt == 1 else ACK
+    )
     master = world.elect()
     assert master.host is not None
     core = master.host.core

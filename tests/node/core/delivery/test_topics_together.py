@@ -335,7 +335,7 @@ def test_messages_beyond_the_window_come_once_it_has_moved(world: World) -> None
     world.run_until(lambda: sum(len(batch.ids) // 8 for batch in taker.batches) == 1_500)
 
 
-def test_staged_messages_of_a_paused_topic_keep_no_node_awake(world: World) -> None:
+def test_prefetched_messages_of_a_paused_topic_keep_no_node_awake(world: World) -> None:
     """They are due and wait for an event. Their group is looked at again and again for the sake of another topic."""
     taker = Taker(world, mixes=True)
     schedule(world, "ab")

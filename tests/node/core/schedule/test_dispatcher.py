@@ -133,8 +133,8 @@ def test_failures_pause_longer_and_longer_and_block_the_wheel() -> None:
     assert log.dispatched == list(range(100))
 
 
-def test_answers_of_an_earlier_reign_count_for_nothing() -> None:
-    """Mastership was lost with dispatches under way: late answers change no pause and no progress of the next reign."""
+def test_answers_of_an_earlier_mastership_count_for_nothing() -> None:
+    """Mastership was lost with dispatches under way: late answers change no pause and no progress of the next."""
     dispatcher, log, _ = made(CONFIG)
     late, log.waiting = log.waiting, []
     dispatcher.end(not_master(None, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.node.core.delivery.test_retries import Picky, admin, verdict
+from tests.node.core.delivery.test_retries import Picky, admin, settlement
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.proto import admin_pb2, consumer_pb2
@@ -130,7 +130,7 @@ def test_dead_letters_go_after_the_retention_though_no_hour_does() -> None:
     """In one hour, of which nothing may go: letters older than the retention leave all nodes and are counted."""
     world = World(35, config=CONFIG)
     admin(world, settings=admin_pb2.Settings(retention_ms=60_000))
-    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.DEAD, reason="no"))
+    client = Picky(world, lambda record, attempt: settlement(consumer_pb2.DEAD, reason="no"))
     client.consume()
     client.schedule([50] * 5)
     world.run(1_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.node.core.delivery.test_retries import ACK, Picky, verdict
+from tests.node.core.delivery.test_retries import ACK, Picky, settlement
 from tests.node.core.schedule.test_flow import batch, refusal, settings_refusal
 from tests.node.core.test_when import change, schedule
 from tests.node.core.trio import Client, Node, World
@@ -95,7 +95,7 @@ def test_whatever_changes_it_the_count_is_right(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(topic_pending, "PAGE_UNITS_MAX", 7)
     world = World(84)
     client = Picky(
-        world, lambda record, attempt: verdict(consumer_pb2.RETRY, delay_ms=MINUTE_MS) if attempt < 2 else ACK
+        world, lambda record, attempt: settlement(consumer_pb2.RETRY, delay_ms=MINUTE_MS) if attempt < 2 else ACK
     )
     master = world.elect()
     client.consume()

@@ -35,7 +35,7 @@ PAUSE_MS = 200
 """Pause after a failed step."""
 
 
-class FilterSweep(Part):
+class FilterSkips(Part):
     """Works only while the node leads. `wake` is called with the id of each group for which messages were decided."""
 
     def __init__(
@@ -55,10 +55,10 @@ class FilterSweep(Part):
         self._stepping: set[ChannelKey] = set()
         self._behind = False
         self._next_ms = 0
-        self._reign = 0
+        self._mastership = 0
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
-        self._reign += 1
+        self._mastership += 1
         self._stepping.clear()
         self.refresh()
 
@@ -105,11 +105,11 @@ class FilterSweep(Part):
         first, ids = subscription.unchecked_ids(STEP_MESSAGES_MAX)
         if not len(ids):
             return False
-        reign = self._reign
+        mastership = self._mastership
         self._stepping.add(key)
 
         def read(units: Units | None, error: BaseException | None) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             if units is None:
                 self._stepping.discard(key)
@@ -131,7 +131,7 @@ class FilterSweep(Part):
             self._proposer.submit(Command(filtered=command), applied, may_gather=True)
 
         def applied(result: CommandResult | Failure) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             self._stepping.discard(key)
             if isinstance(result, FilteredResult):

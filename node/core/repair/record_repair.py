@@ -10,7 +10,7 @@ everything else that is known of it.
 While a member that may have the record does not answer, the message waits: alone, or in a FIFO topic with the messages
 behind it, since nobody can tell its message group. Status and metrics say so.
 
-Soft state of the master, dropped with its reign: the next master reads for itself. Bounded by the messages that
+Soft state of the master, dropped with its mastership: the next master reads for itself. Bounded by the messages that
 channels withhold (channel.UNREAD_MAX), and by ROUND_MAX messages a question.
 """
 
@@ -27,7 +27,7 @@ import numpy as np
 from tickwheel.node.core.announcements import Reported, Unreadable
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.delivery import Delivery
-from tickwheel.node.core.delivery.sift import Sift, Sifted
+from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.repair.record_answers import ASKED_MAX
@@ -69,7 +69,7 @@ class _Case:
     """Number of the case's valid entry in the agenda; earlier entries are void."""
 
 
-class Salvage(Part):
+class RecordRepair(Part):
     """Has work only on a master."""
 
     def __init__(self, core: Kernel, delivery: Delivery) -> None:
@@ -79,8 +79,8 @@ class Salvage(Part):
         self._by_id: dict[int, list[_Case]] = {}
         self._agenda: list[tuple[int, int, _Case]] = []
         self._order = itertools.count()
-        self._reign = 0
-        self.salvaged = 0
+        self._mastership = 0
+        self.repaired = 0
         """Records that other members sent."""
 
     @property
@@ -125,13 +125,13 @@ class Salvage(Part):
             del self._by_id[case.id]
 
     def end(self, failure: Failure) -> None:
-        self._reign += 1
+        self._mastership += 1
         self._cases.clear()
         self._by_id.clear()
         self._agenda.clear()
 
     def metrics(self) -> Mapping[str, MetricValue]:
-        return {"unreadable_messages": float(self.waiting), "salvaged_records": float(self.salvaged)}
+        return {"unreadable_messages": float(self.waiting), "salvaged_records": float(self.repaired)}
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next case is due."""
@@ -181,7 +181,7 @@ class Salvage(Part):
 
     def _try(self, cases: list[_Case]) -> None:
         """Read the records here once more, and ask all other members."""
-        core, reign = self._core, self._reign
+        core, mastership = self._core, self._mastership
         ids = np.unique(np.array([case.id for case in cases], np.uint64))
         ask = RecordAsk(ids=ids.astype("<u8").tobytes())
         for peer_id in self._others():
@@ -190,8 +190,8 @@ class Salvage(Part):
             self._look_again(case, min(PAUSE_MS_MAX, PAUSE_MS << min(case.rounds, 10)))
             case.rounds += 1
 
-        def sifted(found: Sifted) -> None:
-            if reign != self._reign:
+        def answered(found: ReadRows) -> None:
+            if mastership != self._mastership:
                 return
             for row, id in enumerate(ids.tolist()):
                 record = found.records[row]
@@ -203,7 +203,7 @@ class Salvage(Part):
         def broken(error: BaseException) -> None:
             core.fatal(f"messages that are due could not be looked for: {error}")
 
-        Sift(core.background, ids, None, sifted, broken).go()
+        PartialRead(core.background, ids, None, answered, broken).go()
 
     def answer_in(self, peer_id: str, answer: RecordAnswer) -> None:
         """Take a member's answer."""
@@ -211,7 +211,7 @@ class Salvage(Part):
             if found.state == RecordFound.UNREADABLE:
                 self._cannot(peer_id, found.id)
             elif found.state == RecordFound.READABLE and (unit := _checked(found)) is not None:
-                self.salvaged += self._found(found.id, unit, found.record)
+                self.repaired += self._found(found.id, unit, found.record)
 
     def _found(self, id: int, unit: Units, record: bytes) -> bool:
         """Take a message's record; returns whether anybody waits for it."""
@@ -255,7 +255,7 @@ class Salvage(Part):
         """Settle the message as a dead letter: no member can read its record."""
         if case.proposed:
             return
-        channel, reign = case.channel, self._reign
+        channel, mastership = case.channel, self._mastership
         case.proposed = True
         position = np.array([case.position], np.uint64)
         hour = case.id >> 32
@@ -279,7 +279,7 @@ class Salvage(Part):
         )
 
         def settled(result: SettleResult | Failure) -> None:
-            if reign != self._reign:
+            if mastership != self._mastership:
                 return
             case.proposed = False
             if isinstance(result, SettleResult) and result.settled:

@@ -17,7 +17,7 @@ from tickwheel.wheel.units import UNIT, Ids, Units
 
 
 @dataclass(slots=True)
-class Sifted:
+class ReadRows:
     """For each requested row its unit, valid where `known`, and its record, None if it was not read."""
 
     units: Units
@@ -27,7 +27,7 @@ class Sifted:
     """Row -> why it cannot be read. Rows with neither record nor error were removed with their hour."""
 
 
-class Sift:
+class PartialRead:
     """For one use. `done` gets the answer; `broken` is called instead after an error that is not the disk's fault."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Sift:
         background: Background,
         ids: Ids,
         units: Units | None,
-        done: Callable[[Sifted], None],
+        done: Callable[[ReadRows], None],
         broken: Callable[[BaseException], None],
         *,
         units_only: bool = False,
@@ -48,7 +48,7 @@ class Sift:
         self._broken = broken
         count = len(ids)
         found = np.zeros(count, UNIT) if units is None else units.copy()
-        self._found = Sifted(found, [units is not None] * count, [None] * count)
+        self._found = ReadRows(found, [units is not None] * count, [None] * count)
         self._left = [(0, count)]
         self._units_only = units_only
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.node.core.delivery.test_retries import ACK, Picky, verdict
+from tests.node.core.delivery.test_retries import ACK, Picky, settlement
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.watch import settled
@@ -25,7 +25,7 @@ def pin(node: Node, **asked: Any) -> PinSettledResponse | Failure:
     """Pin at a node."""
     answers: list[PinSettledResponse | Failure] = []
     assert node.host is not None
-    node.host.core.serving.start(node.host.core.parts.settled.pin(PinSettledRequest(**asked)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.settled_pins.pin(PinSettledRequest(**asked)), answers.append)
     return answers[0]
 
 
@@ -33,7 +33,7 @@ def read(world: World, node: Node, **asked: Any) -> SettledPage | Failure:
     """One page."""
     answers: list[SettledPage | Failure] = []
     assert node.host is not None
-    node.host.core.serving.start(node.host.core.parts.settled.read(ReadSettledRequest(**asked)), answers.append)
+    node.host.core.serving.start(node.host.core.parts.settled_pins.read(ReadSettledRequest(**asked)), answers.append)
     world.run_until(lambda: bool(answers))
     return answers[0]
 
@@ -66,9 +66,9 @@ def judged(record: bytes, attempt: int) -> SettleBatch | None:
     if kind == 0:
         return None
     if kind == 1:
-        return verdict(consumer_pb2.RETRY, delay_ms=1_500)
+        return settlement(consumer_pb2.RETRY, delay_ms=1_500)
     if kind == 2 and attempt == 1:
-        return verdict(consumer_pb2.RETRY, delay_ms=1)
+        return settlement(consumer_pb2.RETRY, delay_ms=1)
     return ACK
 
 

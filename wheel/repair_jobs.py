@@ -5,7 +5,7 @@ have the same units: another member gives the fields that the log of commands de
 ask for). Fields that depend on this node's merges (place in the run, chain) follow from the rows beside. So a row is
 restored to the byte, and checked against the chunk's directory first.
 
-Jobs for a worker, on files that only merges change, by appending. Called by node/core/repair/mending.py.
+Jobs for a worker, on files that only merges change, by appending. Called by node/core/repair/index_repair.py.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class SurveyJob:
         self.bad.append(BadRows(chunk, rows, np.uint64(self._hour.hour << 32) | index))
 
 
-class MendJob:
+class RepairJob:
     """Writes lost rows again. `units`: id -> the unit as the log decided it. Raises UnlikeUnitError, DiskError."""
 
-    kind = "mend"
+    kind = "repair"
 
     def __init__(self, hour: HourChunks, slot_ms: int, bad: list[BadRows], units: dict[int, np.void]) -> None:
         self._hour = hour
@@ -99,11 +99,11 @@ class MendJob:
                 runs = np.searchsorted(bad.chunk.starts, bad.rows, side="right") - 1
                 for run in np.unique(runs).tolist():
                     of_run = runs == run
-                    self._mend(bad.chunk, run, bad.rows[of_run], bad.ids[of_run])
+                    self._repair(bad.chunk, run, bad.rows[of_run], bad.ids[of_run])
         finally:
             self._hour.close()
 
-    def _mend(self, chunk: Chunk, run: int, rows: NDArray[np.int64], ids: Ids) -> None:
+    def _repair(self, chunk: Chunk, run: int, rows: NDArray[np.int64], ids: Ids) -> None:
         first, last = int(chunk.starts[run]), int(chunk.starts[run + 1])
         segment = self._hour.segment(0)
         units: Units = np.zeros(last - first, UNIT)
@@ -122,7 +122,7 @@ class MendJob:
         raw = bytes_of(units)
         units["crc"][lost] = row_checksums(raw)[lost]
         for low, high in _stretches(lost):
-            segment.mend_rows(chunk.first_row + first + low, raw[low:high])
+            segment.repair_rows(chunk.first_row + first + low, raw[low:high])
 
     def _check(self, chunk: Chunk, run: int, units: Units, lost: NDArray[np.bool_], ids: Ids) -> None:
         """Check a lost row against the chunk's directory and the rows beside it."""

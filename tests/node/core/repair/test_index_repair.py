@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.node.core.delivery.test_retries import ACK, Picky, verdict
-from tests.node.core.repair.test_salvage import all_up, log_of
+from tests.node.core.delivery.test_retries import ACK, Picky, settlement
+from tests.node.core.repair.test_record_repair import all_up, log_of
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.watch.status import node_metrics, node_status
@@ -101,13 +101,15 @@ def test_a_replay_waits_for_rows_that_are_lost() -> None:
     world.run(10 * COUNT)
     all_came(world, client)
     assert content(victim) == before
-    assert victim.host is not None and victim.host.core.parts.mending.mended == len(range(0, COUNT, 3))
+    assert victim.host is not None and victim.host.core.parts.index_repair.repaired == len(range(0, COUNT, 3))
 
 
 def test_a_retry_on_a_slave_that_has_lost_the_row() -> None:
     """P8: what a nack copies is looked up in the index of every node: who cannot read it waits for it, and goes on."""
     world = World(3, config=CONFIG)
-    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.RETRY, delay_ms=1_000) if attempt < 2 else ACK)
+    client = Picky(
+        world, lambda record, attempt: settlement(consumer_pb2.RETRY, delay_ms=1_000) if attempt < 2 else ACK
+    )
     client.consume()
     loaded(world, client, 150)
     world.run(DELAY_MS - 500)
@@ -117,7 +119,7 @@ def test_a_retry_on_a_slave_that_has_lost_the_row() -> None:
     spoil([victim], range(20))  # loaded already: a nack is the first to look at them again
     world.run(4_000)
     assert {len(seen) for seen in client.got.values()} == {2} and len(client.got) == 150
-    assert victim.host.core.parts.mending.mended == 20
+    assert victim.host.core.parts.index_repair.repaired == 20
     all_up(world)
 
 
@@ -141,7 +143,7 @@ def test_while_nobody_answers_it_waits_and_says_so() -> None:
 
 
 def test_a_disk_that_reads_nothing_for_a_while_is_not_written_to() -> None:
-    """Reads fail, and later they do not: the index is read then, and nothing of it needed mending."""
+    """Reads fail, and later they do not: the index is read then, and nothing of it needed repair."""
     world = World(5, config=CONFIG)
     client = Client(world)
     client.consume()

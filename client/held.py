@@ -1,9 +1,9 @@
-"""The deliveries that a consumer has in hand: batches under a lease, and the credits that they take.
+"""The deliveries that a consumer holds: batches under a lease, and the credits that they take.
 
-Owns the count, and the end of each lease. Invariants: there are never more deliveries in hand than credits. A credit
+Owns the count, and the end of each lease. Invariants: there are never more held deliveries than credits. A credit
 returns when its delivery is settled, or when its lease is certainly over. Returned credits are collected and sent a
-quarter at a time, or as soon as nothing is in hand. With `messages_max` no more than that are ever requested. No lease
-is renewed once its batch was in hand for `hold_s`. Used by `consumer.py` only.
+quarter at a time, or as soon as nothing is held. With `messages_max` no more than that are ever requested. No lease
+is renewed once its batch was held for `hold_s`. Used by `consumer.py` only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RENEW_AFTER = 1 / 3
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """A batch in hand."""
+class HeldBatch:
+    """A batch that is held."""
 
     batch: DeliveredBatch
     taken_s: float
@@ -47,8 +47,8 @@ class Held:
         return self.end_s - LEASE_MARGIN_S - self.lease_s * (1 - RENEW_AFTER)
 
 
-class Hand:
-    """The deliveries in hand of one consumer. `send` grants credits over the open stream.
+class HeldDeliveries:
+    """The held deliveries of one consumer. `send` grants credits over the open stream.
 
     `messages_max`: deliveries in total; 0 for no limit. `hold_s`: how long after it came a delivery's lease is renewed.
     """
@@ -63,7 +63,7 @@ class Hand:
         """Credits that the node of the open stream has."""
         self._owed = 0
         self._opening = 0
-        self._held: list[Held] = []
+        self._held: list[HeldBatch] = []
         """Ordered by the ends of their leases."""
 
     @property
@@ -72,7 +72,7 @@ class Hand:
         return bool(self._held)
 
     def opening(self) -> int:
-        """The credits for a new stream: all that no delivery in hand takes, credits not yet sent included."""
+        """The credits for a new stream: all that no held delivery takes, credits not yet sent included."""
         self._owed = self._out = 0
         self._out = self._opening = self._wanted(self._free)
         return self._opening
@@ -105,17 +105,17 @@ class Hand:
     def take(self, batch: DeliveredBatch, lease_s: float) -> None:
         """A batch has come, under a lease of `lease_s`."""
         now = time.monotonic()
-        bisect.insort(self._held, Held(batch, now, lease_s, now + lease_s + LEASE_MARGIN_S), key=_end_of)
+        bisect.insort(self._held, HeldBatch(batch, now, lease_s, now + lease_s + LEASE_MARGIN_S), key=_end_of)
 
     def give_back(self, count: int) -> None:
-        """`count` deliveries are no longer in hand."""
+        """`count` deliveries are no longer held."""
         self._owe(count)
 
     def hold(self, batch: DeliveredBatch, lease_s: float) -> None:
         """The batch got a longer lease; its credits stay taken until that is certainly over."""
         self.renewed((held for held in self._held if held.batch is batch), time.monotonic(), lease_s)
 
-    def to_renew(self) -> list[Held]:
+    def to_renew(self) -> list[HeldBatch]:
         """The batches whose leases must be renewed now."""
         now = time.monotonic()
         due = [
@@ -127,7 +127,7 @@ class Hand:
             held.left_alone = now - held.taken_s >= self._hold_s
         return due
 
-    def renewed(self, some: Iterable[Held], from_s: float, lease_s: float) -> None:
+    def renewed(self, some: Iterable[HeldBatch], from_s: float, lease_s: float) -> None:
         """The leases of these batches last `lease_s` from `from_s`."""
         for held in some:
             held.lasts(from_s, lease_s)
@@ -157,5 +157,5 @@ class Hand:
         return bool(self._held)
 
 
-def _end_of(held: Held) -> float:
+def _end_of(held: HeldBatch) -> float:
     return held.end_s

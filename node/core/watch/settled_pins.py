@@ -97,7 +97,7 @@ def _window_of(subscription: Subscription) -> _Window:
     return _Window(subscription.floor, np.packbits(settled, bitorder="little"), len(settled))
 
 
-class SettledDesk:
+class SettledPins:
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._pins: dict[int, _Pin] = {}

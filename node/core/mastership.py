@@ -22,7 +22,7 @@ SEEK_ROOM_MS = 5_000
 """Pause between two tries to hand over to a member whose disk has room."""
 
 
-class Reign:
+class Mastership:
     def __init__(
         self,
         core: Kernel,

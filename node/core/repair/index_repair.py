@@ -1,15 +1,15 @@
-"""Mends rows of a delay index that this node's disk has lost: asks the other members for them and writes them again.
+"""Repairs rows of a delay index that this node's disk has lost: asks the other members for them and writes them again.
 
 Any reader of an hour's own index that finds a row with a wrong checksum calls `damaged`: a load of coming ticks, a
 merge, a look-up, or an entry of the log about to be applied. The node goes on. A worker surveys the hour's index, other
-members are asked for the lost units (they have the same ones, P8), and the rows are written again (wheel/mending.py).
-Meanwhile the load waits, and so does an entry of the log that needs such a row (`ready`). A row with a wrong checksum
-is never used.
+members are asked for the lost units (they have the same ones, P8), and the rows are written again
+(wheel/repair_jobs.py). Meanwhile the load waits, and so does an entry of the log that needs such a row (`ready`). A row
+with a wrong checksum is never used.
 
 A cluster of one has no member to ask, and heads are in no other member's files: then the node stops and says what to do
-(node/rebuild.py). A lost record is another matter (salvage.py); so is a bundle.
+(node/rebuild.py). A lost record is another matter (record_repair.py); so is a bundle.
 
-Bounded: HOURS_MAX hours at a time, ASKED_MAX units a question. Goes on from reign to reign, master or slave.
+Bounded: HOURS_MAX hours at a time, ASKED_MAX units a question. Goes on through changes of mastership, master or slave.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
 from tickwheel.storage.disk import DiskFullError, FsyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
-from tickwheel.wheel.mending import MendJob, SurveyJob, UnlikeUnitError
+from tickwheel.wheel.repair_jobs import RepairJob, SurveyJob, UnlikeUnitError
 from tickwheel.wheel.units import UNIT, UNIT_BYTES, ids_of
 
 HOURS_MAX = 16
@@ -66,13 +66,13 @@ class _Case:
         return [] if self.survey is None else [id for id in self.survey.ids.tolist() if id not in self.units]
 
 
-class Mending(Part):
+class IndexRepair(Part):
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._cases: dict[int, _Case] = {}
         self._given_up: set[int] = set()
-        """Hours with damage other than lost rows: not mended."""
-        self.mended = 0
+        """Hours with damage other than lost rows: not repaired."""
+        self.repaired = 0
         """Rows written again."""
         self.holds_log = False
         """The next entry of the log waits for lost rows."""
@@ -99,7 +99,7 @@ class Mending(Part):
         damage."""
         core = self._core
         hour = core.wheel.files.damaged_hour(error)
-        if hour is None or not self._mendable(hour):
+        if hour is None or not self._repairable(hour):
             return False
         if not self._others():
             facts: dict[str, object] = {"hour": hour, "remedy": REMEDY_ALONE}
@@ -112,7 +112,7 @@ class Mending(Part):
             self._report("warning", "an index cannot be read here; its rows are asked of the other members", facts)
         return True
 
-    def _mendable(self, hour: int) -> bool:
+    def _repairable(self, hour: int) -> bool:
         """Whether the hour still exists and only rows of it are damaged."""
         return hour not in self._given_up and hour >= self._core.wheel.holdings.removed_below
 
@@ -124,7 +124,7 @@ class Mending(Part):
 
     def ready(self, entry: LogEntry) -> bool:
         """Whether all index rows that this entry needs can be read. Raises CorruptSegmentError if they cannot and
-        cannot be mended."""
+        cannot be repaired."""
         wheel = self._core.wheel
         try:
             for command in entry.commands:
@@ -145,7 +145,7 @@ class Mending(Part):
     # -- finding lost rows
 
     def metrics(self) -> Mapping[str, MetricValue]:
-        return {"index_hours_damaged": float(self.waiting), "index_rows_mended": float(self.mended)}
+        return {"index_hours_damaged": float(self.waiting), "index_rows_mended": float(self.repaired)}
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next repair is due."""
@@ -160,7 +160,7 @@ class Mending(Part):
         for case in list(self._cases.values()):
             if case.working or case.next_ms > steady_ms:
                 continue
-            if not self._mendable(case.hour):
+            if not self._repairable(case.hour):
                 self._over(case)
             elif case.survey is None:
                 self._survey(case)
@@ -195,17 +195,17 @@ class Mending(Part):
 
     def _failed(self, case: _Case, error: BaseException) -> None:
         """A survey or a write failed."""
-        if not self._mendable(case.hour):
+        if not self._repairable(case.hour):
             self._over(case)
         elif isinstance(error, FsyncFailedError):
-            self._core.fatal(f"the index of hour {case.hour} cannot be mended: {error}")
+            self._core.fatal(f"the index of hour {case.hour} cannot be repaired: {error}")
         elif isinstance(error, DiskFullError):
             self._later(case, RETRY_MS)
         else:
             # The next reader of the hour finds the damage again, and stops the node if it needs the rows.
             self._given_up.add(case.hour)
             facts: dict[str, object] = {"hour": case.hour, "error": str(error)}
-            self._report("error", "an index cannot be mended", facts)
+            self._report("error", "an index cannot be repaired", facts)
             self._over(case)
 
     def _ask(self, case: _Case, lost: list[int]) -> None:
@@ -229,7 +229,7 @@ class Mending(Part):
         core = self._core
         assert case.survey is not None
         count = len(case.units)
-        job = MendJob(
+        job = RepairJob(
             core.wheel.holdings.open_hour(case.hour), core.state.settings.slot_ms, case.survey.bad, case.units
         )
         case.working = True
@@ -246,7 +246,7 @@ class Mending(Part):
             elif error is not None:
                 self._failed(case, error)
             else:
-                self.mended += count
+                self.repaired += count
                 self._report(
                     "warning",
                     "rows of an index that were lost here are written again, with what other members had",

@@ -10,7 +10,7 @@ import pytest
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import Wheel, WheelConfig
-from tickwheel.wheel.mending import MendJob, SurveyJob, UnlikeUnitError
+from tickwheel.wheel.repair_jobs import RepairJob, SurveyJob, UnlikeUnitError
 from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT
 
 START_MS = 500_000 * HOUR_MS
@@ -48,8 +48,8 @@ class Member:
         job.run()
         return job
 
-    def mend(self, job: SurveyJob, units: dict[int, np.void]) -> None:
-        MendJob(self.wheel.holdings.open_hour(HOUR), self.slot_ms, job.bad, units).run()
+    def repair(self, job: SurveyJob, units: dict[int, np.void]) -> None:
+        RepairJob(self.wheel.holdings.open_hour(HOUR), self.slot_ms, job.bad, units).run()
 
     def units_of(self, job: SurveyJob) -> dict[int, np.void]:
         """What it has of what another one has lost."""
@@ -105,7 +105,7 @@ def test_rows_are_as_they_were(seed: int) -> None:
         one.disk.heal_reads()
         assert len(job.ids) == size // 96
     assert len(job.ids)
-    one.mend(job, other.units_of(job))
+    one.repair(job, other.units_of(job))
     assert one.content() == before
     assert not len(one.survey().ids)
 
@@ -123,7 +123,7 @@ def test_what_is_not_it_is_refused() -> None:
         for unit in wrong.values():
             unit[name] = value
         with pytest.raises(UnlikeUnitError):
-            one.mend(job, wrong)
+            one.repair(job, wrong)
     assert one.content() == broken
     damaged.flip(f"{PATH}.heads", 10)
     with pytest.raises(CorruptSegmentError):
@@ -139,7 +139,7 @@ def test_what_was_never_here_is_not_taken_for_a_record() -> None:
     one.disk.flip(f"{PATH}.index", 0)
     one.disk.flip(f"{PATH}.index", 96)
     job = one.survey()
-    one.mend(job, other.units_of(job))
+    one.repair(job, other.units_of(job))
     lookup = one.wheel.reads.lookup(np.array([HOUR << 32, HOUR << 32 | 1], np.uint64))
     lookup.run()
     assert (lookup.units["flags"] & LACKING).astype(bool).tolist() == [True, False]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.node.core.delivery.test_retries import ACK, Picky, Verdict, admin, verdict
+from tests.node.core.delivery.test_retries import ACK, Judge, Picky, admin, settlement
 from tests.node.core.trio import Node, World, digests
 from tickwheel.node.core.announcements import Unreadable
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
@@ -32,7 +32,7 @@ def record_of(number: int) -> bytes:
 class Seen(Picky):
     """Schedules COUNT long messages and waits until every node has merged them into its files."""
 
-    def __init__(self, world: World, judge: Verdict = lambda record, attempt: ACK, *, metas: Iterable[bytes] = ()):
+    def __init__(self, world: World, judge: Judge = lambda record, attempt: ACK, *, metas: Iterable[bytes] = ()):
         super().__init__(world, judge)
         master = world.elect()
         assert master.host is not None
@@ -110,7 +110,7 @@ def led_by(world: World, node: Node, ms: int) -> None:
     master = world.elect()
     answers: list[object] = []
     assert master.host is not None
-    master.host.core.parts.reign.start_transfer(node.name, answers.append)
+    master.host.core.parts.mastership.start_transfer(node.name, answers.append)
     master.wake()
     world.run(ms)
     assert answers == [None] and world.elect() is node
@@ -134,7 +134,7 @@ def test_what_the_master_cannot_read_another_member_brings(order: DeliveryOrder)
     damage(master, 7)
     world.run(DELAY_MS + 300)
     assert sorted(client.numbers()) == list(range(COUNT))
-    assert master.host is not None and master.host.core.parts.salvage.salvaged == 2
+    assert master.host is not None and master.host.core.parts.record_repair.repaired == 2
     assert all(when >= due for seen in client.got.values() for when, _, due in seen)
     assert world.elect() is master and not letters(world)
     all_up(world)
@@ -161,7 +161,7 @@ def test_what_nobody_can_read_is_set_aside_and_told() -> None:
     told = set_aside.fields
     assert told["topic"] == "t" and told["group"] == "g" and told["hour"] == letter.id.hour
     subscription = core.state.subscription(1, 1)
-    assert subscription is not None and subscription.floor == COUNT and core.parts.salvage.waiting == 0
+    assert subscription is not None and subscription.floor == COUNT and core.parts.record_repair.waiting == 0
     replayed: list[object] = []
     core.serving.start(core.parts.dead.replay(dead_pb2.ReplayDeadRequest(group="g")), replayed.append)
     master.wake()
@@ -198,7 +198,7 @@ def test_a_member_that_is_away_may_have_it() -> None:
 def test_a_retry_of_what_some_cannot_read() -> None:
     """P8: a copy does not depend on what a disk gives back; the node that lacks it asks for it when it is master."""
     world = cluster(4)
-    client = Seen(world, lambda record, attempt: verdict(consumer_pb2.RETRY) if attempt < 3 else ACK)
+    client = Seen(world, lambda record, attempt: settlement(consumer_pb2.RETRY) if attempt < 3 else ACK)
     client.consume()
     master = world.elect()
     lacking = next(node for node in world.nodes.values() if node is not master)
@@ -208,14 +208,14 @@ def test_a_retry_of_what_some_cannot_read() -> None:
     assert len(digests(world)) == 1
     led_by(world, lacking, 6_000)
     assert sorted(client.numbers()) == sorted(list(range(COUNT)) * 3)
-    assert lacking.host is not None and lacking.host.core.parts.salvage.salvaged >= 1
+    assert lacking.host is not None and lacking.host.core.parts.record_repair.repaired >= 1
     all_up(world)
 
 
 def test_a_dead_letter_of_what_some_cannot_read() -> None:
     """P8: who lacks the record of a dead letter says so, and its replay reaches the consumer whole all the same."""
     world = cluster(5, config=replace(CONFIG, checkpoint_period_ms=500, checkpoint_log_bytes=1 << 14))
-    dies = verdict(consumer_pb2.DEAD, reason="no")
+    dies = settlement(consumer_pb2.DEAD, reason="no")
     client = Seen(
         world, lambda record, attempt: dies if record == record_of(6) and len(client.got[record]) == 1 else ACK
     )
@@ -241,7 +241,9 @@ def test_a_dead_letter_of_what_some_cannot_read() -> None:
 def test_a_restart_and_an_installed_checkpoint_keep_what_is_lacking() -> None:
     """What a node lacks is remembered by its checkpoints, also as a gap in a copy that has been merged."""
     world = cluster(6, config=replace(CONFIG, checkpoint_period_ms=500, checkpoint_log_bytes=1 << 14))
-    client = Seen(world, lambda record, attempt: verdict(consumer_pb2.RETRY, delay_ms=8_000) if attempt == 1 else ACK)
+    client = Seen(
+        world, lambda record, attempt: settlement(consumer_pb2.RETRY, delay_ms=8_000) if attempt == 1 else ACK
+    )
     client.consume()
     master = world.elect()
     lacking = next(node for node in world.nodes.values() if node is not master)
@@ -250,7 +252,7 @@ def test_a_restart_and_an_installed_checkpoint_keep_what_is_lacking() -> None:
     restarted(lacking)
     led_by(world, lacking, 8_000)
     assert sorted(client.numbers()) == sorted(list(range(COUNT)) * 2)
-    assert lacking.host is not None and lacking.host.core.parts.salvage.salvaged >= 1
+    assert lacking.host is not None and lacking.host.core.parts.record_repair.repaired >= 1
     all_up(world)
 
 
@@ -297,7 +299,7 @@ def test_a_broadcasting_group_does_not_step_over_it() -> None:
 
 
 def test_a_unit_that_cannot_be_read_comes_too() -> None:
-    """After a failover the delay index is read as well: what has a bad row of it comes, and the row is mended."""
+    """After a failover the delay index is read as well: what has a bad row of it comes, and the row is repaired."""
     world = cluster(9)
     client = Seen(world)
     world.run(DELAY_MS)
@@ -310,7 +312,7 @@ def test_a_unit_that_cannot_be_read_comes_too() -> None:
     other.disk.flip(path, 3 * 96 + 20)
     client.consume()
     world.run(2_000)
-    assert sorted(client.numbers()) == list(range(COUNT)) and other.host.core.parts.mending.mended == 1
+    assert sorted(client.numbers()) == list(range(COUNT)) and other.host.core.parts.index_repair.repaired == 1
     all_up(world)
 
 
@@ -323,7 +325,7 @@ def test_a_disk_that_reads_nothing_of_an_hour() -> None:
     master.disk.read_error(log_of(master))
     world.run(DELAY_MS + 1_500)
     assert sorted(client.numbers()) == list(range(COUNT))
-    assert master.host is not None and master.host.core.parts.salvage.salvaged == COUNT
+    assert master.host is not None and master.host.core.parts.record_repair.repaired == COUNT
     all_up(world)
 
 
@@ -338,8 +340,8 @@ def test_what_has_lost_its_place_is_not_waited_for() -> None:
     core = master.host.core
     assert len(client.got) == COUNT
     number = world.now_ms // 3_600_000 << 32 | 999
-    core.parts.salvage.add(Unreadable(core.parts.delivery._channels[1, 1], 3, number, None, "bad page"))
+    core.parts.record_repair.add(Unreadable(core.parts.delivery._channels[1, 1], 3, number, None, "bad page"))
     master.wake()
     world.run(1_000)
-    assert core.parts.salvage.waiting == 0 and not letters(world)
+    assert core.parts.record_repair.waiting == 0 and not letters(world)
     all_up(world)
