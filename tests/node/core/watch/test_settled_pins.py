@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.node.core.delivery.test_retries import ACK, Picky, settlement
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.watch import settled
+from tickwheel.node.core.watch import settled_pins
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2 import SettleBatch
@@ -75,9 +75,9 @@ def judged(record: bytes, attempt: int) -> SettleBatch | None:
 def test_pages_of_a_slave_hold_what_was_settled_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pages by positions and by bytes. What waits for a retry is not done, not even once it was delivered and
     nacked again while somebody reads; a message that came again stands at the last of its positions."""
-    monkeypatch.setattr(settled, "PAGE_POSITIONS", 7)
-    monkeypatch.setattr(settled, "PAGE_RETRIES", 11)
-    monkeypatch.setattr(settled, "ANSWER_BYTES_MAX", 9)
+    monkeypatch.setattr(settled_pins, "PAGE_POSITIONS", 7)
+    monkeypatch.setattr(settled_pins, "PAGE_RETRIES", 11)
+    monkeypatch.setattr(settled_pins, "ANSWER_BYTES_MAX", 9)
     world = World()
     client = Picky(world, judged)
     world.elect()
@@ -175,7 +175,7 @@ def test_what_is_wrong_with_a_request_is_named(asked: dict[str, Any], field: str
 
 def test_pins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more, that one goes that was read least recently; one that was not read for long goes too."""
-    monkeypatch.setattr(settled, "PINS_MAX", 2)
+    monkeypatch.setattr(settled_pins, "PINS_MAX", 2)
     world = World()
     client = Client(world)
     world.elect()
@@ -189,7 +189,7 @@ def test_pins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _pinned(slave)
     assert isinstance(read(world, slave, pin_id=second.pin_id), Failure)
     assert pages(world, slave, first)
-    monkeypatch.setattr(settled, "PIN_HOLD_MS", 100)
+    monkeypatch.setattr(settled_pins, "PIN_HOLD_MS", 100)
     world.run(200)
     _pinned(slave)
     assert isinstance(read(world, slave, pin_id=first.pin_id), Failure)
@@ -198,6 +198,6 @@ def test_pins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.integers(0, 20), st.lists(st.booleans(), max_size=70), st.integers(0, 100), st.integers(0, 100))
 def test_a_window_is_what_was_packed(floor: int, flags: list[bool], first: int, count: int) -> None:
     """Everything below the floor is settled, nothing behind the window."""
-    window = settled._Window(floor, np.packbits(np.array(flags, np.bool_), bitorder="little"), len(flags))
+    window = settled_pins._Window(floor, np.packbits(np.array(flags, np.bool_), bitorder="little"), len(flags))
     whole = [True] * floor + flags + [False] * 200
     assert window.settled(first, first + count).tolist() == whole[first : first + count]
