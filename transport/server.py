@@ -1,8 +1,8 @@
 """A gRPC server on the event loop.
 
 Takes the handlers that generated code makes, and calls them like grpc.aio: with the request and a context, as
-coroutines or generators. Each call has a task. There are no threads: what one read brings is handled in that pass of
-the loop, and all answers of a pass leave with one write for each connection.
+coroutines or generators. Each such call has a task. A `DirectHandler` needs none. There are no threads: what one read
+brings is handled in that pass of the loop, and all answers of a pass leave with one write for each connection.
 
 Messages are not compressed. A call with a compressed message ends with UNIMPLEMENTED, as gRPC says.
 """
@@ -15,8 +15,9 @@ import inspect
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -67,6 +68,7 @@ _log = logging.getLogger(__name__)
 
 _HEADERS_OK = wire.STATUS_200 + wire.field(b"content-type", GRPC_TYPE)
 _OK = status_block(0)
+_ANSWER = wire.Answer(_HEADERS_OK, _OK)
 LENGTH_DIGITS_MAX = 19
 """Of a content-length: 64 bits."""
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -74,7 +76,18 @@ _NEEDED = frozenset({b":method", b":scheme", b":path"})
 _FORBIDDEN = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _UPPER = frozenset(range(ord("A"), ord("Z") + 1))
 
-Handler = Any  # grpc.RpcMethodHandler, which is generic in the stubs alone
+Handler = Any  # grpc.RpcMethodHandler, which is generic in the stubs alone, or DirectHandler
+
+
+@dataclass(frozen=True, slots=True)
+class DirectHandler:
+    """A handler of calls with one message each way, without a task: for methods that are called for each message.
+
+    `begin` gets the bytes of the request in the pass of the loop that read them. It calls `answer` or `fail` of the
+    call, at once or later; a call that is over by then takes either without effect."""
+
+    begin: Callable[[bytes, ServerStream], None]
+    request_streaming: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +193,7 @@ class ServerStream(Stream):
 
     __slots__ = (
         "_caller",
+        "_gone",
         "_handler",
         "_held_bytes",
         "_initial",
@@ -192,6 +206,7 @@ class ServerStream(Stream):
         "_trailing",
         "_waiter",
         "deadline_s",
+        "ended",
         "head",
         "progress_s",
         "server",
@@ -216,6 +231,9 @@ class ServerStream(Stream):
         self._refusal: Refusal | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.ended: Callable[[], None] | None = None
+        """Called once when the call is over, however it ends."""
+        self._gone: asyncio.Future[None] | None = None
         self._started = False
         """The response's header fields were sent."""
         self._initial: Sequence[tuple[str, str | bytes]] = ()
@@ -309,6 +327,19 @@ class ServerStream(Stream):
         self._messages = Messages(0)
         self.connection.read(self, self.unread_bytes)
         self.account()
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            ended()
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    def until_over(self) -> asyncio.Future[None]:
+        """Done when the call is over."""
+        if self._gone is None:
+            self._gone = self.connection.loop.create_future()
+            if self.over:
+                self._gone.set_result(None)
+        return self._gone
 
     def take_end(self) -> None:
         if self._left:
@@ -322,7 +353,9 @@ class ServerStream(Stream):
         elif self._waiter is not None:
             self._wake_reader()
         elif self._task is None:
-            if self._messages.ready or self._handler.request_streaming:
+            if self._messages.ready and type(self._handler) is DirectHandler:
+                self._begin(self._handler)
+            elif self._messages.ready or self._handler.request_streaming:
                 self._run()
             else:
                 self._finish(grpc.StatusCode.INTERNAL.value[0], "there is no request message")
@@ -340,12 +373,45 @@ class ServerStream(Stream):
 
     # -- the handler
 
-    def _run(self) -> None:
-        self._task = self.connection.loop.create_task(self._serve())
-
-    async def _serve(self) -> None:
+    def _begin(self, handler: DirectHandler) -> None:
+        data = self._messages.ready.popleft()
+        self.connection.read(self, len(data) + PREFIX_BYTES)
+        self.account()
         try:
-            await self._handle()
+            handler.begin(data, self)
+        except Exception as error:
+            self._broken(error)
+
+    def answer(self, data: bytes) -> None:
+        """The answer of a direct call: the bytes of its message, and OK."""
+        if self.over:
+            return
+        connection, size = self.connection, len(data) + PREFIX_BYTES
+        if size <= wire.FRAME_BYTES and size <= self.send_window and connection.can_send(size):
+            self.send_window -= size
+            connection.send_window -= size
+            connection.put(_ANSWER.frames(self.stream_id, data))
+            connection.forget(self, peer_knows=True)
+        else:
+            self._task = connection.loop.create_task(self._serve(partial(self._answer, data)))
+
+    async def _answer(self, data: bytes) -> None:
+        await self._write(data)
+        self._finish(0, "")
+
+    def fail(
+        self, code: grpc.StatusCode, details: str, trailing_metadata: Sequence[tuple[str, str | bytes]] = ()
+    ) -> None:
+        """End a direct call with another status than OK."""
+        self._trailing = tuple(trailing_metadata)
+        self._finish(int(code.value[0]), details)
+
+    def _run(self) -> None:
+        self._task = self.connection.loop.create_task(self._serve(self._handle))
+
+    async def _serve(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
         except asyncio.CancelledError:
             if not self.over:  # its server stops, or its handler cancelled itself
                 self._finish(grpc.StatusCode.CANCELLED.value[0], "the call was cancelled")
@@ -354,10 +420,13 @@ class ServerStream(Stream):
         except StreamOverError:
             pass  # the caller is gone; noted by whoever cut the stream
         except Exception as error:
-            _log.exception("a handler failed", extra={"method": self.head.path})
-            self._finish(grpc.StatusCode.UNKNOWN.value[0], f"unexpected {type(error).__name__}")
+            self._broken(error)
         finally:
             self._task = None
+
+    def _broken(self, error: Exception) -> None:
+        _log.error("a handler failed", exc_info=error, extra={"method": self.head.path})
+        self._finish(grpc.StatusCode.UNKNOWN.value[0], f"unexpected {type(error).__name__}")
 
     async def _handle(self) -> None:
         handler = self._handler
@@ -423,7 +492,9 @@ class ServerStream(Stream):
         if self.over:
             raise StreamOverError
         serialize = self._handler.response_serializer
-        data = message if serialize is None else serialize(message)
+        await self._write(message if serialize is None else serialize(message))
+
+    async def _write(self, data: bytes) -> None:
         if len(data) > self.connection.limits.message_bytes_max:
             text = f"an answer of {len(data)} bytes, {self.connection.limits.message_bytes_max} are allowed"
             await self.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -679,9 +750,11 @@ class Server:
                 connection.shut()
         loop = asyncio.get_running_loop()
         until_s = loop.time() + grace_s
-        tasks = [s._task for c in self.connections for s in c.streams.values() if s._task is not None]  # noqa: SLF001
-        if tasks and grace_s > 0:
-            await asyncio.wait(tasks, timeout=until_s - loop.time())
+        streams = [stream for connection in self.connections for stream in connection.streams.values()]
+        tasks = [stream._task for stream in streams if stream._task is not None]  # noqa: SLF001
+        calls = [stream.until_over() for stream in streams]
+        if calls and grace_s > 0:
+            await asyncio.wait(calls, timeout=until_s - loop.time())
         for connection in list(self.connections):
             for stream in list(connection.streams.values()):
                 stream.refuse(Refusal(grpc.StatusCode.UNAVAILABLE, "this node stops"))

@@ -103,6 +103,28 @@ def fields(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join(field(name, value) for name, value in pairs)
 
 
+class Answer:
+    """The frames of a whole answer: HEADERS, one gRPC message as DATA, and HEADERS that end the stream."""
+
+    def __init__(self, first: bytes, last: bytes) -> None:
+        """Field blocks of both HEADERS."""
+        self._first_head = _head(HEADERS, END_HEADERS, len(first))
+        self._first = first
+        self._last_head = _head(HEADERS, END_HEADERS | END_STREAM, len(last))
+        self._last = last
+
+    def frames(self, stream_id: int, message: bytes) -> bytes:
+        """`message` and its prefix must fit one frame."""
+        number, size = stream_id.to_bytes(4, "big"), len(message)
+        data = b"%b\x00\x00%b\x00%b" % ((size + 5).to_bytes(3, "big"), number, size.to_bytes(4, "big"))
+        return b"".join((self._first_head, number, self._first, data, message, self._last_head, number, self._last))
+
+
+def _head(kind: int, flags: int, size: int) -> bytes:
+    """A frame's first bytes, without its stream."""
+    return b"%b%c%c" % (size.to_bytes(3, "big"), kind, flags)
+
+
 def header_frames(stream_id: int, block: bytes, *, end_stream: bool) -> bytes:
     """A field block as HEADERS and, if it does not fit, CONTINUATION frames."""
     flags = END_STREAM if end_stream else 0

@@ -16,7 +16,8 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.metas import fitting
 from tickwheel.node.core.schedule.creations import Creations
-from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, reschedule_checksum
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, Row, reschedule_checksum
+from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.pending import PendingRequests
 from tickwheel.node.core.schedule.publisher import BatchOutcome, Publisher, Rescheduled, resolve_when
 from tickwheel.node.core.schedule.senders import Senders
@@ -89,6 +90,15 @@ class ClientRequests:
             done(known)
         else:
             done(BatchOutcome(known.ids, known.due_ms, repeated=True))
+
+    def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
+        """Schedule one checked message together with others that come one by one. The caller is told once it is on
+        stable storage of a majority. `client` and `actor` as in `IncomingBatch`."""
+        failure = self._core.refusal()
+        if failure is not None:
+            caller.fail(failure)
+            return
+        self._publisher.schedule_row(row, client, actor, caller)
 
     async def cancel(self, number: int, permitted: Permitted = everybody) -> scheduler_pb2.CancelOutcome.ValueType:
         """Cancel a message by id. The outcome is decided when the command is applied."""

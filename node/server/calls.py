@@ -51,18 +51,28 @@ class Calls:
 
     async def ask(self, begin: Callable[[NodeCore, Callable[[A | Failure], None]], None]) -> A:
         """Call `begin` with the core and a callback, and wait for the answer. Raises RequestError for a refusal."""
+        return await self.answered(lambda done: self.begin(begin, done))
+
+    async def answered(self, begin: Callable[[Callable[[A | Failure], None]], None]) -> A:
+        """Call `begin` with a callback, and wait for the answer. Raises RequestError for a refusal."""
         future: asyncio.Future[A | Failure] = asyncio.get_running_loop().create_future()
 
         def done(result: A | Failure) -> None:
             resolve(future, result)
 
-        core = self.core
-        self.serve(done, lambda: begin(core, done))
-        self.wake()
+        begin(done)
         result = await future
         if isinstance(result, Failure):
             raise RequestError(result)
         return result
+
+    def begin(
+        self, begin: Callable[[NodeCore, Callable[[A | Failure], None]], None], done: Callable[[A | Failure], None]
+    ) -> None:
+        """Call `begin` with the core and `done`, which gets the answer, or the failure by a mistake."""
+        core = self.core
+        self.serve(done, lambda: begin(core, done))
+        self.wake()
 
     async def answer(self, begin: Callable[[NodeCore], Coroutine[Promise[Any], None, A]]) -> A:
         """Run a coroutine of the core and wait for what it returns. Raises RequestError for a refusal."""

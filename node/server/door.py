@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -30,9 +31,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
 from tickwheel.node.server.connections import ConnectionLimiter
-from tickwheel.node.server.errors import abort
+from tickwheel.node.server.errors import abort, refuse_call
 from tickwheel.transport.connection import StreamOverError
-from tickwheel.transport.server import AbortedError, Server
+from tickwheel.transport.server import AbortedError, DirectHandler, Server
 from tickwheel.transport.server import ServerStream as Context
 
 UNDECODABLE = "undecodable"
@@ -42,6 +43,9 @@ KINDS = (UNDECODABLE, UNKNOWN_CONTENT, UNKNOWN_METHOD)
 """Label values of the metric `refused_calls`."""
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Answer = Callable[[Message | Failure], None]
+"""Takes the response or the Failure of a call; what comes after the first is ignored."""
+DirectBehaviour = Callable[[Any, Context, Answer], None]
 
 log = logger("door")
 
@@ -262,9 +266,10 @@ class Door:
 
         self.register(service, {name: handler(name, made) for name, made in handlers.items()})
 
-    def register(self, service: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+    def register(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any] | DirectHandler]) -> None:
         """Register handlers that `handler` made."""
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        made = grpc.method_handlers_generic_handler(service, cast(Any, handlers))
+        self._server.add_generic_rpc_handlers((made,))
 
     def shut(self) -> None:
         """All services are registered: count calls of any other method from now on."""
@@ -273,6 +278,41 @@ class Door:
     def _note(self, kind: str, method: str, reason: str) -> None:
         self._refusals[kind] += 1
         log.warning("refused a call at the door", kind=kind, method=method[:200], reason=reason)
+
+    def direct(
+        self, method: str, kind: type[Message], serialize: Callable[[Any], bytes], behave: DirectBehaviour
+    ) -> DirectHandler:
+        """A handler of calls with one message each way that takes no task (transport). As `handler`; `behave` also gets
+        what takes the answer, and may call it later."""
+        read, limiter = self._read, self._limiter
+
+        def begin(data: bytes, context: Context) -> None:
+            def answer(outcome: Message | Failure) -> None:
+                if isinstance(outcome, Failure):
+                    refuse_call(context, outcome)
+                else:
+                    context.answer(serialize(outcome))
+
+            try:
+                if limiter is not None:
+                    context.ended = partial(limiter.end, limiter.begin(context))
+                request = read(kind, data)
+                if type(request) is _Refused:
+                    self._note_refused(method, request)
+                    answer(request.failure)
+                else:
+                    behave(request, context, answer)
+            except RequestError as error:
+                answer(error.failure)
+            except Exception as error:
+                if self._fault is None:
+                    raise
+                answer(self._fault(error))
+
+        return DirectHandler(begin)
+
+    def _note_refused(self, method: str, refused: _Refused) -> None:
+        self._note(UNDECODABLE if refused.message is None else UNKNOWN_CONTENT, method, refused.failure.message)
 
     def handler(
         self,
@@ -288,8 +328,7 @@ class Door:
         read, limiter = self._read, self._limiter
         requests_stream = streams[0]
 
-        def note(refused: _Refused) -> None:
-            self._note(UNDECODABLE if refused.message is None else UNKNOWN_CONTENT, method, refused.failure.message)
+        note = partial(self._note_refused, method)
 
         def deserialize(data: bytes) -> Message | _Refused:
             return read(kind, data)

@@ -1,7 +1,8 @@
 """The table of all methods of the client port: request, right, handler, and whether the audit log notes its calls.
 
 Each row states who runs the handler: `by_core` a coroutine of the core, `by_loop` the server's loop, `by_stream` the
-loop with the context, for streams. door.py decodes, asks for the right, runs the handler, and turns refusals into
+loop with the context, for streams. `direct` is for methods that are called for each message: a plain function, which
+is told the answer's taker. door.py decodes, asks for the right, runs the handler, and turns refusals into
 statuses: once, for every row. A node does not start if a method of a service has no row, and a test compares the rows
 with the descriptors.
 """
@@ -17,6 +18,7 @@ from google.protobuf.message import Message
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.watch.disk_use import disk_use
+from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.access import Permission
 from tickwheel.node.server.callers import Caller
@@ -78,6 +80,28 @@ class Endpoint:
     """Gets the request, or an iterator of requests. Returns the response; None if it was written to the context."""
 
 
+@dataclass(frozen=True, slots=True)
+class DirectEndpoint(Endpoint):
+    """A method whose calls need no task. It is not audited."""
+
+    begin: Callable[[Node, Any, Caller, Callable[[Message | Failure], None]], None]
+    """Gets the request and what takes the response or a Failure, once. May raise RequestError instead."""
+
+
+def direct(
+    request: type[Q],
+    response: type[A],
+    right: Right,
+    handler: Callable[[Node, Q, Caller, Callable[[A | Failure], None]], None],
+) -> DirectEndpoint:
+    """A row whose handler begins a call and ends it later."""
+
+    def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
+        return node.calls.answered(lambda answer: handler(node, asked, caller, answer))
+
+    return DirectEndpoint(request, response, right, serve, handler)
+
+
 def by_core(
     request: type[Q],
     response: type[A],
@@ -136,7 +160,7 @@ CANCELS = Right(somewhere(RIGHT_CANCEL))
 
 SERVICES: dict[str, dict[str, Endpoint]] = {
     "tickwheel.v1.Scheduler": {
-        "Schedule": by_loop(
+        "Schedule": direct(
             scheduler_pb2.ScheduleRequest,
             scheduler_pb2.ScheduleReceipt,
             Right(topic(RIGHT_SCHEDULE, lambda request: request.message.topic or "(none)")),

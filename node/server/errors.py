@@ -76,6 +76,21 @@ def serialized_status(failure: Failure) -> bytes:
     return data
 
 
+class FailingCall(Protocol):
+    """The part of a direct call that ends it with an error."""
+
+    def fail(
+        self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...] = ()
+    ) -> None: ...
+
+
+def refuse_call(call: FailingCall, failure: Failure) -> None:
+    """End a direct call with the failure."""
+    status = status_of(failure)
+    code = grpc.StatusCode[failure.grpc_code_name]
+    call.fail(code, status.message, ((DETAILS_KEY, status.SerializeToString()),))
+
+
 async def abort(context: AbortingContext, failure: Failure) -> NoReturn:
     """End the call with the failure: always raises."""
     status = status_of(failure)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +21,16 @@ from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
 from tickwheel.node.core.promise import answer_of
 from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.core.schedule.deleting import finished
-from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, check_sender, from_batch, from_message
+from tickwheel.node.core.schedule.intake import (
+    KIND_DELAY,
+    KIND_DUE,
+    KIND_LEVEL,
+    check_sender,
+    from_batch,
+    from_message,
+    row_of,
+)
+from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.core.watch.listings import groups_after, members_of, named_group, named_topic, topics_after
 from tickwheel.node.core.watch.status import VERSION
@@ -112,22 +121,42 @@ def permitted(caller: Caller, right: Right.ValueType) -> Permitted:
 # -- messages
 
 
-async def schedule(node: Node, request: scheduler_pb2.ScheduleRequest, caller: Caller) -> scheduler_pb2.ScheduleReceipt:
+def schedule(
+    node: Node,
+    request: scheduler_pb2.ScheduleRequest,
+    caller: Caller,
+    answer: Callable[[scheduler_pb2.ScheduleReceipt | Failure], None],
+) -> None:
+    """A function with callbacks: this is called for each message."""
     core = node.core
+    wheel_group = core.identity.wheel_group
+
+    def placed(number: int, due_ms: int, level: int, delay_ms: int) -> None:
+        message_id = message_id_of(number, wheel_group)
+        answer(scheduler_pb2.ScheduleReceipt(id=message_id, due_ms=due_ms, delay_level=level, delay_ms=delay_ms))
+
+    row = row_of(request, core.state.settings)
+    if row is not None:
+        mine, client, whom = row, caller.name or request.client_name, RowCaller(placed, answer)
+        node.calls.begin(lambda core, _: core.parts.requests.schedule_row(mine, client, caller.actor, whom), answer)
+        return
     try:
         batch = from_message(request, core.state.settings)
     except RequestError as error:
         told = core.parts.senders.told(Sender(request.producer_id, request.sequence), error.failure)
         raise RequestError(told) from None
     state_caller(batch, caller, request.producer_owner)
-    # A callback and not a coroutine: this is called for each message.
-    outcome: BatchOutcome = await node.calls.ask(lambda core, done: core.parts.requests.schedule(batch, done))
-    message_id = message_id_of(int(outcome.ids[0]), core.identity.wheel_group)
-    receipt = scheduler_pb2.ScheduleReceipt(id=message_id, due_ms=int(outcome.due_ms[0]))
-    if outcome.levels is not None:
-        receipt.delay_level = int(outcome.levels.levels[0])
-        receipt.delay_ms = int(outcome.levels.delays_ms[0])
-    return receipt
+
+    def done(outcome: BatchOutcome | Failure) -> None:
+        if isinstance(outcome, Failure):
+            answer(outcome)
+            return
+        level = delay_ms = 0
+        if outcome.levels is not None:
+            level, delay_ms = int(outcome.levels.levels[0]), int(outcome.levels.delays_ms[0])
+        placed(int(outcome.ids[0]), int(outcome.due_ms[0]), level, delay_ms)
+
+    node.calls.begin(lambda core, done: core.parts.requests.schedule(batch, done), done)
 
 
 async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:

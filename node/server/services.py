@@ -16,8 +16,8 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tickwheel.node.config.sections import LimitsSection
 from tickwheel.node.server.connections import ConnectionLimiter
-from tickwheel.node.server.door import Behaviour, Door
-from tickwheel.node.server.endpoints import SERVICES, Endpoint
+from tickwheel.node.server.door import Answer, Behaviour, DirectBehaviour, Door
+from tickwheel.node.server.endpoints import SERVICES, DirectEndpoint, Endpoint
 from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
@@ -48,12 +48,27 @@ def served(node: Node, gate: Gate, method: str, endpoint: Endpoint, *, stream: b
     return watched if stream or right.audited else unary
 
 
+def begun(node: Node, gate: Gate, method: str, endpoint: DirectEndpoint) -> DirectBehaviour:
+    """As `served`, for an endpoint whose calls need no task."""
+    right, begin = endpoint.right, endpoint.begin
+
+    def behave(request: Any, context: Context, answer: Answer) -> None:
+        begin(node, request, gate.admit(method, right, request, context), answer)
+
+    return behave
+
+
 def serve_endpoints(door: Door, node: Node, gate: Gate) -> None:
     """Serve every method of the services in the table. Raises KeyError for a method without a row."""
     for service, rows in SERVICES.items():
-        handlers = {}
+        handlers: dict[str, Any] = {}
         for method in Default().FindServiceByName(service).methods:
             path, endpoint = f"/{service}/{method.name}", rows[method.name]
+            if isinstance(endpoint, DirectEndpoint):
+                serialize = endpoint.response.SerializeToString
+                behave_at_once = begun(node, gate, path, endpoint)
+                handlers[method.name] = door.direct(path, endpoint.request, serialize, behave_at_once)
+                continue
             streams = method.client_streaming, method.server_streaming
             behave = served(node, gate, path, endpoint, stream=any(streams))
             handlers[method.name] = door.handler(

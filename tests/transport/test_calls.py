@@ -19,7 +19,7 @@ from tickwheel.node.tls import PortFiles, peer_context, server_context
 from tickwheel.transport import wire
 from tickwheel.transport.client import AddressError, CallError, ClientConnection, Names
 from tickwheel.transport.limits import Limits
-from tickwheel.transport.server import Server, bind
+from tickwheel.transport.server import DirectHandler, Server, bind
 
 LARGE = bytes(range(256)) * 12_000
 LIMITS = Limits(message_bytes_max=4 << 20)
@@ -30,6 +30,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in t
 
     def __init__(self) -> None:
         self.begun, self.ended = asyncio.Event(), asyncio.Event()
+        self.over: list[bytes] = []
+        """Requests of direct calls that are over."""
+        self.waiting: Any = None
+        """A direct call without an answer."""
 
     def service(self, details: Any) -> Any:
         made = {
@@ -41,6 +45,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in t
             "/s/Count": grpc.unary_stream_rpc_method_handler(self._count),
             "/s/Both": grpc.stream_stream_rpc_method_handler(self._both),
             "/s/Wait": grpc.unary_unary_rpc_method_handler(self._wait),
+            "/s/Direct": DirectHandler(self._direct),
         }
         return made.get(details.method)
 
@@ -73,6 +78,18 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in t
             if request == b"abort":
                 await context.abort(grpc.StatusCode.DATA_LOSS, "as asked")
             await context.write(request)
+
+    def _direct(self, request: bytes, call: Any) -> None:
+        self.begun.set()
+        call.ended = lambda: self.over.append(request)
+        if request == b"break":
+            raise KeyError("a secret")
+        if request == b"fail":
+            call.fail(grpc.StatusCode.NOT_FOUND, "☃", (("more-bin", b"\0\xff"),))
+        if request == b"later":
+            self.waiting = call
+        else:
+            call.answer(request)
 
     async def _wait(self, request: bytes, context: Any) -> bytes:
         self.begun.set()
@@ -155,6 +172,56 @@ async def test_large_and_compressed_messages_are_refused() -> None:
             await opened.unary_unary("/s/Echo")(bytes(9_999), compression=grpc.Compression.Gzip)
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert await opened.unary_unary("/s/Echo")(b"still there") == b"still there"
+
+
+async def test_direct_calls_from_grpcs_client() -> None:
+    """Answers of any size, also larger than the windows; errors and mistakes end the call alone."""
+    async with channel() as (opened, service):
+        direct = opened.unary_unary("/s/Direct")
+        sent = [b"", b"x", bytes(wire.FRAME_BYTES - 5), bytes(wire.FRAME_BYTES - 4), LARGE]
+        assert await asyncio.gather(*map(direct, sent)) == sent
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await direct(b"fail")
+        assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.NOT_FOUND, "☃")
+        assert dict(cast(Any, raised.value.trailing_metadata()))["more-bin"] == b"\0\xff"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await direct(b"break")
+        assert raised.value.code() is grpc.StatusCode.UNKNOWN and "secret" not in str(raised.value.details())
+        assert await direct(b"still there") == b"still there"
+        assert sorted(service.over) == sorted([*sent, b"fail", b"break", b"still there"]), "each is over once"
+
+
+@pytest.mark.parametrize("how", ["cancelled", "deadline", "connection"])
+async def test_a_direct_call_ends_with_its_caller(how: str) -> None:
+    """It is over at once, and an answer that comes later goes nowhere."""
+    async with channel() as (opened, service):
+        call = opened.unary_unary("/s/Direct")(b"later", timeout=0.2 if how == "deadline" else None)
+        await service.begun.wait()
+        if how != "deadline":
+            await (opened.close() if how == "connection" else asyncio.sleep(0))
+            call.cancel()
+        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+            await call
+        async with asyncio.timeout(5):
+            await service.waiting.until_over()
+        assert service.over == [b"later"]
+        service.waiting.answer(b"too late")
+        service.waiting.fail(grpc.StatusCode.ABORTED, "too late")
+
+
+async def test_a_server_that_stops_waits_for_direct_calls() -> None:
+    """As for calls with a task: they are answered if that comes in time."""
+    service = Service()
+    server = ours(service)
+    async with serving(server) as address, grpc.aio.insecure_channel(address) as opened:
+        any_opened: Any = opened
+        call = any_opened.unary_unary("/s/Direct")(b"later")
+        await service.begun.wait()
+        stopping = asyncio.ensure_future(server.stop(5.0))
+        await asyncio.sleep(0)
+        service.waiting.answer(b"in time")
+        assert await call == b"in time"
+        await stopping
 
 
 @pytest.mark.parametrize("how", ["cancelled", "deadline", "connection"])

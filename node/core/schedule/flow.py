@@ -99,17 +99,24 @@ class FlowControl(Part):
         self._in_all = 0
         self._by_topic.clear()
 
-    def admit(self, batch: IncomingBatch, due_ms: NDArray[np.int64], now_ms: int) -> Failure | None:
-        """Admit and count the request (None), or return its refusal."""
+    def limits(self, actor: str) -> bool:
+        """Whether any limit may apply to requests of a user; empty: of nobody that has quotas."""
         settings = self._state.settings
-        if not (
+        return bool(
             settings.tick_messages_max
             or settings.topic_quotas
             or settings.client_quotas
             or settings.pending_max
             or settings.topic_pending_max
-            or batch.actor
-        ) or (batch.producer_id and self._state.repeated(batch.sender, batch.count) is not None):
+            or (actor and self._user_quotas(actor) != NO_QUOTAS)
+        )
+
+    def admit(self, batch: IncomingBatch, due_ms: NDArray[np.int64], now_ms: int) -> Failure | None:
+        """Admit and count the request (None), or return its refusal."""
+        settings = self._state.settings
+        if not self.limits(batch.actor) or (
+            batch.producer_id and self._state.repeated(batch.sender, batch.count) is not None
+        ):
             return None
         full = self._pending_refusal(batch) or self._user_pending_refusal(batch, now_ms)
         if full is not None:
@@ -178,7 +185,10 @@ class FlowControl(Part):
         return None
 
     def _quotas(self, batch: IncomingBatch) -> Quotas:
-        user = self._state.access.user(batch.actor) if batch.actor else None
+        return self._user_quotas(batch.actor) if batch.actor else NO_QUOTAS
+
+    def _user_quotas(self, actor: str) -> Quotas:
+        user = self._state.access.user(actor)
         return NO_QUOTAS if user is None else user.quotas
 
     def _user_pending_refusal(self, batch: IncomingBatch, now_ms: int) -> Failure | None:

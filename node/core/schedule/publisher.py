@@ -3,13 +3,17 @@
 Owns the bounded queue of accepted requests. Requests are served in order of arrival, so that a
 producer's sequences stay in order. A request that needs a new topic waits until the topic has been
 created through the log, and all requests behind it wait too.
+
+Messages that come one by one wait together (joining.py). They keep the order of arrival within their topic. Each is
+judged, refused and answered by itself; only the columns and the log have them as one request.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +24,8 @@ from tickwheel.node.core.part import Part
 from tickwheel.node.core.proposer import Done
 from tickwheel.node.core.schedule.creations import Creations
 from tickwheel.node.core.schedule.flow import FlowControl
-from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
+from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, Row
+from tickwheel.node.core.schedule.joining import ROW_BYTES, JoinedRows, RowCaller
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.schedule.spread import spread
 from tickwheel.node.core.serving import Fail
@@ -86,6 +91,21 @@ class _Request:
     caller: Fail | None
     levels: AppliedLevels | None = None
 
+    @property
+    def topics(self) -> Sequence[str]:
+        return self.batch.topics
+
+    @property
+    def actor(self) -> str:
+        return self.batch.actor
+
+    def __len__(self) -> int:
+        return 1
+
+
+_Judged = list[tuple[_Request, NDArray[np.int64]]]
+"""Requests that may go into the log, and their due times."""
+
 
 class Publisher(Part):
     """The queue is empty while the node is not master."""
@@ -103,8 +123,11 @@ class Publisher(Part):
         self._senders = senders
         self._flow = flow
         self._disk_room = disk_room
-        self._queue: deque[_Request] = deque()
+        self._queue: deque[_Request | JoinedRows] = deque()
         self._queue_bytes = 0
+        self._queue_requests = 0
+        self._open: dict[str, JoinedRows] = {}
+        """Topic -> rows in the queue that its next row may join: nothing of the topic waits behind them."""
         self._creating: set[str] = set()
         self.cut_short = False
         """The last `take` stopped early, after refusals or a failure: call it again soon."""
@@ -112,7 +135,7 @@ class Publisher(Part):
     @property
     def waiting(self) -> int:
         """Accepted requests that are not yet proposed."""
-        return len(self._queue)
+        return self._queue_requests
 
     @property
     def waiting_bytes(self) -> int:
@@ -125,32 +148,67 @@ class Publisher(Part):
 
     def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
         """Queue a request. Refuse it at once if the disk, the arrival buffers or the queue are full."""
-        config = self._config
-        refusal = self._disk_room.refusal()
+        size = batch.bytes
+        refusal = self._refusal(size)
         if refusal is not None:
             answer(refusal)
             return
-        if self.arrivals_full():
-            answer(limit_reached("wheel.buffer_bytes_max", config.buffer_bytes_max, MERGE_HINT_MS))
-            return
-        if self._queue_bytes + batch.bytes > config.intake_bytes_max and self._queue:
-            answer(limit_reached("intake_bytes", config.intake_bytes_max))
-            return
-        if len(self._queue) >= config.intake_requests_max:
-            answer(limit_reached("intake_requests", config.intake_requests_max))
-            return
-        size = batch.bytes
+        for topic in batch.topics if self._open else ():
+            self._open.pop(topic, None)
         serving = self._proposer.serving
         self._queue.append(_Request(batch, serving.bound(answer), size, serving.caller))
+        self._note_queued(size)
+
+    def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
+        """Queue a message that may be joined with others; refused like a request. `client` and `actor` as in
+        `IncomingBatch`."""
+        size = len(row.payload) + ROW_BYTES
+        refusal = self._refusal(size)
+        if refusal is not None:
+            caller.fail(refusal)
+            return
+        rows = self._open.get(row.topic)
+        if rows is None or not rows.takes(row, client, actor):
+            rows = self._open[row.topic] = JoinedRows(row.topic, row.kind, client, actor)
+            self._queue.append(rows)
+        rows.add(row.when, row.payload, caller)
+        self._note_queued(size)
+
+    def _refusal(self, size: int) -> Failure | None:
+        """Why a request of so many bytes cannot be queued."""
+        config = self._config
+        refusal = self._disk_room.refusal()
+        if refusal is not None:
+            return refusal
+        if self.arrivals_full():
+            return limit_reached("wheel.buffer_bytes_max", config.buffer_bytes_max, MERGE_HINT_MS)
+        if self._queue_bytes + size > config.intake_bytes_max and self._queue:
+            return limit_reached("intake_bytes", config.intake_bytes_max)
+        if self._queue_requests >= config.intake_requests_max:
+            return limit_reached("intake_requests", config.intake_requests_max)
+        return None
+
+    def _note_queued(self, size: int) -> None:
+        self._queue_requests += 1
         self._queue_bytes += size
+
+    def _next(self) -> _Request | JoinedRows:
+        """Take the first of the queue."""
+        item = self._queue.popleft()
+        self._queue_bytes -= item.bytes
+        self._queue_requests -= len(item)
+        if isinstance(item, JoinedRows) and self._open.get(item.topic) is item:
+            del self._open[item.topic]
+        return item
 
     def end(self, failure: Failure) -> None:
         """Answer all waiting requests with `failure`. None was proposed, so clients can safely send them elsewhere."""
         queue, self._queue = self._queue, deque()
-        self._queue_bytes = 0
+        self._queue_bytes = self._queue_requests = 0
+        self._open.clear()
         self._creating.clear()
-        for request in queue:
-            request.answer(failure)
+        for item in queue:
+            self._refuse(item, failure)
 
     def metrics(self) -> Mapping[str, MetricValue]:
         return {"intake_requests": float(self.waiting)}
@@ -169,31 +227,84 @@ class Publisher(Part):
         refused = 0
         self.cut_short = False
         while self._queue and (not taken or size + self._queue[0].bytes <= bytes_max):
-            request = self._queue[0]
-            if not self._topics_known(request.batch):
+            if not self._topics_known(self._queue[0]):
                 break
-            self._queue.popleft()
-            self._queue_bytes -= request.bytes
-            due = self._due_of(request, now_ms)
-            if due is None:
-                refused += 1
+            item = self._next()
+            judged = self._judge_rows(item, now_ms) if isinstance(item, JoinedRows) else self._judge(item, now_ms)
+            for request, due in judged:
+                taken.append(request)
+                dues.append(due)
+                size += request.bytes
+            if not judged:
+                refused += len(item)
                 if refused >= REFUSALS_MAX:
                     self.cut_short = True
                     break
-                continue
-            taken.append(request)
-            dues.append(due)
-            size += request.bytes
         if not taken:
             return None
         publish = self._publish_of(taken, dues)
         return None if publish is None else (Command(publish=publish), self._answers(taken), size)
 
-    def _due_of(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
-        """`_due` as a piece of the request: a mistake fails this request alone."""
-        due: list[NDArray[np.int64] | None] = []
-        self._proposer.serving.run(request.caller, lambda: due.append(self._due(request, now_ms)))
-        return due[0] if due else None
+    def _judge(self, request: _Request, now_ms: int) -> _Judged:
+        """The request with its due times; nothing if it was refused. A mistake fails this request alone."""
+        judged: _Judged = []
+
+        def judge() -> None:
+            due = self._due(request, now_ms)
+            if due is not None:
+                judged.append((request, due))
+
+        self._proposer.serving.run(request.caller, judge)
+        return judged
+
+    def _judge_rows(self, rows: JoinedRows, now_ms: int) -> _Judged:
+        """As `_judge`, for each row as if it were alone. Rows that go into the log do so as one request, unless limits
+        apply to them: those count requests."""
+        judged: _Judged = []
+        alone: Iterable[JoinedRows] = rows.each()
+        if len(rows) > 1 and not self._flow.limits(rows.actor):
+            mistakes: list[Failure] = []
+            far: list[int] = []
+
+            def judge() -> None:
+                request = self._request_of(rows)
+                too_far = self._too_far(request.batch, now_ms)
+                if too_far.any():
+                    far.extend(np.flatnonzero(too_far).tolist())
+                    request = self._request_of(rows.only(np.flatnonzero(~too_far).tolist()))
+                due = self._due(request, now_ms) if request.batch.count else None
+                if due is not None:
+                    judged.append((request, due))
+
+            self._proposer.serving.run(mistakes.append, judge)
+            if not mistakes:
+                alone = (rows.only((row,)) for row in far)
+        for row in alone:
+            judged += self._judge(self._request_of(row), now_ms)
+        return judged
+
+    def _request_of(self, rows: JoinedRows) -> _Request:
+        return _Request(rows.batch(), partial(self._tell, rows), rows.bytes, partial(self._refuse, rows))
+
+    def _tell(self, rows: JoinedRows, outcome: BatchOutcome | Failure) -> None:
+        """Tell each row's caller its part of the outcome. A mistake in that fails this caller alone."""
+        if isinstance(outcome, Failure):
+            self._refuse(rows, outcome)
+            return
+        run = self._proposer.serving.run
+        ids, dues = outcome.ids.tolist(), outcome.due_ms.tolist()
+        levels = delays = [0] * len(ids)
+        if outcome.levels is not None:
+            levels, delays = outcome.levels.levels.tolist(), outcome.levels.delays_ms.tolist()
+        for caller, number, due_ms, level, delay_ms in zip(rows.callers, ids, dues, levels, delays, strict=True):
+            run(caller.fail, partial(caller.placed, number, due_ms, level, delay_ms))
+
+    def _refuse(self, item: _Request | JoinedRows, failure: Failure) -> None:
+        if isinstance(item, _Request):
+            item.answer(failure)
+            return
+        for caller in item.callers:
+            self._proposer.serving.run(caller.fail, partial(caller.fail, failure))
 
     def _publish_of(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Publish | None:
         """`publish_of` as a piece of all these requests. None: it failed, and all of them were told."""
@@ -208,9 +319,9 @@ class Publisher(Part):
         self._proposer.serving.run(caller, lambda: made.append(self.publish_of(batches, dues)))
         return made[0] if made else None
 
-    def _topics_known(self, batch: IncomingBatch) -> bool:
+    def _topics_known(self, item: _Request | JoinedRows) -> bool:
         state = self._state
-        missing = [name for name in batch.topics if state.topic_id(name) is None]
+        missing = [name for name in item.topics if state.topic_id(name) is None]
         wanted = [name for name in missing if name not in self._creating]
         if not wanted:
             return not missing
@@ -225,7 +336,7 @@ class Publisher(Part):
         allowed = self._creations.topics(len(wanted))
         for name in wanted[:allowed]:
             self._creating.add(name)
-            creation = AdminCommand(create_topic=CreateTopicRequest(name=name), actor=batch.actor)
+            creation = AdminCommand(create_topic=CreateTopicRequest(name=name), actor=item.actor)
             command = Command(admin=creation)
 
             def created(result: CommandResult | Failure, name: str = name) -> None:
@@ -240,17 +351,23 @@ class Publisher(Part):
         return False
 
     def _refuse_head(self, failure: Failure) -> None:
-        request = self._queue.popleft()
+        item = self._next()
         self.cut_short = bool(self._queue)  # requests behind it need not wait
-        self._queue_bytes -= request.bytes
-        request.answer(failure)
+        self._refuse(item, failure)
 
     def _refuse_topic(self, name: str, failure: Failure) -> None:
-        refused = [request for request in self._queue if name in request.batch.topics]
-        self._queue = deque(request for request in self._queue if name not in request.batch.topics)
-        self._queue_bytes -= sum(request.bytes for request in refused)
-        for request in refused:
-            request.answer(failure)
+        refused = [item for item in self._queue if name in item.topics]
+        self._queue = deque(item for item in self._queue if name not in item.topics)
+        self._queue_bytes -= sum(item.bytes for item in refused)
+        self._queue_requests -= sum(map(len, refused))
+        self._open.pop(name, None)
+        for item in refused:
+            self._refuse(item, failure)
+
+    def _too_far(self, batch: IncomingBatch, now_ms: int) -> NDArray[np.bool_]:
+        """Which of the messages `_due` will refuse for their time."""
+        due = resolve_when(batch.when, batch.kinds, now_ms + 1, self._state.delay_levels_ms)
+        return due > now_ms + self._state.settings.delay_ms_max
 
     def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
         """Absolute due times; None if the request was refused: no agreed time, too far ahead, or flow control."""

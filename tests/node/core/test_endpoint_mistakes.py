@@ -28,7 +28,8 @@ from tests.node.core.test_serving import (
 from tests.node.core.test_serving import ask as ask_core
 from tests.node.core.trio import Node as SimulatedNode
 from tests.node.core.trio import World, digests
-from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.schedule.intake import Row
+from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import EVERYBODY
@@ -178,8 +179,8 @@ class StumblingCalls(Calls):
 
     at: list[str]
 
-    async def ask(self, begin: Callable[[NodeCore, Callable[[Any], None]], None]) -> Any:
-        return await super().ask(lambda core, done: begin(core, raising(done, self.at)))
+    async def answered(self, begin: Callable[[Callable[[Any], None]], None]) -> Any:
+        return await super().answered(lambda done: begin(raising(done, self.at)))
 
 
 class Context:
@@ -276,6 +277,12 @@ async def test_a_mistake_in_a_later_piece_fails_its_call(where: str, monkeypatch
         monkeypatch.setattr(core.serving, "start", lambda steps, done: start(stumbling(steps, at), done))
         # Messages are no coroutine.
         monkeypatch.setattr(core.parts.requests, "schedule", lambda batch, done: schedule(batch, raising(done, at)))
+        schedule_row = core.parts.requests.schedule_row
+
+        def stumbling_row(row: Row, client: str, actor: str, caller: RowCaller) -> None:
+            schedule_row(row, client, actor, RowCaller(raising(caller.placed, at), caller.fail))
+
+        monkeypatch.setattr(core.parts.requests, "schedule_row", stumbling_row)
     else:
         calls.at = at
     met: set[str] = set()
