@@ -36,6 +36,7 @@ from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.judge import ImpossibleMessageError, check_readable, judge
+from tickwheel.replication.lateness import Lateness
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import LogListener
 from tickwheel.replication.plausible import ImplausibleFrameError, check_echo, check_frame
@@ -61,6 +62,8 @@ class Peer:
     rewound_ns: int = 0
     checkpoint_told_ns: int = 0
     sync_answered_ns: int = 0
+    answered_ns: int = 0
+    """When its last answer to this master came on this connection; 0 for none."""
 
 
 class Conversation:
@@ -102,6 +105,7 @@ class Conversation:
         self._joining = joining
         self._owed = Acknowledgement(config.answer_within_ms * NS_PER_MS)
         self._campaign = Campaign(config.campaign_round_ms * NS_PER_MS)
+        self._lateness = Lateness(config)
         self._answering: tuple[str, int, int] | None = None
         """The append_entries being handled: (sender, its `sent_ns`, connection id)."""
         self._transfer_term = 0
@@ -128,7 +132,7 @@ class Conversation:
             self.disconnected(peer_id)
         peer.connected = True
         peer.connection_id = self._random.getrandbits(63) | 1
-        peer.rewound_ns = 0
+        peer.rewound_ns = peer.answered_ns = 0
         self.engine.connected(peer_id)
 
     def disconnected(self, peer_id: str) -> None:
@@ -158,8 +162,9 @@ class Conversation:
         self._campaign.end()
         self._owed.forget()
         self.sync_now()
+        self.engine.prolong_fallback(self._lateness.added_to_fallback_ns(self._clock.monotonic_ns()))
         for peer in self.peers.values():
-            peer.rewound_ns = 0
+            peer.rewound_ns = peer.answered_ns = 0
 
     def term_changed(self) -> None:
         """Drop the acknowledgement that is owed to the master of an earlier term."""
@@ -336,7 +341,10 @@ class Conversation:
             return
         if engine.state == LEADER and frame.term == engine.term:
             raise ImpossibleMessageError(f"{peer_id} leads term {frame.term}, and so do we")
-        self.master_heard_ns = self._clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
+        if frame.term == engine.term and engine.leader_id == peer_id:
+            self._lateness.note(now_ns - self.master_heard_ns, now_ns)
+        self.master_heard_ns = now_ns
         self._campaign.end()
         self._caught_up.heard(frame.term, append.commit_index)
         if engine.term == frame.term:
@@ -348,6 +356,7 @@ class Conversation:
             if judgement.hand_on is not None:
                 check_readable(judgement.hand_on.get("entries", ()), self._listener.problem_of)
                 engine.deliver(peer_id, judgement.hand_on)
+                engine.prolong_election(self._lateness.added_to_election_ns(now_ns))
             if judgement.next_index:
                 self._answer(peer_id, judgement.next_index, judgement.success, judgement.reset)
             elif not append.HasField("previous_index"):
@@ -373,6 +382,10 @@ class Conversation:
                 f"it acknowledges up to {result.next_index - 1}, the log ends at {self._journal.last_index}"
             )
         if peer_id in self._voters.ids:
+            if peer.answered_ns:
+                self._lateness.note(now_ns - peer.answered_ns, now_ns)
+                engine.prolong_fallback(self._lateness.added_to_fallback_ns(now_ns))
+            peer.answered_ns = now_ns
             self._lease.note(peer_id, result.echo_sent_ns if self._guards.lease_from_sending else now_ns)
         rewinds = result.reset and result.echo_sent_ns > peer.rewound_ns
         if rewinds:
