@@ -494,13 +494,21 @@ class ServerStream(Stream):
         serialize = self._handler.response_serializer
         await self._write(message if serialize is None else serialize(message))
 
-    async def _write(self, data: bytes) -> None:
-        if len(data) > self.connection.limits.message_bytes_max:
-            text = f"an answer of {len(data)} bytes, {self.connection.limits.message_bytes_max} are allowed"
-            await self.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+    async def write_all(self, messages: Sequence[Any]) -> None:
+        """As `write` for each, with one write for all that the windows have room for."""
+        if self.over:
+            raise StreamOverError
+        serialize = self._handler.response_serializer
+        await self._write(*(message if serialize is None else serialize(message) for message in messages))
+
+    async def _write(self, *messages: bytes) -> None:
+        for data in messages:
+            if len(data) > self.connection.limits.message_bytes_max:
+                text = f"an answer of {len(data)} bytes, {self.connection.limits.message_bytes_max} are allowed"
+                await self.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         if not self._started:
             self._start()
-        await self.send(prefixed(data))
+        await self.send(b"".join(map(prefixed, messages)) if len(messages) > 1 else prefixed(messages[0]))
 
     def _start(self) -> None:
         self._started = True

@@ -308,7 +308,11 @@ class LimitsSection:
         "intake_requests_max", 16, 10_000_000, "Number of requests accepted and not yet proposed."
     )
     stream_batches_max: int = fields.number(
-        32, 1, 4_096, "Batches of one ScheduleStream that are being processed. Further batches are not read meanwhile."
+        32,
+        1,
+        4_096,
+        "Batches of one ScheduleStream that are being processed; 16 small ones of one message without a producer id "
+        "count as one. Further batches are not read meanwhile.",
     )
     calls_max: int = fields.number(10_000, 16, 1_000_000, "Calls and streams served at once on the client port.")
     connections_max: int = fields.number(

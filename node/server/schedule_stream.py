@@ -1,18 +1,23 @@
 """ScheduleStream: batches in, receipts out.
 
-A stream reads no further while `stream_batches_max` batches are in work: the client's flow control window then fills,
-so memory stays bounded. One writer sends the receipts in the order of the batches.
+A stream reads no further while `stream_batches_max` batches are in work, or ROWS_A_BATCH times as many small ones of
+one message: the client's flow control window then fills, so memory stays bounded. One writer sends the receipts in the
+order of the batches, all that are ready with one write.
+A batch of one message without a producer id is joined with others (joining.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch, from_batch
+from tickwheel.node.core.schedule.intake import KIND_DUE, KIND_LEVEL, IncomingBatch, Row, from_batch, row_of
+from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.callers import Caller
@@ -23,6 +28,14 @@ from tickwheel.node.state.producers import Sender
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
 from tickwheel.transport.server import ServerStream as Context
+
+ROWS_A_BATCH = 16
+"""So many batches of one small message count as one. A client that sends such batches would else have no more messages
+under way than others have batches."""
+ROW_BYTES = 4 << 10
+"""What a small message may have: a larger one counts for as many as it is times larger, at most for a whole batch."""
+
+_LITTLE_4, _LITTLE_8 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.BatchReceipt:
@@ -40,6 +53,19 @@ def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.Bat
     return receipt
 
 
+def receipt_of_row(
+    sequence: int, row: Row, number: int, due_ms: int, level: int, delay_ms: int
+) -> scheduler_pb2.BatchReceipt:
+    """As `receipt_of`, for a row's id, due time and level."""
+    receipt = scheduler_pb2.BatchReceipt(sequence=sequence, ids=_LITTLE_8.pack(number))
+    if row.kind != KIND_DUE or due_ms != row.when:
+        receipt.due_ms = _LITTLE_8.pack(due_ms)
+    if row.kind == KIND_LEVEL:
+        receipt.delay_levels = _LITTLE_4.pack(level)
+        receipt.delay_ms = _LITTLE_8.pack(delay_ms)
+    return receipt
+
+
 def state_caller(batch: IncomingBatch, caller: Caller, producer_owner: str) -> None:
     """Note in a batch who sends it."""
     batch.client = caller.name or batch.client
@@ -47,12 +73,21 @@ def state_caller(batch: IncomingBatch, caller: Caller, producer_owner: str) -> N
     batch.owner = owner_of(caller.name, producer_owner)
 
 
+@dataclass(slots=True, eq=False)
+class Place:
+    """The place of one batch's receipt."""
+
+    rows: int
+    receipt: scheduler_pb2.BatchReceipt | None = None
+
+
 class ReceiptLine:
     """The receipts of one stream: places are taken in the order of batches, filled in any order, sent in order."""
 
-    def __init__(self, places_max: int) -> None:
-        self._places: deque[list[scheduler_pb2.BatchReceipt]] = deque()
-        self._places_max = places_max
+    def __init__(self, batches_max: int) -> None:
+        self._places: deque[Place] = deque()
+        self._room_left = batches_max * ROWS_A_BATCH
+        """In rows; below 1 nothing more is read."""
         self._changed = asyncio.Event()
         self._ended = False
         self._room = asyncio.Event()
@@ -62,19 +97,20 @@ class ReceiptLine:
         """Wait until another batch may be read."""
         await self._room.wait()
 
-    def take_place(self) -> list[scheduler_pb2.BatchReceipt]:
-        """Take the next place, for a later `fill`."""
-        place: list[scheduler_pb2.BatchReceipt] = []
+    def take_place(self, rows: int = ROWS_A_BATCH) -> Place:
+        """Take the next place, for a later `fill`. `rows`: what it counts, at most ROWS_A_BATCH."""
+        place = Place(rows)
         self._places.append(place)
-        if len(self._places) >= self._places_max:
+        self._room_left -= rows
+        if self._room_left <= 0:
             self._room.clear()
         return place
 
-    def fill(self, place: list[scheduler_pb2.BatchReceipt], receipt: scheduler_pb2.BatchReceipt) -> None:
+    def fill(self, place: Place, receipt: scheduler_pb2.BatchReceipt) -> None:
         """Put a receipt into a place; further receipts for the place are ignored."""
-        if place:
+        if place.receipt is not None:
             return
-        place.append(receipt)
+        place.receipt = receipt
         if self._places and self._places[0] is place:
             self._changed.set()
 
@@ -83,15 +119,19 @@ class ReceiptLine:
         self._ended = True
         self._changed.set()
 
-    async def next(self) -> scheduler_pb2.BatchReceipt | None:
-        """The next receipt in order; None once all were returned after `end`."""
+    async def next(self) -> list[scheduler_pb2.BatchReceipt]:
+        """The next receipts in order, all that are there; empty once all were returned after `end`."""
+        receipts: list[scheduler_pb2.BatchReceipt] = []
         while True:
-            if self._places and self._places[0]:
-                receipt = self._places.popleft()[0]
-                self._room.set()
-                return receipt
+            while self._places and (receipt := self._places[0].receipt) is not None:
+                receipts.append(receipt)
+                self._room_left += self._places.popleft().rows
+            if receipts:
+                if self._room_left > 0:
+                    self._room.set()
+                return receipts
             if self._ended and not self._places:
-                return None
+                return receipts
             self._changed.clear()
             await self._changed.wait()
 
@@ -112,8 +152,8 @@ class ScheduleStreams:
         reader = asyncio.ensure_future(self._read(batches, line, caller))
         self.open_streams += 1
         try:
-            while (receipt := await line.next()) is not None:
-                await context.write(receipt)
+            while receipts := await line.next():
+                await context.write_all(receipts)
             await reader
         finally:
             self.open_streams -= 1
@@ -142,15 +182,20 @@ class ScheduleStreams:
         self,
         request: scheduler_pb2.ScheduleBatch,
         failure: Failure,
-        place: list[scheduler_pb2.BatchReceipt],
+        place: Place,
         line: ReceiptLine,
     ) -> None:
         told = self._calls.core.parts.senders.told(Sender(request.producer_id, request.sequence), failure)
         line.fill(place, scheduler_pb2.BatchReceipt(sequence=request.sequence, error=serialized_status(told)))
 
     def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, caller: Caller) -> None:
-        core, place = self._calls.core, line.take_place()
-        sequence = request.sequence
+        core, sequence = self._calls.core, request.sequence
+        row = row_of(request, core.state.settings)
+        if row is not None:
+            place = line.take_place(min(ROWS_A_BATCH, 1 + len(row.payload) // ROW_BYTES))
+            self._take_row(row, request, place, line, caller)
+            return
+        place = line.take_place()
         try:
             batch = from_batch(request, core.state.settings)
         except RequestError as error:
@@ -169,5 +214,27 @@ class ScheduleStreams:
                 receipt = receipt_of(batch, outcome)
             line.fill(place, receipt)
 
-        self._calls.serve(done, lambda: core.parts.requests.schedule(batch, done))
-        self._calls.wake()
+        self._calls.begin(lambda core, done: core.parts.requests.schedule(batch, done), done)
+
+    def _take_row(
+        self,
+        row: Row,
+        request: scheduler_pb2.ScheduleBatch,
+        place: Place,
+        line: ReceiptLine,
+        caller: Caller,
+    ) -> None:
+        sequence = request.sequence
+
+        def fail(failure: Failure) -> None:
+            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure)))
+
+        def placed(number: int, due_ms: int, level: int, delay_ms: int) -> None:
+            line.fill(place, receipt_of_row(sequence, row, number, due_ms, level, delay_ms))
+
+        refusal = caller.topic(RIGHT_SCHEDULE, row.topic)
+        if refusal is not None:
+            fail(refusal)
+            return
+        client, whom = caller.name or request.client_name, RowCaller(placed, fail)
+        self._calls.begin(lambda core, _: core.parts.requests.schedule_row(row, client, caller.actor, whom), fail)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, cast
 
 import google_crc32c
@@ -191,6 +191,9 @@ class Context:
 
     async def write(self, message: Message) -> None:
         self.written.append(message)
+
+    async def write_all(self, messages: Sequence[Message]) -> None:
+        self.written += messages
 
 
 class Audit:

@@ -1,0 +1,128 @@
+"""ScheduleStream: receipts in the order of the batches, also of those that were joined with others' messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.node.core.trio import World
+from tickwheel.node.core.schedule.intake import from_batch, row_of
+from tickwheel.node.core.schedule.publisher import AppliedLevels, BatchOutcome
+from tickwheel.node.server.callers import EVERYBODY
+from tickwheel.node.server.calls import Calls
+from tickwheel.node.server.schedule_stream import (
+    ROW_BYTES,
+    ROWS_A_BATCH,
+    ScheduleStreams,
+    receipt_of,
+    receipt_of_row,
+)
+from tickwheel.node.state.settings import Settings
+from tickwheel.proto import common_pb2, scheduler_pb2
+
+WORLD = World(80)
+HOUR_MS = 3_600_000
+
+
+class Context:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.writes: list[list[scheduler_pb2.BatchReceipt]] = []
+
+    async def write_all(self, receipts: Sequence[scheduler_pb2.BatchReceipt]) -> None:
+        self.writes.append(list(receipts))
+
+    @property
+    def receipts(self) -> list[scheduler_pb2.BatchReceipt]:
+        return [receipt for written in self.writes for receipt in written]
+
+
+def batch(sequence: int, *payloads: bytes, topic: str = "t", producer: str = "") -> scheduler_pb2.ScheduleBatch:
+    due_ms = WORLD.now_ms + HOUR_MS
+    rows = [common_pb2.Message(topic=topic, payload=payload, due_ms=due_ms) for payload in payloads]
+    return scheduler_pb2.ScheduleBatch(
+        producer_id=producer, sequence=sequence, rows=scheduler_pb2.RowBatch(messages=rows)
+    )
+
+
+async def served(batches: list[scheduler_pb2.ScheduleBatch], room: int) -> Context:
+    """What one stream of these batches is told, with at most `room` of them in work."""
+    master = WORLD.elect()
+    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda error: None)
+    context = Context()
+
+    async def requests() -> AsyncIterator[scheduler_pb2.ScheduleBatch]:
+        for one in batches:
+            yield one
+
+    stream = ScheduleStreams(calls, room).serve(requests(), EVERYBODY, cast(Any, context))
+    task = asyncio.ensure_future(stream)
+    while not task.done():
+        for _ in range(5):
+            await asyncio.sleep(0)
+        WORLD.run(20)
+    await task
+    return context
+
+
+BATCHES = st.lists(
+    st.tuples(st.sampled_from(["t", "u", "no good"]), st.lists(st.sampled_from([b"x", b"yy", b""]), max_size=2)),
+    max_size=30,
+)
+
+
+@given(BATCHES, st.sampled_from([1, 7, 64]))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_each_batch_has_its_receipt_in_its_place(drawn: list[tuple[str, list[bytes]]], room: int) -> None:
+    """Good and bad ones, one message or several: as many ids as messages, or its own error."""
+    batches = [batch(number, *payloads, topic=topic) for number, (topic, payloads) in enumerate(drawn)]
+    receipts = asyncio.run(served(batches, room)).receipts
+    assert [receipt.sequence for receipt in receipts] == list(range(len(batches)))
+    seen: list[int] = []
+    for (topic, payloads), receipt in zip(drawn, receipts, strict=True):
+        good = topic != "no good" and bool(payloads) and b"" not in payloads
+        assert bool(receipt.error) != good
+        ids = np.frombuffer(receipt.ids, "<u8").tolist()
+        assert len(ids) == (len(payloads) if good else 0)
+        seen += ids
+    assert len(set(seen)) == len(seen)
+
+
+async def test_what_is_ready_is_written_at_once() -> None:
+    """Receipts of one entry leave with one write, whatever their number; a producer's sequences stay in order."""
+    await served([batch(0, b"x")], 64)  # creates the topic
+    context = await served([batch(number, b"x") for number in range(50)], 64)
+    assert len(context.receipts) == 50 and len(context.writes) <= 5
+    context = await served([batch(number, b"x") for number in range(2 * ROWS_A_BATCH)], 2)
+    assert len(context.writes) <= 2, "as many as fill the room of two batches are in work at a time"
+    context = await served([batch(number, bytes(ROWS_A_BATCH * ROW_BYTES)) for number in range(8)], 2)
+    assert len(context.writes) >= 4, "large ones count as whole batches"
+    context = await served([batch(number, b"x", producer="p") for number in range(1, 40)], 64)
+    assert [bool(receipt.error) for receipt in context.receipts] == [False] * 39
+
+
+@given(
+    st.sampled_from(["due_ms", "delay_ms", "delay_level"]),
+    st.integers(0, 1 << 50),
+    st.integers(0, (1 << 64) - 1),
+    st.integers(0, 1 << 50),
+)
+def test_a_rows_receipt_is_that_of_a_batch(name: str, when: int, number: int, due_ms: int) -> None:
+    """Byte for byte."""
+    when = min(when, 99) if name == "delay_level" else when
+    fields: dict[str, Any] = {"topic": "t", "payload": b"x", name: when}
+    request = scheduler_pb2.ScheduleBatch(
+        sequence=7, rows=scheduler_pb2.RowBatch(messages=[common_pb2.Message(**fields)])
+    )
+    incoming, row = from_batch(request, Settings()), row_of(request, Settings())
+    assert row is not None
+    levels = AppliedLevels(np.array([3], np.uint32), np.array([30_000], np.int64)) if name == "delay_level" else None
+    outcome = BatchOutcome(np.array([number], np.uint64), np.array([due_ms], np.int64), False, levels)
+    whole = receipt_of(incoming, outcome)
+    assert whole == receipt_of_row(7, row, number, due_ms, 3 if levels else 0, 30_000 if levels else 0)
