@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tickwheel.node.failure import Failure, RequestError
-from tickwheel.node.state.producers import Batch, Sender
+from tickwheel.node.state.producers import Batch, Sender, owner_differs
 from tickwheel.node.state.view import StateView
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import PublishRequest
@@ -45,6 +45,9 @@ class Senders:
         the log decides."""
         if not sender.producer_id:
             return None
+        if not sender.owner and self._state.owner_of(sender.producer_id):
+            # The log states an owner once: there, a request without one counts as the owner's.
+            return self.told(sender, owner_differs(sender))
         found = self._state.repeated(sender, count)
         return self.told(sender, found) if isinstance(found, Failure) else found
 

@@ -106,13 +106,17 @@ def test_two_of_one_sequence_in_one_entry_are_told_apart() -> None:
 
 
 def test_an_id_belongs_to_who_used_it_first() -> None:
-    """Another caller is refused whatever the sequence, at any master, and the owner goes on undisturbed."""
+    """Another caller, also one who gives no name, is refused whatever the sequence, at any master. The owner goes on
+    undisturbed."""
     world = World(33)
     master = elected(world)
     assert isinstance(send(master, owned(call(b"1", 1), "cn/victim")), BatchOutcome)
     taken(send(master, owned(call(b"x", 2), "cn/attacker")), "producer_id")
     taken(send(master, owned(call(b"1", 1), "cn/attacker")), "producer_id")
+    taken(send(master, owned(call(b"x", 2), "")), "producer_id")
+    taken(send(master, owned(call(b"1", 1), "")), "producer_id")
     master = fail_over(world)
+    taken(send(master, owned(call(b"x", 2), "")), "producer_id")
     taken(send(master, owned(call(b"x", 2), "cn/attacker")), "producer_id")
     assert isinstance(send(master, owned(call(b"2", 2), "cn/victim")), BatchOutcome)
     world.run(2_000)
