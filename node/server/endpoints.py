@@ -370,11 +370,11 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             lambda node, request, caller, context: node.backups.serve(request, context),
         ),
         "Trace": by_core(admin_pb2.TraceRequest, admin_pb2.TraceResponse, READS, handlers.trace),
-        "GetDigest": shown(
+        "GetDigest": by_loop(
             admin_pb2.GetDigestRequest,
             admin_pb2.StateDigest,
-            Right(cluster),
-            lambda node, request, caller: node.core.state.digest(),
+            LOOKS,
+            lambda node, request, caller: node.digests.get(),
         ),
     },
     "tickwheel.v1.Staging": {
