@@ -343,12 +343,16 @@ class Cluster:
 
     def _unavailable(self, what: str) -> ClusterUnavailable:
         said = "; ".join(
-            f"{address}: {why_not(self._faults[address], tls=self._credentials is not None)}"
+            f"{address}: {self.why(self._faults[address])}"
             if address in self._faults
             else f"{address}: answers, and knows no master"
             for address in self._addresses
         )
         return ClusterUnavailable(f"{what}: {said}", "NO_MASTER")
+
+    def why(self, fault: Fault) -> str:
+        """The reason, for the user, why a node did not answer a question about its status."""
+        return why_not(fault, tls=self._credentials is not None)
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
         """The status of each known node, by address; a Fault for a node without an answer."""

@@ -40,6 +40,8 @@ def timed_out() -> Fault:
 
 def why_not(fault: Fault, *, tls: bool) -> str:
     """The reason, for the user, why a node could not be asked."""
+    if fault.reason == "UNIMPLEMENTED":
+        return "this is no client port of a node: another program listens there, or it is the node's port for its peers"
     if not fault.not_sent:
         return "does not answer" if fault.reason == "DEADLINE_EXCEEDED" else f"{fault.reason}: {fault.message}"
     text = fault.message
@@ -50,8 +52,10 @@ def why_not(fault: Fault, *, tls: bool) -> str:
 
 
 def will_not_pass(fault: Fault) -> bool:
-    """Whether to wait cannot help: the two sides disagree about TLS or certificates."""
-    return fault.not_sent and any(sign in fault.message for sign, _ in (*_OF_TLS, *_OF_PLAINTEXT))
+    """Whether to wait cannot help: the two sides disagree about TLS or certificates, or no node listens there."""
+    return fault.reason == "UNIMPLEMENTED" or (
+        fault.not_sent and any(sign in fault.message for sign, _ in (*_OF_TLS, *_OF_PLAINTEXT))
+    )
 
 
 def _rest(text: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Annotated
 
 import typer
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from tickwheel.client.errors import ClusterUnavailable, Fault
@@ -51,8 +53,14 @@ def _by_node(answer: tuple[str, Seen]) -> tuple[bool, str]:
     return (isinstance(status, Fault), address if isinstance(status, Fault) else status.node_id)
 
 
-def status_table(answers: dict[str, Seen]) -> Table:
-    """A table with one column a node: role, term, cursor, lag and rates."""
+def unanswered(answers: Mapping[str, object], why: Callable[[Fault], str]) -> ClusterUnavailable:
+    """The error because no node answered, with the reason for each."""
+    said = "; ".join(f"{address}: {why(fault)}" for address, fault in answers.items() if isinstance(fault, Fault))
+    return ClusterUnavailable(f"no node can be reached: {said}", "NO_MASTER")
+
+
+def status_table(answers: dict[str, Seen], why: Callable[[Fault], str]) -> Table:
+    """A table with one column a node: role, term, cursor, lag and rates. `why`: the reason of a missing answer."""
     peers = {
         peer.node_id: peer
         for status, _ in answers.values()
@@ -60,7 +68,7 @@ def status_table(answers: dict[str, Seen]) -> Table:
         for peer in status.peers
     }
     answers = dict(sorted(answers.items(), key=_by_node))
-    columns = [[*_column_of(status, peers), *_server(info)] for status, info in answers.values()]
+    columns = [[*_column_of(status, peers, why), *_server(info)] for status, info in answers.values()]
     rows = [(name, *cells) for name, cells in zip(ROWS, zip(*columns, strict=True), strict=True) if any(cells)]
     return table("", ("", *answers), rows, right=range(1, len(answers) + 1))
 
@@ -84,9 +92,11 @@ def _cold(cold: admin_pb2.ColdStatus) -> str:
     return f"{cold.messages:,}{words.get(cold.state, '')}"
 
 
-def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus]) -> list[str]:
+def _column_of(
+    status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus], why: Callable[[Fault], str]
+) -> list[str]:
     if isinstance(status, Fault):
-        return ["", "[red]no answer[/]", *[""] * (len(ROWS) - len(SERVER_ROWS) - 2)]
+        return ["", "[red]no answer[/]", "", escape(why(status)), *[""] * (len(ROWS) - len(SERVER_ROWS) - 4)]
     master = status.role == admin_pb2.MASTER
     peer = peers.get(status.node_id)
     role = _short(admin_pb2.Role.Name(status.role))
@@ -151,7 +161,7 @@ def status(
     """Show every node: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
     use_json(as_json)
 
-    async def go() -> bool:
+    async def go() -> None:
         async with open_client(address) as client:
 
             async def look() -> dict[str, Seen]:
@@ -175,27 +185,27 @@ def status(
             await members()
             answers = dict(sorted((await look()).items(), key=_by_node))
             if watch and not as_json and out.is_terminal:
-                with Live(status_table(answers), console=out, auto_refresh=False) as live:
+                with Live(status_table(answers, client.cluster.why), console=out, auto_refresh=False) as live:
                     while True:
                         await asyncio.sleep(interval)
                         answers = dict(sorted((await look()).items(), key=_by_node))
-                        live.update(status_table(answers), refresh=True)
+                        live.update(status_table(answers, client.cluster.why), refresh=True)
             while True:
                 if as_json:
                     print_json([_as_json(where, *answer) for where, answer in answers.items()])
                 else:
-                    out.print(status_table(answers))
+                    out.print(status_table(answers, client.cluster.why))
                 if not watch:
                     break
                 await asyncio.sleep(interval)
                 answers = dict(sorted((await look()).items(), key=_by_node))
-            return any(
-                isinstance(answer, admin_pb2.NodeStatus) and answer.role == admin_pb2.MASTER
-                for answer, _ in answers.values()
-            )
+            statuses = [status for status, _ in answers.values() if isinstance(status, admin_pb2.NodeStatus)]
+            if not statuses:
+                raise unanswered({address: status for address, (status, _) in answers.items()}, client.cluster.why)
+            if not any(status.role == admin_pb2.MASTER for status in statuses):
+                raise ClusterUnavailable("no node reports that it is master", "NO_MASTER")
 
-    if not asyncio.run(go()):
-        raise ClusterUnavailable("no node reports that it is master", "NO_MASTER")
+    asyncio.run(go())
 
 
 @status_app.command()

@@ -19,6 +19,7 @@ from tickwheel.client import AsyncClient, TickwheelError
 from tickwheel.client.errors import Fault
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
 from tickwheel.node.cli.output import open_client, out
+from tickwheel.node.cli.status import unanswered
 from tickwheel.node.cli.top_view import HOUR_MS, HOURS_AHEAD, Heard, draw
 
 top_app = typer.Typer()
@@ -121,7 +122,7 @@ def top(
     Exit code 3 if no node answers.
     """
 
-    async def go() -> bool:
+    async def go() -> None:
         async with open_client(address, TIMEOUT_S) as client:
             watcher = Watcher(client)
             await watcher.all()
@@ -129,13 +130,13 @@ def top(
                 width = out.width if out.is_terminal else max(out.width, PIPE_WIDTH)
                 picture = draw(watcher.heard, watcher.now_ms(), width, PIPE_HEIGHT)
                 out.print(picture, width=width, crop=False, soft_wrap=True)
-                return bool(watcher.heard.statuses)
-            await _live(watcher, interval)
-        return True
+                if not watcher.heard.statuses:
+                    raise unanswered(watcher.heard.answers, client.cluster.why)
+            else:
+                await _live(watcher, interval)
 
     with contextlib.suppress(KeyboardInterrupt):
-        if not asyncio.run(go()):
-            raise typer.Exit(3)
+        asyncio.run(go())
 
 
 async def _live(watcher: Watcher, interval_s: float) -> None:

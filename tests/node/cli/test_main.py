@@ -179,9 +179,11 @@ def test_status_of_an_older_node_lacks_what_it_is() -> None:
         "c:1": (gone, gone),
     }
     console = Console(width=400, record=True, file=io.StringIO())
-    console.print(status_table(seen))
+    console.print(status_table(seen, lambda fault: f"[{fault.message}]"))
     shown = console.export_text()
-    assert "1 day, 1:01:01" in shown and "push-first, tls, rights" in shown and "no answer" in shown
+    assert (
+        "1 day, 1:01:01" in shown and "push-first, tls, rights" in shown and "no answer" in shown and "[gone]" in shown
+    )
 
 
 async def test_concurrent_calls_of_one_client_at_a_real_node(address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -74,3 +75,17 @@ def test_a_package_that_is_missing_is_named(
     monkeypatch.setattr(cli, "app", app)
     assert cli.run(["needs"]) == cli.EXIT_USAGE
     assert "surely_not_installed_anywhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["status", "--json"], ["top", "--once"], ["topic", "list"]], ids=" ".join
+)
+def test_a_node_that_is_not_there_is_named_with_the_reason(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By commands that show what nodes say, too."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        assert cli.run([*command, "--addresses", address]) == cli.EXIT_UNAVAILABLE
+    assert f"no node can be reached: {address}: connection refused" in capsys.readouterr().err
