@@ -313,8 +313,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetDigest(self, request, context):
-        """Digest of the logical state at the applied index. The loop computes it in one piece: a node spends at most 5 % of its
-        time on digests, and callers wait for one.
+        """Digest of the logical state at the applied index. It takes time in proportion to topics, groups and
+        subscriptions: callers share one, and wait for it up to 3 s if there was one just now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -72,8 +72,8 @@ class AdminStub:
     Trace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TraceRequest, _admin_pb2.TraceResponse]
     """What this node has noted about messages; any node answers, for itself."""
     GetDigest: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDigestRequest, _admin_pb2.StateDigest]
-    """Digest of the logical state at the applied index. The loop computes it in one piece: a node spends at most 5 % of its
-    time on digests, and callers wait for one.
+    """Digest of the logical state at the applied index. It takes time in proportion to topics, groups and
+    subscriptions: callers share one, and wait for it up to 3 s if there was one just now.
     """
 
 @_typing.type_check_only
@@ -120,8 +120,8 @@ class AdminAsyncStub(AdminStub):
     Trace: _aio.UnaryUnaryMultiCallable[_admin_pb2.TraceRequest, _admin_pb2.TraceResponse]  # type: ignore[assignment]
     """What this node has noted about messages; any node answers, for itself."""
     GetDigest: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDigestRequest, _admin_pb2.StateDigest]  # type: ignore[assignment]
-    """Digest of the logical state at the applied index. The loop computes it in one piece: a node spends at most 5 % of its
-    time on digests, and callers wait for one.
+    """Digest of the logical state at the applied index. It takes time in proportion to topics, groups and
+    subscriptions: callers share one, and wait for it up to 3 s if there was one just now.
     """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -309,8 +309,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetDigestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StateDigest, _abc.Awaitable[_admin_pb2.StateDigest]]:
-        """Digest of the logical state at the applied index. The loop computes it in one piece: a node spends at most 5 % of its
-        time on digests, and callers wait for one.
+        """Digest of the logical state at the applied index. It takes time in proportion to topics, groups and
+        subscriptions: callers share one, and wait for it up to 3 s if there was one just now.
         """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

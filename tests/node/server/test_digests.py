@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tickwheel.node.server import digests
 from tickwheel.node.server.digests import PAUSE_FACTOR, Digests
 from tickwheel.proto.admin_pb2 import StateDigest
 
@@ -54,6 +55,16 @@ async def test_callers_leave_the_loop_its_time() -> None:
     assert len(scene.computed) <= 4
     pauses = zip(scene.computed, scene.computed[1:], strict=False)
     assert all(after[0] - before[1] >= (PAUSE_FACTOR - 1) * COST_S for before, after in pauses)
+
+
+async def test_a_caller_waits_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the digest before took."""
+    monkeypatch.setattr(digests, "PAUSE_S_MAX", 0.02)
+    scene = Scene()
+    await scene.digests.get()
+    await scene.digests.get()
+    (_, end_s), (start_s, _) = scene.computed
+    assert 0.019 <= start_s - end_s < PAUSE_FACTOR * COST_S
 
 
 async def test_an_error_or_a_caller_that_goes_holds_nobody_up() -> None:
