@@ -488,7 +488,8 @@ class Conversation:
                 frame = self._listener.sync_out(peer_id)
                 if frame is not None:
                     frame.sync.sent_ns = now_ns
-                    self._send(peer_id, frame)
+                    if not self._send(peer_id, frame):
+                        self._listener.sync_unsent(peer_id)
 
     def _on_sync(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self.engine

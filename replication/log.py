@@ -142,6 +142,10 @@ class LogListener(Protocol):
         """Master only: the 50 ms sync for one slave, as a frame with `sync` filled. None: send nothing now."""
         ...
 
+    def sync_unsent(self, peer_id: str) -> None:
+        """The frame that `sync_out` has just returned could not be sent: the connection takes no more."""
+        ...
+
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """A `sync` of this term's master has arrived. Returns the answer, a frame with `sync_reply`; None for none."""
         ...

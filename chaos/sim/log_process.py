@@ -162,6 +162,9 @@ class LogProcess:
         frame.sync.sent_ns = self.machine.clock.monotonic_ns()
         return frame
 
+    def sync_unsent(self, peer_id: str) -> None:
+        pass
+
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         note_sync(self.machine, peer_id, frame)
         answer = PeerFrame()

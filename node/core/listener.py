@@ -159,6 +159,10 @@ class CoreListener:
         """The sync of this master for one slave; None: nothing to send now."""
         return self._parts.sync.outgoing(peer_id)
 
+    def sync_unsent(self, peer_id: str) -> None:
+        """The sync did not leave: what it told of leases is told again."""
+        self._parts.delivery.feed.unsent(peer_id)
+
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Take in a sync, and the master's clock with it. Returns the answer."""
         self._core.clock.heard_master(frame.sync.clock_ms)

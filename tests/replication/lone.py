@@ -215,6 +215,9 @@ class Lone:
         frame.sync.number = self.syncs
         return frame
 
+    def sync_unsent(self, peer_id: str) -> None:
+        """Nothing is told again."""
+
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         answer = PeerFrame()
         answer.sync_reply.number = frame.sync.number

@@ -45,6 +45,9 @@ class Listener:
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         return None
 
+    def sync_unsent(self, peer_id: str) -> None:
+        """It has no syncs."""
+
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         return None
 

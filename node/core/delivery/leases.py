@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,6 +35,9 @@ RANGE_MESSAGES_MAX = 1_000_000
 POSITION_MAX = 1 << 62
 UNANSWERED_MAX = 64
 """Unanswered syncs remembered for each slave: 3 s at 50 ms. Answers to older ones are ignored."""
+_FIRST = np.ones(1, "<u4").tobytes()
+NOTHING = -1
+"""Number of an event before all others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -204,9 +207,10 @@ def ranges_of(lease: Lease) -> list[LeaseRange]:
     positions = lease.positions
     if not len(positions):
         return []
-    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    # Over many topics most leases have one message: arrays would cost ten times as much.
+    inner = (np.flatnonzero(np.diff(positions) != 1) + 1).tolist() if len(positions) > 1 else []
     ranges = []
-    for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
+    for first, last in zip([0, *inner], [*inner, len(positions)], strict=True):
         attempts = lease.attempts[first:last]
         ranges.append(
             LeaseRange(
@@ -214,7 +218,7 @@ def ranges_of(lease: Lease) -> list[LeaseRange]:
                 topic_id=lease.channel[1],
                 first_position=int(positions[first]),
                 count=last - first,
-                attempts=b"" if (attempts == 1).all() else attempts.astype("<u4").tobytes(),
+                attempts=b"" if _all_first(attempts) else attempts.astype("<u4").tobytes(),
                 until_ms=lease.until_ms,
                 ids=b"" if lease.ids is None else lease.ids[first:last].astype("<u8").tobytes(),
                 epoch=lease.epoch,
@@ -223,16 +227,44 @@ def ranges_of(lease: Lease) -> list[LeaseRange]:
     return ranges
 
 
+def _all_first(attempts: Attempts) -> bool:
+    return int(attempts[0]) == 1 if len(attempts) == 1 else bool((attempts == 1).all())
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one slave was told on its present connection. Events are counted from the first one ever on."""
+
+    heard: int = NOTHING
+    """It has acknowledged all events below; NOTHING: not even the whole table."""
+    sent: int = NOTHING
+    """The next sync begins here; NOTHING: with the whole table."""
+    unanswered: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=UNANSWERED_MAX))
+    """Its syncs since the last rewind: (sync number, first event, end of its events)."""
+
+    def rewind(self) -> None:
+        """Something did not arrive: begin again after what was acknowledged. Answers to earlier syncs say no more."""
+        self.sent = self.heard
+        self.unanswered.clear()
+
+
 class LeaseFeed:
-    """The master's side of the sync: tracks which slave has heard of which lease."""
+    """The master's side of the sync: tracks which slave has heard of which lease.
+
+    A sync goes on where the one before it ended, whether that has been answered or not. Frames of a connection arrive
+    in order or not at all. So an answer to a sync that does not begin in what the slave has acknowledged tells of a
+    loss, and the slave is told again from there on.
+    """
 
     def __init__(self) -> None:
         self._events: deque[LeaseRange] = deque()
         self._first = 0
         """Number of the oldest event kept."""
-        self._heard: dict[str, int] = {}
-        self._sent: dict[str, deque[tuple[int, int]]] = {}
-        """Peer -> its unanswered syncs: (sync number, event number that this sync reached)."""
+        self._told: dict[str, _Told] = {}
+
+    @property
+    def _end(self) -> int:
+        return self._first + len(self._events)
 
     def add(self, lease: Lease) -> None:
         """A lease was given out or extended."""
@@ -243,50 +275,57 @@ class LeaseFeed:
 
     def for_peer(self, peer_id: str, number: int, held: Callable[[], Iterable[Lease]]) -> tuple[list[LeaseRange], bool]:
         """Ranges for sync `number` to a slave, and whether they are the whole table, which `held` returns."""
-        heard = self._heard.get(peer_id)
-        end = self._first + len(self._events)
-        if heard is None or heard < self._first:
+        told = self._told.setdefault(peer_id, _Told())
+        whole = told.sent < self._first
+        if whole:
             ranges = [r for lease in held() for r in ranges_of(lease)]
-            self._note_sent(peer_id, number, end)
-            return ranges, True
-        start = heard - self._first
-        stop = min(len(self._events), start + RANGES_PER_SYNC_MAX)
-        self._note_sent(peer_id, number, self._first + stop)
-        return list(itertools.islice(self._events, start, stop)), False
+            start, stop = NOTHING, self._end
+        else:
+            start, stop = told.sent, min(self._end, told.sent + RANGES_PER_SYNC_MAX)
+            ranges = list(itertools.islice(self._events, start - self._first, stop - self._first))
+        told.sent = stop
+        told.unanswered.append((number, start, stop))
+        return ranges, whole
 
     def acknowledged(self, peer_id: str, number: int) -> None:
         """A slave answered sync `number`."""
-        sent = self._sent.get(peer_id)
-        while sent and sent[0][0] <= number:
-            answered, reached = sent.popleft()
-            if answered == number:
-                self._heard[peer_id] = max(self._heard.get(peer_id, 0), reached)
+        told = self._told.get(peer_id)
+        while told and told.unanswered and told.unanswered[0][0] <= number:
+            answered, start, stop = told.unanswered.popleft()
+            if answered < number:
+                continue
+            if start > told.heard:
+                told.rewind()
+            else:
+                told.heard = max(told.heard, stop)
                 self._trim()
+
+    def unsent(self, peer_id: str) -> None:
+        """The newest sync to a slave could not be sent."""
+        told = self._told.get(peer_id)
+        if told and told.unanswered:
+            _, told.sent, _ = told.unanswered.pop()
 
     def all_heard(self, peer_id: str) -> bool:
         """Whether a slave has acknowledged every lease given out so far."""
-        return self._heard.get(peer_id) == self._first + len(self._events)
-
-    def _note_sent(self, peer_id: str, number: int, reached: int) -> None:
-        sent = self._sent.setdefault(peer_id, deque(maxlen=UNANSWERED_MAX))
-        sent.append((number, reached))
+        told = self._told.get(peer_id)
+        return told is not None and told.heard == self._end
 
     def _trim(self) -> None:
-        keep_from = min(self._heard.values())
+        # Who has not acknowledged the whole table needs what was given out since, or the whole table again.
+        keep_from = min(told.sent if told.heard == NOTHING else told.heard for told in self._told.values())
         while self._first < keep_from and self._events:
             self._events.popleft()
             self._first += 1
 
     def forget_peer(self, peer_id: str) -> None:
         """Forget what a slave has heard: its connection broke, so it may have restarted without it."""
-        self._heard.pop(peer_id, None)
-        self._sent.pop(peer_id, None)
+        self._told.pop(peer_id, None)
 
     def clear(self) -> None:
         """Forget all: this node leads no more."""
         self._events.clear()
-        self._heard.clear()
-        self._sent.clear()
+        self._told.clear()
 
 
 class HeardLeases:
@@ -312,16 +351,21 @@ class HeardLeases:
     def _join(self) -> None:
         """Join overlapping ranges, so that repeated reports take no more room. Of a channel only the newest epoch is
         kept."""
-        for key, ranges in self._ranges.items():
+        several = {key: ranges for key, ranges in self._ranges.items() if len(ranges) > 1}
+        placed: list[LeaseRange] = []
+        for key, ranges in several.items():
             epoch = max(r.epoch for r in ranges)
-            running = [r for r in ranges if r.epoch == epoch]
             by_ids: dict[bytes, LeaseRange] = {}
-            for r in running:
-                if r.ids and (r.ids not in by_ids or by_ids[r.ids].until_ms < r.until_ms):
+            for r in ranges:
+                if r.epoch != epoch:
+                    continue
+                if not r.ids:
+                    placed.append(r)
+                elif r.ids not in by_ids or by_ids[r.ids].until_ms < r.until_ms:
                     by_ids[r.ids] = r
-            placed = [r for r in running if not r.ids]
-            joined = [r for lease in _merged(key, placed, epoch) for r in ranges_of(lease)] if placed else []
-            self._ranges[key] = [*joined, *by_ids.values()]
+            self._ranges[key] = list(by_ids.values())
+        for channel, leases in _merged(placed).items():
+            self._ranges[channel] = [r for lease in leases for r in ranges_of(lease)] + self._ranges[channel]
 
     def prune(self, now_ms: int, floor_of: FloorOf) -> None:
         """Forget ranges that have ended or lie below the floor."""
@@ -344,19 +388,20 @@ class HeardLeases:
     def held(self, now_ms: int, epoch_of: Callable[[ChannelKey], int | None]) -> list[Lease]:
         """The leases that still run, as leases of an earlier master. Leases from before a reset of the group are void.
         Where leases overlap, the highest attempt wins, then the latest end."""
+        running = {
+            key: [r for r in ranges if r.until_ms > now_ms and r.epoch == (epoch_of(key) or 0)]
+            for key, ranges in self._ranges.items()
+        }
+        merged = _merged([r for ranges in running.values() for r in ranges if not r.ids])
         leases: list[Lease] = []
-        for key, ranges in self._ranges.items():
-            epoch = epoch_of(key) or 0
-            running = [r for r in ranges if r.until_ms > now_ms and r.epoch == epoch]
-            placed = [r for r in running if not r.ids]
-            if placed:
-                leases += _merged(key, placed, epoch)
-            for r in running:
+        for key, ranges in running.items():
+            leases += merged.get(key, ())
+            for r in ranges:
                 if r.ids:
                     positions = np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64)
                     ids = np.frombuffer(r.ids, "<u8")
-                    lease = Lease(key, positions, np.ones(r.count, np.uint32), r.until_ms, 0, ids=ids, epoch=epoch)
-                    leases.append(lease)
+                    attempts = np.ones(r.count, np.uint32)
+                    leases.append(Lease(key, positions, attempts, r.until_ms, 0, ids=ids, epoch=r.epoch))
         return leases
 
     def clear(self) -> None:
@@ -374,23 +419,35 @@ def _well_formed(r: LeaseRange) -> bool:
     )
 
 
-def _merged(key: ChannelKey, ranges: list[LeaseRange], epoch: int) -> list[Lease]:
-    positions = np.concatenate(
-        [np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64) for r in ranges]
-    )
-    attempts = np.concatenate(
-        [np.frombuffer(r.attempts, "<u4") if r.attempts else np.ones(r.count, np.uint32) for r in ranges]
-    )
-    until = np.concatenate([np.full(r.count, r.until_ms, np.int64) for r in ranges])
-    order = np.lexsort((until, attempts, positions))
-    positions, attempts, until = positions[order], attempts[order], until[order]
-    last = np.append(positions[1:] != positions[:-1], True)
-    positions, attempts, until = positions[last], attempts[last], until[last]
-    return [
-        Lease(key, positions[mask], attempts[mask], int(end_ms), session_id=0, epoch=epoch)
-        for end_ms in np.unique(until)
-        for mask in [until == end_ms]
-    ]
+def _merged(ranges: Sequence[LeaseRange]) -> dict[ChannelKey, list[Lease]]:
+    """Ranges without ids, those of one channel of one epoch, as leases that do not overlap: for each channel, by rising
+    end. All channels in one pass: a new master would lose its mastership over a thousand small ones."""
+    if not ranges:
+        return {}
+    numbers: dict[ChannelKey, int] = {}
+    number_of = [numbers.setdefault((r.group_id, r.topic_id), len(numbers)) for r in ranges]
+    keys, epochs = list(numbers), {number: r.epoch for number, r in zip(number_of, ranges, strict=True)}
+    counts = np.array([r.count for r in ranges])
+    channels = np.repeat(np.array(number_of), counts)
+    until = np.repeat(np.array([r.until_ms for r in ranges], np.int64), counts)
+    firsts = np.array([r.first_position for r in ranges], np.uint64)
+    inside = np.arange(len(channels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    positions = np.repeat(firsts, counts) + inside.astype(np.uint64)
+    attempts = np.frombuffer(b"".join(r.attempts or _FIRST * r.count for r in ranges), "<u4")
+    order = np.lexsort((until, attempts, positions, channels))
+    here, there = positions[order], channels[order]
+    last = np.append((here[1:] != here[:-1]) | (there[1:] != there[:-1]), True)
+    order = order[last]
+    order = order[np.lexsort((positions[order], until[order], channels[order]))]
+    positions, attempts, until, channels = positions[order], attempts[order], until[order], channels[order]
+    cuts = (np.flatnonzero((np.diff(until) != 0) | (np.diff(channels) != 0)) + 1).tolist()
+    merged: dict[ChannelKey, list[Lease]] = {key: [] for key in keys}
+    for start, end in itertools.pairwise([0, *cuts, len(order)]):
+        number = int(channels[start])
+        lease = Lease(keys[number], positions[start:end], attempts[start:end], int(until[start]), 0)
+        lease.epoch = epochs[number]
+        merged[lease.channel].append(lease)
+    return merged
 
 
 def current(subscription: Subscription, lease: Lease) -> NDArray[np.bool_]:

@@ -93,7 +93,8 @@ class SyncState:
         )
 
     def incoming(self, frame: PeerFrame) -> PeerFrame:
-        """A sync of this term's master (the log has dropped older terms); a repeated or older one changes nothing."""
+        """A sync of this term's master (the log has dropped older terms). A repeated or older one tells of leases only:
+        each has those that were not in the one before."""
         sync = frame.sync
         heard = self.heard
         if frame.term > heard.term or sync.number > heard.number:
@@ -101,7 +102,7 @@ class SyncState:
                 heard.tick, heard.local_index = 0, 0
             heard.term, heard.number, heard.at_ns = frame.term, sync.number, self._monotonic_ns()
             heard.tick, heard.local_index = max((heard.tick, heard.local_index), (sync.tick, sync.local_index))
-            self._delivery.heard.hear(sync.leases, sync.complete)
+        self._delivery.heard.hear(sync.leases, sync.complete)
         cursor = self._wheel.cursor
         return PeerFrame(
             sync_reply=SyncReply(

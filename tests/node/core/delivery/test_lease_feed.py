@@ -1,0 +1,220 @@
+"""The sync of leases: each slave hears of every lease, whatever is lost, and of none again without need."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tickwheel.node.core.delivery import leases as module
+from tickwheel.node.core.delivery.leases import (
+    EVENTS_MAX,
+    RANGES_PER_SYNC_MAX,
+    HeardLeases,
+    Lease,
+    LeaseFeed,
+    ranges_of,
+)
+from tickwheel.proto.peer_pb2 import LeaseRange
+
+
+def lease(number: int) -> Lease:
+    """The lease of one message, in a topic of its own."""
+    return Lease((1, number), np.array([7], np.uint64), np.ones(1, np.uint32), 1_000 + number, 5)
+
+
+class Peers:
+    """A master's feed and slaves behind connections that are in order. Each has the topics that it heard of."""
+
+    def __init__(self, *names: str) -> None:
+        self.feed = LeaseFeed()
+        self.given: list[Lease] = []
+        self.known: dict[str, set[int]] = {name: set() for name in names}
+        self.under_way: dict[str, deque[tuple[int, list[LeaseRange]]]] = {name: deque() for name in names}
+        self.answers: dict[str, deque[int]] = {name: deque() for name in names}
+        self.number = 0
+
+    def give(self, count: int) -> None:
+        """Consumers get so many messages."""
+        for _ in range(count):
+            self.given.append(lease(len(self.given)))
+            self.feed.add(self.given[-1])
+
+    def send(self, name: str, *, fits: bool = True) -> list[LeaseRange]:
+        """The next sync leaves, or does not since the connection takes no more."""
+        self.number += 1
+        ranges, _ = self.feed.for_peer(name, self.number, lambda: self.given)
+        if fits:
+            self.under_way[name].append((self.number, ranges))
+        else:
+            self.feed.unsent(name)
+        return ranges
+
+    def arrive(self, name: str) -> None:
+        """The oldest sync arrives; its answer leaves."""
+        if self.under_way[name]:
+            number, ranges = self.under_way[name].popleft()
+            self.known[name].update(r.topic_id for r in ranges)
+            self.answers[name].append(number)
+
+    def answer(self, name: str) -> None:
+        """The oldest answer arrives."""
+        if self.answers[name]:
+            self.feed.acknowledged(name, self.answers[name].popleft())
+
+    def cut(self, name: str) -> None:
+        """The connection breaks, and the slave starts again without what it knew."""
+        self.under_way[name].clear()
+        self.answers[name].clear()
+        self.known[name].clear()
+        self.feed.forget_peer(name)
+
+    def settle(self, name: str) -> None:
+        """Syncs go both ways, undisturbed."""
+        for _ in range(4):
+            self.send(name)
+            while self.under_way[name]:
+                self.arrive(name)
+            while self.answers[name]:
+                self.answer(name)
+
+
+def test_a_burst_over_many_topics_does_not_wait_for_answers() -> None:
+    """Syncs go on where the last one ended: the slave is not behind by a round trip for each of them."""
+    peers = Peers("b")
+    peers.settle("b")
+    peers.give(3 * RANGES_PER_SYNC_MAX)
+    told = [r.topic_id for _ in range(3) for r in peers.send("b")]
+    assert told == list(range(3 * RANGES_PER_SYNC_MAX))
+    assert not peers.send("b") and not peers.feed.all_heard("b")
+    for _ in range(4):
+        peers.arrive("b")
+        peers.answer("b")
+    assert peers.feed.all_heard("b")
+
+
+def test_the_whole_table_is_told_once_to_a_slave_that_is_slow_to_answer() -> None:
+    """Putting it together takes the master's time, and joining it the slave's: many times over could cost the
+    mastership, and then there is one more table to tell."""
+    peers = Peers("b")
+    peers.give(100)
+    assert len(peers.send("b")) == 100
+    peers.give(1)
+    assert [len(peers.send("b")) for _ in range(3)] == [1, 0, 0]
+
+
+def test_a_lost_sync_is_told_again() -> None:
+    """The answer to a later one tells of it."""
+    peers = Peers("b")
+    peers.settle("b")
+    peers.give(2)
+    peers.send("b")
+    peers.under_way["b"].clear()
+    peers.give(1)
+    peers.send("b")
+    peers.arrive("b")
+    peers.answer("b")
+    assert not peers.feed.all_heard("b")
+    assert [r.topic_id for r in peers.send("b")] == [0, 1, 2]
+
+
+def test_a_sync_that_could_not_be_sent_is_told_with_the_next_one() -> None:
+    """At once: if an election came first, consumers would get these messages again."""
+    peers = Peers("b")
+    peers.settle("b")
+    peers.give(2)
+    peers.send("b", fits=False)
+    assert [r.topic_id for r in peers.send("b")] == [0, 1]
+
+
+def test_a_slave_that_is_too_far_behind_gets_the_whole_table() -> None:
+    peers = Peers("b", "c")
+    peers.settle("b")
+    peers.settle("c")
+    peers.give(EVENTS_MAX + 1)
+    assert len(peers.send("b")) == EVENTS_MAX + 1
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("give"), st.integers(1, 4)),
+    st.tuples(st.sampled_from(["send", "refuse", "arrive", "answer", "lose", "unheard", "cut"]), st.sampled_from("bc")),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(STEPS, max_size=60))
+def test_all_are_heard_of_whatever_is_lost(steps: list[tuple[str, int | str]]) -> None:
+    """The master never counts a lease as heard that the slave has not heard of; once nothing is lost any more, the
+    slave hears of all."""
+    limits = module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX
+    module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX = 6, 2, 3
+    try:
+        peers = Peers("b", "c")
+        for kind, what in steps:
+            if isinstance(what, int):
+                peers.give(what)
+            elif kind == "send":
+                peers.send(what)
+            elif kind == "refuse":
+                peers.send(what, fits=False)
+            elif kind == "arrive":
+                peers.arrive(what)
+            elif kind == "answer":
+                peers.answer(what)
+            elif kind == "lose" and peers.under_way[what]:
+                peers.under_way[what].popleft()
+            elif kind == "unheard" and peers.answers[what]:
+                peers.answers[what].popleft()
+            elif kind == "cut":
+                peers.cut(what)
+            for name, known in peers.known.items():
+                assert not peers.feed.all_heard(name) or len(known) == len(peers.given)
+        for name, known in peers.known.items():
+            for _ in range(10):
+                peers.settle(name)
+            assert peers.feed.all_heard(name) and len(known) == len(peers.given)
+    finally:
+        module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX = limits
+
+
+RANGES = st.builds(
+    lambda topic, first, attempts, until: LeaseRange(
+        group_id=1,
+        topic_id=topic,
+        first_position=first,
+        count=len(attempts),
+        attempts=b"" if set(attempts) == {1} else np.array(attempts, "<u4").tobytes(),
+        until_ms=until,
+    ),
+    st.integers(1, 3),
+    st.integers(0, 12),
+    st.lists(st.integers(1, 3), min_size=1, max_size=5),
+    st.integers(10, 13),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(RANGES, max_size=20), st.booleans())
+def test_where_leases_overlap_the_highest_attempt_wins_then_the_latest_end(
+    ranges: list[LeaseRange], complete: bool
+) -> None:
+    """Whether they were joined when they were heard or not; each channel has its own."""
+    expected: dict[tuple[int, int], tuple[int, int]] = {}
+    for r in ranges:
+        attempts = np.frombuffer(r.attempts, "<u4").tolist() or [1] * r.count
+        for place, attempt in enumerate(attempts):
+            key = (r.topic_id, r.first_position + place)
+            expected[key] = max(expected.get(key, (0, 0)), (attempt, r.until_ms))
+    heard = HeardLeases()
+    heard.hear(ranges, complete)
+    held = heard.held(0, lambda key: 0)
+    found = [
+        ((one.channel[1], position), (attempt, one.until_ms))
+        for one in held
+        for position, attempt in zip(one.positions.tolist(), one.attempts.tolist(), strict=True)
+    ]
+    assert len(found) == len(expected) and dict(found) == expected
+    assert all((np.diff(one.positions.astype(np.int64)) > 0).all() for one in held)
+    assert sum(r.count for one in held for r in ranges_of(one)) == len(expected)
