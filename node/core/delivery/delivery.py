@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -46,8 +46,28 @@ from tickwheel.proto.peer_pb2 import LeaseRange
 
 LEASES_WRITTEN_MAX = 20_000
 """Leases that a master notes for its file. Each takes about a microsecond of the core's thread every second."""
+SLICE_TOPICS_MAX = 64
+"""Topics of one group that a tick serves. To claim and hand out messages of one takes about a tenth of a millisecond,
+and heartbeats and votes should wait no longer than ten. A pass over more topics goes on in the next ticks."""
 FAULT_PAUSE_MS = 1_000
 """Pause before a lease is returned again whose return failed through a mistake of ours."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """One pass over the topics of a group with work, cut into slices."""
+
+    topics: list[int]
+    """Those still to be served."""
+    waits: bool = False
+    """Prefetched messages are waiting in those that were served."""
+    woken: bool = False
+    """Something came while the pass ran, perhaps in a topic that was behind it."""
+
+    def slice(self) -> list[int]:
+        """The topics to serve now."""
+        now, self.topics = self.topics[:SLICE_TOPICS_MAX], self.topics[SLICE_TOPICS_MAX:]
+        return now
 
 
 class Delivery(Part):
@@ -102,6 +122,8 @@ class Delivery(Part):
         self._handing = Handing(config.batch_bytes_max, self._send)
         self._dirty: set[int] = set()
         """Groups whose channels may have work."""
+        self._passes: dict[int, _Pass | None] = {}
+        """Groups that the next tick serves, which comes at once: their pass goes on, or (None) a new one begins."""
 
     # -- mastership
 
@@ -139,6 +161,7 @@ class Delivery(Part):
         self._inherited.clear()
         self.feed.clear()
         self._dirty.clear()
+        self._passes.clear()
         self.sessions.close_all(failure)
 
     def on_dispatched(self, what: Dispatched) -> None:
@@ -320,7 +343,10 @@ class Delivery(Part):
         self._news = False
         self._now_ms = now_ms
         dirty, self._dirty = self._dirty, set()
-        for group_id in sorted(dirty):
+        for group_id in dirty.intersection(self._passes):
+            if (begun := self._passes[group_id]) is not None:
+                begun.woken = True
+        for group_id in sorted(dirty.union(self._passes)):
             self._serving.run(partial(self._failed, group_id), partial(self._serve, group_id, now_ms))
 
     def _failed(self, group_id: int, failure: Failure) -> None:
@@ -333,6 +359,7 @@ class Delivery(Part):
             if self.sessions.close(session):
                 session.closed(failure)
         self._forget_work(group_id)
+        self._passes.pop(group_id, None)
         self._handing.drop()
         for key in [key for key in self._channels if key[0] == group_id]:
             del self._channels[key]
@@ -355,6 +382,8 @@ class Delivery(Part):
         """Until a lease ends, or a message that a consumer has room for is due."""
         if not now.acting or not self.active:
             return None
+        if self._passes:
+            return 0
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
         for group_id in self._dirty:
             takers = [session for session in self.sessions.of_group(group_id) if session.credits]
@@ -373,12 +402,11 @@ class Delivery(Part):
         """Channels of this group that may have something to hand out."""
         if self._state.group_broadcasting(group_id):
             return self._broadcasts.channels(group_id)
-        channels = []
-        for topic_id in self._topics_with_work(group_id):
-            channel = self._channel((group_id, topic_id))
-            if channel is not None:
-                channels.append(channel)
-        return channels
+        return self._channels_in(group_id, self._topics_with_work(group_id))
+
+    def _channels_in(self, group_id: int, topic_ids: Iterable[int]) -> list[Channel]:
+        """The group's channels in these topics."""
+        return [channel for topic_id in topic_ids if (channel := self._channel((group_id, topic_id))) is not None]
 
     def _open_channels(self, group_id: int) -> list[Channel]:
         """Channels of this group with unsettled messages."""
@@ -389,7 +417,7 @@ class Delivery(Part):
             topics = self._unsettled[group_id] = dict.fromkeys(self._state.group_topics(group_id))
         for topic_id in [topic_id for topic_id in topics if not self._open(group_id, topic_id)]:
             del topics[topic_id]
-        return [channel for topic_id in topics if (channel := self._channel((group_id, topic_id))) is not None]
+        return self._channels_in(group_id, topics)
 
     def _pace(self, group_id: int) -> Pace:
         pace = self._paces.get(group_id)
@@ -473,21 +501,32 @@ class Delivery(Part):
         return SettleResult.of(tuple(parts))
 
     def _serve(self, group_id: int, now_ms: int) -> None:
-        """Serve one group. It stays dirty while prefetched messages wait for their time or for credit."""
-        if not self.sessions.of_group(group_id) or self._state.group_paused(group_id):
+        """Serve one group, or go on with the pass that has begun. It stays dirty while prefetched messages wait for
+        their time or for credit."""
+        begun = self._passes.pop(group_id, None)
+        sessions = self.sessions.of_group(group_id)
+        if not sessions or self._state.group_paused(group_id):
             return
         pace = self._pace(group_id)
-        pace.begin(now_ms)
+        if begun is None:
+            pace.begin(now_ms)
         if self._state.group_broadcasting(group_id):
             waits = self._serve_all(group_id, now_ms)
         else:
-            waits = self._serve_together(group_id, now_ms)
+            begun = begun or _Pass(self._topics_with_work(group_id))
+            begun.waits |= self._serve_together(group_id, begun.slice(), now_ms)
+            if begun.topics and any(session.credits for session in sessions):
+                self._passes[group_id] = begun
+                return
+            if begun.woken:
+                self._passes[group_id] = None
+            waits = begun.waits
         pace.end(now_ms)
         if waits:
             self._dirty.add(group_id)
 
-    def _serve_together(self, group_id: int, now_ms: int) -> bool:
-        """Claim in all topics with work, read what was claimed together, and hand out what is due. True: prefetched
+    def _serve_together(self, group_id: int, topic_ids: list[int], now_ms: int) -> bool:
+        """Claim in these topics, read what was claimed together, and hand out what is due. True: prefetched
         messages are waiting."""
         sessions = self.sessions.of_group(group_id)
         if not any(session.credits for session in sessions):
@@ -495,7 +534,7 @@ class Delivery(Part):
         state = self._state
         picky = any(session.topic for session in sessions)
         served: list[tuple[Channel, list[Session]]] = []
-        for channel in self._channels_of(group_id):
+        for channel in self._channels_in(group_id, topic_ids):
             topic_id = channel.key[1]
             if state.topic_paused(topic_id):
                 continue

@@ -10,7 +10,7 @@ import pytest
 
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.delivery import retries
+from tickwheel.node.core.delivery import delivery, retries
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
 from tickwheel.node.core.delivery.settlements import Joined
@@ -387,3 +387,56 @@ def test_a_topic_with_a_long_backlog_leaves_credits_to_the_others(world: World, 
         taker.node.wake()
         world.run(100)
     assert b"b" in b"".join(batch.records for batch in taker.batches)
+
+
+def test_a_pass_over_many_topics_goes_on_in_later_ticks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats and votes pass between two slices of it: after an election a thousand topics at once took a busy
+    machine a second, and the next election came before they were through. No message is late for that."""
+    monkeypatch.setattr(delivery, "SLICE_TOPICS_MAX", 1)
+    slices: list[list[int]] = []
+    serve = delivery.Delivery._serve_together
+
+    def noted(self: delivery.Delivery, group_id: int, topic_ids: list[int], now_ms: int) -> bool:
+        slices.append(topic_ids)
+        return serve(self, group_id, topic_ids, now_ms)
+
+    monkeypatch.setattr(delivery.Delivery, "_serve_together", noted)
+    taker = Taker(world, mixes=True)
+    for turn in range(20):
+        schedule(world, "abcabc"[turn % 4 : turn % 4 + 3], in_ms=20 + turn % 5)
+    world.run(100)
+    assert sum(len(batch.ids) // 8 for batch in taker.batches) == 60
+    assert max(map(len, slices)) == 1
+
+
+def test_what_comes_while_a_pass_goes_on_is_served_after_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the pass is beyond its topic, and finds nothing in the others."""
+    monkeypatch.setattr(delivery, "SLICE_TOPICS_MAX", 1)
+    taker = Taker(world, mixes=True)
+    schedule(world, "abc")
+    world.run(1_000)
+    core = core_of(taker)
+    deliveries = core.parts.delivery
+    group_id = core.state.group_id("g")
+    assert group_id is not None
+    batches = len(taker.batches)
+    for topic in "bc":
+        topic_id = core.state.topic_id(topic)
+        assert topic_id is not None
+        deliveries._has_work(group_id, topic_id)
+    cut = delivery._Pass.slice
+    begun: list[delivery._Pass] = []
+
+    def held(self: delivery._Pass) -> list[int]:
+        begun.append(self)
+        return []
+
+    monkeypatch.setattr(delivery._Pass, "slice", held)
+    deliveries.wake_group(group_id)
+    taker.node.wake()
+    schedule(world, "a", in_ms=5)
+    world.run(50)
+    assert len(set(map(id, begun))) == 1 and len(taker.batches) == batches
+    monkeypatch.setattr(delivery._Pass, "slice", cut)
+    world.run(50)
+    assert len(taker.batches) == batches + 1
