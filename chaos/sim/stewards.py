@@ -5,12 +5,18 @@ Their messages carry no promise of their own. The general promises judge whether
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from tickwheel.chaos.sim.asking import Asking, Call
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import Row
 from tickwheel.chaos.sim.history_operators import Administered
-from tickwheel.chaos.sim.producers import labelled_batch
+from tickwheel.chaos.sim.producers import UID, labelled_batch
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.schedule import intake
+from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.admin_pb2 import (
@@ -24,6 +30,8 @@ from tickwheel.proto.log_pb2 import AdminCommand
 
 EVERY_NS = 1_200 * MS
 LIVES_NS_MOST = 2_500 * MS
+FEW = 5
+"""So many messages come in calls of their own."""
 SETTINGS = (
     Settings(attempts_max=32),
     Settings(attempts_max=200),
@@ -114,11 +122,14 @@ class Stewards:
         wall_ms = self._world.wall_ms
         rows = tuple(
             Row(self._wires.number(), topic, wall_ms + self._rng.randrange(4_000), None)
-            for _ in range(self._rng.choice((1, 5, 20)))
+            for _ in range(self._rng.choice((1, FEW, 20)))
         )
         batch = labelled_batch(f"steward-{self._wires.number()}", 1, rows)
         machine = self._wires.machine(self._rng.randrange(3))
-        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, lambda outcome: None))
+        if len(rows) == FEW:
+            self._wires.call(machine, lambda core: one_by_one(core, rows))
+        else:
+            self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, lambda outcome: None))
 
     def _pull(self, topic: str, group: str) -> None:
         """Pull messages that are in flight when the topic or group is deleted. Half of the pulls are handed back."""
@@ -152,3 +163,17 @@ class Stewards:
                 core.parts.consumers.pull(request), lambda answer: self._wires.back(answered, answer)
             ),
         )
+
+
+def one_by_one(core: NodeCore, rows: Sequence[Row]) -> None:
+    """Schedule rows as calls of their own, which the node joins. Each is told once."""
+    told: set[int] = set()
+
+    def note(uid: int, *_: object) -> None:
+        assert uid not in told, "a caller was told twice"
+        told.add(uid)
+
+    for row in rows:
+        message = intake.Row(row.topic, intake.KIND_DUE, row.due_ms or 0, UID.pack(row.uid))
+        caller = RowCaller(partial(note, row.uid), partial(note, row.uid))
+        core.parts.requests.schedule_row(message, "", "", caller)
