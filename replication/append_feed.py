@@ -7,7 +7,8 @@ Invariants:
 - No entry is sent twice on one connection, unless the peer asked for it (`restart`).
 - Bytes and messages under way to a peer are bounded. Each message is bounded too (by the view), but has at least one
   entry.
-- A peer that needs entries the journal no longer holds gets heartbeats only: it needs a checkpoint.
+- A peer that needs entries the journal no longer holds gets heartbeats only: it needs a checkpoint. So does one that
+  needs entries which cannot be read: `damaged` hears of it, and another node must lead.
 
 Only the seam uses this.
 """
@@ -22,6 +23,8 @@ from typing import Any
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal_view import Journal, JournalView, Row
 from tickwheel.replication.ports import Clock
+from tickwheel.storage.disk import DiskError
+from tickwheel.storage.errors import is_damage
 
 
 @dataclass(slots=True)
@@ -56,12 +59,14 @@ class AppendFeed:
         view: JournalView,
         clock: Clock,
         outbound: Callable[[str, dict[str, Any]], bool],
+        damaged: Callable[[DiskError], None],
     ) -> None:
         self._config = config
         self._journal = journal
         self._view = view
         self._clock = clock
         self._outbound = outbound
+        self._damaged = damaged
         self._flights: dict[str, _Flight] = {}
 
     def begin_mastership(self) -> None:
@@ -91,7 +96,13 @@ class AppendFeed:
                 flight.told_ns = self._clock.monotonic_ns()
             return following
         while following <= journal.last_index and self._has_room(flight):
-            rows = self._view.rows(following, journal.last_index - following + 1)
+            try:
+                rows = self._view.rows(following, journal.last_index - following + 1)
+            except DiskError as error:
+                if not is_damage(error):
+                    raise
+                self._damaged(error)
+                break
             if not self._send_rows(peer_id, flight, following, rows, term, commit):
                 return following
             heartbeat = False

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tickwheel.proto.peer_pb2 import PeerFrame
+from tickwheel.storage.disk import DiskError
 
 
 class Role(enum.Enum):
@@ -172,6 +173,11 @@ class LogListener(Protocol):
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """The master's log no longer reaches back to this slave: fetch the checkpoint of `peer_id`, restart from it."""
+        ...
+
+    def damaged(self, error: DiskError) -> None:
+        """The journal cannot be read where this log needs it: another node must lead. Called each time; the log goes on
+        as far as it can."""
         ...
 
     def fatal(self, reason: str) -> None:

@@ -33,7 +33,8 @@ from tickwheel.replication.journal_view import Journal, JournalView
 from tickwheel.replication.log import ApplyLaterError
 from tickwheel.replication.ports import Clock, Random
 from tickwheel.replication.pysyncobj_globals import entered, install
-from tickwheel.storage.disk import DiskFullError
+from tickwheel.storage.disk import DiskError, DiskFullError
+from tickwheel.storage.errors import is_damage
 
 VERSION_KNOWN = "0.3.17"
 NS_PER_MS = 1_000_000
@@ -63,6 +64,10 @@ class EngineHost(Protocol):
         ...
 
     def apply_entry(self, index: int, term: int, command: bytes) -> object: ...
+
+    def damaged(self, error: DiskError) -> None:
+        """Entries cannot be read from the journal: those are neither sent nor applied."""
+        ...
 
     def applied(self, index: int, term: int, value: object) -> None: ...
 
@@ -166,7 +171,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             bounded=guards.slices_bounded,
             listener=self,
         )
-        self._feed = AppendFeed(config, journal, self.view, clock, host.outbound)
+        self._feed = AppendFeed(config, journal, self.view, clock, host.outbound, host.damaged)
         conf = SyncObjConf(
             autoTick=False,
             appendEntriesPeriod=config.append_period_ms / 1000,
@@ -238,9 +243,14 @@ class Engine(SyncObj):  # type: ignore[misc]
         started_ns, count = self.clock.monotonic_ns(), 0
         sliced = self.guards.apply_sliced
         while self.applied_index < self._commit and self.host.may_apply():
-            rows = self.view.rows(
-                self.applied_index + 1, min(self._config.apply_batch_entries, self._commit - self.applied_index)
-            )
+            count_max = min(self._config.apply_batch_entries, self._commit - self.applied_index)
+            try:
+                rows = self.view.rows(self.applied_index + 1, count_max)
+            except DiskError as error:
+                if not is_damage(error):
+                    raise
+                self.host.damaged(error)
+                return False
             for command, index, term in rows:
                 try:
                     value = self.host.apply_entry(index, term, command)

@@ -272,6 +272,9 @@ class RaftLog:
         except Exception as error:
             raise AssertionError(f"log entry {index} could not be applied: {error!r}") from error
 
+    def damaged(self, error: DiskError) -> None:
+        self._listener.damaged(error)
+
     def applied(self, index: int, term: int, value: object) -> None:
         if self._voters.changing:
             self._voters.applied(index)

@@ -23,6 +23,7 @@ from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogStatus, Member
 from tickwheel.replication.raft import RaftLog
+from tickwheel.storage.disk import DiskError
 
 CLUSTER_ID = "simulated"
 CHECKPOINT_PATH = "checkpoint"
@@ -186,6 +187,9 @@ class LogProcess:
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Nothing is sent beside the log."""
         return None
+
+    def damaged(self, error: DiskError) -> None:
+        self.fatal(str(error))
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """Copy the peer's checkpoint, as a fetch would, and restart from it."""

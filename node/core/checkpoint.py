@@ -126,7 +126,7 @@ class Checkpointer:
         state: StateMachine,
         log: ReplicatedLog,
         applied: Callable[[], tuple[int, int]],
-        fatal: Callable[[str], None],
+        fatal: Callable[[str, BaseException | None], None],
         covered_index: int,
         bundle_names: set[str],
     ) -> None:
@@ -292,7 +292,7 @@ class Checkpointer:
         if error is not None or manifest is None:
             self._running = False
             if not isinstance(error, DiskFullError):
-                self._fatal(f"the checkpoint failed: {error}")
+                self._fatal(f"the checkpoint failed: {error}", error)
             self._state.abandon_checkpoint(checkpoint)
             self._not_before_ms = self._steady_ms + RETRY_MS
             text = f"the checkpoint failed: {error}"
@@ -311,7 +311,7 @@ class Checkpointer:
             self._running = False
             # What could not be removed for want of a descriptor, the next start removes.
             if problem is not None and not isinstance(problem, DiskFullError):
-                self._fatal(f"files that no checkpoint needs any more could not be removed: {problem}")
+                self._fatal(f"files that no checkpoint needs any more could not be removed: {problem}", problem)
 
         self._answer(files)
         self._ports.executor.submit(checkpoint.remove_old, removed)

@@ -11,6 +11,8 @@ calls `tick` after any input, and no later than the time that the last `tick` re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from tickwheel.node.core.announcements import Announcements, Dispatched
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
@@ -26,11 +28,30 @@ from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import LogListener, Member, ReplicatedLog
+from tickwheel.replication.ports import Executor
+from tickwheel.storage.errors import is_damage
 
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
 
+T = TypeVar("T")
 MakeLog = Callable[[LogListener, Restored], ReplicatedLog]
+
+
+class _Workers:
+    """An executor whose answers are the node's own work (`Serving.attempt`)."""
+
+    def __init__(self, executor: Executor, serving: Serving) -> None:
+        self._executor = executor
+        self._serving = serving
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """As Executor.submit."""
+
+        def ended(result: T | None, error: BaseException | None) -> None:
+            self._serving.attempt("the end of a worker's work", lambda: done(result, error), None)
+
+        self._executor.submit(work, ended)
 
 
 class NodeCore:
@@ -51,18 +72,16 @@ class NodeCore:
         self.log: ReplicatedLog
         self.checkpointer: Checkpointer
         self.parts: Parts
-        self.config = config
-        self.identity = identity
-        self._ports = ports
-        self.disk = ports.disk
-        self.executor = ports.executor
+        self.config, self.identity = config, identity
         self.random_bits = ports.random.getrandbits
+        self.serving = Serving(self.random_bits)
+        ports = self._ports = replace(ports, executor=_Workers(ports.executor, self.serving))
+        self.disk, self.executor = ports.disk, ports.executor
         self._on_fatal = on_fatal
         self.started_ns = ports.clock.monotonic_ns()
         self.stopped = False
         self.recover_to = 0
         self._recovered = False
-
         self.announcements = Announcements()
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
@@ -71,7 +90,6 @@ class NodeCore:
         self._restored_members = restored.members
         self.state, self.wheel = restored.state, restored.wheel
         self.applied = Applied(restored.applied_index, restored.applied_term)
-        self.serving = Serving(self.random_bits)
         self.background = Background(
             ports.executor, self.wheel, self.fatal, self.serving, lambda error: self.parts.index_repair.damaged(error)
         )
@@ -116,8 +134,11 @@ class NodeCore:
         self.parts.events.flush()
         self.log.stop()
 
-    def fatal(self, reason: str) -> None:
-        """Stop the process: the state is impossible, or the disk cannot be relied on."""
+    def fatal(self, reason: str, error: BaseException | None = None) -> None:
+        """Stop the process; see `Kernel`."""
+        if is_damage(error):
+            self.serving.damage = self.serving.damage or reason
+            return
         self.stop()
         self._on_fatal(reason)
 
@@ -128,14 +149,14 @@ class NodeCore:
 
     def tick(self) -> int:
         """Do what is due; returns the monotonic_ns at which the next call is needed at the latest."""
-        parts = self.parts
-        if self.serving.damage and not self.stopped:
-            parts.mastership.leave(f"met while serving: {self.serving.damage}")
+        parts, serving = self.parts, self.serving
+        if serving.damage and not self.stopped:
+            parts.mastership.leave(serving.damage)
         if self.stopped:
             return self.monotonic_ns() + IDLE_MS_MAX * 1_000_000
         log_wants_ns = self.log.tick()
-        if self.applied.stuck:
-            first = parts.mastership.leave_stuck(self.applied.stuck)
+        if serving.stuck:
+            first = parts.mastership.leave_stuck()
             return self.monotonic_ns() if first else log_wants_ns  # at once: the log begins the handover
         now_ns = self.monotonic_ns()
         parts.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
@@ -150,7 +171,7 @@ class NodeCore:
             # Send the new proposals at once instead of at the next timer.
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
-            if self.applied.stuck:
+            if serving.stuck:
                 return self.monotonic_ns()
             if parts.delivery.has_news:
                 parts.delivery.tick(self._now(now_ns))

@@ -183,21 +183,24 @@ class NodeHost:
         """As `NodeCore.tick`; also carries on the copy of a checkpoint."""
         self._install()
         self._tidy()
-        return self.core.tick()
+        return self.core.serving.attempt("a tick", self.core.tick, 0)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
         """As `NodeCore.receive`."""
-        self.core.receive(peer_id, frame)
+        core = self.core
+        core.serving.attempt("a peer's frame", lambda: core.receive(peer_id, frame), None)
 
     def peer_connected(self, peer_id: str) -> None:
         """As `NodeCore.peer_connected`."""
+        core = self.core
         self._connected.add(peer_id)
-        self.core.peer_connected(peer_id)
+        core.serving.attempt("a peer's connection", lambda: core.peer_connected(peer_id), None)
 
     def peer_disconnected(self, peer_id: str) -> None:
         """As `NodeCore.peer_disconnected`."""
+        core = self.core
         self._connected.discard(peer_id)
-        self.core.peer_disconnected(peer_id)
+        core.serving.attempt("the end of a peer's connection", lambda: core.peer_disconnected(peer_id), None)
 
     # -- a checkpoint from a peer
 

@@ -134,6 +134,9 @@ class Kernel(Protocol):
         """The clock behind `steady_ms`, in nanoseconds."""
         ...
 
-    def fatal(self, reason: str) -> None:
-        """Stop the process: the state is impossible, or the disk cannot be relied on."""
+    def fatal(self, reason: str, error: BaseException | None = None) -> None:
+        """Stop the process: the state is impossible, or the disk cannot be relied on.
+
+        `error`: of a worker's work that failed and left the state sound. If it is damage, another node leads first.
+        """
         ...

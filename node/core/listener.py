@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.parts import Parts
@@ -24,6 +25,9 @@ from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.log import ApplyLaterError, LogStatus
 from tickwheel.storage.disk import DiskError, FsyncFailedError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 BUFFERS_APPLIED_MAX = 3
 """Arrival buffers full of what is not merged, from which on a node applies no more of its log until the disk has caught
@@ -41,11 +45,21 @@ class Applied:
     term: int
     stamped_ms: int = 0
     """Latest stamp of an entry; cluster time."""
-    stuck: str = ""
-    """Why an entry could not be applied: it may be half applied, so nothing may read the state any more. Empty: all
-    were."""
     passed_over: deque[int] = field(default_factory=lambda: deque(maxlen=PASSED_OVER_MAX))
     """Indexes of entries that nobody can decode, which this process passed over like every node: for the server."""
+
+
+def _attempted(
+    call: Callable[Concatenate[CoreListener, _P], _T | None],
+) -> Callable[Concatenate[CoreListener, _P], _T | None]:
+    """The call as the node's own work: damage makes the node stuck, and None is returned. The log would end the node at
+    once for what it cannot tell from damage of its own."""
+
+    @wraps(call)
+    def attempted(self: CoreListener, /, *args: _P.args, **named: _P.kwargs) -> _T | None:
+        return self.serving.attempt("a call of the log", lambda: call(self, *args, **named), None)
+
+    return attempted
 
 
 class CoreListener:
@@ -61,6 +75,7 @@ class CoreListener:
     ) -> None:
         """`checkpoint_needed`: this node must start again from the checkpoint of this peer."""
         self._core = core
+        self.serving = core.serving
         self._applied = applied
         self._parts = parts
         self._checkpointer = checkpointer
@@ -91,25 +106,26 @@ class CoreListener:
             noted = self._parts.events.enabled and index > self._parts.events.noted_to
             now_ms = core.clock.now_ms() if noted else 0
             results = core.state.apply(index, term, entry)
+            for command_, result in zip(entry.commands, results, strict=True):
+                self._follow(index, now_ms if noted else None, entry, command_, result)
         except FsyncFailedError:
             raise
         except DiskError as error:
             applied.index, applied.term = before
-            applied.stuck = f"log entry {index} could not be applied: {error}"
-            core.announcements.announce(
-                Reported("error", "a log entry could not be applied", {"index": index, "exc_info": error})
-            )
-            raise ApplyLaterError(applied.stuck) from error
-        for command_, result in zip(entry.commands, results, strict=True):
-            kind = command_.WhichOneof("body")
-            self._observe(index, now_ms if noted else None, entry, command_, result)
-            if kind == "dispatch":
-                core.clock.judge_cursor(command_.dispatch.due_ms)
-            elif kind == "lead":
-                self._parts.mastership.lead_was_applied(command_.lead)
-            elif kind == "admin" and isinstance(result, AdminResult):
-                self._administered(command_.admin.WhichOneof("body") or "", result)
+            core.serving.stick(f"log entry {index} could not be applied: {error}", error)
+            raise ApplyLaterError(core.serving.stuck) from error
         return results
+
+    def _follow(self, index: int, noted_ms: int | None, entry: LogEntry, command: Command, result: AnyResult) -> None:
+        """What an applied command brings beside the state."""
+        self._observe(index, noted_ms, entry, command, result)
+        kind = command.WhichOneof("body")
+        if kind == "dispatch":
+            self._core.clock.judge_cursor(command.dispatch.due_ms)
+        elif kind == "lead":
+            self._parts.mastership.lead_was_applied(command.lead)
+        elif kind == "admin" and isinstance(result, AdminResult):
+            self._administered(command.admin.WhichOneof("body") or "", result)
 
     def _observe(self, index: int, noted_ms: int | None, entry: LogEntry, command: Command, result: AnyResult) -> None:
         """Count and note one command. Nothing replicated depends on it: an error here is reported and the node goes on,
@@ -150,28 +166,33 @@ class CoreListener:
         """Why this node cannot apply the command; empty if it can. No command of a newer version is half understood."""
         return command_problem(entry, start)
 
+    @_attempted
     def role_changed(self, status: LogStatus) -> None:
         """Lead, follow or step down. Ignored once the core has stopped."""
         if not self._core.stopped:
             self._parts.mastership.role_changed(status)
 
+    @_attempted
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         """The sync of this master for one slave; None: nothing to send now."""
         return self._parts.sync.outgoing(peer_id)
 
+    @_attempted
     def sync_unsent(self, peer_id: str) -> None:
         """The sync did not leave: what it told of leases is told again."""
         self._parts.delivery.feed.unsent(peer_id)
 
+    @_attempted
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Take in a sync, and the master's clock with it. Returns the answer."""
         self._core.clock.heard_master(frame.sync.clock_ms)
         return self._parts.sync.incoming(frame)
 
+    @_attempted
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Take a frame about bundles, records, the founding, or the clock of a machine. Returns the answer, if any."""
         core = self._core
-        if self._applied.stuck:
+        if core.serving.stuck:
             return None
         kind = frame.WhichOneof("body")
         if kind == "bundle_ask":
@@ -191,6 +212,7 @@ class CoreListener:
             return self._parts.founding.receive(peer_id, frame, core.log.send_beside)
         return core.clock.receive(peer_id, frame)
 
+    @_attempted
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """Take in a slave's answer: its sync, the identity of its disk, and a sample of its clock."""
         self._parts.sync.reply(peer_id, frame)
@@ -202,7 +224,7 @@ class CoreListener:
         until the bundle is here and read as far as it is due."""
         core = self._core
         waits = self._parts.index_repair.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing
-        if self._applied.stuck or waits:
+        if core.serving.stuck or waits:
             return False
         return core.wheel.holdings.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 
@@ -219,9 +241,14 @@ class CoreListener:
         applied = self._parts.sync.applied_of(peer_id) >= self._parts.mastership.handed_over_index
         return applied and self._parts.delivery.feed.all_heard(peer_id)
 
+    @_attempted
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """Fetch the checkpoint of `peer_id`: the log no longer reaches back far enough."""
         self._checkpoint_needed(peer_id)
+
+    def damaged(self, error: DiskError) -> None:
+        """The log cannot read its own journal: another node leads, then this one stops."""
+        self.serving.stick(f"the journal met damage: {error}", error)
 
     def fatal(self, reason: str) -> None:
         """Stop the node, with this reason."""

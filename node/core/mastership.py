@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.promise import Promise
@@ -153,25 +154,36 @@ class Mastership:
         self._core.serving.start(self.transfer(target_id), done)
 
     def leave(self, reason: str, *, applying: bool = True) -> None:
-        """Hand over to another member if there is one, then stop the process for this reason. Idempotent."""
-        if self._leaving:
+        """Hand over to another member if there is one, then stop the process for this reason. A handover that is under
+        way comes first. Call it until the node has stopped."""
+        if self._leaving or self.handing_over:
             return
-        self._leaving = True
         core = self._core
         voters = [member for member in core.log.members() if not member.learner]
-        if self.begun and not self.handing_over and len(voters) > 1:
-            core.serving.start(self.transfer(None, applying=applying), lambda failure: core.fatal(reason))
-        else:
+        if not self.begun or len(voters) < 2:
             core.fatal(reason)
+            return
+        self._leaving = True
 
-    def leave_stuck(self, reason: str) -> bool:
-        """An entry is half applied: answer nobody, only hand over, then stop. False: not the first call."""
+        def ended(failure: Failure | None) -> None:
+            self._leaving = False
+            if failure is None or not applying or not core.serving.stuck:
+                core.fatal(reason)
+            # Else it got stuck meanwhile, so the log waited in vain until it had applied everything: `leave_stuck`.
+
+        core.serving.start(self.transfer(None, applying=applying), ended)
+
+    def leave_stuck(self) -> bool:
+        """Work was cut off halfway: answer nobody, only hand over, then stop. Call it until the node has stopped. True:
+        it was the first call."""
         serving = self._core.serving
-        if serving.closed is not None:
-            return False
+        reason, first = serving.stuck, serving.closed is None
+        if first:
+            facts: dict[str, object] = {"reason": reason, "exc_info": serving.stuck_by}
+            self._core.announcements.announce(Reported("error", "damaged files: this node leaves", facts))
         serving.shut(Failure(common_pb2.RECOVERING, f"this node stops: {reason}", {"retry_after_ms": "1000"}))
         self.leave(reason, applying=False)
-        return True
+        return first
 
     def seek_room(self, steady_ms: SteadyMs) -> None:
         """Hand over to a member whose disk has room, if there is one. Called while this node's disk is nearly full."""

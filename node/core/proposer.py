@@ -357,7 +357,7 @@ class Proposer(Part):
         self._changes.append(changes_from_ms)
         self._bytes_in_flight += len(entry)
 
-        def settled(result: ProposalResult) -> None:
+        def answered(result: ProposalResult) -> None:
             self._entries_in_flight -= 1
             self._changes.remove(changes_from_ms)
             self._bytes_in_flight -= len(entry)
@@ -373,6 +373,9 @@ class Proposer(Part):
             elif result.outcome is ProposalOutcome.TOO_LARGE:
                 failure = invalid("request", f"{len(entry)} bytes", "fits one entry of the log (48 MiB)").failure
             self._refuse(dones, failure)
+
+        def settled(result: ProposalResult) -> None:
+            self.serving.attempt("the answer to a command", lambda: answered(result), None)
 
         log.propose(entry, settled, voters)
 

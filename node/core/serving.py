@@ -11,6 +11,8 @@ Invariants, once a server has called `contain`:
 - FATAL errors propagate from any piece: the node cannot continue after them.
 - Damage in the node's own files fails the request that met it, and `damage` names it: the next request for the same
   bytes would meet it again, so the node leaves in order.
+- Damage that cuts off the node's own work halfway makes the node `stuck`: it leaves in order, too, and until then only
+  its log works. Whoever drives the node does so through `attempt`: a tick, a frame, the end of a worker's work.
 
 Without `contain` every error propagates: in the simulation a mistake must not pass for a refusal.
 """
@@ -24,8 +26,8 @@ from tickwheel.node.core.promise import Promise
 from tickwheel.node.failure import Failure, RequestError, node_fault
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.judge import ImpossibleMessageError
-from tickwheel.storage.disk import FsyncFailedError
-from tickwheel.storage.errors import CorruptFileError
+from tickwheel.storage.disk import DiskError, FsyncFailedError
+from tickwheel.storage.errors import CorruptFileError, is_damage
 
 
 class OwnWorkError(Exception):
@@ -50,7 +52,12 @@ class Serving:
         self._current: Fail | None = None
         """How the request whose piece runs now is told that it failed; None: no request's."""
         self.damage = ""
-        """The first damage in the node's own files that a piece met: the node leaves. Empty: none."""
+        """The first damage in the node's own files that a piece or a worker met: the node leaves. Empty: none."""
+        self.stuck = ""
+        """Which work of the node's own was cut off halfway by damage: nothing may read the state any more, and the node
+        leaves. Empty: none."""
+        self.stuck_by: DiskError | None = None
+        """The damage that did it, for the log."""
         self.closed: Failure | None = None
         """The answer to every request: none is served any more."""
         self.faults = 0
@@ -175,7 +182,8 @@ class Serving:
         return cast(list[T | Failure], results)
 
     def own(self, work: Callable[[], None]) -> None:
-        """Do the node's own work. Errors end the node; in a piece of a request they raise as OwnWorkError."""
+        """Do the node's own work. Errors end the node; in a piece of a request they raise as OwnWorkError. Damage makes
+        the node stuck, and fails the request."""
         before, self._current = self._current, None
         try:
             work()
@@ -184,9 +192,27 @@ class Serving:
         except Exception as error:
             if before is None:
                 raise
+            if isinstance(error, DiskError) and is_damage(error):
+                self.stick(f"the node's own work met damage: {error}", error)
+                raise
             raise OwnWorkError(f"the node's own work failed: {error!r}") from error
         finally:
             self._current = before
+
+    def stick(self, what: str, error: DiskError) -> None:
+        """The node's own work was cut off halfway by this error. The first counts."""
+        if not self.stuck:
+            self.stuck, self.stuck_by = what, error
+
+    def attempt(self, what: str, work: Callable[[], T], otherwise: T) -> T:
+        """Do the node's own work, `what` in words. Damage makes the node stuck, and `otherwise` is returned."""
+        try:
+            return work()
+        except DiskError as error:
+            if not is_damage(error):
+                raise
+            self.stick(f"{what} met damage: {error}", error)
+            return otherwise
 
     def side(self, work: Callable[[], None], failed: Callable[[], None] = lambda: None) -> None:
         """Do the node's own work on which nothing replicated depends. `failed` is called after an error."""
@@ -201,7 +227,7 @@ class Serving:
         if isinstance(error, FATAL) or self._report is None:
             raise error
         if isinstance(error, CorruptFileError):
-            self.damage = self.damage or str(error)
+            self.damage = self.damage or f"met while serving: {error}"
         self.faults += 1
         error_id = f"{self._random_bits(48):012x}"
         self._report(error_id, error)

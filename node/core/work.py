@@ -3,7 +3,8 @@
 Owns which of the wheel's jobs are under way, so that none runs twice. Answers always come on the core's thread,
 possibly before the call returns if nothing had to be read. A failed read is reported to its caller: raised by the reads
 that are awaited, passed to the callback of those that delivery uses. A failed merge is
-tried again, for its data is also in the journal. A failed fdatasync or a corrupt file stops the node.
+tried again, for its data is also in the journal. A failed fdatasync stops the node; a corrupt file does so once another
+node leads.
 """
 
 from __future__ import annotations
@@ -83,12 +84,12 @@ class Background:
         self,
         executor: Executor,
         wheel: Wheel,
-        fatal: Callable[[str], None],
+        fatal: Callable[[str, BaseException | None], None],
         serving: Serving,
         damaged: Callable[[BaseException], bool],
     ) -> None:
-        """`serving` runs each answer as a piece of the request that asked. `damaged` gets read errors and returns
-        True if the damage is under repair (index_repair.py)."""
+        """`fatal`: see `Kernel`. `serving` runs each answer as a piece of the request that asked. `damaged` gets
+        read errors and returns True if the damage is under repair (index_repair.py)."""
         self._serving = serving
         self._executor = executor
         self._wheel = wheel
@@ -141,8 +142,7 @@ class Background:
             if isinstance(error, FsyncFailedError | CorruptSegmentError) or not isinstance(
                 error, OSError | DiskFullError
             ):
-                self._fatal(f"{job.kind} failed: {error}")
-                return
+                self._fatal(f"{job.kind} failed: {error}", error)
             self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
 
         self._executor.submit(job.run, ended)

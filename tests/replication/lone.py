@@ -18,6 +18,7 @@ from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogStatus, Member, ProposalOutcome, ProposalResult, Role
 from tickwheel.replication.pysyncobj_seam import Engine
 from tickwheel.replication.raft import RaftLog
+from tickwheel.storage.disk import DiskError
 from tickwheel.storage.simulated import SimulatedDisk
 
 CLUSTER = "lone"
@@ -243,6 +244,9 @@ class Lone:
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """No scenario needs one."""
+
+    def damaged(self, error: DiskError) -> None:
+        self.problems.append(str(error))
 
     def fatal(self, reason: str) -> None:
         self.problems.append(reason)

@@ -15,6 +15,7 @@ from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogStatus, Member, ProposalOutcome, ProposalResult, ReplicatedLog, Role
 from tickwheel.replication.raft import RaftLog
+from tickwheel.storage.disk import DiskError
 from tickwheel.storage.simulated import SimulatedDisk
 
 NAMES = ("a", "b", "c")
@@ -71,6 +72,9 @@ class Listener:
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """No checkpoint is taken."""
+
+    def damaged(self, error: DiskError) -> None:
+        self.problems.append(str(error))
 
     def fatal(self, reason: str) -> None:
         self.problems.append(reason)

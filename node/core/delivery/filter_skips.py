@@ -44,7 +44,7 @@ class FilterSkips(Part):
         proposer: Proposer,
         background: Background,
         wake: Callable[[int], None],
-        fatal: Callable[[str], None],
+        fatal: Callable[[str, BaseException | None], None],
     ) -> None:
         self._state = state
         self._proposer = proposer
@@ -116,9 +116,11 @@ class FilterSkips(Part):
                 if isinstance(error, DiskFullError):  # no descriptor is left
                     self._next_ms += PAUSE_MS
                 elif not isinstance(error, RemovedError):
+                    self._next_ms += PAUSE_MS
                     self._fatal(
                         f"a message that is due cannot be read: {error}. Another node will deliver it; "
-                        "replace this node's data (docs/DEPLOY.md, replacing a dead node)"
+                        "replace this node's data (docs/DEPLOY.md, replacing a dead node)",
+                        error,
                     )
                 return
             command = Filtered(

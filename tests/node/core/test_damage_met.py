@@ -87,7 +87,7 @@ def break_apply(monkeypatch: pytest.MonkeyPatch, node: Node) -> list[int]:
     pump = core.background.pump
 
     def watched(*now: Any) -> None:
-        assert not core.applied.stuck, "a tick goes on with a half applied state"
+        assert not core.serving.stuck, "a tick goes on with a half applied state"
         pump(*now)
 
     monkeypatch.setattr(core.background, "pump", watched)
@@ -149,7 +149,7 @@ def test_a_tick_that_applies_at_its_end_goes_no_further(monkeypatch: pytest.Monk
     def second_fails() -> int:
         calls.append(1)
         if len(calls) == 2:
-            core.applied.stuck = "log entry 9 could not be applied"
+            core.serving.stuck = "log entry 9 could not be applied"
         return tick()
 
     monkeypatch.setattr(core.log, "tick", second_fails)
