@@ -12,7 +12,7 @@ from typing import Any
 
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.world import MS
-from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.failure import Failure
 from tickwheel.proto.log_pb2 import AdminCommand
 
@@ -55,7 +55,7 @@ class Asking:
                 then()
                 return
             command = left.pop(0)
-            self.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), go_on)
+            self.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), go_on)
 
         go_on()
 

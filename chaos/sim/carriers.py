@@ -20,7 +20,7 @@ from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.bulk.bundle_store import Held
-from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
 from tickwheel.proto.bulk_pb2 import LoadState, TakeOverRequest
@@ -231,7 +231,7 @@ class Carrier:
                 self._wires.back(heard, state)
 
         def call(core: NodeCore) -> None:
-            core.serving.start(core.parts.bulk.take_over(request), answered)
+            serve(core, core.parts.bulk.take_over(request), answered)
 
         self._wires.call(self._wires.machine(target), call)
         self._world.after(4 * TIMEOUT_NS, timed_out)

@@ -7,6 +7,7 @@ from itertools import islice
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.core import serve
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
@@ -74,7 +75,7 @@ class Changes:
                 answered.append(True)
                 self._cancel(uid, id64, target + 1, attempt + 1)
 
-        self._wires.call(machine, lambda core: core.serving.start(core.parts.requests.cancel(id64), done))
+        self._wires.call(machine, lambda core: serve(core, core.parts.requests.cancel(id64), done))
         self._world.after(TIMEOUT_NS, timed_out)
 
     def _move(self, uid: int, id64: int, due_ms: int, target: int) -> None:
@@ -106,5 +107,5 @@ class Changes:
                 ended.append(True)
                 self._open -= 1
 
-        self._wires.call(machine, lambda core: core.serving.start(handlers.reschedule(core, request, EVERYBODY), done))
+        self._wires.call(machine, lambda core: serve(core, handlers.reschedule(core, request, EVERYBODY), done))
         self._world.after(TIMEOUT_NS, end)

@@ -27,6 +27,7 @@ from tickwheel.chaos.sim.history_messages import (
     ScheduleSent,
 )
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
+from tickwheel.node.core.core import serve
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
@@ -135,7 +136,7 @@ class Cold:
                 wait_ns = 0 if self._wires.winding_down else self._rng.randrange(LOAD_AFTER_NS_MOST)
                 self._world.after(wait_ns, self._load, part)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.cold.register(request), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.cold.register(request), answer), told)
 
     def _build(self) -> _Part:
         """A part of messages due within the current day, most of them soon."""
@@ -184,7 +185,7 @@ class Cold:
             self._history.add(ColdLooked(self._world.now_ns, uid, state))
             return True
 
-        self._asking.ask(lambda core, answer: core.serving.start(core.parts.requests.get(number, False), answer), taken)
+        self._asking.ask(lambda core, answer: serve(core, core.parts.requests.get(number, False), answer), taken)
 
     def _list(self) -> None:
         asked_ns = self._world.now_ns
@@ -195,7 +196,7 @@ class Cold:
             self._history.add(ColdListed(self._world.now_ns, asked_ns, known, waiting))
 
         request = cold_pb2.ListColdPartsRequest()
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.cold.parts(request), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.cold.parts(request), answer), told)
 
     def _cancel(self, uid: int, number: int) -> None:
         if self._wires.winding_down:
@@ -206,7 +207,7 @@ class Cold:
             name = scheduler_pb2.CancelOutcome.Name(answer)
             self._history.add(CancelAnswered(self._world.now_ns, uid, number, name))
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.cancel(number), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.requests.cancel(number), answer), told)
 
     def _move(self, uid: int, number: int) -> None:
         """Ask for a move once. If the answer is lost, the list of moved messages shows its effect."""
@@ -228,8 +229,8 @@ class Cold:
         machine = self._wires.machine(self._rng.randrange(3))
         self._wires.call(
             machine,
-            lambda core: core.serving.start(
-                handlers.reschedule(core, request, EVERYBODY), lambda answer: self._wires.back(told, answer)
+            lambda core: serve(
+                core, handlers.reschedule(core, request, EVERYBODY), lambda answer: self._wires.back(told, answer)
             ),
         )
 
@@ -261,4 +262,4 @@ class Cold:
             self._carrier.load(f"moved-{bundle.name[:16]}", [bundle], cold, again)
 
         request = cold_pb2.ListColdMovedRequest(due_below_ms=self._world.wall_ms + (DAY_MS if winding_down else 2_000))
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.cold.moved(request), answer), listed)
+        self._asking.command(lambda core, answer: serve(core, core.parts.cold.moved(request), answer), listed)

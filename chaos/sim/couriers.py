@@ -9,6 +9,7 @@ from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.core import serve
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ResetGroupRequest
 from tickwheel.proto.consumer_pb2 import LATEST, TIME
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -75,4 +76,4 @@ class Couriers:
             self._world.after(self._wires.pause_ns(RESET_EVERY_NS, self._rng, cheap=True), self._reset)
 
         command = AdminCommand(reset_group=request)
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), done)
+        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), done)

@@ -7,6 +7,7 @@ from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.producers import Producers
+from tickwheel.node.core.core import serve
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ExponentialBackoff, RetryPolicy
 from tickwheel.proto.log_pb2 import AdminCommand
 
@@ -36,9 +37,9 @@ class Lines:
             self._consumers.start()
 
         self._asking.command(
-            lambda core, answer: core.serving.start(core.parts.requests.admin(topic), answer),
+            lambda core, answer: serve(core, core.parts.requests.admin(topic), answer),
             lambda _: self._asking.command(
-                lambda core, answer: core.serving.start(core.parts.requests.admin(group), answer), created
+                lambda core, answer: serve(core, core.parts.requests.admin(group), answer), created
             ),
         )
 

@@ -9,6 +9,7 @@ from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked, ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.core import serve
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest, SetGroupFilterRequest
 from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST, TIME
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -50,7 +51,7 @@ class Listeners:
             if groups:
                 command = AdminCommand(create_group=groups.pop())
                 self._asking.command(
-                    lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), create
+                    lambda core, answer: serve(core, core.parts.requests.admin(command), answer), create
                 )
                 return
             self._wires.history.add(FilterAnswered(self._world.now_ns, FILTERED, first))
@@ -94,7 +95,7 @@ class Listeners:
             self._world.after(self._pause_ns(), self._filter)
 
         command = AdminCommand(set_group_filter=request)
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), done)
+        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), done)
 
     def _reset(self) -> None:
         if self._wires.winding_down:
@@ -115,4 +116,4 @@ class Listeners:
             self._world.after(self._pause_ns(), self._reset)
 
         command = AdminCommand(reset_group=request)
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), done)
+        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), done)

@@ -17,6 +17,7 @@ from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Row
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
+from tickwheel.node.core.core import serve
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -126,7 +127,7 @@ class Loads:
                 wait_ns = self._rng.randrange(3 * SECOND)
                 self._world.after(wait_ns, self._cancel, uid, id_.hour << 32 | id_.index)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.pending.page(request), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.pending.page(request), answer), told)
 
     def _cancel(self, uid: int, id64: int) -> None:
         self._history.add(CancelSent(self._world.now_ns, uid, id64))
@@ -135,4 +136,4 @@ class Loads:
             name = scheduler_pb2.CancelOutcome.Name(answer)
             self._history.add(CancelAnswered(self._world.now_ns, uid, id64, name))
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.cancel(id64), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.requests.cancel(id64), answer), told)

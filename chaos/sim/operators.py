@@ -17,6 +17,7 @@ from tickwheel.chaos.sim.log_process import members_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import MS
+from tickwheel.node.core.core import serve
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import Member, RemoveMemberRequest
@@ -125,4 +126,4 @@ class Operators:
             then()
             return True
 
-        self._asking.ask(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), taken)
+        self._asking.ask(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), taken)

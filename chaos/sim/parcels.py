@@ -24,6 +24,7 @@ from tickwheel.chaos.sim.history_messages import (
 )
 from tickwheel.chaos.sim.producers import UID, Producers
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.core import serve
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2, dead_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
@@ -131,7 +132,7 @@ class Parcels:
                 puller.target += 1
                 again(0)
 
-        self._wires.call(machine, lambda core: core.serving.start(core.parts.consumers.pull(request), left))
+        self._wires.call(machine, lambda core: serve(core, core.parts.consumers.pull(request), left))
         self._world.after(TIMEOUT_NS + WAIT_MS * MS, timed_out)
 
     def _note(
@@ -265,7 +266,7 @@ class Parcels:
             self._named.update(letter.number for letter in chosen)
             (self._replay if self._rng.random() < 0.7 else self._purge)(chosen)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.dead.list(request), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.dead.list(request), answer), told)
 
     def _replay(self, letters: list[dead_pb2.DeadLetter]) -> None:
         known = [self._last[letter.id.hour << 32 | letter.id.index] for letter in letters]
@@ -281,7 +282,7 @@ class Parcels:
             if not answer.kept and not answer.more:
                 self._history.add(DeadReplayed(self._world.now_ns, GROUP, uids))
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.dead.replay(request), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.dead.replay(request), answer), told)
 
     def _purge(self, letters: list[dead_pb2.DeadLetter]) -> None:
         uids = tuple(self._last[letter.id.hour << 32 | letter.id.index][0] for letter in letters)
@@ -290,7 +291,7 @@ class Parcels:
         def told(_: object) -> None:
             self._history.add(DeadPurged(self._world.now_ns, GROUP, uids))
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.dead.purge(request), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.dead.purge(request), answer), told)
 
 
 def _rows_of(batch: consumer_pb2.DeliverBatch) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from tickwheel.chaos.sim.asking import Asking
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.core import serve
 from tickwheel.proto.admin_pb2 import SetPausedRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 
@@ -60,7 +61,7 @@ class Pauses:
                 self._paused.discard(place)
                 self._world.after(self._pause_ns(), self._pause, place)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer), done)
+        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), done)
 
     def _go_on_at(self, place: tuple[str, str], at_ns: int) -> None:
         """Resume the place at `at_ns`, or once the faults are over."""

@@ -14,7 +14,7 @@ from tickwheel.chaos.sim.history_messages import Row
 from tickwheel.chaos.sim.history_operators import Administered
 from tickwheel.chaos.sim.producers import UID, labelled_batch
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.schedule import intake
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.failure import Failure
@@ -69,7 +69,7 @@ class Stewards:
         self._world.after(self._wires.pause_ns(EVERY_NS, self._rng, cheap=True), self._act)
         if self._rng.random() < 0.4:
             command = AdminCommand(settings=self._rng.choice(SETTINGS))
-            self._ask("settings", lambda core, answer: core.serving.start(core.parts.requests.admin(command), answer))
+            self._ask("settings", lambda core, answer: serve(core, core.parts.requests.admin(command), answer))
         else:
             self._found()
 
@@ -99,11 +99,11 @@ class Stewards:
             ends: list[tuple[str, Call]] = [
                 (
                     "delete topic",
-                    lambda core, answer: core.serving.start(core.parts.deleter.topic(topic_request), answer),
+                    lambda core, answer: serve(core, core.parts.deleter.topic(topic_request), answer),
                 ),
                 (
                     "delete group",
-                    lambda core, answer: core.serving.start(core.parts.deleter.group(group_request), answer),
+                    lambda core, answer: serve(core, core.parts.deleter.group(group_request), answer),
                 ),
             ]
             for what, request in ends:
@@ -159,8 +159,8 @@ class Stewards:
 
         self._wires.call(
             machine,
-            lambda core: core.serving.start(
-                core.parts.consumers.pull(request), lambda answer: self._wires.back(answered, answer)
+            lambda core: serve(
+                core, core.parts.consumers.pull(request), lambda answer: self._wires.back(answered, answer)
             ),
         )
 

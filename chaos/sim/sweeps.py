@@ -14,6 +14,7 @@ from tickwheel.chaos.sim.history_messages import Delivered, Label, RescheduleSen
 from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
+from tickwheel.node.core.core import serve
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest
 from tickwheel.proto.common_pb2 import MessageId
@@ -59,7 +60,7 @@ class Sweeps:
             self._world.after(SECOND, self._sweep)
             self._world.after(SECOND, self._look)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.requests.admin(group), answer), created)
+        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(group), answer), created)
 
     def unfinished(self) -> str:
         if self._running:
@@ -122,9 +123,7 @@ class Sweeps:
             stops = self._rng.random() < 0.1
             self._world.after(self._rng.randrange(20 * MS) if stops else 50 * MS, self._follow, job, stops)
 
-        self._asking.command(
-            lambda core, answer: core.serving.start(core.parts.sweeper.begin_sweep(request), answer), begun
-        )
+        self._asking.command(lambda core, answer: serve(core, core.parts.sweeper.begin_sweep(request), answer), begun)
 
     def _selected(self) -> Selected:
         rng = self._rng
@@ -163,9 +162,9 @@ class Sweeps:
             self._running.discard(job)
 
         if stops:
-            self._asking.command(lambda core, answer: core.serving.start(core.parts.sweeper.stop(job), answer), told)
+            self._asking.command(lambda core, answer: serve(core, core.parts.sweeper.stop(job), answer), told)
         else:
-            self._asking.command(lambda core, answer: core.serving.start(core.parts.sweeper.get(job), answer), told)
+            self._asking.command(lambda core, answer: serve(core, core.parts.sweeper.get(job), answer), told)
 
     # -- what became of them
 
@@ -195,9 +194,7 @@ class Sweeps:
             self._wires.history.add(seen)
             self._told.add(uid)
 
-        self._asking.command(
-            lambda core, answer: core.serving.start(core.parts.requests.get(id64, False), answer), told
-        )
+        self._asking.command(lambda core, answer: serve(core, core.parts.requests.get(id64, False), answer), told)
 
 
 def request_of(job: str, selected: Selected) -> scheduler_pb2.BeginSweepRequest:

@@ -22,7 +22,7 @@ from tickwheel.chaos.sim.history_bulk import AbortAnswered, BlockStaged, CommitA
 from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS
-from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, common_pb2, staging_pb2
@@ -191,7 +191,7 @@ class Writes:
         )
 
         def call(core: NodeCore, answer: Answer) -> None:
-            core.serving.start(core.parts.staging.stage(request, block_of(rows)), self._lossy(answer))
+            serve(core, core.parts.staging.stage(request, block_of(rows)), self._lossy(answer))
 
         def taken(answer: StagedJob | Failure) -> bool:
             if driver.over:
@@ -257,7 +257,7 @@ class Writes:
             return True
 
         def call(core: NodeCore, answer: Answer) -> None:
-            core.serving.start(core.parts.staging.commit(request), self._lossy(answer))
+            serve(core, core.parts.staging.commit(request), self._lossy(answer))
 
         self._asking.ask(call, taken)
 
@@ -286,7 +286,7 @@ class Writes:
                 pause_ns = self._wires.pause_ns(BATCH_EVERY_NS, self._rng)
                 self._world.after(pause_ns, self._begin_next, driver)
 
-        self._asking.command(lambda core, answer: core.serving.start(core.parts.staging.job(request), answer), told)
+        self._asking.command(lambda core, answer: serve(core, core.parts.staging.job(request), answer), told)
 
     def _begin_next(self, driver: _Driver) -> None:
         """The next batch of a stream."""
@@ -307,7 +307,7 @@ class Writes:
                 self._end(driver)
 
         self._asking.command(
-            lambda core, answer: core.serving.start(core.parts.staging.abort(request), self._lossy(answer)), told
+            lambda core, answer: serve(core, core.parts.staging.abort(request), self._lossy(answer)), told
         )
 
     def _give_up(self, driver: _Driver) -> None:

@@ -10,15 +10,16 @@ calls `tick` after any input, and no later than the time that the last `tick` re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tickwheel.node.core.announcements import Announcements, Dispatched
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.listener import Applied, CoreListener
 from tickwheel.node.core.parts import Parts
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
@@ -253,3 +254,20 @@ class NodeCore:
 
     def steady_ms(self) -> SteadyMs:
         return SteadyMs(self._ports.clock.monotonic_ns() // 1_000_000)
+
+
+def serve(
+    core: NodeCore,
+    request: Coroutine[Promise[Any], None, T],
+    done: Callable[[T | Failure], None],
+    *,
+    master: bool = True,
+) -> None:
+    """Run the coroutine of a request to its end, as `Serving.start`. `master`: unless this node can serve as master,
+    the request is refused and takes no step."""
+    failure = core.refusal() if master else None
+    if failure is None:
+        core.serving.start(request, done)
+    else:
+        request.close()
+        done(failure)

@@ -237,7 +237,6 @@ class ClientRequests:
 
     async def admin(self, command: AdminCommand) -> AdminResult:
         """Put an administrative command into the log."""
-        self._core.require_master()
         if command.HasField("settings") and command.settings.HasField("delay_levels"):
             problem = refused_levels(command.settings.delay_levels)
             if problem:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.resolving import resolve
@@ -74,9 +74,10 @@ class Calls:
         self.serve(done, lambda: begin(core, done))
         self.wake()
 
-    async def answer(self, begin: Callable[[NodeCore], Coroutine[Promise[Any], None, A]]) -> A:
-        """Run a coroutine of the core and wait for what it returns. Raises RequestError for a refusal."""
-        return await self.ask(lambda core, done: core.serving.start(begin(core), done))
+    async def answer(self, begin: Callable[[NodeCore], Coroutine[Promise[Any], None, A]], *, master: bool = False) -> A:
+        """Run a coroutine of the core and wait for what it returns. Raises RequestError for a refusal.
+        `master`: as in `serve` of core.py."""
+        return await self.ask(lambda core, done: serve(core, begin(core), done, master=master))
 
 
 @functools.lru_cache(maxsize=1_024)

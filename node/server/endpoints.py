@@ -1,4 +1,5 @@
-"""The table of all methods of the client port: request, right, handler, and whether the audit log notes its calls.
+"""The table of all methods of the client port: request, right, whether it needs the master, handler, and whether the
+audit log notes its calls.
 
 Each row states who runs the handler: `by_core` a coroutine of the core, `by_loop` the server's loop, `by_stream` the
 loop with the context, for streams. `direct` is for methods that are called for each message: a plain function, which
@@ -9,6 +10,7 @@ with the descriptors.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -69,6 +71,17 @@ class Right:
     audited: bool = False
 
 
+class Needs(enum.Enum):
+    """Which node serves a method."""
+
+    ANY_NODE = "each node, from what it has applied"
+    MASTER = "the master; the table refuses on other nodes, before the handler runs"
+    MASTER_EACH = "the master; each message is refused by itself, with what is known of it"
+
+
+ANY_NODE, MASTER, MASTER_EACH = Needs
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One method."""
@@ -76,6 +89,7 @@ class Endpoint:
     request: type[Message]
     response: type[Message]
     right: Right
+    needs: Needs
     serve: Callable[[Node, Any, Caller, Context], Awaitable[Any]]
     """Gets the request, or an iterator of requests. Returns the response; None if it was written to the context."""
 
@@ -92,58 +106,73 @@ def direct(
     request: type[Q],
     response: type[A],
     right: Right,
+    needs: Needs,
     handler: Callable[[Node, Q, Caller, Callable[[A | Failure], None]], None],
 ) -> DirectEndpoint:
-    """A row whose handler begins a call and ends it later."""
+    """A row whose handler begins a call and ends it later, and asks for the master itself."""
+    assert needs is not MASTER, request
 
     def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
         return node.calls.answered(lambda answer: handler(node, asked, caller, answer))
 
-    return DirectEndpoint(request, response, right, serve, handler)
+    return DirectEndpoint(request, response, right, needs, serve, handler)
 
 
 def by_core(
     request: type[Q],
     response: type[A],
     right: Right,
+    needs: Needs,
     handler: Callable[[NodeCore, Q, Caller], Coroutine[Promise[Any], None, A]],
 ) -> Endpoint:
     """A row whose handler the core runs."""
+    master = needs is MASTER
 
     def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
-        return node.calls.answer(lambda core: handler(core, asked, caller))
+        return node.calls.answer(lambda core: handler(core, asked, caller), master=master)
 
-    return Endpoint(request, response, right, serve)
+    return Endpoint(request, response, right, needs, serve)
 
 
 def by_loop(
-    request: type[Q], response: type[A], right: Right, handler: Callable[[Node, Q, Caller], Awaitable[A]]
+    request: type[Q],
+    response: type[A],
+    right: Right,
+    needs: Needs,
+    handler: Callable[[Node, Q, Caller], Awaitable[A]],
 ) -> Endpoint:
     """A row whose handler the loop runs."""
 
     def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
         return handler(node, asked, caller)
 
-    return Endpoint(request, response, right, serve)
+    async def serve_by_master(node: Node, asked: Q, caller: Caller, context: Context) -> A:
+        node.core.require_master()
+        return await handler(node, asked, caller)
+
+    return Endpoint(request, response, right, needs, serve_by_master if needs is MASTER else serve)
 
 
 def by_stream(
     request: type[Q],
     response: type[A],
     right: Right,
+    needs: Needs,
     handler: Callable[[Node, Any, Caller, Context], Awaitable[A | None]],
 ) -> Endpoint:
-    """A row for a method with a stream of requests or responses."""
-    return Endpoint(request, response, right, handler)
+    """A row for a method with a stream of requests or responses. Its handler asks for the master itself, since that may
+    change while the stream is open."""
+    assert needs is not MASTER, request
+    return Endpoint(request, response, right, needs, handler)
 
 
 def shown(request: type[Q], response: type[A], right: Right, look: Callable[[Node, Q, Caller], A]) -> Endpoint:
-    """A row of a read that any node answers at once."""
+    """A row of a read that each node answers at once."""
 
     async def handler(node: Node, asked: Q, caller: Caller) -> A:
         return look(node, asked, caller)
 
-    return by_loop(request, response, right, handler)
+    return by_loop(request, response, right, ANY_NODE, handler)
 
 
 KNOWN = Right(known)
@@ -164,62 +193,74 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             scheduler_pb2.ScheduleRequest,
             scheduler_pb2.ScheduleReceipt,
             Right(topic(RIGHT_SCHEDULE, lambda request: request.message.topic or "(none)")),
+            MASTER_EACH,
             handlers.schedule,
         ),
         "ScheduleStream": by_stream(
             scheduler_pb2.ScheduleBatch,
             scheduler_pb2.BatchReceipt,
             STAGES,
+            MASTER_EACH,
             lambda node, batches, caller, context: node.schedule_streams.serve(batches, caller, context),
         ),
         "ScheduleMany": by_loop(
-            scheduler_pb2.ScheduleBatch, scheduler_pb2.BatchReceipt, STAGES, handlers.schedule_many
+            scheduler_pb2.ScheduleBatch, scheduler_pb2.BatchReceipt, STAGES, MASTER_EACH, handlers.schedule_many
         ),
-        "Cancel": by_core(scheduler_pb2.CancelRequest, scheduler_pb2.CancelResponse, CANCELS, handlers.cancel),
+        "Cancel": by_core(scheduler_pb2.CancelRequest, scheduler_pb2.CancelResponse, CANCELS, MASTER, handlers.cancel),
         "CancelMany": by_core(
-            scheduler_pb2.CancelManyRequest, scheduler_pb2.CancelManyResponse, CANCELS, handlers.cancel_many
+            scheduler_pb2.CancelManyRequest,
+            scheduler_pb2.CancelManyResponse,
+            CANCELS,
+            MASTER_EACH,
+            handlers.cancel_many,
         ),
         "Reschedule": by_core(
-            scheduler_pb2.RescheduleRequest, scheduler_pb2.RescheduleResponse, CANCELS, handlers.reschedule
+            scheduler_pb2.RescheduleRequest, scheduler_pb2.RescheduleResponse, CANCELS, MASTER, handlers.reschedule
         ),
         "RescheduleMany": by_core(
             scheduler_pb2.RescheduleManyRequest,
             scheduler_pb2.RescheduleManyResponse,
             CANCELS,
+            MASTER_EACH,
             handlers.reschedule_many,
         ),
-        "Get": by_core(scheduler_pb2.GetRequest, scheduler_pb2.GetResponse, READS, handlers.get),
+        "Get": by_core(scheduler_pb2.GetRequest, scheduler_pb2.GetResponse, READS, MASTER, handlers.get),
         "ListPending": by_core(
             scheduler_pb2.ListPendingRequest,
             scheduler_pb2.ListPendingResponse,
             PENDING,
+            MASTER,
             lambda core, request, caller: core.parts.pending.page(request),
         ),
         "CountPending": by_core(
             scheduler_pb2.CountPendingRequest,
             scheduler_pb2.CountPendingResponse,
             PENDING,
+            MASTER,
             lambda core, request, caller: core.parts.pending.count(request),
         ),
         "BeginSweep": by_core(
             scheduler_pb2.BeginSweepRequest,
             scheduler_pb2.Sweep,
             Right(topic(RIGHT_CANCEL, lambda request: request.selection.topic), audited=True),
+            MASTER,
             lambda core, request, caller: core.parts.sweeper.begin_sweep(request),
         ),
         "GetSweep": by_core(
             scheduler_pb2.GetSweepRequest,
             scheduler_pb2.Sweep,
             Right(sweeping),
+            MASTER,
             lambda core, request, caller: core.parts.sweeper.get(request.job_id),
         ),
         "ListSweeps": by_core(
-            scheduler_pb2.ListSweepsRequest, scheduler_pb2.ListSweepsResponse, CANCELS, handlers.list_sweeps
+            scheduler_pb2.ListSweepsRequest, scheduler_pb2.ListSweepsResponse, CANCELS, MASTER, handlers.list_sweeps
         ),
         "StopSweep": by_core(
             scheduler_pb2.StopSweepRequest,
             scheduler_pb2.Sweep,
             Right(sweeping, audited=True),
+            MASTER,
             lambda core, request, caller: core.parts.sweeper.stop(request.job_id),
         ),
     },
@@ -228,39 +269,45 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             consumer_pb2.ConsumeRequest,
             consumer_pb2.ConsumeResponse,
             Right(somewhere(RIGHT_CONSUME)),
+            MASTER_EACH,
             lambda node, requests, caller, context: node.consumers.serve(requests, caller, context),
         ),
         "Pull": by_core(
             consumer_pb2.PullRequest,
             consumer_pb2.DeliverBatch,
             Right(consuming),
+            MASTER,
             lambda core, request, caller: core.parts.consumers.pull(request, caller.actor),
         ),
         "Settle": by_loop(
             consumer_pb2.SettleBatch,
             consumer_pb2.SettleReceipt,
             Right(settling),
+            MASTER_EACH,
             lambda node, request, caller: node.calls.ask(lambda core, done: core.parts.consumers.settle(request, done)),
         ),
         "Extend": by_loop(
             consumer_pb2.ExtendBatch,
             consumer_pb2.ExtendReceipt,
             Right(settling),
+            MASTER_EACH,
             lambda node, request, caller: node.calls.ask(lambda core, done: core.parts.consumers.extend(request, done)),
         ),
     },
     "tickwheel.v1.Admin": {
-        "GetStatus": by_loop(admin_pb2.GetStatusRequest, admin_pb2.NodeStatus, KNOWN, handlers.get_status),
+        "GetStatus": by_loop(admin_pb2.GetStatusRequest, admin_pb2.NodeStatus, KNOWN, ANY_NODE, handlers.get_status),
         "AwaitMaster": by_loop(
             admin_pb2.AwaitMasterRequest,
             admin_pb2.AwaitMasterResponse,
             KNOWN,
+            ANY_NODE,
             lambda node, request, caller: node.status.await_master(request),
         ),
         "WatchStatus": by_stream(
             admin_pb2.WatchStatusRequest,
             admin_pb2.NodeStatus,
             KNOWN,
+            ANY_NODE,
             lambda node, request, caller, context: node.status.serve(request, context),
         ),
         "GetServerInfo": shown(
@@ -270,12 +317,13 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             lambda node, request, caller: handlers.server_info(node, SERVICES),
         ),
         "TransferMaster": by_core(
-            admin_pb2.TransferMasterRequest, admin_pb2.TransferMasterResponse, CHANGES, handlers.transfer_master
+            admin_pb2.TransferMasterRequest, admin_pb2.TransferMasterResponse, CHANGES, MASTER, handlers.transfer_master
         ),
         "AddMember": by_core(
             admin_pb2.AddMemberRequest,
             admin_pb2.MemberList,
             CHANGES,
+            MASTER,
             lambda core, request, caller: handlers.change_members(
                 core, AdminCommand(add_member=request.member), caller
             ),
@@ -284,24 +332,29 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.RemoveMemberRequest,
             admin_pb2.MemberList,
             CHANGES,
+            MASTER,
             lambda core, request, caller: handlers.change_members(core, AdminCommand(remove_member=request), caller),
         ),
         "CreateTopic": by_core(
             admin_pb2.CreateTopicRequest,
             admin_pb2.Topic,
             ONE_TOPIC,
+            MASTER,
             lambda core, request, caller: handlers.change_topic(
                 core, AdminCommand(create_topic=request), request.name, caller
             ),
         ),
         "DeleteTopic": by_core(
-            admin_pb2.DeleteTopicRequest, admin_pb2.DeleteTopicResponse, ONE_TOPIC, handlers.delete_topic
+            admin_pb2.DeleteTopicRequest, admin_pb2.DeleteTopicResponse, ONE_TOPIC, MASTER, handlers.delete_topic
         ),
-        "ListTopics": by_loop(admin_pb2.ListTopicsRequest, admin_pb2.ListTopicsResponse, KNOWN, handlers.list_topics),
+        "ListTopics": by_loop(
+            admin_pb2.ListTopicsRequest, admin_pb2.ListTopicsResponse, KNOWN, ANY_NODE, handlers.list_topics
+        ),
         "CreateGroup": by_core(
             admin_pb2.CreateGroupRequest,
             admin_pb2.Group,
             Right(creating_group, Permission.ADMIN, audited=True),
+            MASTER,
             lambda core, request, caller: handlers.change_group(
                 core, AdminCommand(create_group=request), request.name, caller
             ),
@@ -310,17 +363,19 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.UpdateGroupRequest,
             admin_pb2.Group,
             ONE_GROUP,
+            MASTER,
             lambda core, request, caller: handlers.change_group(
                 core, AdminCommand(update_group=request), request.name, caller
             ),
         ),
         "DeleteGroup": by_core(
-            admin_pb2.DeleteGroupRequest, admin_pb2.DeleteGroupResponse, ONE_GROUP, handlers.delete_group
+            admin_pb2.DeleteGroupRequest, admin_pb2.DeleteGroupResponse, ONE_GROUP, MASTER, handlers.delete_group
         ),
         "SetGroupFilter": by_core(
             admin_pb2.SetGroupFilterRequest,
             admin_pb2.Group,
             ONE_GROUP,
+            MASTER,
             lambda core, request, caller: handlers.change_group(
                 core, AdminCommand(set_group_filter=request), request.name, caller
             ),
@@ -329,6 +384,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.SetPausedRequest,
             admin_pb2.Topic,
             ONE_TOPIC,
+            MASTER,
             lambda core, request, caller: handlers.change_topic(
                 core, AdminCommand(set_topic_paused=request), request.name, caller
             ),
@@ -337,6 +393,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.SetPausedRequest,
             admin_pb2.Group,
             ONE_GROUP,
+            MASTER,
             lambda core, request, caller: handlers.change_group(
                 core, AdminCommand(set_group_paused=request), request.name, caller
             ),
@@ -345,35 +402,41 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.ResetGroupRequest,
             admin_pb2.Group,
             ONE_GROUP,
+            MASTER,
             lambda core, request, caller: handlers.change_group(
                 core, AdminCommand(reset_group=request), request.name, caller
             ),
         ),
-        "ListGroups": by_loop(admin_pb2.ListGroupsRequest, admin_pb2.ListGroupsResponse, KNOWN, handlers.list_groups),
+        "ListGroups": by_loop(
+            admin_pb2.ListGroupsRequest, admin_pb2.ListGroupsResponse, KNOWN, ANY_NODE, handlers.list_groups
+        ),
         "GetSettings": shown(
             admin_pb2.GetSettingsRequest,
             admin_pb2.Settings,
             KNOWN,
             lambda node, request, caller: node.core.state.settings.message(),
         ),
-        "UpdateSettings": by_core(admin_pb2.Settings, admin_pb2.Settings, CHANGES, handlers.update_settings),
+        "UpdateSettings": by_core(admin_pb2.Settings, admin_pb2.Settings, CHANGES, MASTER, handlers.update_settings),
         "GetDiskUse": by_core(
             admin_pb2.GetDiskUseRequest,
             admin_pb2.DiskUse,
             Right(cluster),
+            ANY_NODE,
             lambda core, request, caller: disk_use(core, core.parts.disk_room, request),
         ),
         "Backup": by_stream(
             admin_pb2.BackupRequest,
             admin_pb2.BackupChunk,
             CHANGES,
+            ANY_NODE,
             lambda node, request, caller, context: node.backups.serve(request, context),
         ),
-        "Trace": by_core(admin_pb2.TraceRequest, admin_pb2.TraceResponse, READS, handlers.trace),
+        "Trace": by_core(admin_pb2.TraceRequest, admin_pb2.TraceResponse, READS, ANY_NODE, handlers.trace),
         "GetDigest": by_loop(
             admin_pb2.GetDigestRequest,
             admin_pb2.StateDigest,
             LOOKS,
+            ANY_NODE,
             lambda node, request, caller: node.digests.get(),
         ),
     },
@@ -382,24 +445,28 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             staging_pb2.StageRequest,
             staging_pb2.StagedJob,
             Right(topic(RIGHT_SCHEDULE, lambda request: request.columns.topic or "(none)")),
+            MASTER,
             handlers.stage,
         ),
         "Commit": by_core(
             staging_pb2.CommitStagedRequest,
             staging_pb2.StagedJob,
             STAGES,
+            MASTER,
             lambda core, request, caller: core.parts.staging.commit(request, caller.actor),
         ),
         "Abort": by_core(
             staging_pb2.AbortStagedRequest,
             staging_pb2.StagedJob,
             STAGES,
+            MASTER,
             lambda core, request, caller: core.parts.staging.abort(request, caller.actor),
         ),
         "GetStagedJob": by_core(
             staging_pb2.GetStagedJobRequest,
             staging_pb2.StagedJob,
             STAGES,
+            MASTER,
             lambda core, request, caller: core.parts.staging.job(request, caller.actor),
         ),
     },
@@ -416,12 +483,14 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             bulk_pb2.BundleData,
             bulk_pb2.BundleState,
             LOOKS,
+            ANY_NODE,
             lambda node, pieces, caller, context: handlers.send_bundle(node, pieces),
         ),
         "TakeOver": by_core(
             bulk_pb2.TakeOverRequest,
             bulk_pb2.LoadState,
             CHANGES,
+            MASTER,
             lambda core, request, caller: core.parts.bulk.take_over(request),
         ),
         "GetLoad": shown(
@@ -436,18 +505,21 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             cold_pb2.RegisterColdRequest,
             cold_pb2.ColdJob,
             CHANGES,
+            MASTER,
             lambda core, request, caller: core.parts.cold.register(request),
         ),
         "ListColdParts": by_core(
             cold_pb2.ListColdPartsRequest,
             cold_pb2.ColdParts,
             LOOKS,
+            MASTER,
             lambda core, request, caller: core.parts.cold.parts(request),
         ),
         "ListColdMoved": by_core(
             cold_pb2.ListColdMovedRequest,
             cold_pb2.ColdMoved,
             LOOKS,
+            MASTER,
             lambda core, request, caller: core.parts.cold.moved(request),
         ),
     },
@@ -456,64 +528,80 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             dead_pb2.ListDeadRequest,
             dead_pb2.ListDeadResponse,
             DEAD,
+            MASTER,
             lambda core, request, caller: core.parts.dead.list(request),
         ),
         "GetDead": by_core(
             dead_pb2.GetDeadRequest,
             dead_pb2.DeadLetter,
             DEAD,
+            MASTER,
             lambda core, request, caller: core.parts.dead.get(request),
         ),
         "ReplayDead": by_core(
             dead_pb2.ReplayDeadRequest,
             dead_pb2.ChangeDeadResponse,
             CHANGES_DEAD,
+            MASTER,
             lambda core, request, caller: core.parts.dead.replay(request),
         ),
         "PurgeDead": by_core(
             dead_pb2.PurgeDeadRequest,
             dead_pb2.ChangeDeadResponse,
             CHANGES_DEAD,
+            MASTER,
             lambda core, request, caller: core.parts.dead.purge(request),
         ),
     },
     "tickwheel.v1.Snapshot": {
-        "Pin": by_loop(snapshot_pb2.PinRequest, snapshot_pb2.PinResponse, Right(pinning), handlers.pin),
-        "ReadPinned": by_loop(snapshot_pb2.ReadPinnedRequest, snapshot_pb2.PinnedPage, READS, handlers.read_pinned),
-        "Unpin": by_loop(snapshot_pb2.UnpinRequest, snapshot_pb2.UnpinResponse, READS, handlers.unpin),
+        "Pin": by_loop(snapshot_pb2.PinRequest, snapshot_pb2.PinResponse, Right(pinning), ANY_NODE, handlers.pin),
+        "ReadPinned": by_loop(
+            snapshot_pb2.ReadPinnedRequest, snapshot_pb2.PinnedPage, READS, ANY_NODE, handlers.read_pinned
+        ),
+        "Unpin": by_loop(snapshot_pb2.UnpinRequest, snapshot_pb2.UnpinResponse, READS, ANY_NODE, handlers.unpin),
         "AgreePin": by_core(
             snapshot_pb2.AgreePinRequest,
             snapshot_pb2.AgreePinResponse,
             READS,
+            MASTER,
             lambda core, request, caller: core.parts.pins.agree(request),
         ),
         "PinSettled": by_loop(
             snapshot_pb2.PinSettledRequest,
             snapshot_pb2.PinSettledResponse,
             Right(reading_settled),
+            ANY_NODE,
             handlers.pin_settled,
         ),
-        "ReadSettled": by_loop(snapshot_pb2.ReadSettledRequest, snapshot_pb2.SettledPage, READS, handlers.read_settled),
+        "ReadSettled": by_loop(
+            snapshot_pb2.ReadSettledRequest, snapshot_pb2.SettledPage, READS, ANY_NODE, handlers.read_settled
+        ),
     },
     "tickwheel.v1.Access": {
         "WhoAmI": shown(
             access_pb2.WhoAmIRequest, access_pb2.Caller, KNOWN, lambda node, request, caller: caller.message()
         ),
-        "SetUser": by_core(access_pb2.SetUserRequest, access_pb2.User, CHANGES, handlers.set_user),
+        "SetUser": by_core(access_pb2.SetUserRequest, access_pb2.User, CHANGES, MASTER, handlers.set_user),
         "DeleteUser": by_core(
-            access_pb2.DeleteUserRequest, access_pb2.DeleteUserResponse, CHANGES, handlers.delete_user
+            access_pb2.DeleteUserRequest, access_pb2.DeleteUserResponse, CHANGES, MASTER, handlers.delete_user
         ),
-        "ListUsers": by_loop(access_pb2.ListUsersRequest, access_pb2.ListUsersResponse, LOOKS, handlers.list_users),
+        "ListUsers": by_loop(
+            access_pb2.ListUsersRequest, access_pb2.ListUsersResponse, LOOKS, ANY_NODE, handlers.list_users
+        ),
         "CreateToken": by_loop(
-            access_pb2.CreateTokenRequest, access_pb2.CreateTokenResponse, CHANGES, handlers.create_token
+            access_pb2.CreateTokenRequest, access_pb2.CreateTokenResponse, CHANGES, MASTER, handlers.create_token
         ),
-        "RevokeToken": by_core(access_pb2.RevokeTokenRequest, access_pb2.User, CHANGES, handlers.revoke_token),
-        "SetRole": by_core(access_pb2.SetRoleRequest, access_pb2.AccessRole, CHANGES, handlers.set_role),
+        "RevokeToken": by_core(access_pb2.RevokeTokenRequest, access_pb2.User, CHANGES, MASTER, handlers.revoke_token),
+        "SetRole": by_core(access_pb2.SetRoleRequest, access_pb2.AccessRole, CHANGES, MASTER, handlers.set_role),
         "DeleteRole": by_core(
-            access_pb2.DeleteRoleRequest, access_pb2.DeleteRoleResponse, CHANGES, handlers.delete_role
+            access_pb2.DeleteRoleRequest, access_pb2.DeleteRoleResponse, CHANGES, MASTER, handlers.delete_role
         ),
-        "ListRoles": by_loop(access_pb2.ListRolesRequest, access_pb2.ListRolesResponse, LOOKS, handlers.list_roles),
-        "ListAudit": by_loop(access_pb2.ListAuditRequest, access_pb2.ListAuditResponse, LOOKS, handlers.list_audit),
+        "ListRoles": by_loop(
+            access_pb2.ListRolesRequest, access_pb2.ListRolesResponse, LOOKS, ANY_NODE, handlers.list_roles
+        ),
+        "ListAudit": by_loop(
+            access_pb2.ListAuditRequest, access_pb2.ListAuditResponse, LOOKS, ANY_NODE, handlers.list_audit
+        ),
     },
 }
 """By full name of the service, in the order in which methods are looked up, and name of the method."""

@@ -30,19 +30,16 @@ class ColdRequests:
 
     async def register(self, request: cold_pb2.RegisterColdRequest) -> cold_pb2.ColdJob:
         """Register the parts of a job."""
-        self._core.require_master()
         refuse(self._disk_room.refusal())
         command = Command(cold=cold_pb2.ColdCommand(register=request))
         return await self._core.proposer.propose(command, cold_pb2.ColdJob)
 
     async def parts(self, request: cold_pb2.ListColdPartsRequest) -> cold_pb2.ColdParts:
         """A page of parts."""
-        self._core.require_master()
         return self._core.state.cold.list_parts(request.after, request.waiting_only)
 
     async def moved(self, request: cold_pb2.ListColdMovedRequest) -> cold_pb2.ColdMoved:
         """A page of messages that were moved and are waiting to be loaded."""
-        self._core.require_master()
         return self._core.state.cold.list_moved(request.after, request.due_below_ms)
 
     def unwanted(self, request: bulk_pb2.TakeOverRequest) -> bulk_pb2.LoadState | None:

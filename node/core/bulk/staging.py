@@ -100,7 +100,6 @@ class StagedWrites(Part):
 
         `owner`: the user who stages, while rights are on.
         """
-        self._core.require_master()
         _check_names(request.job_id, request.run_id, request.batch)
         _check_block(request, batch)
         self._check_times(batch)
@@ -178,7 +177,6 @@ class StagedWrites(Part):
 
     async def commit(self, request: CommitStagedRequest, owner: str = "") -> StagedJob:
         """Decide which attempts count. Returns once the decision is certain, not when the rows are published."""
-        self._core.require_master()
         _check_names(request.job_id, request.run_id, request.batch)
         if len(request.attempts) > ATTEMPTS_MAX:
             raise invalid("attempts", len(request.attempts), f"at most {ATTEMPTS_MAX}")
@@ -189,14 +187,12 @@ class StagedWrites(Part):
 
     async def abort(self, request: AbortStagedRequest, owner: str = "") -> StagedJob:
         """Drop the rows that a run has staged, and fence the run off."""
-        self._core.require_master()
         _check_names(request.job_id, request.run_id, request.batch)
         await self._core.proposer.propose(Command(staging=StagingCommand(abort=request, owner=owner)), StagingResult)
         return self._describe(request.job_id, request.batch)
 
     async def job(self, request: GetStagedJobRequest, owner: str = "") -> StagedJob:
         """The state of a job, as applied here."""
-        self._core.require_master()
         _check_names(request.job_id, "any", request.batch)
         refuse(self._core.state.staging.owner_refusal(request.job_id, owner))
         answer = self._describe(request.job_id, request.batch)

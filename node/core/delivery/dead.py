@@ -113,7 +113,6 @@ class DeadRequests:
         return dead_pb2.ChangeDeadResponse(changed=result.changed, missing=result.missing)
 
     def _letters(self, group: str) -> tuple[int, DeadLetters]:
-        self._core.require_master()
         group_id = self._core.state.group_id(group)
         dead = None if group_id is None else self._core.state.dead_letters(group_id)
         if group_id is None or dead is None:

@@ -76,7 +76,6 @@ class Deleter(Part):
         request_id: int,
     ) -> Sweep:
         core = self._core
-        core.require_master()
         begun = next((job.job_id for job in core.state.sweeps if _is_of(job, wanted, request_id)), None)
         if begun is not None:
             return await self._ended(begun)

@@ -178,7 +178,6 @@ class PendingRequests:
 
     async def page(self, request: scheduler_pb2.ListPendingRequest) -> scheduler_pb2.ListPendingResponse:
         """One page of pending messages in dispatch order."""
-        self._core.require_master()
         query = make_query(self._core, _selection(request))
         size = request.page_size or PAGE_DEFAULT
         if size > PAGE_MAX:
@@ -243,7 +242,6 @@ class PendingRequests:
 
     async def count(self, request: scheduler_pb2.CountPendingRequest) -> scheduler_pb2.CountPendingResponse:
         """Count pending messages by bucket of due time."""
-        self._core.require_master()
         query = make_query(self._core, _selection(request))
         bucket_ms = request.bucket_ms or BUCKET_WIDTHS_MS[-1]
         if bucket_ms not in BUCKET_WIDTHS_MS:
@@ -254,7 +252,6 @@ class PendingRequests:
 
     async def count_all(self, query: Query) -> int:
         """Count all messages that a query selects."""
-        self._core.require_master()
         with self._call():
             total, token = 0, None
             while token != "":

@@ -46,7 +46,6 @@ class Sweeper(Part):
 
     async def begin_sweep(self, request: BeginSweepRequest) -> Sweep:
         """Begin a job; a repeated request gets the state of the job that has begun."""
-        self._core.require_master()
         return await self._propose(SweepCommand(begin=self._checked(request)))
 
     def _checked(self, request: BeginSweepRequest) -> Sweep:
@@ -81,7 +80,6 @@ class Sweeper(Part):
 
     async def get(self, job_id: str) -> Sweep:
         """The state of a job."""
-        self._core.require_master()
         job = self._core.state.sweeps.get(job_id)
         if job is None:
             raise RequestError(unknown_sweep(job_id))
@@ -89,12 +87,10 @@ class Sweeper(Part):
 
     async def list(self) -> ListSweepsResponse:
         """All remembered jobs."""
-        self._core.require_master()
         return ListSweepsResponse(sweeps=self._core.state.sweeps)
 
     async def stop(self, job_id: str) -> Sweep:
         """Stop a job; its changes so far stay."""
-        self._core.require_master()
         return await self._propose(SweepCommand(stop=job_id))
 
     async def begin_deletion(self, sweep: Sweep) -> Sweep:

@@ -109,7 +109,6 @@ class PendingPins:
         A name is a job that happens once (node/state/staging.py), without rows; its fingerprint is the pin.
         """
         core, job_id = self._core, f"{NAMED}{request.name}"
-        core.require_master()
         problem = check_producer_id(job_id) if request.name else "must not be empty"
         if problem:
             raise invalid("name", request.name, problem)

@@ -232,9 +232,9 @@ def node_of(master: SimulatedNode, ended_by: list[BaseException]) -> tuple[Node,
     return node, calls
 
 
-async def answered(world: World, node: Node, name: str) -> list[Any]:
+async def answered(world: World, node: Node, name: str, request: Message) -> list[Any]:
     """What a call of a method was told, after a while; the call is given up then."""
-    context, request = Context(), REQUESTS[name]
+    context = Context()
     streams = name in ("ScheduleStream", "Consume", "SendBundle")
     serving: Awaitable[Any] = METHODS[name].serve(
         node, once(request) if streams else request, EVERYBODY, cast(Any, context)
@@ -296,7 +296,7 @@ async def test_a_mistake_in_a_later_piece_fails_its_call(where: str, monkeypatch
     for name in sorted(METHODS, key=lambda name: name == "TransferMaster"):
         at[:] = [name]
         before = set(reported)
-        answers = await answered(world, node, name)
+        answers = await answered(world, node, name, REQUESTS[name])
         if at:
             at.clear()
             continue

@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tickwheel import proto
 from tickwheel.node.server import handlers
 from tickwheel.node.server.door import Door
-from tickwheel.node.server.endpoints import SERVICES, Endpoint
+from tickwheel.node.server.endpoints import ANY_NODE, SERVICES, Endpoint
 from tickwheel.node.server.services import SERVED, serve_endpoints
 from tickwheel.transport.server import Server
 
@@ -26,6 +26,12 @@ OF_CLIENTS = {
     *("Stage", "Commit", "Abort", "OfferBundle", "SendBundle", "AgreePin"),
 }
 """Changes that are traffic, not administration: too many for an audit log."""
+OF_ANY_NODE = {
+    *("GetStatus", "AwaitMaster", "WatchStatus", "GetServerInfo", "ListTopics", "ListGroups", "GetSettings"),
+    *("GetDiskUse", "GetDigest", "Backup", "Trace", "WhoAmI", "ListUsers", "ListRoles", "ListAudit"),
+    *("OfferBundle", "SendBundle", "GetLoad", "Pin", "ReadPinned", "Unpin", "PinSettled", "ReadSettled"),
+}
+"""Methods about the node itself, and those that may show what this node has applied so far."""
 OF_PEERS = {"tickwheel.v1.Peer"}
 
 
@@ -77,6 +83,11 @@ def test_what_changes_the_cluster_is_audited() -> None:
     for method, endpoint in rows():
         changes = not method.name.startswith(LOOKS) and method.name not in OF_CLIENTS
         assert endpoint.right.audited == changes, method.full_name
+
+
+def test_each_other_method_needs_the_master() -> None:
+    """A slave that answered would show what is no longer so. A method that each node may answer is named here."""
+    assert {method.name for method, endpoint in rows() if endpoint.needs is ANY_NODE} == OF_ANY_NODE
 
 
 class Registry:

@@ -11,6 +11,7 @@ import pytest
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.bulk import staging as staged_writes
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.core import serve
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, common_pb2, staging_pb2
@@ -210,9 +211,7 @@ def test_a_slave_names_the_master() -> None:
     assert slave.host is not None
     answers: list[StagedJob | Failure] = []
     request = staging_pb2.StageRequest(job_id="j", run_id="r", attempt=5)
-    slave.host.core.serving.start(
-        slave.host.core.parts.staging.stage(request, rows(world, [b"x"], 1_000)), answers.append
-    )
+    serve(slave.host.core, slave.host.core.parts.staging.stage(request, rows(world, [b"x"], 1_000)), answers.append)
     [failure] = answers
     assert isinstance(failure, Failure) and failure.metadata["master_address"] == f"client-{master.name}"
 
