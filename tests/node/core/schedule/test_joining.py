@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.node.core.test_serving import Mistake, contain
@@ -41,11 +42,13 @@ def core_of(node: Node) -> NodeCore:
     return node.host.core
 
 
-def begin(node: Node, rows: list[Row], client: str = "", actor: str = "") -> list[list[Told]]:
+def begin(node: Node, rows: list[Row], clients: list[str] | str = "", actor: str = "") -> list[list[Told]]:
     """Schedule rows in one pass of the loop; what each caller is told, later."""
     told: list[list[Told]] = [[] for _ in rows]
     requests = core_of(node).parts.requests
-    for row, heard in zip(rows, told, strict=True):
+    for row, heard, client in zip(
+        rows, told, [clients] * len(rows) if isinstance(clients, str) else clients, strict=True
+    ):
         caller = RowCaller(lambda *placed, heard=heard: heard.append(placed), heard.append)
         core_of(node).serving.run(caller.fail, lambda: requests.schedule_row(row, client, actor, caller))  # noqa: B023
     node.wake()
@@ -93,6 +96,8 @@ ROWS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), WHENS, st.sampled_fr
 
 
 @given(ROWS)
+@example([("a", (KIND_DUE, when), "x") for when in (1, 1 << 50, HOUR_MS, 1 << 50, 1)])
+@example([("a", (KIND_DELAY, when), "x") for when in (1 << 50, HOUR_MS)])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_company_changes_nothing(drawn: list[tuple[str, tuple[int, int], str]]) -> None:
     """Good and bad ones of several clients, at once and one by one: the same answers, and each id names its message."""
@@ -102,7 +107,7 @@ def test_company_changes_nothing(drawn: list[tuple[str, tuple[int, int], str]]) 
             when += WORLD.now_ms + HOUR_MS
         rows.append(Row(topic, kind, when, b"%s %d" % (topic.encode(), number)))
         clients.append(client)
-    told: list[list[Told]] = [begin(master, [row], client)[0] for row, client in zip(rows, clients, strict=True)]
+    told = begin(master, rows, clients)
     now_ms = WORLD.now_ms
     WORLD.run_until(lambda: all(told))
     together = [shown(row, heard[0], now_ms) for row, heard in zip(rows, told, strict=True)]
@@ -162,25 +167,31 @@ def test_rows_and_batches_of_a_topic_keep_their_order() -> None:
     """What comes later has a higher id at the same time, whether it came alone or in a batch."""
     master = WORLD.elect()
     core, due_ms = core_of(master), WORLD.now_ms + 5 * HOUR_MS
-    order: list[int] = []
+    order: dict[int, int] = {}
+    """Id of each message, by its place in the order of arrival."""
+    came = count()
 
-    def batch(count: int, topic: str) -> IncomingBatch:
+    def batch(size: int, topic: str) -> IncomingBatch:
         columns = scheduler_pb2.ColumnBatch(
             topic=topic,
-            due_ms=np.full(count, due_ms, "<i8").tobytes(),
-            payload_sizes=np.ones(count, "<u4").tobytes(),
-            payloads=b"y" * count,
+            due_ms=np.full(size, due_ms, "<i8").tobytes(),
+            payload_sizes=np.ones(size, "<u4").tobytes(),
+            payloads=b"y" * size,
         )
         return from_batch(scheduler_pb2.ScheduleBatch(columns=columns), LIMITS)
 
-    def rows(count: int, kind: int = KIND_DUE, client: str = "") -> None:
-        for _ in range(count):
-            caller = RowCaller(lambda number, *_: order.append(number), lambda failure: None)
+    def rows(size: int, kind: int = KIND_DUE, client: str = "") -> None:
+        for place in islice(came, size):
+            caller = RowCaller(lambda number, *_, place=place: order.update({place: number}), lambda failure: None)  # type: ignore[misc]
             core.parts.requests.schedule_row(Row("o", kind, due_ms, b"x"), client, "", caller)
 
-    def many(count: int, topic: str = "o") -> None:
-        keep = order.extend if topic == "o" else lambda ids: None
-        core.parts.requests.schedule(batch(count, topic), lambda outcome: keep(outcome.ids.tolist()))  # type: ignore[union-attr]
+    def many(size: int, topic: str = "o") -> None:
+        places = list(islice(came, size)) if topic == "o" else []
+
+        def done(outcome: Any) -> None:
+            order.update(zip(places, outcome.ids.tolist(), strict=False))
+
+        core.parts.requests.schedule(batch(size, topic), done)
 
     rows(2)
     many(3)
@@ -193,7 +204,8 @@ def test_rows_and_batches_of_a_topic_keep_their_order() -> None:
     rows(1)
     master.wake()
     WORLD.run_until(lambda: len(order) == 14)
-    assert order == sorted(order)
+    ids = [order[place] for place in sorted(order)]
+    assert ids == sorted(ids)
 
 
 @pytest.mark.parametrize("limit", ["client_quotas", "topic_quotas", "pending_max"])
