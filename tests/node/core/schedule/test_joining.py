@@ -182,7 +182,7 @@ def test_rows_and_batches_of_a_topic_keep_their_order() -> None:
 
     def rows(size: int, kind: int = KIND_DUE, client: str = "") -> None:
         for place in islice(came, size):
-            caller = RowCaller(lambda number, *_, place=place: order.update({place: number}), lambda failure: None)  # type: ignore[misc]
+            caller = RowCaller(lambda number, *_, place=place: order.update({place: number}), lambda failure: None)
             core.parts.requests.schedule_row(Row("o", kind, due_ms, b"x"), client, "", caller)
 
     def many(size: int, topic: str = "o") -> None:
