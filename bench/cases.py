@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,49 +15,35 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.bench.load import Consumed, consume, now_ms, schedule_columns, schedule_rows
+from tickwheel.bench.figures import Figure, timeline
+from tickwheel.bench.load import (
+    BATCH,
+    CALLERS,
+    DAY_MS,
+    HOUR_MS,
+    Consumed,
+    call_unary,
+    consuming,
+    now_ms,
+    schedule_columns,
+    spread,
+)
+from tickwheel.bench.served import (
+    DRAIN_S,
+    TIMELINES,
+    cluster,
+    cost_figures,
+    costing,
+    delivery_figures,
+    digests_equal,
+    through_figures,
+)
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.network import Spoiling
 from tickwheel.client import AsyncClient
-from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
-
-DAY_MS = 86_400_000
-BATCH = 4_096
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured number."""
-
-    name: str
-    value: float
-    unit: str
-    target: str = ""
-
-
-Line = tuple[list[float], list[float]]
-"""Times in seconds and values: a line of a plot."""
-
-LINES: dict[str, Line] = {}
-"""Series of the last run of a case, by the name of the line."""
-
-
-@contextlib.asynccontextmanager
-async def cluster() -> AsyncIterator[tuple[LocalCluster, AsyncClient]]:
-    """Three nodes on this machine and a client."""
-    with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
-        async with LocalCluster(Path(directory), 3) as nodes, nodes.client() as client:
-            yield nodes, client
-            # An orderly stop writes a checkpoint of all that was scheduled: minutes, for a directory that goes away.
-            await asyncio.gather(*(nodes.kill_node(node) for node in nodes.nodes))
-
-
-def spread(first_ms: int, width_ms: int) -> Callable[[np.random.Generator, int, int], NDArray[np.int64]]:
-    """Due times evenly at random from `first_ms` ahead on."""
-    return lambda rng, now, count: now + first_ms + rng.integers(0, width_ms, count)
 
 
 def disk_rate(directory: Path, seconds: float) -> float:
@@ -79,22 +64,20 @@ def disk_rate(directory: Path, seconds: float) -> float:
 
 
 async def t1(quick: bool) -> list[Figure]:
-    """Schedule rows of 1,000 and columns of 4,096, due over 24 h and over 60 days, for 20 s and for 60 s."""
+    """Schedule columns of 4,096, due over 24 h and over 60 days, for 20 s and for 60 s. T20 has rows."""
     figures = []
     seconds = 2.0 if quick else 20.0
-    async with cluster() as (nodes, _):
-        master = await nodes.master()
-        rows = await schedule_rows(master.client_address, seconds, 1_000, 3_600_000, DAY_MS)
-        figures.append(Figure("rows_24h", rows.rate, "msg/s", "150,000"))
-    columns = (
-        ("columns_24h", DAY_MS, seconds, "250,000"),
-        ("columns_60d", 60 * DAY_MS, seconds, "0.7 of 24 h"),
-        ("columns_24h_60s", DAY_MS, 3 * seconds, "150,000"),
+    loads = (
+        ("24 h", DAY_MS, seconds, "250,000"),
+        ("60 days", 60 * DAY_MS, seconds, "0.7 of 24 h"),
+        ("24 h, a minute", DAY_MS, 3 * seconds, "150,000"),
     )
-    for name, width_ms, lasts_s, target in columns:
-        async with cluster() as (_, client):
-            result = await schedule_columns(client, lasts_s, BATCH, spread(3_600_000, width_ms))
-            figures.append(Figure(name, result.rate, "msg/s", target))
+    for load, width_ms, lasts_s, target in loads:
+        async with cluster() as (nodes, client):
+            async with costing(nodes, client) as cost:
+                result = await schedule_columns(client, lasts_s, BATCH, spread(HOUR_MS, width_ms))
+            figures.append(Figure("rate", result.rate, "msg/s", target, load))
+            figures += cost_figures(cost, result.messages, load)
     with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
         # Each message is written twice (journal, hour files) on each of three nodes.
         own = disk_rate(Path(directory), 2.0) / (256 * 2 * 3)
@@ -103,130 +86,58 @@ async def t1(quick: bool) -> list[Figure]:
 
 
 async def t2(quick: bool) -> list[Figure]:
-    """Unary schedule by 64 callers."""
-    seconds = 2.0 if quick else 10.0
-    took_ms: list[float] = []
-    async with cluster() as (_, client):
-        began = time.perf_counter()
-
-        async def caller() -> None:
-            while time.perf_counter() - began < seconds:
-                at = time.perf_counter()
-                await client.schedule("bench", bytes(256), delay_ms=3_600_000)
-                took_ms.append((time.perf_counter() - at) * 1_000)
-
-        await asyncio.gather(*(caller() for _ in range(64)))
-        elapsed = time.perf_counter() - began
-    return [
-        Figure("unary_rate", len(took_ms) / elapsed, "call/s", "5,000"),
-        Figure("unary_p99", float(np.percentile(took_ms, 99)), "ms", "20"),
-    ]
-
-
-async def digests_equal(nodes: LocalCluster) -> bool:
-    """Whether all nodes end at the same applied index with the same digest."""
-    for _ in range(100):
-        digests = [await nodes.client().admin.digest(node.client_address) for node in nodes.nodes]
-        if len({(digest.applied_index, digest.digest) for digest in digests}) == 1:
-            return True
-        await asyncio.sleep(0.1)
-    return False
+    """Unary schedule by 64 callers of one client, and by 64 clients of this process. `make bench-peers` has Go's."""
+    figures = []
+    loads = ((f"{CALLERS} callers of one client", 1, "30,000"), (f"{CALLERS} clients", CALLERS, "6,000"))
+    for load, count, target in loads:
+        async with cluster() as (nodes, client), contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(AsyncClient(nodes.addresses)) for _ in range(count)]
+            # Each connects, and learns the master.
+            await asyncio.gather(*(one.schedule("bench", b"first", delay_ms=HOUR_MS) for one in clients))
+            async with costing(nodes, client) as cost:
+                result = await call_unary(clients, 2.0 if quick else 10.0, spread(HOUR_MS, DAY_MS))
+            p50, p99 = np.percentile(result.call_ms, (50, 99))
+            figures += [
+                Figure("rate", result.rate, "call/s", target, load),
+                *cost_figures(cost, result.messages, load),
+                Figure("call_p50", float(p50), "ms", load=load),
+                Figure("call_p99", float(p99), "ms", "20", load),
+                Figure("failed", result.failed, "call", "0", load),
+            ]
+    return figures
 
 
-def plot_lines(consumed: Consumed) -> None:
-    """Lateness and rate of deliveries over time, by quarter seconds."""
-    times = np.array(consumed.arrivals_s) - consumed.arrivals_s[0]
-    at = (times * 4).astype(int)
-    p50, p99, rates = [], [], []
-    ticks = sorted(set(at.tolist()))
-    for tick in ticks:
-        late = np.concatenate([consumed.late_ms[place] for place in np.flatnonzero(at == tick)])
-        p50.append(float(np.percentile(late, 50)))
-        p99.append(float(np.percentile(late, 99)))
-        rates.append(4.0 * len(late))
-    seconds = [tick / 4 for tick in ticks]
-    LINES.update(
-        {"lateness p50, ms": (seconds, p50), "lateness p99, ms": (seconds, p99), "messages/s": (seconds, rates)}
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Through:
-    """Outcome of messages that were scheduled, delivered and settled."""
-
-    settled_rate: float
-    consumed: Consumed
-    digests_equal: bool
-    elections: int
-    """Terms that began meanwhile."""
-
-
-async def _end_to_end(rate: float, batch: int, seconds: float, due_ms: tuple[int, int]) -> _Through:
+async def _end_to_end(
+    rate: float, batch: int, seconds: float, due_ms: tuple[int, int], targets: Mapping[str, str]
+) -> list[Figure]:
     consumed = Consumed()
-    async with cluster() as (nodes, client):
-        task = asyncio.create_task(consume(client, consumed))
-        first_term = (await client.admin.master_status()).term
-        began = time.perf_counter()
-        result = await schedule_columns(client, seconds, batch, spread(*due_ms), rate)
-        async with asyncio.timeout(60):
-            while consumed.settled < result.messages:
-                await asyncio.sleep(0.05)
-        elections = (await client.admin.master_status()).term - first_term
+    async with cluster() as (nodes, client), consuming(client, consumed):
+        async with costing(nodes, client) as cost:
+            result = await schedule_columns(client, seconds, batch, spread(*due_ms), rate)
+            await consumed.drained(result.messages, DRAIN_S)
         equal = await digests_equal(nodes)
-        settled_rate = consumed.settled / (consumed.last_settled_s - began - due_ms[0] / 1_000)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    plot_lines(consumed)
-    return _Through(settled_rate, consumed, equal, elections)
-
-
-def _lateness(consumed: Consumed, targets: tuple[str, str, str] = ("", "", "")) -> list[Figure]:
-    late = consumed.lateness()
-    named = (("p50", 50), ("p99", 99), ("p99_9", 99.9))
-    figures = [
-        Figure(f"lateness_{name}", float(np.percentile(late, q)), "ms", target)
-        for (name, q), target in zip(named, targets, strict=True)
-    ]
     return [
-        *figures,
-        Figure("early", float((late < 0).sum()), "msg", "0"),
-        Figure("repeats", consumed.repeats(), "msg"),
-    ]
-
-
-def _calm(through: _Through) -> list[Figure]:
-    """A load that no loss of a node may disturb."""
-    return [
-        Figure("elections", through.elections, "", "0"),
-        Figure("digests_equal", float(through.digests_equal), "", "1"),
+        *through_figures(result, consumed, cost, targets=targets),
+        Figure("settled", consumed.settled, "msg"),
+        Figure("digests_equal", float(equal), "", "1"),
     ]
 
 
 async def t3(quick: bool) -> list[Figure]:
     """End to end at 80,000/s: scheduled 2 to 5 s ahead, delivered, settled; the nodes' digests compared at the end."""
-    through = await _end_to_end(80_000.0, BATCH, 4.0 if quick else 60.0, (2_000, 3_000))
-    return [
-        Figure("settled_rate", through.settled_rate, "msg/s", "80,000"),
-        *_lateness(through.consumed, ("", "25", "")),
-        *_calm(through),
-    ]
+    targets = {"rate": "80,000", "lateness_p99": "100", "repeats": "0"}
+    return await _end_to_end(80_000.0, BATCH, 4.0 if quick else 60.0, (2_000, 3_000), targets)
 
 
 async def t4(quick: bool) -> list[Figure]:
     """Lateness at 5,000/s, due times at random milliseconds."""
-    through = await _end_to_end(5_000.0, 250, 4.0 if quick else 30.0, (1_000, 2_000))
-    return _lateness(through.consumed, ("2", "5", "20"))
+    targets = {"lateness_p50": "2", "lateness_p99": "8", "lateness_p99_9": "20", "nodes_cpu": "0.12 with load"}
+    return await _end_to_end(5_000.0, 250, 4.0 if quick else 30.0, (1_000, 2_000), targets)
 
 
 async def t16(quick: bool) -> list[Figure]:
     """Ten minutes at 5,000/s without a fault: nobody is elected for nothing, nothing comes twice."""
-    through = await _end_to_end(5_000.0, 250, 4.0 if quick else 600.0, (1_000, 2_000))
-    return [
-        Figure("settled", through.consumed.settled, "msg"),
-        *_lateness(through.consumed),
-        *_calm(through),
-    ]
+    return await _end_to_end(5_000.0, 250, 4.0 if quick else 600.0, (1_000, 2_000), {"repeats": "0"})
 
 
 async def _all_dispatched(address: str) -> float:
@@ -243,34 +154,25 @@ async def t5(quick: bool) -> list[Figure]:
     """Many messages due in the same second: time from that second's start to the last dispatch and settlement."""
     count = 50_000 if quick else 500_000
     consumed = Consumed()
-    async with cluster() as (nodes, client):
-        task = asyncio.create_task(consume(client, consumed))
+    async with cluster() as (nodes, client), consuming(client, consumed):
         target_ms = now_ms() // 1_000 * 1_000 + (8_000 if quick else 20_000)
-        batches = -(-count // BATCH)
-        sent = 0
 
         def due(rng: np.random.Generator, _: int, size: int) -> NDArray[np.int64]:
-            nonlocal sent
-            sent += 1
             return target_ms + rng.integers(0, 1_000, size)
 
-        while sent < batches:
-            await schedule_columns(client, 0.05, BATCH, due)
-        total = sent * BATCH
-        master = await nodes.master()
-        dispatched_s = await _all_dispatched(master.client_address) - target_ms / 1_000
-        async with asyncio.timeout(120):
-            while consumed.settled < total:
-                await asyncio.sleep(0.05)
+        async with costing(nodes, client) as cost:
+            result = await schedule_columns(
+                client, 0.0, BATCH, due, stop=asyncio.Event(), messages_max=-(-count // BATCH) * BATCH
+            )
+            master = await nodes.master()
+            dispatched_s = await _all_dispatched(master.client_address) - target_ms / 1_000
+            await consumed.drained(result.messages, 2 * DRAIN_S)
         took_s = (now_ms() - target_ms) / 1_000
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
     return [
-        Figure("messages", total, "msg"),
+        Figure("messages", result.messages, "msg"),
         Figure("dispatched_after", dispatched_s, "s", "2 (1 after the second's end)"),
-        Figure("settled_after", took_s, "s", "7"),
-        *_lateness(consumed),
+        Figure("settled_after", took_s, "s", "2"),
+        *through_figures(result, consumed, cost),
     ]
 
 
@@ -278,25 +180,27 @@ async def _losses(kind: Kind, quick: bool, figure: str, targets: tuple[str, str]
     """Lose the master under 5,000/s, again and again; `tickwheel chaos failover` measures the same."""
     with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
         losses = await measure(Path(directory), kind, 1 if quick else 20, 5_000.0)
-    plot_lines(Consumed(late_ms=losses.late_ms, arrivals_s=losses.arrivals_s))
-    name, seconds = kind.value, losses.values(figure) / 1_000
+    load = kind.value
+    seen = Consumed(late_ms=losses.late_ms, ids=losses.ids, arrivals_s=losses.arrivals_s, terms=losses.terms)
+    marks = [(at_s, "handed over" if kind is Kind.HANDOVER else "master lost") for at_s in losses.struck_s]
+    TIMELINES.append(timeline(load, losses.late_ms, losses.arrivals_s, [*marks, *seen.elections()]))
+    seconds = losses.values(figure) / 1_000
     steps = ("detection_ms", "election_ms", "alignment_ms", "delivery_ms")
+    repeats = {"repeats": "0"} if kind is Kind.HANDOVER else {}
     return [
-        Figure(f"{name}_p50", float(np.median(seconds)), "s", targets[0]),
-        Figure(f"{name}_p99", float(np.percentile(seconds, 99)), "s"),
-        Figure(f"{name}_max", float(seconds.max()), "s", targets[1]),
-        *(Figure(f"{name}_{step}_p50", float(np.median(losses.values(step))), "ms") for step in steps),
-        Figure(f"{name}_lost", losses.lost, "msg", "0"),
-        Figure(f"{name}_repeats", sum(losses.duplicates.values()), "msg", "0" if kind is Kind.HANDOVER else ""),
-        Figure(f"{name}_early", losses.early, "msg", "0"),
-        Figure(f"{name}_unasked_elections", losses.unasked_elections, "", "0"),
-        Figure(f"{name}_rounds", len(losses.losses), ""),
+        Figure("p50", float(np.median(seconds)), "s", targets[0], load),
+        Figure("p90", float(np.percentile(seconds, 90)), "s", load=load),
+        Figure("max", float(seconds.max()), "s", targets[1], load),
+        *(Figure(f"{step}_p50", float(np.median(losses.values(step))), "ms", load=load) for step in steps),
+        *delivery_figures(seen, losses.lost, load, repeats),
+        Figure("elections", losses.unasked_elections, "", "0 unasked", load),
+        Figure("rounds", len(losses.losses), "", load=load),
     ]
 
 
 async def t6(quick: bool) -> list[Figure]:
     """Loss of the master at 5,000/s: SIGKILL, SIGSTOP, packets dropped; until the first delivery by the new one."""
-    figures = [await _losses(kind, quick, "total_ms", ("0.7", "1.5")) for kind in (Kind.KILL, Kind.STOP, Kind.DROP)]
+    figures = [await _losses(kind, quick, "total_ms", ("0.45", "1.0")) for kind in (Kind.KILL, Kind.STOP, Kind.DROP)]
     return [figure for part in figures for figure in part]
 
 
@@ -320,7 +224,7 @@ async def t8(quick: bool) -> list[Figure]:
 
         async def grow(count: int) -> float:
             stop = asyncio.Event()
-            due = spread(2 * 3_600_000, DAY_MS)
+            due = spread(2 * HOUR_MS, DAY_MS)
             result = await schedule_columns(client, 0.0, BATCH, due, stop=stop, messages_max=count, payload_bytes=100)
             return result.rate
 
@@ -365,22 +269,17 @@ async def _drain_rate(config: Mapping[str, object], messages: int) -> float:
         nodes = ChaosCluster(Path(directory), 3, seed=1, config={"dispatch": config}, knobs=False)
         async with nodes, nodes.client() as client:
             nodes.network.spoil(list(nodes.network.ways.values()), Spoiling(delay_ms=2.0))
-            task = asyncio.create_task(consume(client, consumed))
             due_ms = now_ms() + 1_500 + messages // 80  # when all of them are scheduled
-            await schedule_columns(
-                client,
-                0.0,
-                min(BATCH, messages // 4),
-                lambda _rng, _now, count: np.full(count, due_ms, np.int64),
-                stop=asyncio.Event(),
-                messages_max=messages,
-            )
-            async with asyncio.timeout(120):
-                while sum(map(len, consumed.ids)) < messages:
-                    await asyncio.sleep(0.05)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            async with consuming(client, consumed):
+                await schedule_columns(
+                    client,
+                    0.0,
+                    min(BATCH, messages // 4),
+                    lambda _rng, _now, count: np.full(count, due_ms, np.int64),
+                    stop=asyncio.Event(),
+                    messages_max=messages,
+                )
+                await consumed.drained(messages, 2 * DRAIN_S)
     return messages / (consumed.arrivals_s[-1] - consumed.arrivals_s[0])
 
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.bench.cases import Figure, cluster
-from tickwheel.bench.load import PAYLOAD_BYTES, now_ms
+from tickwheel.bench.figures import Figure
+from tickwheel.bench.load import BATCH, PAYLOAD_BYTES, now_ms
+from tickwheel.bench.served import cluster
 from tickwheel.client import AsyncClient
 from tickwheel.proto import common_pb2
 
-BATCH = 4_096
 TAGS = 100
 END_S = 120
 

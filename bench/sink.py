@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tickwheel.bench.cases import BATCH, DAY_MS, Figure, cluster, digests_equal, spread
-from tickwheel.bench.load import PAYLOAD_BYTES, TOPIC, now_ms, schedule_columns
+from tickwheel.bench.figures import Figure
+from tickwheel.bench.load import BATCH, DAY_MS, HOUR_MS, PAYLOAD_BYTES, TOPIC, now_ms, schedule_columns, spread
+from tickwheel.bench.served import cluster, digests_equal
 
 QUICK_MESSAGES, MESSAGES = 40_000, 3_000_000
 WARM_UP_ROWS = 2_000
@@ -36,7 +37,7 @@ async def t15(quick: bool) -> list[Figure]:
 
     count = QUICK_MESSAGES if quick else MESSAGES
     async with cluster() as (_, client):
-        columns = await schedule_columns(client, 2.0 if quick else 15.0, BATCH, spread(3_600_000, DAY_MS))
+        columns = await schedule_columns(client, 2.0 if quick else 15.0, BATCH, spread(HOUR_MS, DAY_MS))
     with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
         source = Path(directory) / "in.parquet"
         config = ScheduleConfig(

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from sortedcontainers import SortedList
 
-from tickwheel.bench.cases import Figure
+from tickwheel.bench.figures import Figure
 from tickwheel.storage.local import LocalDisk
 from tickwheel.wheel.engine import Wheel, WheelConfig
 from tickwheel.wheel.units import UNIT, CursorKey

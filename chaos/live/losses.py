@@ -110,9 +110,15 @@ class Losses:
     unasked_elections: int = 0
     """Terms beyond one for each loss."""
     seconds: float = 0.0
+    ids: list[NDArray[np.uint64]] = field(default_factory=list)
     late_ms: list[NDArray[np.int64]] = field(default_factory=list)
+    """Of each batch, as `ids`."""
     arrivals_s: list[float] = field(default_factory=list)
     """Arrival time of each batch, for plots."""
+    terms: list[int] = field(default_factory=list)
+    """Of the master that sent each batch."""
+    struck_s: list[float] = field(default_factory=list)
+    """Time of each loss, on the same clock."""
 
     def values(self, name: str) -> NDArray[np.float64]:
         """One step of all losses, where it was seen."""
@@ -300,8 +306,11 @@ class _Measurement:
         first[places] = True
         result.acknowledged, result.delivered = len(acknowledged), len(ids)
         result.lost = len(np.setdiff1d(acknowledged, ids))
+        result.ids = [batch.ids for batch in self.batches]
         result.late_ms = [batch.late_ms for batch in self.batches]
         result.arrivals_s = [batch.at_s for batch in self.batches]
+        result.terms = [batch.term for batch in self.batches]
+        result.struck_s = [struck.at_s for struck in self.struck]
         result.early = int(sum((late < 0).sum() for late in result.late_ms))
         first_s = dict(zip(ids[places].tolist(), at_s[places].tolist(), strict=True))
         again = np.flatnonzero(~first)
