@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo pipeline-demo test conformance lint format bench stubs docs dist constraints install compiled java clean
+.PHONY: help demo pipeline-demo test conformance lint format bench bench-peers stubs docs dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -48,6 +48,10 @@ format: $(DEV_STAMP)  ## Sort imports and format every file
 
 bench: $(DEV_STAMP) compiled  ## Measure; CASE=T3 runs one case, QUICK=1 a small version
 	@$(BIN)/python -m tickwheel.bench $(if $(CASE),--case $(CASE)) $(if $(QUICK),--quick) $(ARGS)
+
+bench-peers: $(DEV_STAMP) compiled  ## Measure beside NATS, Redis and RocketMQ; SYSTEMS="nats redis", RATE=5000, SECONDS=10, RUNS=3
+	@$(BIN)/python -m tickwheel.bench.peers $(if $(SYSTEMS),--systems "$(SYSTEMS)") $(if $(RATE),--rate $(RATE)) \
+	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RUNS),--runs $(RUNS)) $(if $(QUICK),--quick) $(ARGS)
 
 stubs: $(DEV_STAMP)  ## Generate the Python stubs of proto/*.proto (they are committed)
 	@$(BIN)/python scripts/generate_stubs.py
