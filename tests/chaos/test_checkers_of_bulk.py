@@ -95,6 +95,13 @@ GOOD: dict[str, Case] = {
         WritesOnce,
         [*STAGED, *OTHER_RUN, asked(10, FIRST), asked(11, 21, run="r2"), answered(20), *to(BOTH, 5, 6)],
     ),
+    "refused before the other was carried out, and answered later": (
+        WritesOnce,
+        [
+            *[*STAGED, *OTHER_RUN, aborted(5, run="r2"), asked(10, FIRST), asked(11, 21, run="r2"), answered(20)],
+            *[answered(21, "REFUSED", run="r2"), *to(BOTH, 1, 2)],
+        ],
+    ),
     "never committed": (WritesOnce, STAGED),
     "aborted": (WritesOnce, [*STAGED, aborted(20), asked(30, FIRST), answered(40, "REFUSED")]),
     "aborted too late": (WritesOnce, [*COMMITTED, aborted(40, "STAGED_PUBLISHED"), *to(BOTH, 1, 2)]),
@@ -129,6 +136,10 @@ BAD: dict[str, Case] = {
     "the commit of an aborted run counts": (WritesOnce, [*STAGED, aborted(20), asked(30, FIRST), answered(40)]),
     "an abort undoes a commit": (WritesOnce, [*COMMITTED, aborted(40, "STAGED_OPEN")]),
     "a refused commit comes": (WritesOnce, [*STAGED, asked(10, FIRST), answered(20, "REFUSED"), *to(BOTH, 1)]),
+    "a commit is forgotten where another run asks": (
+        WritesOnce,
+        [*COMMITTED, *OTHER_RUN, asked(30, 21, run="r2"), answered(40, "REFUSED", run="r2"), *to(BOTH, 1, 2)],
+    ),
     "a commit is forgotten": (WritesOnce, [*COMMITTED, answered(40, "REFUSED"), *to(BOTH, 1, 2)]),
     "published under two ids": (
         WritesOnce,

@@ -37,6 +37,10 @@ class _Known:
     """Commits that may have won."""
     committed_ns: int = 0
     """Time since which it is certain that one has won; 0: it is not certain."""
+    told: set[str] = field(default_factory=set)
+    """Runs that were told of the commit."""
+    asked_ns: dict[str, int] = field(default_factory=dict)
+    """By run: when it first asked to commit."""
     published: int = -1
     """Number of messages published, as reported once publication was over; -1: not reported."""
 
@@ -84,6 +88,7 @@ class WritesOnce(Checker):
                     self._due_ms.update((row.uid, row.due_ms or 0) for row in record.rows)
             case CommitAsked():
                 known = self._known(record.job, record.batch)
+                known.asked_ns[record.run] = record.at_ns
                 if not known.committed_ns and record.run not in self._aborted:
                     known.commits.append(_Commit(record.run, record.attempts))
             case CommitAnswered():
@@ -116,10 +121,13 @@ class WritesOnce(Checker):
         name = f"write {record.job}/{record.batch}"
         if record.state in COMMITTED:
             known.committed_ns = known.committed_ns or record.at_ns
+            known.told.add(record.run)
             if not known.commits:
                 self.broken(record.at_ns, f"{name} is {record.state}; no commit of it can have been carried out")
             return
-        if known.committed_ns:
+        # A commit that was on its way before may have been refused before the other was carried out.
+        asked_ns = known.asked_ns.get(record.run, record.at_ns)
+        if known.committed_ns and (record.run in known.told or asked_ns > known.committed_ns):
             self.broken(record.at_ns, f"{name}: a commit of {record.run} is {record.state} after one was acknowledged")
         # A refused commit was not carried out before, nor will it be: its rows will never be staged again.
         known.commits = [commit for commit in known.commits if commit.run != record.run]
