@@ -281,6 +281,8 @@ class Rocketmq(System):
                 "timerWheelEnable": "true",
                 # The finest that it takes; by default messages come up to a second late.
                 "timerPrecisionMs": 100,
+                # By default it refuses what has waited for 200 ms, as the last of 2,000 under way do.
+                "waitTimeMillsInSendQueue": 10_000,
             },
         }
         for name, values in files.items():
