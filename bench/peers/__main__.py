@@ -15,7 +15,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -89,7 +89,7 @@ async def measure(contender: Contender, system: System, case: str, load: Load) -
     """Run the load program once, and count what is spent between its lines BEGIN and END. Raises ResultError."""
     elections = await system.elections()
     process = await asyncio.create_subprocess_exec(
-        *system.command(load, contender.window),
+        *await system.command(load, contender.window),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -141,15 +141,19 @@ async def serving(contender: Contender) -> AsyncIterator[tuple[System, str]]:
             await system.stop()
 
 
-async def run(contender: Contender, seconds: float, rate: float) -> list[tuple[Outcome, str]]:
-    """All cases against one start. Raises MissingError, StartError, ResultError."""
+async def run(contender: Contender, seconds: float, rate: float, told: Callable[[Outcome, str], None]) -> None:
+    """All cases against one start; tells each outcome, with the system's version, as soon as it is known.
+
+    Raises MissingError, StartError, ResultError.
+    """
     loads = {
         PACED: Load("deliver", seconds, rate, PAYLOAD_BYTES),
         FULL: Load("deliver", seconds, 0.0, PAYLOAD_BYTES),
         SCHEDULE: Load("schedule", seconds, 0.0, PAYLOAD_BYTES),
     }
     async with serving(contender) as (system, version):
-        return [(await measure(contender, system, case, load), version) for case, load in loads.items()]
+        for case, load in loads.items():
+            told(await measure(contender, system, case, load), version)
 
 
 def settings(version: str, seconds: float) -> dict[str, object]:
@@ -181,36 +185,36 @@ def main(words: list[str] | None = None) -> int:
         parser.error("seconds, rate and runs are more than 0")
     seconds, runs = (min(QUICK_S, given.seconds), 1) if given.quick else (given.seconds, given.runs)
     outcomes: list[Outcome] = []
+    versions: dict[str, str] = {}
     missing: dict[str, str] = {}
-    failed: list[str] = []
+    failed: dict[str, str] = {}
+
+    def told(one: Outcome, version: str) -> None:
+        outcomes.append(one)
+        versions[CONTENDERS[one.system].system.name] = version
+        if not given.quick:
+            RESULTS.parent.mkdir(parents=True, exist_ok=True)
+            with RESULTS.open("a", encoding="utf-8") as lines:
+                lines.write(f"{record(one, settings(version, seconds))}\n")
+
     for number in range(runs):
         for contender in contenders:
             if contender.name in missing:
                 continue
             print(f"{contender.name}, run {number + 1} of {runs} ...", flush=True)
             try:
-                measured = run_to_end(run(contender, seconds, given.rate))
+                run_to_end(run(contender, seconds, given.rate, told))
             except tools.MissingError as error:
                 missing[contender.name] = str(error)
                 print(f"missing: {error}", file=sys.stderr)
-                continue
             except Exception as error:  # the others are measured all the same; the exit code tells
-                failed.append(f"{contender.name}, run {number + 1}: {error}")
+                failed[contender.name] = f"run {number + 1}: {error}"
                 traceback.print_exception(error)
-                continue
-            outcomes += [one for one, _ in measured]
-            if not given.quick:
-                RESULTS.parent.mkdir(parents=True, exist_ok=True)
-                with RESULTS.open("a", encoding="utf-8") as lines:
-                    lines.writelines(f"{record(one, settings(version, seconds))}\n" for one, version in measured)
-    unmeasured = {one.name: "it failed, see above" for one in contenders} | missing
-    for one in outcomes:
-        unmeasured.pop(one.system, None)
-    print(f"\n{table([(one.name, one.label) for one in contenders], outcomes, unmeasured, given.rate)}\n")
-    systems = {one.system.name: one.system.acknowledged for one in contenders}
-    for name, meaning in systems.items():
-        print(f"{name}: acknowledged means {meaning}")
-    for text in [*warnings(outcomes), *(f"failed: {text}" for text in failed)]:
+    rows = [(one.name, one.label) for one in contenders]
+    print(f"\n{table(rows, outcomes, failed | missing, given.rate)}\n")
+    for system in dict.fromkeys(one.system for one in contenders):
+        print(f"{system.name} {versions.get(system.name, '')}: acknowledged means {system.acknowledged}")
+    for text in [*warnings(outcomes), *(f"{name} failed, {text}" for name, text in failed.items())]:
         print(text)
     return EXIT_FAILED if failed else EXIT_MISSING if missing else 0
 

@@ -17,6 +17,7 @@ BEHIND_SHARE = 0.98
 """Sent at less than this of the rate asked for: the table says at which."""
 BUSY_CORES = 0.2
 """Of others on the machine; with more, the table says so."""
+PROBLEM_CHARACTERS_MAX = 200
 DASH = "-"
 
 
@@ -115,8 +116,9 @@ def record(one: Outcome, settings: dict[str, object]) -> str:
     return json.dumps({**settings, **values})
 
 
-def table(order: Sequence[tuple[str, str]], outcomes: Sequence[Outcome], missing: dict[str, str], rate: float) -> str:
-    """Markdown: a row for each system of `order` (name, label), medians of its runs; or why there is none."""
+def table(order: Sequence[tuple[str, str]], outcomes: Sequence[Outcome], problems: dict[str, str], rate: float) -> str:
+    """Markdown: a row for each system of `order` (name, label) with medians of its runs, and what must not be counted
+    over all of them; or, by `problems`, why there is nothing."""
     head = (
         "system",
         "scheduled /s",
@@ -132,10 +134,11 @@ def table(order: Sequence[tuple[str, str]], outcomes: Sequence[Outcome], missing
     rows: list[Sequence[str]] = [head, ["---"] * len(head)]
     for name, label in order:
         own = [one for one in outcomes if one.system == name]
-        if name in missing:
-            rows.append((label, f"not measured: {missing[name]}", *[""] * (len(head) - 2)))
-        elif own:
+        if own:
             rows.append((label, *_cells(own)))
+        else:
+            why = " ".join(problems.get(name, "not run").replace("|", "/").split())[:PROBLEM_CHARACTERS_MAX]
+            rows.append((label, f"not measured: {why}", *[""] * (len(head) - 2)))
     widths = [max(len(row[place]) for row in rows if not row[1].startswith("not ")) for place in range(len(head))]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)

@@ -85,7 +85,7 @@ class System:
         """Held so far; None where nobody is elected."""
         return None
 
-    def command(self, load: Load, window: int) -> list[str]:
+    async def command(self, load: Load, window: int) -> list[str]:
         """The load program."""
         raise NotImplementedError
 
@@ -135,17 +135,17 @@ class Tickwheel(System):
     name = "tickwheel"
     acknowledged = "fdatasynced by two of three nodes"
 
+    def __init__(self, directory: Path, mode: str) -> None:
+        super().__init__(directory, mode)
+        self._cluster = LocalCluster(directory, 3)
+
     def prepare(self) -> str:
         if self.mode.startswith("go-"):
             self._go_load = tools.go_load("twload")
         return version("tickwheel")
 
     async def start(self) -> None:
-        self._cluster = LocalCluster(self.directory, 3)
         await self._cluster.start()
-        master = await self._cluster.master()
-        others = [address for address in self._cluster.addresses if address != master.client_address]
-        self._addresses = [master.client_address, *others]
 
     async def stop(self) -> None:
         # An orderly stop writes a checkpoint of all that was scheduled: minutes, for a directory that goes away.
@@ -158,15 +158,13 @@ class Tickwheel(System):
     async def elections(self) -> int | None:
         return (await self._cluster.client().admin.master_status()).term
 
-    def command(self, load: Load, window: int) -> list[str]:
+    async def command(self, load: Load, window: int) -> list[str]:
         if self.mode.startswith("go-"):
             # The API without a client library: it goes to the master, and does not follow it.
-            return [
-                str(self._go_load),
-                *load.arguments(self._addresses[0], self.mode.removeprefix("go-"), window),
-            ]
+            address = (await self._cluster.master()).client_address
+            return [str(self._go_load), *load.arguments(address, self.mode.removeprefix("go-"), window)]
         program = (sys.executable, "-m", "tickwheel.bench.peers.tickwheel_load")
-        return [*program, *load.arguments(",".join(self._addresses), self.mode, window)]
+        return [*program, *load.arguments(",".join(self._cluster.addresses), self.mode, window)]
 
 
 class Nats(System):
@@ -206,7 +204,7 @@ class Nats(System):
         # The first term of a group is its beginning.
         return sum(term - 1 for term in terms.values())
 
-    def command(self, load: Load, window: int) -> list[str]:
+    async def command(self, load: Load, window: int) -> list[str]:
         address = ",".join(f"nats://{LOOPBACK}:{port}" for port in self._clients)
         return [str(self._go_load), *load.arguments(address, self.mode, window)]
 
@@ -243,7 +241,7 @@ class Redis(System):
         self.spawn("redis", self._server, *words, "--appendfsync", "always", "--save", "")
         await self.until(lambda: listens(self._port))
 
-    def command(self, load: Load, window: int) -> list[str]:
+    async def command(self, load: Load, window: int) -> list[str]:
         program = [str(self._python), str(tools.SOURCES / "redis_load.py")]
         return [*program, *load.arguments(f"{self._port}", self.mode, window)]
 
@@ -297,7 +295,7 @@ class Rocketmq(System):
             self.spawn(name, *java, environment=environment)
             await self.until(partial(listens, port))
 
-    def command(self, load: Load, window: int) -> list[str]:
+    async def command(self, load: Load, window: int) -> list[str]:
         return [*self._java("768m", "Load"), *load.arguments(self._names, self.mode, window)]
 
     def _java(self, heap: str, program: str, *arguments: str) -> list[str]:

@@ -87,14 +87,14 @@ def test_the_table_has_a_row_for_everyone() -> None:
     text = table(
         [("one", "the first"), ("two", "the second"), ("three", "the third")],
         outcomes,
-        {"three": "go is not installed"},
+        {"three": "go is | not\n installed"},
         5_000.0,
     )
     assert len({line.count("|") for line in text.splitlines()}) == 1
     first = ["the first", "500", "1,000", "5", "5, 5 (sent 500/s)", "15", "10", "5", "2.000 + 1.000", "2.000 + 1.000"]
     assert cells(text, "the first") == first
     assert cells(text, "the second")[4:8] == ["5, 5", "3", "-", "1"]
-    assert cells(text, "the third")[1] == "not measured: go is not installed"
+    assert cells(text, "the third")[1] == "not measured: go is / not installed"
 
 
 def test_figures_beside_other_work_are_told() -> None:
@@ -136,7 +136,7 @@ class Pretended(System):
     async def elections(self) -> int | None:
         return 7
 
-    def command(self, load: Load, window: int) -> list[str]:
+    async def command(self, load: Load, window: int) -> list[str]:
         return [sys.executable, "-c", self.program, *load.arguments("here", self.mode, window)]
 
 
@@ -162,7 +162,7 @@ def test_a_run_is_a_line_for_each_case(pretended: type[Pretended], capsys: pytes
     assert {(line["system"], line["version"], line["elections"]) for line in kept} == {("pretended", "1", 0)}
     printed = capsys.readouterr().out
     assert cells(printed, "pretended")[5] == "18"
-    assert "pretended: acknowledged means nothing" in printed
+    assert "pretended 1: acknowledged means nothing" in printed
     assert not list(tools.BUILD.iterdir())
 
 
@@ -183,7 +183,7 @@ def test_a_load_that_fails_is_told(
     assert peers.main(["--quick", "--systems", "pretended"]) == peers.EXIT_FAILED
     printed = capsys.readouterr().out
     assert said in printed
-    assert cells(printed, "pretended")[1].startswith("not measured")
+    assert said in cells(printed, "pretended")[1]
     assert not peers.RESULTS.exists()
 
 
@@ -197,7 +197,22 @@ def test_a_system_that_does_not_start_is_told(
     """One that misses a program of this machine has an exit code of its own, and says which."""
     pretended.problem = problem
     assert peers.main(["--quick", "--systems", "pretended"]) == code
-    assert str(problem) in capsys.readouterr().out
+    assert cells(capsys.readouterr().out, "pretended")[1] in (
+        f"not measured: {problem}",
+        f"not measured: run 1: {problem}",
+    )
+
+
+def test_what_was_measured_before_a_failure_is_kept(
+    pretended: type[Pretended], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One case of three that fails takes nothing from the others, and is told."""
+    pretended.program = f"import sys; sys.exit('over') if float(sys.argv[3]) == 0 else 0; {GOOD}"
+    assert peers.main(["--seconds", "1", "--runs", "1", "--rate", "700"]) == peers.EXIT_FAILED
+    printed = capsys.readouterr().out
+    assert cells(printed, "pretended")[1:4] == ["-", "-", "-"] and cells(printed, "pretended")[4].startswith("5, 5")
+    assert "pretended failed, run 1: full: the load program ended with code 1: over" in printed
+    assert len(peers.RESULTS.read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_what_is_missing_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
