@@ -62,8 +62,6 @@ class Peer:
     rewound_ns: int = 0
     checkpoint_told_ns: int = 0
     sync_answered_ns: int = 0
-    answered_ns: int = 0
-    """When its last answer to this master came on this connection; 0 for none."""
 
 
 class Conversation:
@@ -132,7 +130,7 @@ class Conversation:
             self.disconnected(peer_id)
         peer.connected = True
         peer.connection_id = self._random.getrandbits(63) | 1
-        peer.rewound_ns = peer.answered_ns = 0
+        peer.rewound_ns = 0
         self.engine.connected(peer_id)
 
     def disconnected(self, peer_id: str) -> None:
@@ -162,9 +160,8 @@ class Conversation:
         self._campaign.end()
         self._owed.forget()
         self.sync_now()
-        self.engine.prolong_fallback(self._lateness.added_to_fallback_ns(self._clock.monotonic_ns()))
         for peer in self.peers.values():
-            peer.rewound_ns = peer.answered_ns = 0
+            peer.rewound_ns = 0
 
     def term_changed(self) -> None:
         """Drop the acknowledgement that is owed to the master of an earlier term."""
@@ -356,7 +353,7 @@ class Conversation:
             if judgement.hand_on is not None:
                 check_readable(judgement.hand_on.get("entries", ()), self._listener.problem_of)
                 engine.deliver(peer_id, judgement.hand_on)
-                engine.prolong_election(self._lateness.added_to_election_ns(now_ns))
+                engine.prolong_election(self._lateness.added_ns(now_ns))
             if judgement.next_index:
                 self._answer(peer_id, judgement.next_index, judgement.success, judgement.reset)
             elif not append.HasField("previous_index"):
@@ -382,10 +379,6 @@ class Conversation:
                 f"it acknowledges up to {result.next_index - 1}, the log ends at {self._journal.last_index}"
             )
         if peer_id in self._voters.ids:
-            if peer.answered_ns:
-                self._lateness.note(now_ns - peer.answered_ns, now_ns)
-                engine.prolong_fallback(self._lateness.added_to_fallback_ns(now_ns))
-            peer.answered_ns = now_ns
             self._lease.note(peer_id, result.echo_sent_ns if self._guards.lease_from_sending else now_ns)
         rewinds = result.reset and result.echo_sent_ns > peer.rewound_ns
         if rewinds:

@@ -426,10 +426,6 @@ class Engine(SyncObj):  # type: ignore[misc]
         if not self._SyncObj__transferInProgress:
             self._SyncObj__raftElectionDeadline += added_ns / 1e9
 
-    def prolong_fallback(self, added_ns: int) -> None:
-        """Step down only `added_ns` later than configured, without answers of a majority."""
-        self._SyncObj__conf.leaderFallbackTimeout = (self._config.fallback_ms + added_ns / NS_PER_MS) / 1000
-
     def send_timeout_now(self, peer_id: str) -> None:
         with entered(self):
             self.transferLeadership(self._node(peer_id))

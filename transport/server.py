@@ -506,6 +506,8 @@ class ServerStream(Stream):
             if len(data) > self.connection.limits.message_bytes_max:
                 text = f"an answer of {len(data)} bytes, {self.connection.limits.message_bytes_max} are allowed"
                 await self.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        if self.over:
+            raise StreamOverError
         if not self._started:
             self._start()
         await self.send(b"".join(map(prefixed, messages)) if len(messages) > 1 else prefixed(messages[0]))
@@ -760,7 +762,7 @@ class Server:
         until_s = loop.time() + grace_s
         streams = [stream for connection in self.connections for stream in connection.streams.values()]
         tasks = [stream._task for stream in streams if stream._task is not None]  # noqa: SLF001
-        calls = [stream.until_over() for stream in streams]
+        calls = [stream.until_over() for stream in streams if stream._task is not None or stream.remote_ended]  # noqa: SLF001
         if calls and grace_s > 0:
             await asyncio.wait(calls, timeout=until_s - loop.time())
         for connection in list(self.connections):

@@ -124,6 +124,11 @@ class Kernel(Protocol):
         """Raise the refusal as RequestError, if there is one."""
         ...
 
+    def require_current(self) -> None:
+        """As `require_master`, also if this node has lost its lease: another may lead by now and have what is missing
+        here. Asked before a caller is told that something does not exist."""
+        ...
+
     # -- time beside the cluster's, and the end
 
     def steady_ms(self) -> SteadyMs:

@@ -190,7 +190,9 @@ class ClientRequests:
         core = self._core
         core.require_master()
         found = await core.background.look_up(number)
-        if found.units is not None:
+        if found.units is None:
+            core.require_current()
+        else:
             refuse(permitted(core.state.topic_name(int(found.units["topic_id"][0]))))
         return found
 

@@ -56,28 +56,21 @@ def test_the_pause_before_a_new_master_is_no_sign_of_a_busy_machine() -> None:
     assert asks_within(lone, lone.config.election_timeout_ms_max + 2 * STEP_MS)
 
 
-def leads_after(gaps_ms: list[int], silence_ms: int) -> bool:
-    """Whether a master whose slaves answer after each of `gaps_ms` still leads once they were silent."""
+def test_a_master_gives_up_before_others_may_elect() -> None:
+    """Late answers do not make it wait longer: a slave that was never late would elect another meanwhile."""
     lone = Lone()
     term = lone.lead()
-    for gap_ms in gaps_ms:
+    for gap_ms in (50, 300, 50):
         lone.run(gap_ms)
         for peer in lone.peers.values():
             peer.answer(term, lone.journal.last_index + 1)
-    lone.run(silence_ms)
-    return lone.log.status().role is Role.MASTER
-
-
-def test_a_master_whose_slaves_pause_leads_on() -> None:
-    fallback_ms = RaftConfig().fallback_ms
-    assert not leads_after([50, 50, 50], fallback_ms + 100)
-    assert leads_after([50, 300, 50], fallback_ms + 100)
-    assert not leads_after([50, 300, 50], 2 * 300 + 100)
+    lone.run(lone.config.election_timeout_ms_min)
+    assert lone.log.status().role is not Role.MASTER
 
 
 def test_what_is_added_has_a_bound_and_an_outage_adds_nothing() -> None:
     lateness = Lateness(RaftConfig())
     lateness.note(701 * MS, 1)
-    assert lateness.added_to_election_ns(1) == 0
+    assert lateness.added_ns(1) == 0
     lateness.note(690 * MS, 1)
-    assert lateness.added_to_election_ns(1) == lateness.added_to_fallback_ns(1) == 600 * MS
+    assert lateness.added_ns(1) == 600 * MS

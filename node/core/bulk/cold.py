@@ -102,6 +102,7 @@ class ColdRequests:
         self._require(number, permitted)
         place = self._core.state.cold.place(number)
         if place is None:
+            self._core.require_current()
             raise RequestError(no_message(number))
         return place
 

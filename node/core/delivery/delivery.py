@@ -59,6 +59,8 @@ class _Pass:
 
     topics: list[int]
     """Those still to be served."""
+    room: int
+    """Messages that the group may still be given in this pass: what settles meanwhile counts in the next one."""
     waits: bool = False
     """Prefetched messages are waiting in those that were served."""
     woken: bool = False
@@ -513,8 +515,8 @@ class Delivery(Part):
         if self._state.group_broadcasting(group_id):
             waits = self._serve_all(group_id, now_ms)
         else:
-            begun = begun or _Pass(self._topics_with_work(group_id))
-            begun.waits |= self._serve_together(group_id, begun.slice(), now_ms)
+            begun = begun or _Pass(self._topics_with_work(group_id), self._room(group_id))
+            begun.waits |= self._serve_together(group_id, begun, now_ms)
             if begun.topics and any(session.credits for session in sessions):
                 self._passes[group_id] = begun
                 return
@@ -525,7 +527,7 @@ class Delivery(Part):
         if waits:
             self._dirty.add(group_id)
 
-    def _serve_together(self, group_id: int, topic_ids: list[int], now_ms: int) -> bool:
+    def _serve_together(self, group_id: int, begun: _Pass, now_ms: int) -> bool:
         """Claim in these topics, read what was claimed together, and hand out what is due. True: prefetched
         messages are waiting."""
         sessions = self.sessions.of_group(group_id)
@@ -534,7 +536,7 @@ class Delivery(Part):
         state = self._state
         picky = any(session.topic for session in sessions)
         served: list[tuple[Channel, list[Session]]] = []
-        for channel in self._channels_in(group_id, topic_ids):
+        for channel in self._channels_in(group_id, begun.slice()):
             topic_id = channel.key[1]
             if state.topic_paused(topic_id):
                 continue
@@ -545,12 +547,11 @@ class Delivery(Part):
         self.fetching.flush()
         fed: list[int] = []
         if self._may_act():
-            room = self._room(group_id)
             for channel, takers in served:
                 if not self._may_act():
                     break  # a pass over many topics may outlast the lease of mastership
-                handed = self._hand_out(channel, takers, now_ms, room)
-                room -= handed
+                handed = self._hand_out(channel, takers, now_ms, begun.room)
+                begun.room -= handed
                 if handed:
                     fed.append(channel.key[1])
             if not self._may_act():

@@ -394,19 +394,26 @@ def test_a_pass_over_many_topics_goes_on_in_later_ticks(world: World, monkeypatc
     machine a second, and the next election came before they were through. No message is late for that."""
     monkeypatch.setattr(delivery, "SLICE_TOPICS_MAX", 1)
     slices: list[list[int]] = []
-    serve = delivery.Delivery._serve_together
+    rooms: list[int] = []
+    cut, room = delivery._Pass.slice, delivery.Delivery._room
 
-    def noted(self: delivery.Delivery, group_id: int, topic_ids: list[int], now_ms: int) -> bool:
-        slices.append(topic_ids)
-        return serve(self, group_id, topic_ids, now_ms)
+    def noted(self: delivery._Pass) -> list[int]:
+        slices.append(cut(self))
+        return slices[-1]
 
-    monkeypatch.setattr(delivery.Delivery, "_serve_together", noted)
+    def counted(self: delivery.Delivery, group_id: int) -> int:
+        rooms.append(group_id)
+        return room(self, group_id)
+
+    monkeypatch.setattr(delivery._Pass, "slice", noted)
+    monkeypatch.setattr(delivery.Delivery, "_room", counted)
     taker = Taker(world, mixes=True)
     for turn in range(20):
         schedule(world, "abcabc"[turn % 4 : turn % 4 + 3], in_ms=20 + turn % 5)
     world.run(100)
     assert sum(len(batch.ids) // 8 for batch in taker.batches) == 60
     assert max(map(len, slices)) == 1
+    assert len(rooms) < len(slices), "the group's room is counted once a pass: it walks all topics with something out"
 
 
 def test_what_comes_while_a_pass_goes_on_is_served_after_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
