@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from tickwheel.bench.measure import Counts, quantile, spread_out, steady_rate
@@ -181,12 +181,17 @@ def _cells(own: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def warnings(outcomes: Iterable[Outcome]) -> list[str]:
+def warnings(outcomes: Sequence[Outcome]) -> list[str]:
     """What makes figures worth less."""
     found = []
+    busy = [one for one in outcomes if one.others_cores > BUSY_CORES]
+    if busy:
+        most = max(busy, key=lambda one: one.others_cores)
+        found.append(
+            f"something else took more than {BUSY_CORES} cores in {len(busy)} of {len(outcomes)} loads, "
+            f"at most {most.others_cores:.1f} ({most.system}, {most.case}): such figures are worth less"
+        )
     for one in outcomes:
-        if one.others_cores > BUSY_CORES:
-            found.append(f"{one.system}, {one.case}: something else took {one.others_cores:.1f} cores meanwhile")
         if one.failed:
             found.append(f"{one.system}, {one.case}: {one.failed:,} messages were not accepted")
         if one.early:

@@ -101,11 +101,10 @@ def test_figures_beside_other_work_are_told() -> None:
     """As are messages that came early, and those that were refused."""
     busy = Spent(wall_s=4.0, servers_s=2.0, load_s=1.0, machine_s=5.0, elections=0)
     assert warnings([of(PACED, QUIET, late_ms={"5": 999})]) == []
-    assert [text.split(": ")[1] for text in warnings([of(PACED, busy, failed=7)])] == [
-        "something else took 0.5 cores meanwhile",
-        "7 messages were not accepted",
-        "1 messages came before their time",
-    ]
+    worth_less, refused, early = warnings([of(PACED, QUIET, late_ms={"5": 999}), of(PACED, busy, failed=7)])
+    assert "in 1 of 2 loads, at most 0.5 (one, paced)" in worth_less
+    assert refused == "one, paced: 7 messages were not accepted"
+    assert early == "one, paced: 1 messages came before their time"
 
 
 def test_systems_are_chosen_by_name_or_by_how_they_begin() -> None:

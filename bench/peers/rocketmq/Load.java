@@ -17,6 +17,7 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
@@ -234,6 +235,8 @@ public final class Load {
     void consume(String address) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench_consumer");
         consumer.setNamesrvAddr(address);
+        // By default a new group leaves out what came before it had looked at a queue: the first messages.
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeMessageBatchMaxSize(TAKEN);
         consumer.setPullBatchSize(PULLED);
         consumer.setPullThresholdForQueue(QUEUE_MESSAGES_MAX);
