@@ -24,7 +24,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, SteadyMs
-from tickwheel.node.failure import Failure, RequestError, not_master, refuse
+from tickwheel.node.failure import Failure, refuse
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
@@ -211,11 +211,6 @@ class NodeCore:
 
     def require_master(self) -> None:
         refuse(self.refusal())
-
-    def require_current(self) -> None:
-        self.require_master()
-        if not self.log.lease_held():
-            raise RequestError(not_master(None, None))
 
     # -- peers
 

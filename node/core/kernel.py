@@ -15,7 +15,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import NodeIdentity, SteadyMs
-from tickwheel.node.failure import Failure
+from tickwheel.node.failure import Failure, RequestError, not_master
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import ReplicatedLog
@@ -124,11 +124,6 @@ class Kernel(Protocol):
         """Raise the refusal as RequestError, if there is one."""
         ...
 
-    def require_current(self) -> None:
-        """As `require_master`, also if this node has lost its lease: another may lead by now and have what is missing
-        here. Asked before a caller is told that something does not exist."""
-        ...
-
     # -- time beside the cluster's, and the end
 
     def steady_ms(self) -> SteadyMs:
@@ -145,3 +140,11 @@ class Kernel(Protocol):
         `error`: of a worker's work that failed and left the state sound. If it is damage, another node leads first.
         """
         ...
+
+
+def require_current(kernel: Kernel) -> None:
+    """As `require_master`, also if this node has lost its lease: another may lead by now and have what is missing here.
+    Asked before a caller is told that something does not exist."""
+    kernel.require_master()
+    if not kernel.log.lease_held():
+        raise RequestError(not_master(None, None))

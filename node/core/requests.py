@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from tickwheel.node.core.bulk.cold import ColdRequests, no_message
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.metas import fitting
 from tickwheel.node.core.schedule.creations import Creations
@@ -191,7 +191,7 @@ class ClientRequests:
         core.require_master()
         found = await core.background.look_up(number)
         if found.units is None:
-            core.require_current()
+            require_current(core)
         else:
             refuse(permitted(core.state.topic_name(int(found.units["topic_id"][0]))))
         return found

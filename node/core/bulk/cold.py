@@ -7,7 +7,7 @@ wheel, and the request continues there under its id in the wheel. A loaded messa
 from __future__ import annotations
 
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
 from tickwheel.node.state.cold import ColdResult, Place
 from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MOVED
@@ -102,7 +102,7 @@ class ColdRequests:
         self._require(number, permitted)
         place = self._core.state.cold.place(number)
         if place is None:
-            self._core.require_current()
+            require_current(self._core)
             raise RequestError(no_message(number))
         return place
 
