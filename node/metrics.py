@@ -32,6 +32,28 @@ class HistogramValue:
     sum: float
 
 
+TIME_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+
+
+class TimeCounts:
+    """Lengths of time, counted by bound, and their sum."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(TIME_BOUNDS_MS) + 1)
+        self._sum_ms = 0.0
+
+    def note(self, took_ns: int) -> None:
+        """Count one; below 0 counts as 0."""
+        took_ms = max(0, took_ns) / 1e6
+        place = next((place for place, bound in enumerate(TIME_BOUNDS_MS) if took_ms <= bound), len(TIME_BOUNDS_MS))
+        self._counts[place] += 1
+        self._sum_ms += took_ms
+
+    def value(self) -> HistogramValue:
+        """What was counted so far, in seconds."""
+        return HistogramValue([bound / 1_000 for bound in TIME_BOUNDS_MS], list(self._counts), self._sum_ms / 1_000)
+
+
 MetricValue = float | Mapping[tuple[str, ...], float] | HistogramValue
 """A number; or numbers by label values; or a histogram."""
 
@@ -185,7 +207,6 @@ METRICS: tuple[MetricSpec, ...] = (
         "From due time to delivery, by the cluster clock (master).",
     ),
     # Requests and limits
-    MetricSpec("failed_requests", "counter", "Requests answered with an error, by reason.", ("reason",)),
     MetricSpec(
         "refused_calls",
         "counter",
@@ -214,9 +235,13 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("schedule_streams", "gauge", "ScheduleStream calls open on this node."),
     MetricSpec("stream_backlog_bytes", "gauge", "Deliveries waiting for slow consumers' connections."),
     # Disk
-    MetricSpec("fdatasync_duration_seconds", "histogram", "Time that an fdatasync of the journal took."),
+    MetricSpec(
+        "fdatasync_duration_seconds",
+        "histogram",
+        "Time that an fdatasync of the journal took, the next file's reservation included.",
+    ),
     MetricSpec("journal_bytes", "gauge", "Bytes of log that a restart would replay."),
-    MetricSpec("segment_bytes", "gauge", "Bytes of hour segments on disk."),
+    MetricSpec("segment_bytes", "gauge", "Bytes merged into hours' segments on disk, without bundles."),
     MetricSpec("segment_hours", "gauge", "Hours that have segments."),
     MetricSpec("arrival_buffer_bytes", "gauge", "Bytes of arrivals in memory, not yet merged into hour files."),
     MetricSpec("checkpoints", "counter", "Checkpoints written."),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.storage.segment import SegmentLengths
+from tickwheel.storage.segment import ROW_BYTES, SegmentLengths
 
 HOURS_SPAN_MAX = 1 << 20
 """Span from the first to the last used hour: 119 years. Memory is touched only where hours are used."""
@@ -83,6 +83,13 @@ class HourTable:
             return SegmentLengths()
         at = hour - self.base
         return SegmentLengths(int(self.rows[at]), int(self.log_bytes[at]), int(self.heads_bytes[at]))
+
+    @property
+    def merged_bytes(self) -> int:
+        """Bytes of all segments, as far as they have been merged."""
+        used = slice(self._low - self.base, self._high - self.base)
+        columns = (self.log_bytes[used], self.rows[used] * ROW_BYTES, self.heads_bytes[used])
+        return sum(int(column.sum()) for column in columns)
 
     def set_merged(self, hour: int, lengths: SegmentLengths) -> None:
         at = hour - self.base

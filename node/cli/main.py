@@ -24,7 +24,7 @@ USAGE_ERROR: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kin
 app = typer.Typer(
     name="tickwheel",
     cls=Root,
-    help="A scheduler for delayed messages that keeps delivering on time when its master dies.",
+    help="A scheduler for delayed messages that keeps delivering when its master dies.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,7 +46,7 @@ def root(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A scheduler for delayed messages that keeps delivering on time when its master dies."""
+    """A scheduler for delayed messages that keeps delivering when its master dies."""
 
 
 def _told(error: Exception, named: str) -> int:

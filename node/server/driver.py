@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from tickwheel.node.metrics import TimeCounts
 from tickwheel.replication.ports import Clock
 
 STALL_NS = 20_000_000
@@ -24,23 +25,6 @@ TICK_GAP_NS = 1_000_000
 LONG_TICK_NS = 5_000_000
 """After a tick as long as this the loop rests for TICK_GAP_NS, even if there is more to do. gRPC's own thread needs the
 interpreter for each event; without the rest it would get it too seldom while a log is replayed, and answer nobody."""
-
-LAG_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
-
-
-class LoopLag:
-    """How late the loop ran: counts by bound, their sum, and the recent maximum."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LAG_BOUNDS_MS) + 1)
-        self.sum_ms = 0.0
-
-    def note(self, late_ns: int) -> None:
-        """Add a measurement."""
-        late_ms = max(0, late_ns) / 1e6
-        place = next((place for place, bound in enumerate(LAG_BOUNDS_MS) if late_ms <= bound), len(LAG_BOUNDS_MS))
-        self.counts[place] += 1
-        self.sum_ms += late_ms
 
 
 class LoopDriver:
@@ -63,7 +47,8 @@ class LoopDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._drain_passes_left = 0
         self._ticked_ns = 0
-        self.lag = LoopLag()
+        self.lag = TimeCounts()
+        """How late the loop ran due work."""
         self.stalls = 0
 
     def start(self) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from tickwheel.node.metrics import TimeCounts
+
 T = TypeVar("T")
 
 
@@ -26,6 +28,9 @@ class BootClock:
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+
+_CLOCK = BootClock()
 
 
 class ThreadExecutor:
@@ -51,6 +56,8 @@ class ThreadExecutor:
         self._stopped = False
         self.waiting = 0
         """Number of submitted pieces of work whose `done` has not been called."""
+        self.took = TimeCounts()
+        """How long the pieces of work ran, without their wait for a thread."""
         self._threads = [
             threading.Thread(target=self._serve, name=f"{name}_{number}", daemon=True) for number in range(threads)
         ]
@@ -69,19 +76,26 @@ class ThreadExecutor:
         self.waiting += 1
 
         def run() -> None:
+            begun_ns = _CLOCK.monotonic_ns()
             try:
                 result, error = work(), None
             except BaseException as raised:  # `done` decides what to do
                 result, error = None, raised
+            took_ns = _CLOCK.monotonic_ns() - begun_ns
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._finish, done, result, error)
+                self._loop.call_soon_threadsafe(self._finish, done, result, error, took_ns)
 
         self._works.put(run)
 
     def _finish(
-        self, done: Callable[[T | None, BaseException | None], None], result: T | None, error: BaseException | None
+        self,
+        done: Callable[[T | None, BaseException | None], None],
+        result: T | None,
+        error: BaseException | None,
+        took_ns: int,
     ) -> None:
         self.waiting -= 1
+        self.took.note(took_ns)
         if self._stopped:
             return
         try:

@@ -28,7 +28,7 @@ from tickwheel.node.core.watch.status import node_metrics, node_vitals
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
 from tickwheel.node.logs import RateLimit, logger, set_up_logs
-from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
+from tickwheel.node.metrics import MetricValue, registry_of
 from tickwheel.node.server.access import Access
 from tickwheel.node.server.audit import AuditLog
 from tickwheel.node.server.backup import Backups
@@ -43,7 +43,7 @@ from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.digests import Digests
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
 from tickwheel.node.server.door import Door
-from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
+from tickwheel.node.server.driver import LoopDriver
 from tickwheel.node.server.fault_log import FaultLog
 from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node
@@ -478,16 +478,14 @@ class NodeProcess:
         pools: Mapping[str, ThreadExecutor],
         limiter: ConnectionLimiter,
     ) -> Mapping[str, MetricValue]:
-        lag = driver.lag
         status = node_vitals(host.core)
         own: dict[str, MetricValue] = {
             "node": {(status.version, status.cluster_id, status.node_id): 1.0},
             "certificate_end_timestamp_seconds": tls.ends(),
             "schedule_streams": float(node.schedule_streams.open_streams),
             "stream_backlog_bytes": float(node.consumers.backlog_bytes),
-            "loop_lag_seconds": HistogramValue(
-                [bound / 1_000 for bound in LAG_BOUNDS_MS], list(lag.counts), lag.sum_ms / 1_000
-            ),
+            "loop_lag_seconds": driver.lag.value(),
+            "fdatasync_duration_seconds": pools["sync"].took.value(),
             "loop_stalls": float(driver.stalls),
             "executor_waiting_works": {(name,): float(pool.waiting) for name, pool in pools.items()},
             "client_connections": float(limiter.open),

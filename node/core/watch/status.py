@@ -312,6 +312,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "sweeps_running": float(core.state.sweeps.running),
         "retention_removed_messages": float(core.state.removed_unsettled),
         "journal_bytes": float(core.log.entries_after(core.checkpointer.covered_index)),
+        "segment_bytes": float(core.wheel.holdings.hours.merged_bytes),
         "segment_hours": float(len(core.wheel.holdings.hours.used())),
         "arrival_buffer_bytes": float(core.wheel.holdings.buffer_bytes),
         "checkpoints": float(core.checkpointer.written),

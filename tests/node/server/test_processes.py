@@ -11,8 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tickwheel.node.local_cluster import LocalCluster, free_ports
+from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports
+from tickwheel.node.metrics import METRICS
 from tickwheel.node.server import process
+from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication.frames import FORMAT_VERSION
 from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
@@ -25,10 +27,26 @@ def start(*settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-async def test_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
-    """A used port, a data directory in use, another cluster's data: an exit code and a sentence, no traceback."""
+async def page(node: LocalNode) -> str:
+    """The node's metrics, as Prometheus reads them."""
+    reader, writer = await asyncio.open_connection(*node.metrics_address.rsplit(":", 1))
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    return text
+
+
+async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
+    """A master's page has every entry of the table: what docs/METRICS.md names can be watched. Beside that node, a used
+    port, a data directory in use, another cluster's data: an exit code and a sentence, no traceback."""
     async with LocalCluster(tmp_path, 1) as cluster:
         node = cluster.nodes[0]
+        # The pending messages of topics are served only while they have a limit.
+        await cluster.client().admin.update_settings(admin_pb2.Settings(topic_pending_max="*=1000"))
+        served = await page(node)
+        names = [spec.exposed_name + ("_info" if spec.kind == "info" else "") for spec in METRICS]
+        assert not [name for name in names if f"\n# TYPE {name} " not in served]
+        assert int(served.split("\ntickwheel_fdatasync_duration_seconds_count ")[1].split(".")[0]) > 0
         client, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
         own_data = f"node.data_dir={node.directory / 'data'}"
         here = (f"listen.client_bind={client}", f"listen.peer_bind={peer}", "listen.metrics_bind=")
@@ -50,13 +68,6 @@ async def test_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
 async def test_links_that_were_dropped_are_counted_and_logged(tmp_path: Path) -> None:
     """An operator learns that somebody sends a node what is no frame, or cannot be true; the node goes on."""
 
-    async def page() -> str:
-        reader, writer = await asyncio.open_connection(*node.metrics_address.rsplit(":", 1))
-        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
-        text = (await reader.read()).decode()
-        writer.close()
-        return text
-
     async with LocalCluster(tmp_path, 2) as cluster, asyncio.timeout(30):
         node, peer = cluster.nodes
         hello = PeerFrame(
@@ -74,7 +85,7 @@ async def test_links_that_were_dropped_are_counted_and_logged(tmp_path: Path) ->
                 assert PeerFrame.FromString(await call.read()).HasField("hello")
                 await call.write(hostile)
                 assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        counted = await page()
+        counted = await page(node)
         assert '\ntickwheel_refused_calls_total{kind="undecodable"} 1.0\n' in counted
         assert "\ntickwheel_peer_links_dropped_total 1.0\n" in counted
         assert node.running and "the link of a peer is dropped" in node.log_file.read_text(encoding="utf-8")
