@@ -265,7 +265,11 @@ def serve(
 ) -> None:
     """Run the coroutine of a request to its end, as `Serving.start`. `master`: unless this node can serve as master,
     the request is refused and takes no step."""
-    failure = core.refusal() if master else None
+    try:
+        failure = core.refusal() if master else None
+    except Exception:
+        request.close()
+        raise
     if failure is None:
         core.serving.start(request, done)
     else:
