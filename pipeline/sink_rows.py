@@ -229,10 +229,14 @@ class RowGatherer:
         pending.payloads.append(payload)
         added = len(payload)
         if "meta" in piece.schema.names:
+            if not pending.meta_sizes:
+                pending.meta_sizes.append(np.zeros(pending.rows, np.uint32))  # those before have none
             metas, meta_sizes = _joined(piece.column("meta"))
             pending.metas.append(metas)
             pending.meta_sizes.append(meta_sizes)
             added += len(metas)
+        elif pending.meta_sizes:
+            pending.meta_sizes.append(np.zeros(piece.num_rows, np.uint32))
         pending.rows += piece.num_rows
         pending.bytes += added
         self._bytes += added

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tickwheel.client.staging import Rows
@@ -69,6 +69,7 @@ def read_back(block: Rows) -> list[tuple[str, int, bytes, str, tuple[str, ...]]]
 
 
 @given(ROWS, st.integers(1, 20), st.integers(1, 200), st.integers(1, 200))
+@example([("a", 0, b"x", None, None), ("a", 0, b"x", "k", None), ("a", 0, b"x", None, None)], 1, 200, 200)
 def test_every_row_is_in_one_block_or_rejected(
     rows: list[Row], batch_rows: int, block_bytes: int, gathered_bytes: int
 ) -> None:

@@ -59,16 +59,15 @@ class _Pass:
 
     topics: list[int]
     """Those still to be served."""
-    room: int
-    """Messages that the group may still be given in this pass: what settles meanwhile counts in the next one."""
     waits: bool = False
     """Prefetched messages are waiting in those that were served."""
     woken: bool = False
     """Something came while the pass ran, perhaps in a topic that was behind it."""
 
-    def slice(self) -> list[int]:
-        """The topics to serve now."""
-        now, self.topics = self.topics[:SLICE_TOPICS_MAX], self.topics[SLICE_TOPICS_MAX:]
+    def slice(self, topics_max: int | None) -> list[int]:
+        """The topics to serve now; None: all."""
+        now = self.topics[:topics_max]
+        del self.topics[:topics_max]
         return now
 
 
@@ -515,7 +514,7 @@ class Delivery(Part):
         if self._state.group_broadcasting(group_id):
             waits = self._serve_all(group_id, now_ms)
         else:
-            begun = begun or _Pass(self._topics_with_work(group_id), self._room(group_id))
+            begun = begun or _Pass(self._topics_with_work(group_id))
             begun.waits |= self._serve_together(group_id, begun, now_ms)
             if begun.topics and any(session.credits for session in sessions):
                 self._passes[group_id] = begun
@@ -536,7 +535,9 @@ class Delivery(Part):
         state = self._state
         picky = any(session.topic for session in sessions)
         served: list[tuple[Channel, list[Session]]] = []
-        for channel in self._channels_in(group_id, begun.slice()):
+        # A limit of what is out counts what an earlier master handed out, which a channel knows once it has advanced.
+        limited = state.settings.group_in_flight_max > 0
+        for channel in self._channels_in(group_id, begun.slice(None if limited else SLICE_TOPICS_MAX)):
             topic_id = channel.key[1]
             if state.topic_paused(topic_id):
                 continue
@@ -547,11 +548,12 @@ class Delivery(Part):
         self.fetching.flush()
         fed: list[int] = []
         if self._may_act():
+            room = self._room(group_id)
             for channel, takers in served:
                 if not self._may_act():
                     break  # a pass over many topics may outlast the lease of mastership
-                handed = self._hand_out(channel, takers, now_ms, begun.room)
-                begun.room -= handed
+                handed = self._hand_out(channel, takers, now_ms, room)
+                room -= handed
                 if handed:
                     fed.append(channel.key[1])
             if not self._may_act():

@@ -394,26 +394,19 @@ def test_a_pass_over_many_topics_goes_on_in_later_ticks(world: World, monkeypatc
     machine a second, and the next election came before they were through. No message is late for that."""
     monkeypatch.setattr(delivery, "SLICE_TOPICS_MAX", 1)
     slices: list[list[int]] = []
-    rooms: list[int] = []
-    cut, room = delivery._Pass.slice, delivery.Delivery._room
+    cut = delivery._Pass.slice
 
-    def noted(self: delivery._Pass) -> list[int]:
-        slices.append(cut(self))
+    def noted(self: delivery._Pass, topics_max: int | None) -> list[int]:
+        slices.append(cut(self, topics_max))
         return slices[-1]
 
-    def counted(self: delivery.Delivery, group_id: int) -> int:
-        rooms.append(group_id)
-        return room(self, group_id)
-
     monkeypatch.setattr(delivery._Pass, "slice", noted)
-    monkeypatch.setattr(delivery.Delivery, "_room", counted)
     taker = Taker(world, mixes=True)
     for turn in range(20):
         schedule(world, "abcabc"[turn % 4 : turn % 4 + 3], in_ms=20 + turn % 5)
     world.run(100)
     assert sum(len(batch.ids) // 8 for batch in taker.batches) == 60
     assert max(map(len, slices)) == 1
-    assert len(rooms) < len(slices), "the group's room is counted once a pass: it walks all topics with something out"
 
 
 def test_what_comes_while_a_pass_goes_on_is_served_after_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +427,7 @@ def test_what_comes_while_a_pass_goes_on_is_served_after_it(world: World, monkey
     cut = delivery._Pass.slice
     begun: list[delivery._Pass] = []
 
-    def held(self: delivery._Pass) -> list[int]:
+    def held(self: delivery._Pass, topics_max: int | None) -> list[int]:
         begun.append(self)
         return []
 
