@@ -32,6 +32,9 @@ EVENTS_MAX = 20_000
 RANGES_PER_SYNC_MAX = 2_000
 RANGE_MESSAGES_MAX = 1_000_000
 """Messages that one range may name. A range becomes arrays of that length, so its count must be bounded."""
+MERGED_MESSAGES_MAX = 1_000_000
+"""Messages of several channels that are merged together. Ranges are a peer's word: all at once could fill the
+memory."""
 POSITION_MAX = 1 << 62
 UNANSWERED_MAX = 64
 """Unanswered syncs remembered for each slave: 3 s at 50 ms. Answers to older ones are ignored."""
@@ -312,7 +315,7 @@ class LeaseFeed:
         return told is not None and told.heard == self._end
 
     def _trim(self) -> None:
-        # Who has not acknowledged the whole table needs what was given out since, or the whole table again.
+        # A slave that has not acknowledged the whole table needs what was given out since, or the whole table again.
         keep_from = min(told.sent if told.heard == NOTHING else told.heard for told in self._told.values())
         while self._first < keep_from and self._events:
             self._events.popleft()
@@ -419,11 +422,25 @@ def _well_formed(r: LeaseRange) -> bool:
     )
 
 
-def _merged(ranges: Sequence[LeaseRange]) -> dict[ChannelKey, list[Lease]]:
-    """Ranges without ids, those of one channel of one epoch, as leases that do not overlap: for each channel, by rising
-    end. All channels in one pass: a new master would lose its mastership over a thousand small ones."""
-    if not ranges:
-        return {}
+def _merged(ranges: Iterable[LeaseRange]) -> dict[ChannelKey, list[Lease]]:
+    """Ranges without ids, channel by channel and those of a channel of one epoch, as leases that do not overlap: for
+    each channel, by rising end. Many channels in one pass: a new master would lose its mastership over a thousand."""
+    merged: dict[ChannelKey, list[Lease]] = {}
+    together: list[LeaseRange] = []
+    messages = 0
+    for _, channel in itertools.groupby(ranges, key=lambda r: (r.group_id, r.topic_id)):
+        some = list(channel)
+        count = sum(r.count for r in some)
+        if together and messages + count > MERGED_MESSAGES_MAX:
+            merged |= _merged_together(together)
+            together, messages = [], 0
+        together += some
+        messages += count
+    return merged | _merged_together(together) if together else merged
+
+
+def _merged_together(ranges: Sequence[LeaseRange]) -> dict[ChannelKey, list[Lease]]:
+    """As `_merged`, in one pass."""
     numbers: dict[ChannelKey, int] = {}
     number_of = [numbers.setdefault((r.group_id, r.topic_id), len(numbers)) for r in ranges]
     keys, epochs = list(numbers), {number: r.epoch for number, r in zip(number_of, ranges, strict=True)}

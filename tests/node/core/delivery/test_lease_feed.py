@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from tickwheel.node.core.delivery import leases as module
 from tickwheel.node.core.delivery.leases import (
     EVENTS_MAX,
     RANGES_PER_SYNC_MAX,
+    ChannelKey,
     HeardLeases,
     Lease,
     LeaseFeed,
@@ -218,3 +221,29 @@ def test_where_leases_overlap_the_highest_attempt_wins_then_the_latest_end(
     assert len(found) == len(expected) and dict(found) == expected
     assert all((np.diff(one.positions.astype(np.int64)) > 0).all() for one in held)
     assert sum(r.count for one in held for r in ranges_of(one)) == len(expected)
+
+
+def test_what_peers_claim_is_merged_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand ranges of a million messages each would be merged at once, and fill the memory."""
+    ranges = [
+        LeaseRange(group_id=1, topic_id=topic, first_position=first, count=3, until_ms=2_000)
+        for topic in range(20)
+        for first in (5, 7)
+    ]
+
+    def held() -> list[tuple[tuple[int, int], list[int]]]:
+        heard = HeardLeases()
+        heard.hear(ranges, complete=True)
+        return [(lease.channel, lease.positions.tolist()) for lease in heard.held(1_000, lambda key: 0)]
+
+    whole = held()
+    together, sizes = module._merged_together, []
+
+    def counted(some: Sequence[LeaseRange]) -> dict[ChannelKey, list[Lease]]:
+        sizes.append(sum(r.count for r in some))
+        return together(some)
+
+    monkeypatch.setattr(module, "MERGED_MESSAGES_MAX", 13)
+    monkeypatch.setattr(module, "_merged_together", counted)
+    assert held() == whole == [((1, topic), [5, 6, 7, 8, 9]) for topic in range(20)]
+    assert max(sizes) <= 13

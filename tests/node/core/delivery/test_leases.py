@@ -87,7 +87,7 @@ def test_a_master_that_is_elected_again_keeps_held_message_groups_blocked() -> N
 
 
 def test_what_a_broadcasting_group_holds_is_nobody_elses() -> None:
-    """Its consumers begin anew with each mastership: no lease of an earlier one keeps a message from them."""
+    """A new mastership starts its consumers afresh: no lease of an earlier one holds a message back."""
     world = World(3)
     admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t"))
     admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"], broadcasting=True))
