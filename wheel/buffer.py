@@ -8,6 +8,7 @@ brought). Once frozen a buffer never changes again and may be read by any thread
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,8 +174,12 @@ class Buffer:
         extents = self.extents()[found]
         rows = (extents["row"] + (ids - extents["id"])).astype(np.int64)
         units = np.empty(len(ids), dtype=UNIT)
-        for number, (append, row) in enumerate(zip(extents["append"].tolist(), rows.tolist(), strict=True)):
-            units[number] = self.appends[append][row]
+        order = np.argsort(extents["append"], kind="stable")
+        appends = extents["append"][order]
+        bounds = [0, *(np.flatnonzero(np.diff(appends)) + 1).tolist(), len(ids)]
+        for low, high in itertools.pairwise(bounds if len(ids) else []):
+            some = order[low:high]
+            units[some] = self.appends[int(appends[low])][rows[some]]
         return units
 
     def records_of(self, units: Units, found: NDArray[np.int64]) -> list[bytes]:

@@ -113,22 +113,22 @@ class RecordsJob:
         ends = offsets + self._units["size"][rows]
         chunks = hour.chunks()
         chunk_of = np.searchsorted([chunk.log_start for chunk in chunks], offsets, side="right") - 1
-        low = 0
-        while low < len(rows):
+        apart = (np.diff(chunk_of) != 0) | (offsets[1:] - ends[:-1] > READ_GAP_BYTES)
+        bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(rows)]
+        for low, high in itertools.pairwise(bounds):
             chunk = chunks[int(chunk_of[low])]
-            high = low + 1
-            begin = int(offsets[low])
-            while (
-                high < len(rows)
-                and chunk_of[high] == chunk_of[low]
-                and offsets[high] - ends[high - 1] <= READ_GAP_BYTES
-                and ends[high] - begin <= READ_BYTES_MAX
-            ):
-                high += 1
-            data = hour.segment(chunk.seq).read_log(chunk, begin, int(ends[high - 1]) - begin)
-            for at in range(low, high):
-                self._result[int(rows[at])] = data[int(offsets[at]) - begin : int(ends[at]) - begin]
-            low = high
+            while low < high:
+                begin = int(offsets[low])
+                stop = low + max(1, int(ends[low:high].searchsorted(begin + READ_BYTES_MAX, side="right")))
+                data = hour.segment(chunk.seq).read_log(chunk, begin, int(ends[stop - 1]) - begin)
+                for row, first, end in zip(
+                    rows[low:stop].tolist(),
+                    (offsets[low:stop] - begin).tolist(),
+                    (ends[low:stop] - begin).tolist(),
+                    strict=True,
+                ):
+                    self._result[row] = data[first:end]
+                low = stop
 
 
 class LookupJob:
