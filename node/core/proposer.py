@@ -5,6 +5,9 @@ exactly once. `flush` runs after every input. Urgent commands (dispatch, members
 the waiting ones along. All others wait for company, because an entry costs every node the same work however
 little is in it. Settlements leave at least `gather_ms` after the last entry. Schedules leave when no entry is
 under way, or `gather_busy_ms` after the last entry for each entry that is under way.
+
+Whatever is proposed waits behind the bytes that are under way. So schedules have a window of their own, which shrinks
+while their entries take long: a flood of schedules must not hold up dispatches and settlements.
 """
 
 from __future__ import annotations
@@ -32,6 +35,13 @@ from tickwheel.replication.log import ProposalOutcome, ProposalResult, Replicate
 FORMAT_VERSION = 1
 GATHER_BYTES_MAX = 64 << 10
 """Waiting commands of this many bytes are worth an entry: they wait no longer."""
+
+COMMIT_MS = 50
+"""Time from proposal to apply that the window of schedules aims at. The log at full speed on two cores needs about 20
+ms for what one round trip holds."""
+WINDOW_BYTES_MIN = 128 << 10
+OTHERS_MS = 1_000
+"""Schedules leave room for other commands while one of those was proposed no longer ago than this."""
 
 NO_CHANGE = 1 << 62
 _FROM_MESSAGES = frozenset({"access", "admin", "sweep", "staging"})
@@ -67,6 +77,44 @@ class PublishSource(Protocol):
         ...
 
 
+class PublishWindow:
+    """How many bytes of schedules may be under way in the log: as many as it commits and applies in COMMIT_MS.
+
+    Shrinks in proportion when an entry takes longer, but once a round trip, by half at most, and only beside other
+    commands. Grows by what came in time.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = bytes_max
+        self._bytes_max = bytes_max
+        self._in_flight = 0
+        self._shrunk_ms = 0
+        self._others_ms = -OTHERS_MS
+
+    @property
+    def open(self) -> bool:
+        """Whether another entry may leave. A single one always may, whatever its size."""
+        return self._in_flight < self.bytes
+
+    def proposed(self, size: int, now_ms: int, *, others: bool) -> None:
+        """An entry leaves with `size` bytes of schedules. `others`: it holds other commands too."""
+        self._in_flight += size
+        if others:
+            self._others_ms = now_ms
+
+    def answered(self, size: int, proposed_ms: int, now_ms: int, *, committed: bool) -> None:
+        """An entry with `size` bytes of schedules has its answer."""
+        self._in_flight -= size
+        if not committed or not size:
+            return
+        took_ms = now_ms - proposed_ms
+        if took_ms <= COMMIT_MS or now_ms - self._others_ms > OTHERS_MS:
+            self.bytes = min(self._bytes_max, self.bytes + size)
+        elif proposed_ms >= self._shrunk_ms:
+            self._shrunk_ms = now_ms
+            self.bytes = max(WINDOW_BYTES_MIN, self.bytes * max(COMMIT_MS, took_ms // 2) // took_ms)
+
+
 class Proposer(Part):
     """Proposes only while the node is master (`term` is not 0); refuses commands otherwise."""
 
@@ -93,6 +141,9 @@ class Proposer(Part):
         self._refusing = False
         self._entries_in_flight = 0
         self._bytes_in_flight = 0
+        self.window = PublishWindow(config.propose_bytes_max)
+        self._taken_bytes = 0
+        """Bytes of schedules in the entry that is about to be proposed."""
         self._changes: deque[int] = deque()
         """For each entry in flight the first due time that it can change; NO_CHANGE: none."""
         self._urgent = False
@@ -216,11 +267,12 @@ class Proposer(Part):
 
     def flush_all(self) -> None:
         """Propose all waiting commands, however much is in flight: a handover is about to close the log."""
-        while self._log is not None and self.term and self._propose_next(self._log, self._now_ms()):
+        while self._log is not None and self.term and self._propose_next(self._log, self._now_ms(), everything=True):
             pass
 
-    def _propose_next(self, log: ReplicatedLog, now_ms: int) -> bool:
-        """Propose one entry of waiting commands. False: none can go."""
+    def _propose_next(self, log: ReplicatedLog, now_ms: int, *, everything: bool = False) -> bool:
+        """Propose one entry of waiting commands. `everything`: schedules too while their window is closed. False: none
+        can go."""
         self._after_urgent, self._urgent = self._urgent, False
         self._gathers_from_ms = 0
         if self._waiting and self._waiting[0].alone:
@@ -228,7 +280,7 @@ class Proposer(Part):
             self._urgent = bool(self._waiting)
             self._propose_sound(log, [item.command], [item.done], item.changes_from_ms, now_ms, item.voters)
             return True
-        commands, dones, changes_from_ms = self._gather()
+        commands, dones, changes_from_ms = self._gather(schedules=everything or self.window.open)
         if not commands:
             return False
         self._proposed_ms = now_ms
@@ -288,7 +340,7 @@ class Proposer(Part):
 
     def _gathers(self, now_ms: int) -> bool:
         """Whether nothing should be proposed now: nothing waits, or it should go on waiting for company."""
-        published = self._source.waiting_bytes if self._source is not None else 0
+        published = self._source.waiting_bytes if self._source is not None and self.window.open else 0
         if not self._waiting and not published:
             self._gathers_from_ms = 0
             return True
@@ -320,8 +372,9 @@ class Proposer(Part):
         answered = not self._entries_in_flight and self._source is not None and self._source.waiting_bytes
         return self._gathers_from_ms + (0 if answered else self._pause_ms) - now.cluster_ms
 
-    def _gather(self) -> tuple[list[Command], list[Done], int]:
+    def _gather(self, *, schedules: bool) -> tuple[list[Command], list[Done], int]:
         """Commands of the next entry, their callbacks, and the first due time that they can change."""
+        self._taken_bytes = 0
         commands: list[Command] = []
         dones: list[Done] = []
         changes_from_ms = NO_CHANGE
@@ -336,10 +389,10 @@ class Proposer(Part):
             dones.append(item.done)
             changes_from_ms = min(changes_from_ms, item.changes_from_ms)
             size += item.bytes
-        if self._source is not None and size < target:
+        if schedules and self._source is not None and size < target:
             taken = self._source.take(target - size)
             if taken is not None:
-                command, done, _ = taken
+                command, done, self._taken_bytes = taken
                 commands.append(command)
                 dones.append(done)
                 changes_from_ms = min(changes_from_ms, _changes_from_ms(command))
@@ -356,11 +409,16 @@ class Proposer(Part):
         self._entries_in_flight += 1
         self._changes.append(changes_from_ms)
         self._bytes_in_flight += len(entry)
+        schedules, self._taken_bytes = self._taken_bytes, 0
+        proposed_ms = self._now_ms()
+        self.window.proposed(schedules, proposed_ms, others=len(dones) > (schedules > 0))
 
         def answered(result: ProposalResult) -> None:
             self._entries_in_flight -= 1
             self._changes.remove(changes_from_ms)
             self._bytes_in_flight -= len(entry)
+            committed = result.outcome is ProposalOutcome.COMMITTED
+            self.window.answered(schedules, proposed_ms, self._now_ms(), committed=committed)
             if result.outcome is ProposalOutcome.COMMITTED:
                 values = result.value
                 assert isinstance(values, list) and len(values) == len(dones), "apply answers every command"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis.strategies import booleans, integers, lists, tuples
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.proposer import NO_CHANGE, Proposer
-from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry
+from tickwheel.node.core.proposer import COMMIT_MS, NO_CHANGE, WINDOW_BYTES_MIN, Proposer
+from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry, Publish
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
 
 
@@ -122,3 +122,70 @@ def test_commands_keep_their_order(steps: list[tuple[bool, bool]], in_flight: in
     for entry in log.entries:
         kinds = [command.WhichOneof("body") for command in entry.commands]
         assert kinds == ["ingest"] or "ingest" not in kinds
+
+
+class Schedules:
+    """A publisher in which requests of one size wait without end."""
+
+    def __init__(self, size: int) -> None:
+        self.waiting_bytes = size
+
+    def take(self, bytes_max: int) -> tuple[Command, Any, int]:
+        """See PublishSource."""
+        due = (1 << 50).to_bytes(8, "little")
+        return Command(publish=Publish(due_ms=due)), lambda result: None, self.waiting_bytes
+
+
+def flooded(log: Log, size: int, times: list[int]) -> Proposer:
+    """Of a master whose publisher always has more; `times[0]` is the clock."""
+    config = CoreConfig(gather_ms=0, gather_busy_ms=0, propose_in_flight_max=64, propose_bytes_max=4 << 20)
+    proposer = Proposer(config, 0, lambda: times[0])
+    proposer.attach(cast(ReplicatedLog, log), Schedules(size))
+    proposer.term = 1
+    return proposer
+
+
+def in_flight_after(rounds: int, took_ms: int, *, dispatches: bool) -> int:
+    """Entries of schedules under way after so many round trips of such a duration, of 256 KiB each."""
+    log, times = Log(), [1_000]
+    proposer = flooded(log, 256 << 10, times)
+    for _ in range(rounds):
+        if dispatches:
+            proposer.submit(dispatch(1), lambda result: None)
+        proposer.flush()
+        sent = proposer.entries_in_flight
+        times[0] += took_ms
+        for _ in range(sent):
+            log.answer()
+    proposer.flush()
+    return proposer.entries_in_flight
+
+
+def test_schedules_leave_room_for_dispatches_where_the_log_is_slow() -> None:
+    """A slow log has one entry of schedules under way, a fast one all that it may. Where nothing else is proposed,
+    nobody would gain by less."""
+    assert in_flight_after(8, 10 * COMMIT_MS, dispatches=True) == 1
+    assert in_flight_after(8, COMMIT_MS, dispatches=True) == 16
+    assert in_flight_after(8, 10 * COMMIT_MS, dispatches=False) == 16
+
+
+def test_a_closed_window_holds_up_schedules_only() -> None:
+    """A dispatch is proposed at once, without schedules. When the log is fast again, the window opens."""
+    log, times = Log(), [1_000]
+    proposer = flooded(log, WINDOW_BYTES_MIN, times)
+    for _ in range(8):
+        proposer.submit(dispatch(1), lambda result: None)
+        proposer.flush()
+        times[0] += 10 * COMMIT_MS
+        while proposer.entries_in_flight:
+            log.answer()
+    proposer.flush()
+    assert proposer.entries_in_flight == 1
+    proposer.submit(dispatch(2), lambda result: None)
+    proposer.flush()
+    assert [command.WhichOneof("body") for command in log.entries[-1].commands] == ["dispatch"]
+    assert proposer.wait_ms(cast(Any, None)) is None, "nothing is to be done before an answer comes"
+    for _ in range(100):
+        log.answer()
+        proposer.flush()
+    assert proposer.window.bytes == 4 << 20
