@@ -7,6 +7,7 @@ acknowledgements wait for the disk.
 Invariants:
 - A frame has no effect if it comes from another cluster, an earlier start or an earlier connection, or twice.
 - Nothing is acknowledged before it is on this node's stable storage.
+- Once the journal has failed this node takes in only what a handover needs: no term, no entry, no question for a vote.
 
 Only raft.py creates one, and sets `engine` before the first call.
 """
@@ -113,6 +114,9 @@ class Conversation:
         self.master_commit_index = 0
         """The commit index that a master reported last."""
         self.started_ns = 0
+        self.succeeded_by: tuple[int, str] | None = None
+        """Term and id of the master that followed this node after its journal had failed: a term that this node cannot
+        store, so it does not join it."""
 
     # -- connections
 
@@ -168,7 +172,7 @@ class Conversation:
         self._owed.keep(self.engine.term)
 
     def halted(self) -> None:
-        """The disk is full: nothing will be acknowledged."""
+        """The disk is full or has failed: nothing will be acknowledged."""
         self._owed.forget()
 
     def wanted_ns(self) -> int:
@@ -265,7 +269,7 @@ class Conversation:
         now_ns = self._clock.monotonic_ns()
         if not (self._voters.counts and self._listener.may_vote()):
             return False
-        if self._storage.halted or self._storage.hangs(now_ns):
+        if self._storage.halted or self._storage.failed or self._storage.hangs(now_ns):
             return False
         others = self._voters.others
         following = self._campaign.next(others, now_ns)
@@ -288,6 +292,14 @@ class Conversation:
         """Act on a frame that `receive` let through."""
         engine = self.engine
         kind = frame.WhichOneof("body")
+        if self._storage.failed:
+            if frame.term > engine.term and kind in ("append_entries", "sync"):
+                self.succeeded_by = frame.term, peer_id
+            elif kind == "append_result":
+                self._on_append_result(peer_id, frame)
+            elif kind == "sync_reply":
+                self._on_sync_reply(peer_id, frame)
+            return
         if kind == "request_vote":
             self._on_request_vote(peer_id, frame)
             return

@@ -9,7 +9,8 @@ Invariants:
 - Segments are only ever appended to. A truncation is a record too. So an fsync of new entries also covers the
   truncation before them, and replaced entries never count as durable without it.
 - A hard state counts when `set_hard_state` has returned, and never goes back.
-- After a failed fsync every call raises JournalFailedError.
+- After a write or an fsync that failed for any reason but a full disk, every call that writes raises
+  JournalFailedError. What is held can still be read.
 - The space of the next segment is reserved ahead (`reserve_ready`), so a disk that fills up leaves room to stop.
 
 Called by the replicated log on the node's one thread; only `FsyncWork.run` runs in a worker, one at
@@ -19,6 +20,8 @@ a time, while appends go on.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import google_crc32c
 
@@ -42,7 +45,7 @@ from tickwheel.replication.journal_segment import (
     segment_path,
     unpack_record,
 )
-from tickwheel.storage.disk import Disk, DiskFullError, File, FsyncFailedError
+from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File, FsyncFailedError
 
 __all__ = ["CorruptJournalError", "FsyncWork", "Journal", "JournalFailedError"]
 
@@ -153,10 +156,11 @@ class Journal:
 
     def append(self, index: int, term: int, command: bytes) -> None:
         """Write an entry, which is not yet durable. On DiskFullError nothing has changed."""
-        self._check_usable()
         assert index == self.last_index + 1, f"append of {index} after {self.last_index}"
         assert term >= self.last_term, f"entry {index} has term {term}, below {self.last_term}"
-        self._entries.add(term, command, self._write_record(KIND_ENTRY, index, term, command))
+        with self._writing():
+            position = self._write_record(KIND_ENTRY, index, term, command)
+        self._entries.add(term, command, position)
 
     def truncate_from(self, index: int) -> None:
         """Drop the entries from `index` on. On DiskFullError nothing has changed."""
@@ -164,7 +168,8 @@ class Journal:
         assert index > self.base_index, f"truncation at {index} reaches below the base {self.base_index}"
         if index > self.last_index:
             return
-        self._write_record(KIND_TRUNCATE, index, self.term_at(index - 1), b"")
+        with self._writing():
+            self._write_record(KIND_TRUNCATE, index, self.term_at(index - 1), b"")
         self._drop_from(index)
 
     def note_commit(self, index: int) -> None:
@@ -172,21 +177,17 @@ class Journal:
         self.commit_hint = max(self.commit_hint, min(index, self.last_index))
 
     def set_hard_state(self, term: int, voted_for: str) -> None:
-        """Durable on return. Raises FsyncFailedError (fatal), DiskFullError (nothing has changed)."""
-        self._check_usable()
-        try:
+        """Durable on return. Raises DiskFullError (nothing has changed); any other DiskError ends the journal."""
+        with self._writing():
             self._hard_state.store(term, voted_for)
-        except FsyncFailedError as error:
-            self._failure = str(error)
-            raise
 
     # Fsyncing.
 
     def begin_fsync(self) -> FsyncWork:
         """An fsync of all that was written so far, to run in an executor. One at a time; end it with `finish_fsync`."""
-        self._check_usable()
-        assert self._work is None, "an fsync is in flight already"
-        self._write_mark()
+        with self._writing():
+            assert self._work is None, "an fsync is in flight already"
+            self._write_mark()
         work = FsyncWork(
             self._disk,
             self._directory,
@@ -378,9 +379,21 @@ class Journal:
     def _check_usable(self) -> None:
         error = self._work.error if self._work is not None else None
         if self._failure or error is not None:
-            raise JournalFailedError(f"the journal stopped after a failed fsync: {self._failure or error}")
+            raise JournalFailedError(f"the journal stopped after a failed write: {self._failure or error}")
         if self._closed:
             raise JournalFailedError("the journal is closed")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Writes and fsyncs: after an error, unless the disk was full, nothing is known of what is on the disk."""
+        self._check_usable()
+        try:
+            yield
+        except DiskFullError:
+            raise
+        except DiskError as error:
+            self._failure = str(error)
+            raise
 
     def _write_record(self, kind: int, index: int, term: int, command: bytes) -> int:
         """Append a record; returns its position."""
@@ -450,12 +463,9 @@ class Journal:
     def _fsync_now(self) -> None:
         """Fsync the last segment and its directory entry at once, when a journal begins."""
         segment = self._segments[-1]
-        try:
+        with self._writing():
             segment.file.fsync()
             self._disk.fsync_dir(self._directory)
-        except FsyncFailedError as error:
-            self._failure = str(error)
-            raise
         self._dirty = []
         self._dir_dirty = False
         self._fsynced_position = segment.end_position

@@ -60,7 +60,7 @@ class CorruptJournalError(CorruptFileError):
 
 
 class JournalFailedError(DiskError):
-    """An fsync has failed before, or the journal is closed: it takes no more work."""
+    """A write or an fsync has failed before, or the journal is closed: it takes no more work."""
 
 
 @dataclass(frozen=True, slots=True)

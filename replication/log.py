@@ -176,12 +176,12 @@ class LogListener(Protocol):
         ...
 
     def damaged(self, error: DiskError) -> None:
-        """The journal cannot be read where this log needs it: another node must lead. Called each time; the log goes on
-        as far as it can."""
+        """The journal cannot be read where this log needs it, or not be written: another node must lead, then this one
+        must stop. Called each time; the log goes on as far as it can, which after a failed write is a handover."""
         ...
 
     def fatal(self, reason: str) -> None:
-        """The process must stop now: a failed fdatasync, an impossible state, a refused identity."""
+        """The process must stop now: an impossible state, a refused identity."""
         ...
 
 

@@ -8,6 +8,8 @@ Invariants:
 - `done` of a proposal is called once: with UNKNOWN if mastership is lost first.
 - One change of the voters at a time, each counting from when it is written (voters.py).
 - After `fatal` nothing more is sent or applied.
+- Once the journal has failed nothing is proposed, committed beyond what was durable, acknowledged or voted for: this
+  node only hands over. `LogListener.damaged` hears of it, and stops the node.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, E
 from tickwheel.replication.roster import Roster
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.replication.voters import Voters
-from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError, NoDescriptorError
+from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError
 
 IDLE_NS_MAX = 1_000 * NS_PER_MS
 TICK_NS_MIN = 100_000
@@ -91,7 +93,7 @@ class RaftLog:
             clock,
             executor,
             run_checked=self.run_checked,
-            fatal=self._fatal,
+            on_failure=self._failed,
             fsynced=self._fsynced,
             on_halt=self._halted,
         )
@@ -151,12 +153,15 @@ class RaftLog:
         self._handover.abandon("this node stops")
 
     def run_checked(self, work: Callable[[], None]) -> None:
-        """Run `work`. A full disk halts this node's part in the log; any other expected error stops the node."""
+        """Run `work`. A full disk halts this node's part in the log, any other error of the disk ends it. Any other
+        expected error stops the node."""
         try:
             work()
         except DiskFullError as error:
             self._storage.halt(str(error), no_descriptor=isinstance(error, NoDescriptorError))
-        except (ImpossibleMessageError, FsyncFailedError, DiskError, AssertionError, PickleRefusedError) as error:
+        except DiskError as error:
+            self._storage.fail(error)
+        except (ImpossibleMessageError, AssertionError, PickleRefusedError) as error:
             self._fatal(str(error) or repr(error))
 
     # -- the loop
@@ -244,6 +249,11 @@ class RaftLog:
         if self._engine.state == LEADER:
             self._engine.step_down()
 
+    def _failed(self, error: DiskError) -> None:
+        self._stirred = True
+        self._peers.halted()
+        self._listener.damaged(error)
+
     # -- what the engine asks (EngineHost)
 
     def outbound(self, peer_id: str, message: Message) -> bool:
@@ -329,7 +339,7 @@ class RaftLog:
         if len(command) > self._config.command_bytes_max:
             done(ProposalResult(ProposalOutcome.TOO_LARGE))
             return
-        if self._storage.halted or self._handover.parks_proposals or self._proposals.full:
+        if self._storage.halted or self._storage.failed or self._handover.parks_proposals or self._proposals.full:
             done(ProposalResult(ProposalOutcome.QUEUE_FULL))
             return
         if voters is not None and not self._may_change_voters():
@@ -345,7 +355,8 @@ class RaftLog:
         self.run_checked(append)
         if not index:
             # A full disk has written nothing. After any other failure only the next start knows what was written.
-            done(ProposalResult(ProposalOutcome.QUEUE_FULL if self._running else ProposalOutcome.UNKNOWN))
+            unknown = self._storage.failed or not self._running
+            done(ProposalResult(ProposalOutcome.UNKNOWN if unknown else ProposalOutcome.QUEUE_FULL))
             return
         self._stirred = True
         self._proposals.add(index, engine.term, len(command), done)
@@ -394,9 +405,10 @@ class RaftLog:
             and (own_applied or not self._handover.applying)
             and self._listener.handover_ready(target)
         )
-        send = self._handover.step(
-            now_ns, leading=engine.state == LEADER, term=engine.term, leader_id=engine.leader_id, caught_up=caught_up
-        )
+        leading, term, leader_id = engine.state == LEADER, engine.term, engine.leader_id
+        if self._peers.succeeded_by is not None:
+            leading, (term, leader_id) = False, self._peers.succeeded_by
+        send = self._handover.step(now_ns, leading=leading, term=term, leader_id=leader_id, caught_up=caught_up)
         if self._lease.given_up and not self._handover.lease_given_up and engine.state == LEADER:
             # Nobody became master in time, but TimeoutNow may still arrive. To keep leading in this term
             # could make two masters. Stand down, and let an election decide.
@@ -462,8 +474,8 @@ class RaftLog:
 
     @property
     def heeds(self) -> bool:
-        """Whether frames have an effect: the log runs, and no full disk halts its part."""
-        return self._running and not self._storage.halted
+        """Whether frames have an effect: the log runs, and no full or failed disk ends its part."""
+        return self._running and not self._storage.halted and not self._storage.failed
 
     @property
     def other_voters(self) -> tuple[str, ...]:

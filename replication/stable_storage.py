@@ -1,8 +1,12 @@
 """The disk under the log: its fsyncs, and the reaction to a full, failing or hanging disk.
 
 Owns: at most one fsync at a time in a worker, the halt of a node whose disk is full, and when it may take part again.
-A failed fsync stops the node, since the kernel may have dropped the pages. A full disk halts it until there is room:
-a halted node neither votes nor acknowledges entries.
+
+Invariants:
+- A full disk halts the node until there is room: a halted node neither votes nor acknowledges entries.
+- After any other error of a write or an fsync this node's log has `failed` for good: the kernel may have dropped the
+  pages. Nothing is written or counted as durable any more, not even by an fsync that was under way. So the node makes
+  no promise: it commits, acknowledges and votes nothing. A master can still hand over, for which it needs no disk.
 """
 
 from __future__ import annotations
@@ -12,13 +16,14 @@ from collections.abc import Callable
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.ports import Clock, Executor
+from tickwheel.storage.disk import DiskError, FsyncFailedError
 
 NS_PER_MS = 1_000_000
 
 
 class StableStorage:
-    """Calls `fsynced` after each fsync, inside `run_checked`; `on_halt` at a full disk; `fatal` after a failed
-    fsync."""
+    """Calls `fsynced` after each fsync, inside `run_checked`; `on_halt` at a full disk; `on_failure` with each error
+    that the journal does not survive."""
 
     def __init__(
         self,
@@ -28,7 +33,7 @@ class StableStorage:
         executor: Executor,
         *,
         run_checked: Callable[[Callable[[], None]], None],
-        fatal: Callable[[str], None],
+        on_failure: Callable[[DiskError], None],
         fsynced: Callable[[], None],
         on_halt: Callable[[], None],
     ) -> None:
@@ -37,7 +42,7 @@ class StableStorage:
         self._clock = clock
         self._executor = executor
         self._run_checked = run_checked
-        self._fatal = fatal
+        self._on_failure = on_failure
         self._fsynced = fsynced
         self._on_halt = on_halt
         self._fsyncing = False
@@ -46,6 +51,7 @@ class StableStorage:
         self._stopped = False
         self.halted = ""
         """Why this node is halted, for its operator; empty while it is not."""
+        self.failed = False
 
     @property
     def fsyncing(self) -> bool:
@@ -58,7 +64,7 @@ class StableStorage:
 
     def fsync(self) -> None:
         """Begin an fsync of what was written, unless one is under way; that one then begins the next when it ends."""
-        if self._fsyncing or not self._journal.needs_fsync:
+        if self._fsyncing or self.failed or not self._journal.needs_fsync:
             return
         self._fsyncing = True
         self._began_ns = self._clock.monotonic_ns()
@@ -66,14 +72,15 @@ class StableStorage:
 
         def finished(_: object, error: BaseException | None) -> None:
             self._fsyncing = False
-            if self._stopped:
-                return
-            if error is not None:
-                self._fatal(f"the journal could not be written to stable storage: {error}")
+            if self._stopped or self.failed:
                 return
 
             def finish() -> None:
-                self._journal.finish_fsync(work)
+                try:
+                    self._journal.finish_fsync(work)
+                except FsyncFailedError as failed:
+                    text = f"the journal could not be written to stable storage: {error or failed}"
+                    raise FsyncFailedError(text) from error
                 self._fsynced()
 
             self._run_checked(finish)
@@ -101,9 +108,16 @@ class StableStorage:
             self.halted = f"no file descriptor is left: {reason}; raise the limit of open files (LimitNOFILE)"
         self._on_halt()
 
+    def fail(self, error: DiskError) -> None:
+        """The journal could not be written, or not be read where this log needs it."""
+        self.failed = True
+        self._on_failure(error)
+
     def look_for_room(self, now_ns: int) -> bool:
         """Halt if the journal's next file has no room; retry every `disk_retry_ms`. True: the halt has just ended."""
         journal = self._journal
+        if self.failed:
+            return False
         if not (journal.reserve_ready or journal.needs_fsync or self._fsyncing or self.halted):
             self.halt("no room for the next file of the journal")
         if not self.halted or now_ns - self._halted_ns < self._config.disk_retry_ms * NS_PER_MS or self._fsyncing:

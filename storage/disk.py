@@ -29,7 +29,7 @@ class NoDescriptorError(DiskFullError):
 
 
 class FsyncFailedError(DiskError):
-    """An fdatasync failed. What it covered may be lost even if a later one succeeds: stop the process."""
+    """An fdatasync failed. What it covered may be lost even if a later one succeeds: write and promise nothing more."""
 
 
 class File(Protocol):

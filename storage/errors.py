@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
+from tickwheel.storage.disk import DiskError, DiskFullError
 
 ADVICE = (
     "Remove the member and add it anew under a new id, with an empty data directory; if no other member is left, "
@@ -24,8 +24,8 @@ class CorruptFileError(DiskError):
 
 def is_damage(error: BaseException | None) -> bool:
     """Whether this error says that a file cannot be read or written as it should be: another node must take over. Not
-    so a full disk, which may get room, and a failed fdatasync, after which the process must stop at once."""
-    return isinstance(error, DiskError) and not isinstance(error, DiskFullError | FsyncFailedError)
+    so a full disk, which may get room."""
+    return isinstance(error, DiskError) and not isinstance(error, DiskFullError)
 
 
 class UnknownVersionError(DiskError):

@@ -59,6 +59,7 @@ class DiskCounters:
     fsyncs_failed: int = 0
     fsyncs_ignored: int = 0
     reads_failed: int = 0
+    writes_failed: int = 0
     writes_refused: int = 0
     pages_lost: int = 0
     pages_written_back: int = 0
@@ -162,6 +163,8 @@ class SimulatedDisk:
         self._counters = DiskCounters()
         self._fsync_failures_left = 0
         self._fsync_fails_for: PathTest = lambda _path: True
+        self._write_failures_left = 0
+        self._write_fails_for: PathTest = lambda _path: True
         self._fsync_ignored_for: PathTest | None = None
         self._dir_fsync_ignored_for: PathTest | None = None
         self._unreadable: set[str] = set()
@@ -324,6 +327,11 @@ class SimulatedDisk:
         self._fsync_failures_left = times
         self._fsync_fails_for = matches
 
+    def fail_write(self, times: int = 1, matches: PathTest = lambda _path: True) -> None:
+        """Let the next `times` writes to matching files fail with an error of the device; they write nothing."""
+        self._write_failures_left = times
+        self._write_fails_for = matches
+
     def ignore_fsync(self, matches: PathTest | None) -> None:
         """Let fsyncs of matching files do nothing and report success: a test that needs the fsyncs must then fail."""
         self._fsync_ignored_for = matches
@@ -370,6 +378,10 @@ class SimulatedDisk:
     # Called by files.
 
     def note_write(self, path: str, size: int, growth: int) -> None:
+        if self._write_failures_left > 0 and self._write_fails_for(path):
+            self._write_failures_left -= 1
+            self._counters.writes_failed += 1
+            raise DiskError(f"cannot write to {path!r}: Input/output error")
         self.take_space(path, growth)
         self._counters.writes += 1
         self._counters.bytes_written += size

@@ -30,7 +30,6 @@ from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import LogListener, Member, ReplicatedLog
 from tickwheel.replication.ports import Executor
-from tickwheel.storage.errors import is_damage
 
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
@@ -137,11 +136,9 @@ class NodeCore:
 
     def fatal(self, reason: str, error: BaseException | None = None) -> None:
         """Stop the process; see `Kernel`."""
-        if is_damage(error):
-            self.serving.damage = self.serving.damage or reason
-            return
-        self.stop()
-        self._on_fatal(reason)
+        if not self.serving.damaged(reason, error):
+            self.stop()
+            self._on_fatal(reason)
 
     @property
     def writing(self) -> bool:

@@ -55,7 +55,11 @@ class ClusterFounding:
     """Used on the core's thread."""
 
     def __init__(
-        self, disk: Disk, identity: NodeIdentity, founder_ids: Iterable[str], fatal: Callable[[str], None]
+        self,
+        disk: Disk,
+        identity: NodeIdentity,
+        founder_ids: Iterable[str],
+        fatal: Callable[[str, BaseException | None], None],
     ) -> None:
         """`founder_ids`: members in the configuration; empty: this node waits to be added. Raises DiskError."""
         self._disk = disk
@@ -196,7 +200,7 @@ class ClusterFounding:
         except DiskFullError:
             return
         except DiskError as error:
-            self._fatal(f"{PATH} could not be written: {error}")
+            self._fatal(f"{PATH} could not be written: {error}", error)
             return
         self._record = record
 

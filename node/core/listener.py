@@ -24,7 +24,7 @@ from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.log import ApplyLaterError, LogStatus
-from tickwheel.storage.disk import DiskError, FsyncFailedError
+from tickwheel.storage.disk import DiskError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -108,8 +108,6 @@ class CoreListener:
             results = core.state.apply(index, term, entry)
             for command_, result in zip(entry.commands, results, strict=True):
                 self._follow(index, now_ms if noted else None, entry, command_, result)
-        except FsyncFailedError:
-            raise
         except DiskError as error:
             applied.index, applied.term = before
             core.serving.stick(f"log entry {index} could not be applied: {error}", error)
@@ -247,7 +245,7 @@ class CoreListener:
         self._checkpoint_needed(peer_id)
 
     def damaged(self, error: DiskError) -> None:
-        """The log cannot read its own journal: another node leads, then this one stops."""
+        """The log cannot read or write its own journal: another node leads, then this one stops."""
         self.serving.stick(f"the journal met damage: {error}", error)
 
     def fatal(self, reason: str) -> None:

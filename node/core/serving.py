@@ -12,7 +12,8 @@ Invariants, once a server has called `contain`:
 - Damage in the node's own files fails the request that met it, and `damage` names it: the next request for the same
   bytes would meet it again, so the node leaves in order.
 - Damage that cuts off the node's own work halfway makes the node `stuck`: it leaves in order, too, and until then only
-  its log works. Whoever drives the node does so through `attempt`: a tick, a frame, the end of a worker's work.
+  its log works. Whoever drives the node does so through `attempt`: a tick, a frame, the end of a worker's work. A
+  failed fdatasync does so wherever it is met: no checkpoint may be written any more that relies on the same file.
 
 Without `contain` every error propagates: in the simulation a mistake must not pass for a refusal.
 """
@@ -34,8 +35,8 @@ class OwnWorkError(Exception):
     """The node's own work failed while it was done in passing for a request; its state may be half changed."""
 
 
-FATAL = (OwnWorkError, FsyncFailedError, ImpossibleStateError, ImpossibleMessageError)
-"""The disk lost what was written, or the log or the state cannot be as it is: the node must not go on."""
+FATAL = (OwnWorkError, ImpossibleStateError, ImpossibleMessageError)
+"""The log or the state cannot be as it is: the node must not go on."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -204,6 +205,16 @@ class Serving:
         if not self.stuck:
             self.stuck, self.stuck_by = what, error
 
+    def damaged(self, reason: str, error: BaseException | None) -> bool:
+        """Whether the error of a worker is damage: then the node leaves in order, for this reason."""
+        if isinstance(error, FsyncFailedError):
+            self.stick(reason, error)
+        elif is_damage(error):
+            self.damage = self.damage or reason
+        else:
+            return False
+        return True
+
     def attempt(self, what: str, work: Callable[[], T], otherwise: T) -> T:
         """Do the node's own work, `what` in words. Damage makes the node stuck, and `otherwise` is returned."""
         try:
@@ -226,7 +237,9 @@ class Serving:
         """Report an error that fails a request, and return the answer to it. Raises FATAL errors again."""
         if isinstance(error, FATAL) or self._report is None:
             raise error
-        if isinstance(error, CorruptFileError):
+        if isinstance(error, FsyncFailedError):
+            self.stick(f"met while serving: {error}", error)
+        elif isinstance(error, CorruptFileError):
             self.damage = self.damage or f"met while serving: {error}"
         self.faults += 1
         error_id = f"{self._random_bits(48):012x}"

@@ -3,8 +3,8 @@
 Owns which of the wheel's jobs are under way, so that none runs twice. Answers always come on the core's thread,
 possibly before the call returns if nothing had to be read. A failed read is reported to its caller: raised by the reads
 that are awaited, passed to the callback of those that delivery uses. A failed merge is
-tried again, for its data is also in the journal. A failed fdatasync stops the node; a corrupt file does so once another
-node leads.
+tried again, for its data is also in the journal. A failed fdatasync and a corrupt file stop the node once another node
+leads.
 """
 
 from __future__ import annotations

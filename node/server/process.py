@@ -2,8 +2,9 @@
 
 Order of start: certificates, lock of the data directory, identity, core, ports, servers. Order of stop (SIGTERM,
 SIGINT): hand the master role over, refuse new calls, end streams, stop the core, sync, release the lock. A second
-signal forces the exit. A fatal fault (a failed fdatasync, damaged data, an impossible state) ends the process at once,
-with the reason as the last line. Nothing is lost by that: only entries on stable storage were acknowledged.
+signal forces the exit. A fatal fault ends the process with the reason as the last line: an impossible state at once, a
+disk that cannot be relied on after a master has handed over. Nothing is lost by that: only entries on stable storage
+were acknowledged.
 """
 
 from __future__ import annotations

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from tests.replication.lone import MS, STEP_MS, Lone
+import pytest
+
+from tests.replication.lone import STEP_MS, Lone
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.entries import naming
-from tickwheel.replication.log import ProposalOutcome, Role
+from tickwheel.replication.log import ProposalOutcome, ProposalResult, Role
+from tickwheel.storage.disk import FsyncFailedError
 
 
 def keep_answering(lone: Lone, term: int, ms: int, *, disk: bool) -> None:
@@ -107,23 +110,88 @@ def test_a_full_disk_halts_and_recovers() -> None:
     assert not lone.log.status().halted
 
 
-def test_a_failed_fdatasync_ends_the_node() -> None:
-    """A later fdatasync may lie about the pages that this one lost: only a restart from the journal is safe."""
-    lone = Lone()
-    lone.lead()
+FAILURES = ("fsync", "write", "hard state")
+
+
+def fail_disk(lone: Lone, failure: str, term: int) -> list[ProposalResult]:
+    """The journal of this master fails in this way while an entry is on its way; what became of that."""
     outcome = lone.propose(b"lost?")
-    lone.disk.fail_fsync()
-    work, done = lone.executor.waiting.pop(0)
-    try:
-        work()
-    except Exception as error:
-        done(None, error)
+    assert len(lone.executor.waiting) == 1 and not outcome
+    if failure == "fsync":
+        lone.disk.fail_fsync()
+        work, done = lone.executor.waiting.pop(0)
+        with pytest.raises(FsyncFailedError) as failed:
+            work()
+        done(None, failed.value)
+        return outcome
+    lone.disk.fail_write()
+    if failure == "write":
+        another = lone.propose(b"not even written")
+        assert [result.outcome for result in another] == [ProposalOutcome.UNKNOWN]
+    else:
+        lone.peers["b"].answer(term + 1, 1)
+    # The disk had begun with the entry before: its answer comes too late to count.
+    lone.executor.run()
+    return outcome
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_after_a_failed_write_a_master_promises_nothing_and_hands_over(failure: str) -> None:
+    """A later fdatasync may lie about the pages that this one lost: nothing is committed, acknowledged or voted for any
+    more, whatever the peers say. A handover still works, up to the answer of the next master."""
+    lone = Lone()
+    term = lone.lead()
+    commit, applied = lone.log.status().commit_index, list(lone.applied)
+    outcome = fail_disk(lone, failure, term)
+    assert lone.problems and ("stable storage" if failure == "fsync" else "cannot write to") in lone.problems[0]
+    durable, stored = lone.journal.durable_index, (lone.journal.term, lone.journal.voted_for)
+    lone.drain()
+    for peer in lone.peers.values():
+        peer.answer(term, lone.journal.last_index + 1)
+    lone.run(100)
+    refused = lone.propose(b"refused")
+    assert [result.outcome for result in refused] == [ProposalOutcome.QUEUE_FULL]
+    assert lone.log.status().role is Role.MASTER and lone.log.status().commit_index == commit == durable
+    assert lone.applied == applied and not outcome
+
+    ended: list[str | None] = []
+    lone.log.transfer("b", ended.append, applying=False)
     assert [result.outcome for result in outcome] == [ProposalOutcome.UNKNOWN]
-    assert len(lone.problems) == 1 and "stable storage" in lone.problems[0]
-    sent = len(lone.sent)
-    lone.clock.now_ns += 5_000 * MS
-    lone.log.tick()
-    assert len(lone.sent) == sent, "a dead log says nothing"
+    lone.run(2 * STEP_MS)
+    assert lone.sent_of("timeout_now", "b") and not lone.log.lease_held() and not ended
+    lone.peers["b"].ask_for_vote(term + 2, transfer=True)
+    lone.peers["c"].ask_for_vote(term + 3, transfer=True)
+    lone.run(2 * STEP_MS)
+    assert not lone.sent_of("vote") and not ended
+    lone.peers["b"].append(term + 2, (lone.journal.last_index, lone.journal.last_term), [])
+    lone.run(2 * STEP_MS)
+    assert ended == [None] and lone.log.status().role is not Role.MASTER
+    lone.run(5_000)
+    for kind in ("vote", "append_result", "request_vote", "ping"):
+        assert not lone.sent_of(kind), kind
+    assert (lone.journal.term, lone.journal.voted_for) == stored and lone.journal.durable_index == durable
+
+
+@pytest.mark.parametrize("failure", ["fsync", "write"])
+def test_a_slave_whose_journal_fails_acknowledges_nothing_more(failure: str) -> None:
+    """Not what it has written, and not what it wrote before: whoever drives it is told to stop it."""
+    lone = Lone()
+    lone.peers["b"].append(1, (0, 0), [(1, 1, b"\x00one")])
+    if failure == "fsync":
+        lone.disk.fail_fsync()
+        work, done = lone.executor.waiting.pop(0)
+        with pytest.raises(FsyncFailedError) as failed:
+            work()
+        done(None, failed.value)
+    else:
+        lone.disk.fail_write()
+        lone.peers["b"].append(1, (1, 1), [(2, 1, b"\x00two")])
+    assert len(lone.problems) == 1
+    for _ in range(20):
+        lone.peers["b"].append(1, (1, 1), [(2, 1, b"\x00two")])
+        lone.peers["c"].ask_for_vote(9, transfer=True)
+        lone.run(50)
+    assert not lone.sent_of("append_result") and not lone.sent_of("vote") and lone.journal.durable_index == 0
 
 
 def test_a_full_disk_keeps_a_node_in_the_term_that_it_can_remember() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -9,7 +10,7 @@ import pytest
 
 from tickwheel.replication.journal import CorruptJournalError, Journal, JournalFailedError
 from tickwheel.replication.journal_segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
-from tickwheel.storage.disk import Disk, DiskFullError, FsyncFailedError
+from tickwheel.storage.disk import Disk, DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.simulated import SimulatedDisk, SimulatedFile
@@ -331,8 +332,31 @@ def test_failed_sync_ends_the_journal(disk: SimulatedDisk) -> None:
         lambda: journal.compact(1, 1),
         lambda: journal.reset_to(9, 9),
     ):
-        with pytest.raises(JournalFailedError, match="failed fsync"):
+        with pytest.raises(JournalFailedError, match="failed write"):
             use()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda journal: fill(journal, 1, 1),
+        lambda journal: journal.truncate_from(2),
+        lambda journal: journal.set_hard_state(9, ""),
+        lambda journal: (journal.note_commit(3), journal.begin_fsync()),
+    ],
+    ids=["append", "truncate", "hard state", "mark"],
+)
+def test_failed_write_ends_the_journal(use: Callable[[Journal], None], disk: SimulatedDisk) -> None:
+    """What is on the disk is unknown from then on; what was held before can be read."""
+    journal = opened(disk)
+    fill(journal, 3, 1)
+    before = [journal.entry(index) for index in (1, 2, 3)]
+    disk.fail_write()
+    with pytest.raises(DiskError, match="Input/output"):
+        use(journal)
+    with pytest.raises(JournalFailedError, match="failed write"):
+        fill(journal, 1, 1)
+    assert [journal.entry(index) for index in (1, 2, 3)] == before and journal.term == 0
 
 
 def test_failed_sync_of_the_hard_state_ends_the_journal(disk: SimulatedDisk) -> None:

@@ -223,7 +223,7 @@ class BulkLoad(Part):
                 if current is not None:
                     current.decide(invalid("name", name, f"a whole bundle ({error})").failure)
             elif error is not None:
-                self._core.fatal(f"bundle {name} could not be checked: {error}")
+                self._core.fatal(f"bundle {name} could not be checked: {error}", error)
 
         self._core.executor.submit(lambda: bundles.check(self._disk, name), ended)
 

@@ -66,7 +66,11 @@ class BundleStore:
     """A core built anew from a checkpoint gets a new store, which knows only the files."""
 
     def __init__(
-        self, disk: Disk, executor: Executor, steady_ms: Callable[[], SteadyMs], fatal: Callable[[str], None]
+        self,
+        disk: Disk,
+        executor: Executor,
+        steady_ms: Callable[[], SteadyMs],
+        fatal: Callable[[str, BaseException | None], None],
     ) -> None:
         self._disk = disk
         self._executor = executor
@@ -194,7 +198,7 @@ class BundleStore:
             done(Failure(common_pb2.DISK_FULL, f"bundle {part.name}: {error}", {"retry_after_ms": "5000"}))
         else:
             what = "could not be synced" if isinstance(error, FsyncFailedError) else "could not be written"
-            self._fatal(f"bundle {part.name} {what}: {error}")
+            self._fatal(f"bundle {part.name} {what}: {error}", error)
             done(Failure(common_pb2.WRONG_STATE, str(error)))
 
     def _drop(self, part: _Part) -> None:

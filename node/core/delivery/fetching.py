@@ -109,7 +109,7 @@ class Fetching:
         def broken(error: BaseException) -> None:
             prefetched.failed = str(error)
             channel.fetched(prefetched)
-            self._fatal(f"messages that are due cannot be looked for: {error}")
+            self._fatal(f"messages that are due cannot be looked for: {error}", error)
 
         def answered(found: ReadRows) -> None:
             if mastership != self._mastership:

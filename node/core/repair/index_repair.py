@@ -198,7 +198,7 @@ class IndexRepair(Part):
         if not self._repairable(case.hour):
             self._over(case)
         elif isinstance(error, FsyncFailedError):
-            self._core.fatal(f"the index of hour {case.hour} cannot be repaired: {error}")
+            self._core.fatal(f"the index of hour {case.hour} cannot be repaired: {error}", error)
         elif isinstance(error, DiskFullError):
             self._later(case, RETRY_MS)
         else:

@@ -44,7 +44,7 @@ class RecordAnswers:
             core.log.send_beside(peer_id, PeerFrame(record_answer=answer))
 
         def broken(error: BaseException) -> None:
-            core.fatal(f"records that {peer_id} asked for could not be looked for: {error}")
+            core.fatal(f"records that {peer_id} asked for could not be looked for: {error}", error)
 
         PartialRead(core.background, ids, None, answered, broken, units_only=ask.units_only).go()
 

@@ -201,7 +201,7 @@ class RecordRepair(Part):
                     self._cannot(core.identity.node_id, id)
 
         def broken(error: BaseException) -> None:
-            core.fatal(f"messages that are due could not be looked for: {error}")
+            core.fatal(f"messages that are due could not be looked for: {error}", error)
 
         PartialRead(core.background, ids, None, answered, broken).go()
 

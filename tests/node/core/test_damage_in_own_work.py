@@ -10,18 +10,22 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import google_crc32c
 import pytest
 
+from tests.node.core.loading import bundle_of, name_of
 from tests.node.core.repair import test_index_repair as index_repair
 from tests.node.core.test_serving import contain
 from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.part import Part
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogListener
-from tickwheel.storage.disk import DiskFullError, FsyncFailedError
+from tickwheel.storage import bundle
+from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.errors import ADVICE, CorruptFileError
 from tickwheel.wheel.jobs import Job
 
@@ -68,9 +72,9 @@ def lets_another_lead(world: World, client: Client, master: Node, why: str, with
     assert why in master.fatal
     following = world.elect()
     assert following.host is not None and following.host.core.term == term + 1
-    before = client.count
+    record = b"m%d" % client.count
     client.schedule([100])
-    world.run_until(lambda: len(client.acked) > before and not client.lost(), 20_000)
+    world.run_until(lambda: record in client.acked and not client.lost(), 20_000)
     assert not client.repeated()
 
 
@@ -243,9 +247,56 @@ def test_damage_that_cuts_off_work_while_the_node_leaves(monkeypatch: Patch) -> 
     lets_another_lead(world, client, master, "log entry", 10_000)
 
 
-@pytest.mark.parametrize("error", [FsyncFailedError, DiskFullError, AssertionError])
+@pytest.mark.parametrize("failure", ["fsync", "write"])
+@pytest.mark.parametrize("what", ["journal", "bundle", "checkpoint"])
+def test_files_that_cannot_be_written(what: str, failure: str, monkeypatch: Patch) -> None:
+    """Another leads before the node stops. From the failure on it applies nothing, writes no checkpoint, and counts
+    nothing more as durable."""
+    world, client, master, core = running(45)
+    journal = core.log.journal  # type: ignore[attr-defined]
+    stick, stood = core.serving.stick, list[tuple[int, int, int]]()
+
+    def stands() -> tuple[int, int, int]:
+        return core.applied_index, core.checkpointer.written, journal.durable_index
+
+    def stuck(reason: str, error: DiskError) -> None:
+        stick(reason, error)
+        stood.append(stands())
+
+    monkeypatch.setattr(core.serving, "stick", stuck)
+    fail = master.disk.fail_fsync if failure == "fsync" else master.disk.fail_write
+    if what == "journal":
+        fail(1, lambda path: path.startswith(JOURNAL_DIRECTORY))
+        client.schedule([400, 500])
+    elif what == "bundle":
+        fail(1, lambda path: path.startswith(bundle.DIRECTORY))
+        data, _ = bundle_of([world.now_ms + 60_000], "some")
+        core.parts.bulk.take(name_of(data), len(data), 0, data, google_crc32c.value(data), lambda _: None)
+    else:
+        fail(1, lambda path: path.startswith("state"))
+        core.checkpointer.request(lambda answer: None)
+    master.wake()
+    lets_another_lead(world, client, master, "Input/output error")
+    assert bool(stood) == (what == "journal" or failure == "fsync")
+    for applied, checkpoints, durable in stood[:1]:
+        assert applied <= durable and stands()[:2] == (applied, checkpoints)
+        assert what != "journal" or journal.durable_index == durable
+
+
+def test_a_failed_sync_in_a_tick(monkeypatch: Patch) -> None:
+    """Like damage: whatever the sync was for, the node leaves and does nothing else any more."""
+    world, client, master, core = running()
+
+    def failed(*_: Any) -> None:
+        raise FsyncFailedError("fdatasync of 'some.file' failed")
+
+    monkeypatch.setattr(core.parts.delivery, "tick", failed)
+    lets_another_lead(world, client, master, "some.file")
+
+
+@pytest.mark.parametrize("error", [DiskFullError, AssertionError])
 def test_other_errors_end_the_node_as_ever(error: type[Exception], monkeypatch: Patch) -> None:
-    """A failed sync must not be outlived, and a mistake of ours is none of the disk's."""
+    """A full disk has ways of its own, and a mistake of ours is none of the disk's."""
     world, _, master, core = running()
 
     def broken(*_: Any) -> None:

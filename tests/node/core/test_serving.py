@@ -18,7 +18,7 @@ from tickwheel.node.core.schedule.intake import from_batch, from_message
 from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
 from tickwheel.node.core.watch.disk_use import disk_use
 from tickwheel.node.failure import Failure
-from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.results import AdminResult, ImpossibleStateError
 from tickwheel.proto import (
     admin_pb2,
     common_pb2,
@@ -361,7 +361,22 @@ def test_the_own_work_of_a_node_ends_it() -> None:
     assert not told and serving.caller is None
 
 
-@pytest.mark.parametrize("error", [FsyncFailedError("x"), OwnWorkError("x")])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_failed_sync_fails_the_request_and_makes_the_node_leave(own: bool) -> None:
+    """Whoever's request met it, in its own work or the node's: nothing may rely on that file any more."""
+    serving = Serving(lambda bits: 1)
+    serving.contain(lambda error_id, error: None)
+    told: list[Failure] = []
+
+    def wrong() -> None:
+        raise FsyncFailedError("x")
+
+    serving.run(told.append, lambda: serving.own(wrong) if own else wrong())
+    assert [failure.reason for failure in told] == [common_pb2.NODE_FAULT]
+    assert isinstance(serving.stuck_by, FsyncFailedError) and "x" in serving.stuck
+
+
+@pytest.mark.parametrize("error", [ImpossibleStateError("x"), OwnWorkError("x")])
 def test_what_is_fatal_passes(error: Exception) -> None:
     """No request takes it for its own."""
     assert isinstance(error, FATAL)

@@ -40,6 +40,7 @@ from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.schedule_stream import ScheduleStreams
 from tickwheel.node.server.services import client_server
 from tickwheel.node.server.status_stream import StatusStreams
+from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.rights import AccessControl
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import (
@@ -52,7 +53,6 @@ from tickwheel.proto import (
     scheduler_pb2,
     staging_pb2,
 )
-from tickwheel.storage.disk import FsyncFailedError
 from tickwheel.transport.server import Server
 
 SERVICES = [
@@ -251,7 +251,7 @@ async def test_a_refusal_is_no_mistake() -> None:
     assert isinstance(invalid("f", 1, "2"), RequestError) and not node.reported
 
 
-@pytest.mark.parametrize("error", [FsyncFailedError("the disk"), OwnWorkError("our own")])
+@pytest.mark.parametrize("error", [ImpossibleStateError("the state"), OwnWorkError("our own")])
 async def test_what_a_node_cannot_go_on_without_ends_it(error: Exception) -> None:
     """Whose request ran into it does not matter."""
     node = Node()
