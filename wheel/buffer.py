@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, Ids, Units, join_units
+from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, Ids, Units, join_units, picked, spans
 
 BLOCK_UNITS_MIN = 8192
 """Blocks with fewer units are joined with their neighbours."""
@@ -60,7 +60,7 @@ def join_blocks(blocks: list[Block]) -> Block:
         return blocks[0]
     due = np.concatenate([block.due_ms for block in blocks])
     order = np.argsort(due, kind="stable")
-    return Block(due[order], join_units([block.units for block in blocks])[order])
+    return Block(due[order], picked(join_units([block.units for block in blocks]), order))
 
 
 def ordered_block(blocks: list[Block]) -> Block:
@@ -71,7 +71,7 @@ def ordered_block(blocks: list[Block]) -> Block:
     if not (behind & (np.diff(joined.due_ms) == 0)).any():
         return joined
     order = np.lexsort((units["index"], joined.due_ms))
-    return Block(joined.due_ms[order], units[order])
+    return Block(joined.due_ms[order], picked(units, order))
 
 
 class Buffer:
@@ -103,9 +103,9 @@ class Buffer:
         extents["id"] = ids[starts]
         extents["offset"] = units["offset"][starts]
         extents["at"] = at
-        extents["bytes"] = np.diff(at, append=len(records))
+        extents["bytes"] = spans(at, len(records))
         extents["row"] = starts
-        extents["count"] = np.diff(starts, append=len(units))
+        extents["count"] = spans(starts, len(units))
         extents["append"] = len(self.appends)
         first, last = int(ids[0] >> np.uint64(32)), int(ids[-1] >> np.uint64(32))
         if self._last_hour < self._first_hour:
@@ -141,7 +141,7 @@ class Buffer:
             return
         due = np.ascontiguousarray(units["due_ms"])
         order = np.argsort(due, kind="stable")
-        self.blocks = [Block(due[order], units[order])]
+        self.blocks = [Block(due[order], picked(units, order))]
         self.appends = [units]
         self.records = [records]
         self._extents = extents
@@ -152,7 +152,7 @@ class Buffer:
     def extents(self) -> Units:
         """All extents sorted by id."""
         if self._recent:
-            self._extents = _sorted(np.concatenate([self._extents, *self._recent]))
+            self._extents = _sorted(join_units([self._extents, *self._recent]))
             self._recent = []
         return self._extents
 
@@ -171,7 +171,7 @@ class Buffer:
 
     def units_of(self, ids: Ids, found: NDArray[np.int64]) -> Units:
         """Units of ids; `found`: their extents, from `find`."""
-        extents = self.extents()[found]
+        extents = picked(self.extents(), found)
         rows = (extents["row"] + (ids - extents["id"])).astype(np.int64)
         units = np.empty(len(ids), dtype=UNIT)
         order = np.argsort(extents["append"], kind="stable")
@@ -184,7 +184,7 @@ class Buffer:
 
     def records_of(self, units: Units, found: NDArray[np.int64]) -> list[bytes]:
         """Copies of the records of units; `found`: their extents, from `find`."""
-        extents = self.extents()[found]
+        extents = picked(self.extents(), found)
         begin = extents["at"] + (units["offset"].astype(np.int64) - extents["offset"])
         end = begin + units["size"]
         records = self.records
@@ -195,4 +195,4 @@ class Buffer:
 
 
 def _sorted(extents: Units) -> Units:
-    return extents[np.argsort(extents["id"], kind="stable")]
+    return picked(extents, np.argsort(extents["id"], kind="stable"))

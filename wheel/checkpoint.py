@@ -24,7 +24,7 @@ from tickwheel.wheel.buffer import EXTENT, Block, Buffer
 from tickwheel.wheel.jobs import hour_directory, units_from
 from tickwheel.wheel.marks import MarksCapture
 from tickwheel.wheel.moves import MOVED
-from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of, join_units
+from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of, join_units, picked
 
 _MAGIC = b"TWRF"
 FORMAT_VERSION = 2
@@ -199,7 +199,7 @@ class CheckpointJob:
         units: Units = join_units([block.units for block in self._blocks])
         ids = ids_of(units)
         order = np.argsort(ids, kind="stable")
-        ids, units = ids[order], units[order]
+        ids, units = ids[order], picked(units, order)
         starts = np.append(0, np.flatnonzero(np.diff(ids) != 1) + 1)
         extents = np.zeros(len(starts), dtype=EXTENT)
         extents["id"] = ids[starts]
@@ -211,7 +211,7 @@ class CheckpointJob:
         source = np.concatenate([np.full(len(piece), number) for number, (piece, _) in enumerate(self._pieces)])
         pieces = np.concatenate([piece for piece, _ in self._pieces])
         order = np.argsort(pieces["id"], kind="stable")
-        return units, extents, self._records(source[order], pieces[order])
+        return units, extents, self._records(source[order], picked(pieces, order))
 
     def _records(self, source: NDArray[np.int64], pieces: Units) -> Iterator[Bytes]:
         columns = (source, pieces["append"], pieces["at"], pieces["bytes"])

@@ -45,7 +45,7 @@ from tickwheel.wheel.jobs import AbsorbJob, Job, LoadJob, MapJob, MergeJob
 from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.reads import Reads
 from tickwheel.wheel.sweep import Outcomes
-from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT, CursorKey, Ids, Units
+from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT, CursorKey, Ids, Units, picked
 from tickwheel.wheel.window import Window
 
 SLOT_WIDTHS_MS = (1_000, 500, 200, 100)
@@ -208,7 +208,7 @@ class Wheel:
 
     def _unmarked(self, units: Units) -> Units:
         marked = self.marks.marked(units)
-        return units[~marked] if marked.any() else units
+        return picked(units, ~marked) if marked.any() else units
 
     def cancel(self, id: int, due_ms: int) -> CancelOutcome:
         """Cancel by id. `due_ms`: the unit's own due time; for a moved message it is looked up and this value is
@@ -255,7 +255,7 @@ class Wheel:
         done = outcomes == sweep.DONE
         if not done.all():
             records = sweep.cut_records(records, units["size"], done)
-            units, newest = units[done], newest[done]
+            units, newest = picked(units, done), newest[done]
         self.pending -= len(units)
         new_ids = self.append(units, records)
         moved_ms: NDArray[np.int64] = units["due_ms"].copy()

@@ -27,7 +27,7 @@ from tickwheel.wheel.bundles import Bundles, TakenChunks
 from tickwheel.wheel.checkpoint import RunContent
 from tickwheel.wheel.hours import HourTable
 from tickwheel.wheel.jobs import HourChunks
-from tickwheel.wheel.units import HOUR_MS, Ids, Units
+from tickwheel.wheel.units import HOUR_MS, Ids, Units, spans, starts_of
 
 
 class Holdings:
@@ -65,20 +65,20 @@ class Holdings:
         if int(due[0]) // HOUR_MS == int(due[-1]) // HOUR_MS:
             return self._append_to_hour(int(due[0]) // HOUR_MS, due, units, records)
         hour = due // HOUR_MS
-        starts = np.flatnonzero(np.diff(hour, prepend=hour[0] - 1))
+        starts = starts_of(hour)
         used = hour[starts]
         hours.cover(int(used[0]), int(used[-1]))
         at_hour = used - hours.base
-        counts = np.diff(starts, append=count)
+        counts = spans(starts, count)
         ends = np.cumsum(units["size"], dtype=np.int64)
         places = ends - units["size"]
         at = places[starts]
-        index = np.arange(count, dtype=np.int64) + np.repeat(hours.next_index[at_hour] - starts, counts)
+        index = np.arange(count, dtype=np.int64) + (hours.next_index[at_hour] - starts).repeat(counts)
         units["due_ms"] = due
         units["index"] = index
-        units["offset"] = places + np.repeat(hours.next_offset[at_hour] - at, counts)
+        units["offset"] = places + (hours.next_offset[at_hour] - at).repeat(counts)
         hours.next_index[at_hour] += counts
-        hours.next_offset[at_hour] += np.diff(at, append=int(ends[-1]))
+        hours.next_offset[at_hour] += spans(at, int(ends[-1]))
         ids: Ids = (hour.astype(np.uint64) << np.uint64(32)) | index.astype(np.uint64)
         self.active.add(due, units, ids, bytes(records), starts, at)
         return ids

@@ -19,7 +19,7 @@ from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import Chunk, Segment, SegmentLengths, row_checksums
 from tickwheel.wheel.buffer import Block, Buffer, join_blocks, ordered_block
 from tickwheel.wheel.bundles import Bundles, TakenChunks
-from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, UNIT_BYTES, Units, join_units
+from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, UNIT_BYTES, Units, join_units, picked
 
 OPEN_HOURS_MAX = 80
 """Hours whose three files a merge keeps open from run to run: 240 descriptors."""
@@ -71,7 +71,7 @@ class MergeJob:
         self.frozen = frozen
         self._blocks = frozen.snapshot()
         self._extents = frozen.extents()
-        self._extents = self._extents[self._extents["id"] >> np.uint64(32) >= np.uint64(removed_below)]
+        self._extents = picked(self._extents, self._extents["id"] >> np.uint64(32) >= np.uint64(removed_below))
         self._due_min = removed_below * HOUR_MS
         self.hours: list[int] = np.unique(self._extents["id"] >> np.uint64(32)).astype(np.int64).tolist()
         self._merged = {hour: merged(hour) for hour in self.hours}
@@ -85,7 +85,7 @@ class MergeJob:
         order = np.argsort(due, kind="stable")
         order = order[int(np.searchsorted(due[order], self._due_min)) :]
         due = due[order]
-        units: Units = join_units([block.units for block in self._blocks])[order]
+        units: Units = picked(join_units([block.units for block in self._blocks]), order)
         firsts, first_extents = self._pieces()
         hours = firsts >> 32
         due, units, edges = self._by_piece(due, units, hours, firsts)
@@ -153,7 +153,7 @@ class MergeJob:
         ids = (due // HOUR_MS << 32) | units["index"]
         piece = np.searchsorted(firsts, ids, side="right") - 1
         order = np.argsort(piece, kind="stable")
-        return due[order], units[order], np.searchsorted(piece[order], np.arange(len(firsts) + 1))
+        return due[order], picked(units, order), np.searchsorted(piece[order], np.arange(len(firsts) + 1))
 
     def _chain(self, units: Units, run: NDArray[np.int64], in_run: NDArray[np.uint32]) -> None:
         """Fill local_index and previous_index: the units of a run in index order, each pointing to the one before."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.units import CursorKey, Units
+from tickwheel.wheel.units import CursorKey, Units, picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +36,4 @@ class Pinned:
     def known(self, hour: int, units: Units) -> Units:
         """The given units of one hour that existed at the pin."""
         known = units["index"] < self.bound(hour)
-        return units if known.all() else units[known]
+        return units if known.all() else picked(units, known)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tickwheel.wheel.buffer import Block, join_blocks, ordered_block
 from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.slots import cut_at
-from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units
+from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units, picked
 
 WINDOW_UNITS_FIRST = 4_096
 """Units that a scan reads at first; then four times as many each time, up to"""
@@ -72,7 +72,7 @@ class Wanted:
             keep &= units["target_group"] == self.target_group
         if not self.retries:
             keep &= units["target_group"] == 0
-        return units if keep.all() else units[keep]
+        return units if keep.all() else picked(units, keep)
 
 
 _ALL = Wanted()
@@ -118,7 +118,7 @@ class Schedule:
         if marked is not None and len(units):
             index = np.ascontiguousarray(units["index"])
             live = marked[np.minimum(marked.searchsorted(index), len(marked) - 1)] != index
-            due, units = due[live], units[live]
+            due, units = due[live], picked(units, live)
         return Block(due, units) if len(units) else None
 
     def tick_counts(self, hour: HourChunks) -> NDArray[np.int64]:

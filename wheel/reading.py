@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tickwheel.storage.disk import DiskError
 from tickwheel.wheel.holdings import Holdings
 from tickwheel.wheel.jobs import HourChunks
-from tickwheel.wheel.units import LACKING, UNIT, Ids, Units, ids_of
+from tickwheel.wheel.units import LACKING, UNIT, Ids, Units, ids_of, picked
 
 READ_GAP_BYTES = 16 << 10
 """Records with a smaller gap between them are fetched by one read."""
@@ -82,7 +82,9 @@ class RecordsJob:
             found = buffer.find(ids[rows])
             hit = found >= 0
             hits = rows[hit]
-            for row, record in zip(hits.tolist(), buffer.records_of(self._units[hits], found[hit]), strict=True):
+            for row, record in zip(
+                hits.tolist(), buffer.records_of(picked(self._units, hits), found[hit]), strict=True
+            ):
                 self._result[row] = record
             rows = rows[~hit]
         if len(rows):

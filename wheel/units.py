@@ -25,10 +25,12 @@ __all__ = [
     "Units",
     "ids_of",
     "join_units",
+    "picked",
+    "spans",
+    "starts_of",
 ]
 
 Units = NDArray[np.void]
-_RAW = np.dtype((np.void, UNIT_BYTES))
 Ids = NDArray[np.uint64]
 
 
@@ -47,9 +49,35 @@ def ids_of(units: Units) -> Ids:
 
 
 def join_units(parts: Sequence[Units]) -> Units:
-    """Concatenation. Copies plain bytes, since numpy spends 24 us an array on finding that the fields are equal."""
+    """Concatenation of rows with the same fields. Copies their bytes: numpy spends 24 us an array on finding that the
+    fields are equal, and copies them one by one."""
     if len(parts) == 1:
         return parts[0]
-    raw = np.concatenate([np.ascontiguousarray(part).view(_RAW) for part in parts])
-    joined: Units = raw.view(UNIT)
+    kind = parts[0].dtype
+    raw = np.dtype((np.void, kind.itemsize))
+    joined: Units = np.concatenate([np.ascontiguousarray(part).view(raw) for part in parts]).view(kind)
     return joined
+
+
+def picked(rows: Units, which: NDArray[np.bool_] | NDArray[np.integer]) -> Units:
+    """`rows[which]` for rows with fields, by a mask or by numbers. An index copies such rows field by field, in 300 ns
+    each; this copies their bytes, in 10 ns."""
+    found: Units = rows.compress(which) if which.dtype == np.bool_ else rows.take(which)
+    return found
+
+
+def starts_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows, at least one, at which another key begins than in the row before. The first row always counts."""
+    behind = (keys[1:] != keys[:-1]).nonzero()[0]
+    starts = np.zeros(len(behind) + 1, np.int64)
+    np.add(behind, 1, out=starts[1:])
+    return starts
+
+
+def spans(starts: NDArray[np.int64], end: int) -> NDArray[np.int64]:
+    """From each of these places, at least one, to the next; from the last to `end`. `np.diff` with `append` takes four
+    times as long for a few."""
+    found = np.empty_like(starts)
+    np.subtract(starts[1:], starts[:-1], out=found[:-1])
+    found[-1] = end - starts[-1]
+    return found

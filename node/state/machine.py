@@ -72,7 +72,7 @@ from tickwheel.proto.log_pb2 import (
 )
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Ids, Units, ids_of
+from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Ids, Units, ids_of, picked
 
 __all__ = ["AnyResult", "CommandResult", "StateCheckpoint", "StateConfig", "StateMachine"]
 
@@ -228,7 +228,7 @@ class StateMachine(StateView):
             if (topics == topics[0]).all():
                 discarded = self._make_ready(int(topics[0]), units, ids_of(units), stamped_ms, targeted=targeted)
             else:
-                units = units[np.argsort(topics, kind="stable")]
+                units = picked(units, np.argsort(topics, kind="stable"))
                 ids, ordered = ids_of(units), units["topic_id"]
                 cuts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
                 for topic_id, (start, end) in zip(ordered[cuts[:-1]].tolist(), itertools.pairwise(cuts), strict=True):

@@ -35,7 +35,7 @@ from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.topics import Topics
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Publish, PublishRequest
-from tickwheel.wheel.units import ONE_TAG, UNIT, Units
+from tickwheel.wheel.units import ONE_TAG, UNIT, Units, picked
 
 META_BYTES_MAX = 65_535
 """A unit keeps the size of its meta in 16 bits."""
@@ -296,4 +296,4 @@ def _masked(columns: _Columns, taken_rows: NDArray[np.bool_]) -> _Columns:
     renumbered = None
     if rows is not None:
         renumbered = (np.cumsum(taken_rows) - 1)[rows[taken]].astype(np.uint32)
-    return _Columns(columns.units[taken], renumbered, b"".join(parts))
+    return _Columns(picked(columns.units, taken), renumbered, b"".join(parts))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import HOUR_MS, Ids, Units
+from tickwheel.wheel.units import HOUR_MS, Ids, Units, picked
 
 IDS = np.dtype("<u8")
 TICKS = np.dtype([("tick", "<i8"), ("position", "<u8")])
@@ -66,7 +66,7 @@ class ReadyLog:
         rows = np.flatnonzero(units["target_group"]) if targeted else _NONE
         if not len(rows):
             return first, False
-        self.targets.append(rows + first, units[rows])
+        self.targets.append(rows + first, picked(units, rows))
         return first, True
 
     def _note_tick(self, tick: int) -> None:

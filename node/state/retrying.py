@@ -41,7 +41,7 @@ from tickwheel.node.state.targets import origins_of
 from tickwheel.node.state.waiting import WAITING
 from tickwheel.node.state.window import Places
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SETTLE_RETRY, SettleColumns
-from tickwheel.wheel.units import LACKING, CursorKey, Ids, Units, ids_of
+from tickwheel.wheel.units import LACKING, CursorKey, Ids, Units, ids_of, picked
 
 COPIES_MAX = 128
 """Messages that one command copies: about 3 ms of reads, if each lies in another place and the system has it in
@@ -151,11 +151,17 @@ class Retrying:
         dying = np.full(len(acting), dead) | (deliveries >= self.attempts_max(group))
         if dying.any():
             some = np.flatnonzero(dying)
-            self.bury(group, units[some], [records[n] for n in some.tolist()], deliveries[some], batch, stamped_ms)
+            self.bury(
+                group, picked(units, some), [records[n] for n in some.tolist()], deliveries[some], batch, stamped_ms
+            )
         if rows.due_ms is not None and not dying.all():
             some = np.flatnonzero(~dying)
             self._retry(
-                group, units[some], [records[n] for n in some.tolist()], deliveries[some], rows.due_ms[acting][some]
+                group,
+                picked(units, some),
+                [records[n] for n in some.tolist()],
+                deliveries[some],
+                rows.due_ms[acting][some],
             )
         return result
 
@@ -279,7 +285,7 @@ class Retrying:
             # A merge fills these fields, so their old values depend on where the message lay.
             copies[name] = 0
         order = np.argsort(due_ms, kind="stable")
-        copies = copies[order]
+        copies = picked(copies, order)
         ids = self._wheel.append(copies, b"".join(records[place] for place in order.tolist()))
         rows = np.zeros(len(copies), WAITING)
         rows["origin"], rows["id"], rows["due_ms"] = origins_of(copies), ids, copies["due_ms"]

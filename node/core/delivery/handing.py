@@ -17,7 +17,7 @@ from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.delivery.sessions import Session
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.consumer_pb2 import DeliverBatch
-from tickwheel.wheel.units import Units, join_units
+from tickwheel.wheel.units import Units, join_units, picked
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ def share_of(channel: Channel, prefetched: Prefetched, first: int, last: int) ->
         prefetched.ids[places],
         prefetched.attempts[places],
         prefetched.due_ms[places],
-        prefetched.units[places],
+        prefetched.units[places] if isinstance(places, slice) else picked(prefetched.units, places),
         records,
     )
 

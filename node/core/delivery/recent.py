@@ -7,7 +7,7 @@ from bisect import bisect_right
 import numpy as np
 
 from tickwheel.node.core.delivery.leases import Positions
-from tickwheel.wheel.units import Units, join_units
+from tickwheel.wheel.units import Units, join_units, picked
 
 UNITS_MAX = 100_000
 """Units of one topic that are kept at least; at most twice as many, 19 MB."""
@@ -45,7 +45,7 @@ class RecentUnits:
             return None
         low, high = bisect_right(self._firsts, first) - 1, bisect_right(self._firsts, last)
         places = (positions - np.uint64(self._firsts[low])).astype(np.int64)
-        return join_units(self._chunks[low:high])[places]
+        return picked(join_units(self._chunks[low:high]), places)
 
     def clear(self) -> None:
         self._firsts.clear()

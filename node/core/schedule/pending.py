@@ -25,7 +25,7 @@ from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.wheel.queries import Wanted
 from tickwheel.wheel.tags import key_hash, tag_mask
-from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units
+from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units, picked
 
 PAGE_DEFAULT = 100
 PAGE_MAX = 1_000
@@ -154,7 +154,7 @@ class Finder:
                 rows = rows[:limit]
                 last = units[rows[-1]]
                 next_key = CursorKey(int(last["due_ms"]), int(last["index"]) + 1)
-            return Found(units[rows], next_key, job.examined)
+            return Found(picked(units, rows), next_key, job.examined)
 
 
 class PendingRequests:
@@ -216,7 +216,7 @@ class PendingRequests:
                 records = await core.background.records_of(wanted)
             except RemovedError:
                 # At least one is gone, so this ends.
-                units = units[~core.wheel.holdings.removed(ids_of(units))]
+                units = picked(units, ~core.wheel.holdings.removed(ids_of(units)))
                 continue
             for message, unit, record in zip(messages, wanted, records, strict=True):
                 meta_size = int(unit["meta_size"])

@@ -22,7 +22,7 @@ import numpy as np
 
 from tickwheel.node.core.announcements import PushedAhead
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
+from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of, picked
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class PushAhead:
         for topic_id in np.unique(topics).tolist():
             if not self._state.topic_name(topic_id):
                 continue  # the topic is gone: they will be discarded
-            of_topic = units[topics == topic_id]
+            of_topic = picked(units, topics == topic_id)
             first = self._state.ready_count(topic_id) + sum(
                 len(f.topics[topic_id][1]) for f in self._flights if topic_id in f.topics
             )

@@ -23,7 +23,7 @@ from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
 from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
-from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of
+from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of, picked
 
 STEP_HOURS_MAX = 256
 """Hours of one step: each costs apply about 20 us."""
@@ -204,7 +204,7 @@ class _Step:
             latest_ms = self._core.clock.now_ms() + self._core.state.settings.delay_ms_max
             near = units["due_ms"] + self._target_ms <= latest_ms
             self._step.too_far = int(np.count_nonzero(~near))
-            units = units[near]
+            units = picked(units, near)
         return units, next_key
 
     def _cut(self, units: Units, count: int) -> tuple[Units, CursorKey]:

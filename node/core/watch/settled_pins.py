@@ -32,7 +32,7 @@ from tickwheel.proto.snapshot_pb2 import (
     SettledPage,
     SettledTopic,
 )
-from tickwheel.wheel.units import Ids, ids_of
+from tickwheel.wheel.units import Ids, ids_of, picked
 
 PINS_MAX = 16
 """Each pin has a bit for each message of the group's open windows. Beyond this number the least recently read pin
@@ -218,7 +218,7 @@ class SettledPins:
         origins = origins_of(units)
         ids: Ids = np.where(origins != 0, origins, ids_of(units))
         keep = ~np.isin(ids, pin.waiting)
-        units, positions, ids = units[keep], positions[keep], ids[keep]
+        units, positions, ids = picked(units, keep), positions[keep], ids[keep]
         retried = units["target_group"] != 0
         page.ids, page.positions = ids.astype("<u8").tobytes(), positions.astype("<u8").tobytes()
         # A retry keeps in its place when it was due first.
