@@ -15,6 +15,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tickwheel.node.cli.interrupts import interrupt_again
+
 GROUP = "tickwheel.commands"
 
 APPS: dict[str, dict[str, str]] = {
@@ -137,7 +139,7 @@ class Root(TyperGroup):
         return super().list_commands(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called."""
+        """The command that is called. From here on Ctrl-C interrupts it; until here there was nothing to interrupt."""
         name = args[0]
         if name not in _APP_OF:
             self.list_commands(ctx)
@@ -149,4 +151,6 @@ class Root(TyperGroup):
                     raise
                 print(f"tickwheel: command {name} is not available: {error}", file=sys.stderr)
                 del self.commands[name]
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        interrupt_again()
+        return found

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, AsJson
 from tickwheel.node.cli.output import err, fail, out, print_json, print_table, table, use_json
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
@@ -169,8 +170,9 @@ def demo(
     Exit code 1 if anything was lost or early.
     """
     use_json(as_json)
-    from tickwheel.node.demo.flights import FlightsMissingError
-    from tickwheel.node.demo.run import Demo
+    with importing():
+        from tickwheel.node.demo.flights import FlightsMissingError
+        from tickwheel.node.demo.run import Demo
 
     directory = Path(tempfile.mkdtemp(prefix="tickwheel-demo-"))
     run = Demo(directory, month=month, span_s=seconds, console=err, live=err.is_terminal and not as_json)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import AsJson
 from tickwheel.node.config import ConfigError, read_config
 from tickwheel.node.config.fields import NAME
@@ -73,7 +74,8 @@ def node_command(
     insecure: Annotated[bool, typer.Option(help="Same as --set listen.insecure=true.")] = False,
 ) -> None:
     """Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity."""
-    from tickwheel.node.server.process import run_node
+    with importing():
+        from tickwheel.node.server.process import run_node
 
     flags: dict[str, object] = {}
     for text in assignments:
@@ -105,8 +107,9 @@ def certs(
     as_json: AsJson = False,
 ) -> None:
     """Make a test authority and certificates signed by it. Not for production: the authority's key lies beside them."""
-    from tickwheel.node.certs import make_certificates
-    from tickwheel.node.cli.output import print_json
+    with importing():
+        from tickwheel.node.certs import make_certificates
+        from tickwheel.node.cli.output import print_json
 
     nodes = {text.partition("=")[0]: [h for h in text.partition("=")[2].split(",") if h] for text in node}
     wrong = [name for name in [*nodes, *client, *admin] if not NAME.match(name)]

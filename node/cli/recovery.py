@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress
 
+from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import err, fail, open_client, out, print_json, time_text, use_json
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
@@ -40,7 +41,8 @@ def backup(
 ) -> None:
     """Copy one node's whole state, consistent, while it serves. The first address is asked; prefer a slave."""
     use_json(as_json)
-    from tickwheel.node.backup_files import BackupError, BackupWriter, origin_facts
+    with importing():
+        from tickwheel.node.backup_files import BackupError, BackupWriter, origin_facts
 
     started = time.monotonic()
 
@@ -80,11 +82,12 @@ def restore(
 ) -> None:
     """Check a backup and make it the data of a new cluster of one: the configured node, which must not be running."""
     use_json(as_json)
-    from tickwheel.node.backup_files import BackupError, origin_facts, origin_of, restore_backup
-    from tickwheel.node.refound import Found, RefoundError, refound
-    from tickwheel.node.state.results import ImpossibleStateError
-    from tickwheel.storage.disk import DiskError
-    from tickwheel.storage.local import LocalDisk
+    with importing():
+        from tickwheel.node.backup_files import BackupError, origin_facts, origin_of, restore_backup
+        from tickwheel.node.refound import Found, RefoundError, refound
+        from tickwheel.node.state.results import ImpossibleStateError
+        from tickwheel.storage.disk import DiskError
+        from tickwheel.storage.local import LocalDisk
 
     node = _read(config)
     found: list[Found] = []
@@ -132,11 +135,12 @@ def recover(
 ) -> None:
     """Continue from this one disk when a majority is lost FOR GOOD. What only the other nodes knew is lost."""
     use_json(as_json)
-    from tickwheel.node.refound import Found, RefoundError, refound
-    from tickwheel.node.server.identity import read_identity
-    from tickwheel.node.state.results import ImpossibleStateError
-    from tickwheel.storage.disk import DiskError
-    from tickwheel.storage.local import LocalDisk
+    with importing():
+        from tickwheel.node.refound import Found, RefoundError, refound
+        from tickwheel.node.server.identity import read_identity
+        from tickwheel.node.state.results import ImpossibleStateError
+        from tickwheel.storage.disk import DiskError
+        from tickwheel.storage.local import LocalDisk
 
     node = _read(config)
     path = node.data_path
@@ -188,10 +192,11 @@ def rebuild(
 ) -> None:
     """Rebuild a stopped node with damaged files from its journal, if the journal is complete since the first entry."""
     use_json(as_json)
-    from tickwheel.node.rebuild import RebuildError, rebuild
-    from tickwheel.node.server.identity import IdentityError, open_identity
-    from tickwheel.storage.disk import DiskError
-    from tickwheel.storage.local import LocalDisk
+    with importing():
+        from tickwheel.node.rebuild import RebuildError, rebuild
+        from tickwheel.node.server.identity import IdentityError, open_identity
+        from tickwheel.storage.disk import DiskError
+        from tickwheel.storage.local import LocalDisk
 
     try:
         node = read_config(config, os.environ)

@@ -15,7 +15,7 @@ from tests.process.test_bad_days import until_equal
 from tickwheel.client import AsyncClient, Delivery, FilterDiffers
 from tickwheel.client.errors import RequestRefused
 from tickwheel.client.staging import Rows
-from tickwheel.node.cli import main as cli
+from tickwheel.node.cli import program as cli
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2, staging_pb2
 

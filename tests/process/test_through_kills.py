@@ -25,7 +25,7 @@ import pytest_asyncio
 from tests.process.test_recovery import COMMAND, until_equal
 from tickwheel.client import AsyncClient, Client, Delivery, Selection, Sweep
 from tickwheel.client.producer import Producer
-from tickwheel.node.cli import main as cli
+from tickwheel.node.cli import program as cli
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 from tickwheel.proto import common_pb2
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from tickwheel.node.cli.commands import APPS, every, load
-from tickwheel.node.cli.main import app
+from tickwheel.node.cli.program import app
 
 NOT_BY_HELP = ("grpc", "numpy", "google.protobuf", "cryptography", "prometheus_client", "tickwheel.client")
 NOT_BY_A_NODE = (
@@ -37,14 +37,14 @@ def imported_by(code: str) -> set[str]:
 @pytest.mark.parametrize("named", ARGUMENTS)
 def test_help_imports_little(named: str) -> None:
     """Neither the client nor anything that is slow to load."""
-    found = imported_by(f"from tickwheel.node.cli.main import run; run({ARGUMENTS[named]!r})")
+    found = imported_by(f"from tickwheel.node.cli.program import run; run({ARGUMENTS[named]!r})")
     unused = NOT_BY_HELP if named != "help of a node" else ("grpc", "cryptography", "tickwheel.client")
     assert not found & set(unused)
 
 
 def test_a_node_imports_what_it_runs() -> None:
     """No client, no other command, nothing that only a terminal or an operator needs."""
-    code = "import tickwheel.node.cli.main\nfrom tickwheel.node.cli.commands import load\nload('node')\n"
+    code = "import tickwheel.node.cli.program\nfrom tickwheel.node.cli.commands import load\nload('node')\n"
     found = imported_by(f"{code}import tickwheel.node.server.process")
     assert not found & set(NOT_BY_A_NODE)
 

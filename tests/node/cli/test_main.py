@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tickwheel.client import AsyncClient, Client, Receipt, RequestRefused
 from tickwheel.client.errors import Fault
-from tickwheel.node.cli import main as cli
+from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.status import Seen, status_table
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2

@@ -13,7 +13,7 @@ import pytest
 
 from tickwheel.client import Client
 from tickwheel.node.cli import charts as cli_charts
-from tickwheel.node.cli import main as cli
+from tickwheel.node.cli import program as cli
 from tickwheel.node.local_cluster import LocalCluster
 
 Run = Callable[..., "Result"]

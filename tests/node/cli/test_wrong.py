@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from tickwheel.node.cli import main as cli
+from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.commands import every, load
 
 FILE = "/etc/hostname"

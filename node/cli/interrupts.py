@@ -1,0 +1,43 @@
+"""What Ctrl-C does while no command runs: it ends the process at once, with the exit code of an interrupted command.
+
+A KeyboardInterrupt would show a traceback then, or be lost: wherever an import happens to be, inside a compiled module,
+or in the end of the interpreter. A command gets its KeyboardInterrupt as always.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+EXIT_INTERRUPTED = 130
+
+
+def _end(number: int, frame: object) -> None:
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _replace(old: object, new: object) -> None:
+    # Only the main thread may, and only it runs commands for people.
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is old:
+        signal.signal(signal.SIGINT, new)  # type: ignore[arg-type]
+
+
+def end_at_once() -> None:
+    """From now on SIGINT ends the process. Does nothing if somebody else handles or ignores it."""
+    _replace(signal.default_int_handler, _end)
+
+
+def interrupt_again() -> None:
+    """From now on SIGINT raises KeyboardInterrupt again: a command begins. Undoes `end_at_once`, and nothing else."""
+    _replace(_end, signal.default_int_handler)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """For a command that imports much before it begins: until then SIGINT ends the process."""
+    end_at_once()
+    try:
+        yield
+    finally:
+        interrupt_again()

@@ -1,0 +1,99 @@
+"""The command line `tickwheel`: the root that everything hangs off. main.py starts it.
+
+Owns the order of commands and the mapping from errors to exit codes; never shows a traceback for what a user or a
+cluster did. commands.py knows the commands and imports the one that is called.
+
+Exit codes: 0 done; 1 what was asked failed (refused, not found, lost); 2 usage or configuration; 3 the cluster is
+unavailable; 4 the outcome is unknown; 5 not permitted; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from tickwheel.node.cli.commands import Root
+from tickwheel.node.cli.interrupts import EXIT_INTERRUPTED
+
+EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNKNOWN, EXIT_PERMISSION = 1, 2, 3, 4, 5
+
+USAGE_ERROR: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""Base of every error about arguments: typer carries its own copy of click, or uses the real one."""
+
+app = typer.Typer(
+    name="tickwheel",
+    cls=Root,
+    help="A scheduler for delayed messages that keeps delivering when its master dies.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(version("tickwheel"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A scheduler for delayed messages that keeps delivering when its master dies."""
+
+
+def _told(error: Exception, named: str) -> int:
+    """Tell what went wrong, without a traceback; the exit code. Raises an error that is a mistake of ours."""
+    from tickwheel.client.errors import ClusterUnavailable, OutcomeUnknown, PermissionRefused, TickwheelError
+    from tickwheel.node.cli.output import fail
+    from tickwheel.node.made_files import LocalClusterError
+
+    if isinstance(error, TickwheelError):
+        fail(str(error), error.reason, error.metadata)
+        if isinstance(error, ClusterUnavailable):
+            return EXIT_UNAVAILABLE
+        if isinstance(error, OutcomeUnknown):
+            return EXIT_UNKNOWN
+        return EXIT_PERMISSION if isinstance(error, PermissionRefused) else EXIT_FAILED
+    if isinstance(error, LocalClusterError):
+        fail(str(error), "LOCAL_CLUSTER", {})
+        return EXIT_FAILED
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("tickwheel"):
+        fail(
+            f"{named} needs the package {error.name}: pip install 'tickwheel[spark]' installs the optional packages",
+            "PACKAGE",
+            {},
+        )
+        return EXIT_USAGE
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename is not None else ""
+        fail(f"{place}{error.strerror or error}", "SYSTEM", {})
+        return EXIT_FAILED
+    raise error
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    command: Any = typer.main.get_command(app)
+    try:
+        result = command.main(args=arguments, prog_name="tickwheel", standalone_mode=False)
+    except USAGE_ERROR as error:
+        error.show()
+        return EXIT_USAGE
+    except (typer.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone
+        return EXIT_FAILED
+    except Exception as error:
+        return _told(error, next((word for word in words if not word.startswith("-")), ""))
+    return result if isinstance(result, int) else 0
