@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from tickwheel.client.cluster import STATUS_TIMEOUT_S, TRY_TIMEOUT_S, Cluster
-from tickwheel.client.errors import Fault, error_of, fault_of_call
+from tickwheel.client.cluster import END_OF_STREAM, STATUS_TIMEOUT_S, TRY_TIMEOUT_S, Cluster
+from tickwheel.client.errors import ClusterUnavailable, Fault, error_of, fault_of_call
 from tickwheel.client.ids import parse_id
 from tickwheel.client.listing import listed
-from tickwheel.proto import admin_pb2, consumer_pb2
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
 A = TypeVar("A")
+
+BACKUP_SILENCE_S = 120.0
+"""The first chunk of a backup comes once the node has written a checkpoint."""
 
 if TYPE_CHECKING:
     from tickwheel.proto.admin_pb2_grpc import AdminAsyncStub
@@ -257,15 +260,48 @@ class AdminClient:
         return await self._ask_at(address, lambda stub: stub.GetDiskUse, request, self._timeout_s)
 
     async def backup(
-        self, address: str, timeout_s: float = 3_600.0, *, stale: bool = False
-    ) -> AsyncIterator[admin_pb2.BackupChunk]:
-        """A consistent copy of one node's state, in chunks. `stale`: even if the node takes no part or is behind."""
-        request = admin_pb2.BackupRequest(stale=stale)
-        call = AdminStub(self._cluster.channel(address)).Backup(request, timeout=timeout_s)
+        self,
+        address: str,
+        timeout_s: float | None = None,
+        *,
+        stale: bool = False,
+        held: Sequence[common_pb2.HeldFile] = (),
+        silence_s: float = BACKUP_SILENCE_S,
+    ) -> AsyncGenerator[admin_pb2.BackupChunk, None]:
+        """A consistent copy of one node's state, in chunks.
+
+        `timeout_s`: for all of it. `silence_s`: the longest wait for one chunk. `stale`: even if the node takes no part
+        or is behind. `held`: what has arrived of an earlier try, at most 20,000 files. A file that begins with it comes
+        from there on; while the node compares, it sends chunks that say so (`comparing`). A node of an earlier version
+        sends everything.
+        """
+        request = admin_pb2.BackupRequest(stale=stale, held=held)
+        stub = AdminStub(self._cluster.channel(address))
+        call = stub.Backup(request, timeout=timeout_s)
         try:
-            async for chunk in call:
+            chunk: Any
+            while True:
+                try:
+                    async with asyncio.timeout(silence_s):
+                        chunk = await call.read()
+                except TimeoutError:
+                    raise ClusterUnavailable(
+                        f"{address} has sent nothing for {silence_s:.0f} s", "UNAVAILABLE"
+                    ) from None
+                except grpc.aio.AioRpcError as error:
+                    fault = fault_of_call(error)
+                    if not request.held or not _is_new_to(fault, request.HELD_FIELD_NUMBER):
+                        raise error_of(fault) from error
+                    request.ClearField("held")
+                    call = stub.Backup(request, timeout=timeout_s)
+                    continue
+                if chunk is END_OF_STREAM:
+                    return
                 yield chunk
-        except grpc.aio.AioRpcError as error:
-            raise error_of(fault_of_call(error)) from error
         finally:
             call.cancel()
+
+
+def _is_new_to(fault: Fault, field_number: int) -> bool:
+    """Whether the node refused a field of the request itself, since its version does not know it."""
+    return fault.reason == "INVALID_FIELD" and fault.metadata.get("field") == str(field_number)

@@ -1,7 +1,9 @@
 """A backup as a directory: the files of one node, and a list of them with sizes and checksums, which is written last.
 
-Owns the list (backup.json). A directory without it is no backup: the copy was interrupted. A restore checks every byte
-before it renames the data directory into place, so a half restored one is never taken for complete.
+Owns the list (backup.json) and the mark of a copy that is not whole (backup.unfinished). A directory without the list
+is no backup: the copy was interrupted, and another one goes on with it. The list is written once everything that it
+names is on stable storage. A restore checks every byte before it renames the data directory into place, so a half
+restored one is never taken for complete.
 """
 
 from __future__ import annotations
@@ -10,17 +12,25 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import google_crc32c
 
+from tickwheel.node.core.checkpoint import in_checkpoint
 from tickwheel.proto import admin_pb2
+from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.local import LocalDisk
+from tickwheel.storage.partial_copy import CopyError, PartialCopy
+from tickwheel.storage.paths import LOCK_NAME
 
 LIST_NAME = "backup.json"
+UNFINISHED_NAME = "backup.unfinished"
+_ASIDE_SUFFIX = ".part"
+_OWN_NAMES = frozenset({LOCK_NAME, UNFINISHED_NAME, UNFINISHED_NAME + _ASIDE_SUFFIX})
+"""Of an unfinished backup in which nothing has arrived."""
 VERSION = 1
 BLOCK_BYTES = 1 << 20
 
@@ -63,6 +73,10 @@ def origin_of(source: Path) -> admin_pb2.BackupOrigin:
 
 def _listed(source: Path) -> dict[str, Any]:
     """The list. Raises BackupError."""
+    if _is_unfinished(source):
+        raise BackupError(
+            f"{source} holds no whole backup: its copy was interrupted. `tickwheel backup {source}` goes on with it"
+        )
     try:
         listed = json.loads((source / LIST_NAME).read_text(encoding="utf-8"))
         version = listed["version"]
@@ -81,73 +95,174 @@ def _safe(path: str) -> PurePosixPath:
     return checked
 
 
-def _need_empty(directory: Path, advice: str) -> None:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+def _need_empty(directory: Path, advice: str, besides: Collection[str] = ()) -> None:
+    if directory.exists() and (not directory.is_dir() or {path.name for path in directory.iterdir()} - set(besides)):
         raise BackupError(f"{directory} is not empty: {advice}")
 
 
-class BackupWriter:
-    """Writes the chunks of a copy; only `finish` makes the directory a backup."""
+def _is_unfinished(directory: Path) -> bool:
+    return (directory / UNFINISHED_NAME).exists() and not (directory / LIST_NAME).exists()
 
-    def __init__(self, directory: Path) -> None:
-        _need_empty(directory, "name a new directory for each backup")
-        directory.mkdir(0o700, parents=True, exist_ok=True)
+
+def _unfinished_cluster(directory: Path) -> str:
+    """The cluster of an unfinished backup; empty if nothing has come from it yet. Raises BackupError."""
+    try:
+        mark = json.loads((directory / UNFINISHED_NAME).read_text(encoding="utf-8"))
+        version, cluster_id = mark["version"], str(mark["cluster"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackupError(f"{directory}: {UNFINISHED_NAME}: {error}. Remove the directory and begin anew") from error
+    if version != VERSION:
+        raise BackupError(f"{directory} is an unfinished backup of version {version}; this program reads {VERSION}")
+    return cluster_id
+
+
+def _write_json(directory: Path, name: str, value: object) -> None:
+    """Replace a file of the directory; durable on return. Raises OSError."""
+    part = directory / (name + _ASIDE_SUFFIX)
+    with part.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(directory / name)
+    _sync_directory(directory)
+
+
+class BackupWriter:
+    """Writes the chunks of a copy, in as many tries and processes as that takes; only `finish` makes it a backup.
+
+    A directory in which a copy was begun has the file UNFINISHED_NAME until it is a backup. It is locked, so that two
+    processes never write to it.
+    """
+
+    def __init__(self, directory: Path, read: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Begin a copy in a new or empty directory, or go on with an unfinished one, whose files are read for that.
+
+        `read` is told of how many bytes of how many. Raises BackupError, DiskError.
+        """
         self._directory = directory
-        self._open: IO[bytes] | None = None
-        self._path = ""
-        self._crc = 0
-        self._list: dict[str, dict[str, int]] = {}
-        self._complete = False
-        self.bytes = 0
+        self._need_room()
+        made = [path for path in (directory, *directory.parents) if not path.exists()]
+        self._disk = LocalDisk(directory)
+        for path in made:
+            _sync_directory(path.parent)
+        try:
+            self._disk.lock()
+        except DiskError:
+            raise BackupError(f"{directory}: another process is making this backup") from None
+        try:
+            self._need_room()  # from now on nobody else changes it
+            self._cluster_id = ""
+            if _is_unfinished(directory):
+                self._cluster_id = _unfinished_cluster(directory)
+            else:
+                self._mark()
+            total = sum(self._disk.size(path) for path in self._disk.files(""))
+            done = 0
+
+            def one_read(size: int) -> None:
+                nonlocal done
+                done += size
+                read(done, total)
+
+            self._files = PartialCopy(self._disk, "", in_checkpoint, one_read)
+        except BaseException:
+            self._disk.unlock()
+            raise
+        self._file_bytes: dict[str, int] = {}
+        """Sizes of the files that this try has named, as the node stated them."""
+        self.complete = False
+        """Whether this try has got the node's last chunk."""
         self.origin = admin_pb2.BackupOrigin()
         """The origin of the backup; empty if the node's version does not send it."""
 
+    def _need_room(self) -> None:
+        """Raises BackupError if a copy cannot be begun or gone on with."""
+        if (self._directory / LIST_NAME).exists():
+            raise BackupError(f"{self._directory} holds a whole backup: name a new directory for each backup")
+        if not _is_unfinished(self._directory):
+            _need_empty(self._directory, "name a new directory for each backup", _OWN_NAMES)
+
     @property
     def files(self) -> int:
-        return len(self._list)
+        """The files that this try has named."""
+        return len(self._file_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """What all tries have left, of this version of the files or of earlier ones."""
+        return self._files.held_bytes
+
+    @property
+    def bytes(self) -> int:
+        """What this try has: received, or held and found right by the node."""
+        return self._files.whole_bytes
+
+    def begin(self) -> list[HeldFile]:
+        """Begin a try. Returns what is held of the earlier ones, the most bytes first."""
+        self.complete = False
+        self.origin.Clear()
+        self._file_bytes.clear()
+        return self._files.begin()
 
     def write(self, chunk: admin_pb2.BackupChunk) -> None:
-        """Write a chunk. Files must come one after the other, each from its beginning."""
-        if google_crc32c.value(chunk.data) != chunk.crc32c:
-            raise BackupError(f"{chunk.path} arrived damaged at byte {chunk.offset}")
+        """Write a chunk. Raises BackupError for one that does not fit, DiskError."""
         if chunk.HasField("origin"):
-            self.origin.CopyFrom(chunk.origin)
-        if chunk.path != self._path or chunk.offset == 0:
-            self._close_file()
-            target = self._directory / _safe(chunk.path)
-            target.parent.mkdir(0o700, parents=True, exist_ok=True)
-            self._open = target.open("xb")
-            self._path, self._crc = chunk.path, 0
-        if self._open is None or self._open.tell() != chunk.offset:
-            raise BackupError(f"{chunk.path}: byte {chunk.offset} came out of order")
-        self._open.write(chunk.data)
-        self._crc = google_crc32c.extend(self._crc, chunk.data)
-        self.bytes += len(chunk.data)
-        if chunk.offset + len(chunk.data) >= chunk.file_bytes:
-            self._close_file()
-        self._complete = self._complete or chunk.last
-
-    def _close_file(self) -> None:
-        if self._open is None:
+            self._came_from(chunk.origin)
+        if chunk.comparing:
             return
-        self._open.flush()
-        os.fsync(self._open.fileno())
-        self._list[self._path] = {"bytes": self._open.tell(), "crc32c": self._crc}
-        self._open.close()
-        self._open, self._path = None, ""
+        if self.complete:
+            raise BackupError(f"{chunk.path} came after the last file")
+        if chunk.offset + len(chunk.data) > self._file_bytes.setdefault(chunk.path, chunk.file_bytes):
+            raise BackupError(f"{chunk.path} is larger than the node said")
+        try:
+            self._files.take(chunk.path, chunk.offset, chunk.data, chunk.crc32c)
+        except CopyError as error:
+            raise BackupError(f"the node's copy cannot be used: {error}") from error
+        self.complete = chunk.last
+
+    def _came_from(self, origin: admin_pb2.BackupOrigin) -> None:
+        if self._cluster_id and origin.cluster_id != self._cluster_id:
+            raise BackupError(
+                f"{self._directory} holds an unfinished backup of cluster {self._cluster_id}, and this is cluster "
+                f"{origin.cluster_id}: name another directory, or remove this one"
+            )
+        self.origin.CopyFrom(origin)
+        if origin.cluster_id != self._cluster_id:
+            self._cluster_id = origin.cluster_id
+            self._mark()
 
     def finish(self) -> None:
-        """Write the list, once all chunks are written."""
-        self._close_file()
-        if not self._complete:
-            raise BackupError("the node ended the copy before its last file; start the backup again")
-        text = json.dumps({"version": VERSION, "origin": origin_facts(self.origin), "files": self._list}, indent=1)
-        part = self._directory / (LIST_NAME + ".part")
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(self._directory / LIST_NAME)
+        """Make the directory a backup, once all chunks are written and everything is on stable storage.
+
+        Raises BackupError, DiskError.
+        """
+        received = self._files.received()
+        cut = [file.path for file in received if file.bytes != self._file_bytes[file.path]]
+        if not self.complete or cut:
+            raise BackupError("the node ended the copy before the end of its last file")
+        self._files.fsync()
+        self._disk.fsync_dir("")  # before the list: a rename may become durable before older changes do
+        facts = {file.path: {"bytes": file.bytes, "crc32c": file.crc32c} for file in received}
+        _write_json(
+            self._directory, LIST_NAME, {"version": VERSION, "origin": origin_facts(self.origin), "files": facts}
+        )
+        self._remove(*_OWN_NAMES)
+
+    def close(self) -> None:
+        """Let another process go on with what has arrived. If that is nothing, the directory is as new."""
+        self._files.pause()
+        if {path.name for path in self._directory.iterdir()} <= _OWN_NAMES:
+            # The lock's file stays: somebody may have opened it, and another would then lock a new one.
+            self._remove(UNFINISHED_NAME)
+        self._disk.unlock()
+
+    def _mark(self) -> None:
+        _write_json(self._directory, UNFINISHED_NAME, {"version": VERSION, "cluster": self._cluster_id})
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            (self._directory / name).unlink(missing_ok=True)
+        _sync_directory(self._directory)
 
 
 def _in_use(directory: Path) -> bool:

@@ -1967,16 +1967,25 @@ class BackupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STALE_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     stale: _builtins.bool
     """Copy also from a node that takes no part, or is far behind: without it such a copy is refused with WRONG_STATE."""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.HeldFile]:
+        """What the caller has of an earlier try, from this node or another: 20,000 files at the most, each path at most 1,024
+        bytes. A file whose first bytes are these is sent from there on: its first chunk says so by its offset. Any other is
+        sent from its beginning. A node of an earlier version refuses this field (INVALID_FIELD, field "2"): leave it out.
+        """
+
     def __init__(
         self,
         *,
         stale: _builtins.bool = ...,
+        held: _abc.Iterable[_common_pb2.HeldFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stale", b"stale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "stale", b"stale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2038,6 +2047,7 @@ class BackupChunk(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
+    COMPARING_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     offset: _builtins.int
     data: _builtins.bytes
@@ -2046,6 +2056,8 @@ class BackupChunk(_message.Message):
     """Size of the whole file."""
     total_bytes: _builtins.int
     last: _builtins.bool
+    comparing: _builtins.bool
+    """No part of the file: the node still compares what the caller holds of it. Only for callers that hold some."""
     @_builtins.property
     def origin(self) -> Global___BackupOrigin:
         """With the first chunk."""
@@ -2061,10 +2073,11 @@ class BackupChunk(_message.Message):
         total_bytes: _builtins.int = ...,
         last: _builtins.bool = ...,
         origin: Global___BackupOrigin | None = ...,
+        comparing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "last", b"last", "offset", b"offset", "origin", b"origin", "path", b"path", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparing", b"comparing", "crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "last", b"last", "offset", b"offset", "origin", b"origin", "path", b"path", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -299,7 +299,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Backup(self, request, context):
-        """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state.
+        """Writes a checkpoint now and streams its files: a consistent copy of this node's state. A stream that broke is
+        resumed by naming what has arrived (BackupRequest.held).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

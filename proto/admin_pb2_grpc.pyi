@@ -68,7 +68,9 @@ class AdminStub:
     GetDiskUse: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDiskUseRequest, _admin_pb2.DiskUse]
     """What the data directory of this node holds, by hour and topic; any node answers for itself."""
     Backup: _grpc.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupChunk]
-    """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state."""
+    """Writes a checkpoint now and streams its files: a consistent copy of this node's state. A stream that broke is
+    resumed by naming what has arrived (BackupRequest.held).
+    """
     Trace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TraceRequest, _admin_pb2.TraceResponse]
     """What this node has noted about messages; any node answers, for itself."""
     GetDigest: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDigestRequest, _admin_pb2.StateDigest]
@@ -116,7 +118,9 @@ class AdminAsyncStub(AdminStub):
     GetDiskUse: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDiskUseRequest, _admin_pb2.DiskUse]  # type: ignore[assignment]
     """What the data directory of this node holds, by hour and topic; any node answers for itself."""
     Backup: _aio.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupChunk]  # type: ignore[assignment]
-    """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state."""
+    """Writes a checkpoint now and streams its files: a consistent copy of this node's state. A stream that broke is
+    resumed by naming what has arrived (BackupRequest.held).
+    """
     Trace: _aio.UnaryUnaryMultiCallable[_admin_pb2.TraceRequest, _admin_pb2.TraceResponse]  # type: ignore[assignment]
     """What this node has noted about messages; any node answers, for itself."""
     GetDigest: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDigestRequest, _admin_pb2.StateDigest]  # type: ignore[assignment]
@@ -293,7 +297,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.BackupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.BackupChunk], _abc.AsyncIterator[_admin_pb2.BackupChunk]]:
-        """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state."""
+        """Writes a checkpoint now and streams its files: a consistent copy of this node's state. A stream that broke is
+        resumed by naming what has arrived (BackupRequest.held).
+        """
 
     @_abc_1.abstractmethod
     def Trace(

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tickwheel.proto import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -914,7 +915,7 @@ class FetchCheckpointRequest(_message.Message):
     cluster_id: _builtins.str
     node_id: _builtins.str
     @_builtins.property
-    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldFile]:
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.HeldFile]:
         """What the receiver has of an earlier try, 20,000 files at the most. A file whose first bytes are these is sent from
         there on: its first chunk says so by its offset. Older versions send every file from its beginning.
         """
@@ -924,7 +925,7 @@ class FetchCheckpointRequest(_message.Message):
         *,
         cluster_id: _builtins.str = ...,
         node_id: _builtins.str = ...,
-        held: _abc.Iterable[Global___HeldFile] | None = ...,
+        held: _abc.Iterable[_common_pb2.HeldFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -933,32 +934,6 @@ class FetchCheckpointRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchCheckpointRequest: _TypeAlias = FetchCheckpointRequest  # noqa: Y015
-
-@_typing.final
-class HeldFile(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PATH_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    CRC32C_FIELD_NUMBER: _builtins.int
-    path: _builtins.str
-    bytes: _builtins.int
-    crc32c: _builtins.int
-    """Of these bytes."""
-    def __init__(
-        self,
-        *,
-        path: _builtins.str = ...,
-        bytes: _builtins.int = ...,
-        crc32c: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "crc32c", b"crc32c", "path", b"path"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___HeldFile: _TypeAlias = HeldFile  # noqa: Y015
 
 @_typing.final
 class CheckpointChunk(_message.Message):

@@ -23,15 +23,16 @@ from typing import Protocol
 import google_crc32c
 import grpc
 
+from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.peer_pb2 import (
     CheckpointChunk,
     FetchCheckpointRequest,
     FrameBundle,
-    HeldFile,
     Hello,
     PeerFrame,
     Refused,
 )
+from tickwheel.replication.copied_file import COMPARED_BYTES_PER_S, HELD_FILES_MAX, CopiedFile, pieces
 from tickwheel.replication.frames import FORMAT_VERSION, Refusal
 from tickwheel.replication.introduction import hello_of, shown_in
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction
@@ -47,12 +48,7 @@ QUEUE_BYTES_MAX = 64 << 20
 """Bytes of frames queued for one peer. Above it `send` returns False, and the log tries again later."""
 BUNDLE_BYTES_MAX = 256 << 10
 BUNDLE_FRAMES_MAX = 256
-CHUNK_BYTES = 1 << 20
 COPY_BYTES_PER_S = 64 << 20
-COMPARED_BYTES_PER_S = 256 << 20
-"""Data that the receiver holds is compared instead of sent, which is faster: it needs only this node's disk."""
-HELD_FILES_MAX = 20_000
-"""Named by a receiver, about 2 MB; the smallest of more are sent again."""
 COPY_BEGIN_S = 120.0
 """Until the first chunk of a checkpoint: the peer may have to write the checkpoint first."""
 COPY_SILENCE_S = 20.0
@@ -84,16 +80,6 @@ class Inbox(Protocol):
     def peer_connected(self, peer_id: str) -> None: ...
 
     def peer_disconnected(self, peer_id: str) -> None: ...
-
-
-class CopiedFile(Protocol):
-    """One file of a checkpoint; its first `bytes` bytes belong to the checkpoint."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def bytes(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -474,33 +460,23 @@ class PeerService:
         self, copied: CopiedFile, held: HeldFile | None, total_bytes: int, *, last_file: bool
     ) -> AsyncIterator[CheckpointChunk]:
         """The chunks of a file: all, or, if the receiver holds its first bytes, those behind them."""
-        offset = 0
-        if held is not None and held.bytes <= copied.bytes:
-            crc32c = at = 0
-            while at < held.bytes:
-                data = await self._piece(copied.path, at, min(CHUNK_BYTES, held.bytes - at))
-                crc32c, at = google_crc32c.extend(crc32c, data), at + len(data)
-                yield CheckpointChunk(path=copied.path, comparing=True)  # or the receiver thinks that nothing comes
-                await asyncio.sleep(len(data) / COMPARED_BYTES_PER_S)
-            if crc32c == held.crc32c:
-                offset = held.bytes
-        while True:
-            size = min(CHUNK_BYTES, copied.bytes - offset)
-            data = await self._piece(copied.path, offset, size)
-            end = offset + size
+        async for piece in pieces(copied, held, lambda offset, size: self._piece(copied.path, offset, size)):
+            if piece.compared:  # or the receiver thinks that nothing comes
+                yield CheckpointChunk(path=copied.path, comparing=True)
+                await asyncio.sleep(len(piece.data) / COMPARED_BYTES_PER_S)
+                continue
+            end = piece.offset + len(piece.data)
             yield CheckpointChunk(
                 path=copied.path,
-                offset=offset,
-                data=data,
-                crc32c=google_crc32c.value(data),
+                offset=piece.offset,
+                data=piece.data,
+                crc32c=google_crc32c.value(piece.data),
                 file_bytes=copied.bytes,
                 total_bytes=total_bytes,
                 last=last_file and end >= copied.bytes,
             )
-            offset = end
-            if offset >= copied.bytes:
-                return
-            await asyncio.sleep(size / COPY_BYTES_PER_S)
+            if end < copied.bytes:
+                await asyncio.sleep(len(piece.data) / COPY_BYTES_PER_S)
 
     async def _piece(self, path: str, offset: int, size: int) -> bytes:
         """Raises DiskError, also if there are fewer bytes."""

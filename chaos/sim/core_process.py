@@ -33,7 +33,8 @@ from tickwheel.node.core.delivery import lease_file
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
-from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, LeaseRange, PeerFrame
+from tickwheel.proto.common_pb2 import HeldFile
+from tickwheel.proto.peer_pb2 import CheckpointChunk, LeaseRange, PeerFrame
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import NO_INTRODUCTION, LogStatus

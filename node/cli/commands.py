@@ -55,9 +55,11 @@ APPS: dict[str, dict[str, str]] = {
         "user": "Users: who may call, and with which roles and quotas.",
         "role": "Roles: what their users may do with which topics and groups.",
     },
-    "recovery:recovery_app": {
+    "backup:backup_app": {
         "backup": "Copy one node's whole state, consistent, while it serves. The first address is "
-        "asked; prefer a slave.",
+        "asked; prefer a slave. Run it again to go on with a copy that was interrupted.",
+    },
+    "recovery:recovery_app": {
         "restore": "Check a backup and make it the data of a new cluster of one: the configured node, "
         "which must not be running.",
         "recover": "Continue from this one disk when a majority is lost FOR GOOD. What only the other "

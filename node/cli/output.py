@@ -77,6 +77,12 @@ def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
         err.print(f"[red]tickwheel:[/red] {escape(message)}", markup=True, soft_wrap=True)
 
 
+def warn(message: str) -> None:
+    """Print a sentence about what is under way; nothing with --json, where only the result and errors count."""
+    if not _Mode.json:
+        err.print(escape(message), soft_wrap=True)
+
+
 def table(
     title: str,
     columns: Sequence[str],

@@ -1,26 +1,22 @@
-"""Commands for the day after: backup, restore, rebuild (from the journal), and recover, which continues from one disk
-when a majority is lost."""
+"""Commands for the day after: restore (a backup), rebuild (from the journal), and recover, which continues from one
+disk when a majority is lost."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import sys
-import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import Progress
 
+from tickwheel.node.cli.backup import say_origin
 from tickwheel.node.cli.interrupts import importing
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import err, fail, open_client, out, print_json, time_text, use_json
+from tickwheel.node.cli.options import AsJson
+from tickwheel.node.cli.output import err, fail, out, print_json, time_text, use_json
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
-from tickwheel.proto import admin_pb2
 
 recovery_app = typer.Typer()
 
@@ -28,50 +24,6 @@ EXIT_DATA = 3
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="TOML file of the new node: a new cluster.id and no other members.")
 ]
-
-
-@recovery_app.command()
-def backup(
-    directory: Annotated[Path, typer.Argument(help="Empty or new directory.")],
-    address: Addresses = ADDRESS_DEFAULT,
-    stale: Annotated[
-        bool, typer.Option("--stale", help="Accept a node that takes no part or is far behind its master.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Copy one node's whole state, consistent, while it serves. The first address is asked; prefer a slave."""
-    use_json(as_json)
-    with importing():
-        from tickwheel.node.backup_files import BackupError, BackupWriter, origin_facts
-
-    started = time.monotonic()
-
-    async def go() -> BackupWriter:
-        writer = BackupWriter(directory)
-        with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
-            task = progress.add_task("backup", total=None)
-            async with open_client(address) as client:
-                async for chunk in client.admin.backup(address.split(",")[0], stale=stale):
-                    writer.write(chunk)
-                    progress.update(task, total=chunk.total_bytes, completed=writer.bytes)
-        writer.finish()
-        return writer
-
-    try:
-        writer = asyncio.run(go())
-    except BackupError as error:
-        fail(str(error), "BACKUP", {})
-        raise typer.Exit(1) from None
-    except OSError as error:
-        fail(f"{directory}: {error.strerror}", "BACKUP", {})
-        raise typer.Exit(1) from None
-    seconds = time.monotonic() - started
-    if as_json:
-        facts = {"directory": str(directory), "files": writer.files, "bytes": writer.bytes, "seconds": seconds}
-        print_json({**facts, "origin": origin_facts(writer.origin)})
-    else:
-        out.print(f"{writer.files} files, {writer.bytes:,} bytes in {seconds:.1f} s: {directory}", soft_wrap=True)
-        _say_origin(writer.origin)
 
 
 @recovery_app.command()
@@ -101,7 +53,7 @@ def restore(
     try:
         origin = origin_of(source)
         if not as_json:
-            _say_origin(origin)
+            say_origin(origin)
         with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
             task = progress.add_task("restore", total=None)
             files, size = restore_backup(
@@ -250,22 +202,6 @@ def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
     if typed != node.cluster.id:
         fail("nothing was changed", "NOT_CONFIRMED", {})
         raise typer.Exit(1)
-
-
-def _say_origin(origin: admin_pb2.BackupOrigin) -> None:
-    """Print cluster, node, index, time and age of a backup, and why it may be old."""
-    if not origin.cluster_id:
-        out.print("the origin of this backup is unknown: an earlier version made it")
-        return
-    age = timedelta(seconds=max(0, round(time.time() - origin.made_ms / 1_000)))
-    lag = f", {origin.lag_entries:,} entries behind" if origin.lag_entries else ""
-    out.print(
-        f"cluster {origin.cluster_id}, node {origin.node_id}, up to entry {origin.applied_index:,}{lag}; "
-        f"made {time_text(origin.made_ms)}, {age} ago",
-        soft_wrap=True,
-    )
-    if origin.stale_reason:
-        err.print(f"[bold red]This backup may be old:[/] {escape(origin.stale_reason)}", soft_wrap=True)
 
 
 def _say_next(found: object, node: NodeConfig) -> None:

@@ -54,6 +54,15 @@ class BackupFile:
     bytes: int
 
 
+def in_checkpoint(path: str) -> bool:
+    """Whether a checkpoint may hold a file of this path; for paths that come from other machines."""
+    directory, _, name = path.partition("/")
+    return path == MANIFEST_PATH or (
+        directory in (WHEEL_DIRECTORY, STATE_DIRECTORY, DIRECTORY)
+        and all(part not in ("", ".", "..") and part.isprintable() for part in name.split("/"))
+    )
+
+
 @dataclass(slots=True)
 class Restored:
     """The state that a node starts with, before it replays its journal."""

@@ -15,11 +15,12 @@ from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.install import STAGING, CheckpointCopy, CopyError, discard, install_if_complete
+from tickwheel.node.core.install import STAGING, CheckpointCopy, discard, install_if_complete
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
-from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, PeerFrame
+from tickwheel.proto.common_pb2 import HeldFile
+from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
@@ -27,6 +28,7 @@ from tickwheel.replication.log import LogListener, Member, ReplicatedLog
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.errors import ADVICE
+from tickwheel.storage.partial_copy import CopyError
 
 
 class CheckpointSource(Protocol):

@@ -1,23 +1,34 @@
-"""Backup: a consistent copy of this node's state, sent in chunks."""
+"""Backup: a consistent copy of this node's state, sent in chunks. A caller who holds a part of it gets the rest."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import google_crc32c
 
-from tickwheel.node.core.checkpoint import BackupFile
+from tickwheel.node.core.checkpoint import BackupFile, in_checkpoint
 from tickwheel.node.core.watch.status import backup_origin
-from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.resolving import fail, resolve
 from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.replication.copied_file import COMPARED_BYTES_PER_S, HELD_FILES_MAX, HELD_PATH_BYTES_MAX, pieces
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.transport.server import ServerStream as Context
 
-CHUNK_BYTES = 1 << 20
+
+def _held(request: admin_pb2.BackupRequest) -> dict[str, common_pb2.HeldFile]:
+    """What the caller holds, by path. Raises RequestError if it names too much."""
+    if len(request.held) > HELD_FILES_MAX:
+        raise invalid("held", f"{len(request.held)} files", f"at most {HELD_FILES_MAX}")
+    for number, file in enumerate(request.held):
+        if len(file.path.encode()) > HELD_PATH_BYTES_MAX or not in_checkpoint(file.path):
+            allowed = f"the path of a file of a checkpoint, at most {HELD_PATH_BYTES_MAX} bytes"
+            raise invalid(f"held[{number}].path", file.path, allowed)
+    return {file.path: file for file in request.held}
 
 
 class Backups:
@@ -27,60 +38,79 @@ class Backups:
         self._calls = calls
         self._disk = disk
         self._executor = executor
+        self._left: list[BackupFile] | None = None
+        """Files of the last copy that broke. They stay held for its next try, or a link that breaks often would never
+        carry the files that each checkpoint has anew; COPY_STALL_MS at most."""
 
     async def serve(self, request: admin_pb2.BackupRequest, context: Context) -> None:
-        """Send one backup."""
+        """Send one backup: all of it, or what the caller does not hold."""
+        held = _held(request)
         stale_reason = backup_origin(self._calls.core).stale_reason
         if stale_reason and not request.stale:
             text = f"a backup of this node may be old: {stale_reason}. Ask another node, or take it as it is (--stale)"
             raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "stale"}))
+        if not held:  # it begins anew, and gets what is there now
+            self._give_back()
         files = await files_to_copy(self._calls.core.checkpointer, self._calls.wake)
         if isinstance(files, Failure):
             raise RequestError(files)
+        self._give_back()
+        broke = True
         try:
             origin: admin_pb2.BackupOrigin | None = backup_origin(self._calls.core)
             total_bytes = sum(file.bytes for file in files)
-            for number in range(len(files)):
-                await self._send_file(context, files, number, total_bytes, origin)
-                origin = None
+            for number, file in enumerate(files):
+                last_file = number == len(files) - 1
+                async for chunk in self._chunks(file, held.get(file.path), total_bytes, last_file=last_file):
+                    # Checked after the read: the file was there, unchanged, until then.
+                    if not self._calls.core.checkpointer.progressed(files):
+                        text = "the backup stood still for too long; start it again"
+                        raise RequestError(Failure(common_pb2.WRONG_STATE, text))
+                    if origin is not None:
+                        chunk.origin.CopyFrom(origin)
+                        origin = None
+                    await context.write(chunk)
+            broke = False
+        except RequestError:
+            broke = False
+            raise
         finally:
-            self._calls.core.checkpointer.copied(files)
+            if broke:
+                self._give_back()
+                self._left = files
+            else:
+                self._calls.core.checkpointer.copied(files)
 
-    async def _send_file(
-        self,
-        context: Context,
-        files: list[BackupFile],
-        number: int,
-        total_bytes: int,
-        origin: admin_pb2.BackupOrigin | None,
-    ) -> None:
-        file, last_file = files[number], number == len(files) - 1
-        offset = 0
-        while True:
-            size = min(CHUNK_BYTES, file.bytes - offset)
-            data = await self._read(file.path, offset, size)
+    def _give_back(self) -> None:
+        """Hold the files of a copy that broke no longer; those of a checkpoint that is gone are not held any more."""
+        left, self._left = self._left, None
+        if left is not None:
+            self._calls.core.checkpointer.copied(left)
+
+    async def _chunks(
+        self, copied: BackupFile, held: common_pb2.HeldFile | None, total_bytes: int, *, last_file: bool
+    ) -> AsyncIterator[admin_pb2.BackupChunk]:
+        async def read(offset: int, size: int) -> bytes:
+            data = await self._read(copied.path, offset, size)
             if len(data) < size:
-                text = f"{file.path} was removed meanwhile; start the backup again"
+                text = f"{copied.path} was removed meanwhile; start the backup again"
                 raise RequestError(Failure(common_pb2.WRONG_STATE, text))
-            # Checked after the read: the file was there, unchanged, until then.
-            if not self._calls.core.checkpointer.progressed(files):
-                text = "the backup stood still for too long; start it again"
-                raise RequestError(Failure(common_pb2.WRONG_STATE, text))
-            end = offset + size
-            chunk = admin_pb2.BackupChunk(
-                path=file.path,
-                offset=offset,
-                data=data,
-                crc32c=google_crc32c.value(data),
-                file_bytes=file.bytes,
+            return data
+
+        async for piece in pieces(copied, held, read):
+            if piece.compared:  # or the caller thinks that nothing comes
+                yield admin_pb2.BackupChunk(path=copied.path, comparing=True, total_bytes=total_bytes)
+                await asyncio.sleep(len(piece.data) / COMPARED_BYTES_PER_S)
+                continue
+            yield admin_pb2.BackupChunk(
+                path=copied.path,
+                offset=piece.offset,
+                data=piece.data,
+                crc32c=google_crc32c.value(piece.data),
+                file_bytes=copied.bytes,
                 total_bytes=total_bytes,
-                last=last_file and end >= file.bytes,
-                origin=None if offset else origin,
+                last=last_file and piece.offset + len(piece.data) >= copied.bytes,
             )
-            await context.write(chunk)
-            offset = end
-            if offset >= file.bytes:
-                return
 
     async def _read(self, path: str, offset: int, size: int) -> bytes:
         loop = asyncio.get_running_loop()

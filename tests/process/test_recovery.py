@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tickwheel.client import AsyncClient
+from tickwheel.node.backup_files import BackupWriter
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, write_toml
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
@@ -185,7 +187,7 @@ async def test_a_lost_majority_goes_on_from_one_disk(tmp_path: Path) -> None:
 
 
 async def test_a_backup_becomes_a_cluster_again(tmp_path: Path) -> None:
-    """Backed up from a slave, restored by the command, started: everything of that moment is there."""
+    """Backed up from a slave in two tries, restored by the command, started: everything of that moment is there."""
     async with LocalCluster(tmp_path / "a", 3) as cluster:
         async with AsyncClient(cluster.addresses) as client:
             await fill(client, 300)
@@ -193,7 +195,15 @@ async def test_a_backup_becomes_a_cluster_again(tmp_path: Path) -> None:
         master = await cluster.master()
         slave = next(node for node in cluster.nodes if node is not master)
         before = await digest_of(slave)
-        await command("backup", str(tmp_path / "copy"), "--address", slave.client_address)
+        begun = BackupWriter(tmp_path / "copy")
+        async with (
+            AsyncClient([slave.client_address]) as client,
+            contextlib.aclosing(client.admin.backup(slave.client_address)) as chunks,
+        ):
+            begun.write(await anext(chunks))
+        begun.close()
+        done = await command("backup", str(tmp_path / "copy"), "--address", slave.client_address)
+        assert "of an interrupted backup" in done.stderr
         alive = await command("restore", str(tmp_path / "copy"), "--config", str(slave.config_file), code=2)
         assert "begins with" in alive.stderr
         config = slave.config_file.read_text(encoding="utf-8")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 from rich.console import Console
 
@@ -24,6 +28,7 @@ from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.status import Seen, status_table
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
+from tickwheel.proto.common_pb2 import HeldFile
 
 Run = Callable[..., "Result"]
 
@@ -309,15 +314,130 @@ def test_refusals_have_their_exit_code_and_no_traceback(run: Run, arguments: lis
     assert "Traceback" not in said
 
 
+class Cutting:
+    """A way to the node that ends each connection once it has carried so many bytes of answers."""
+
+    def __init__(self, address: str, bytes_max: list[int]) -> None:
+        """`bytes_max`: of one connection after the other; those that follow are not cut."""
+        host, _, port = address.rpartition(":")
+        self._node = (host, int(port))
+        self._bytes_max = bytes_max
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.bytes = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError), self._listening:
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(self._node)
+                left = self._bytes_max.pop(0) if self._bytes_max else 1 << 40
+                threading.Thread(target=self._ask, args=(near, far), daemon=True).start()
+                threading.Thread(target=self._answer, args=(far, near, left), daemon=True).start()
+
+    def _ask(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError), source:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, source: socket.socket, target: socket.socket, left: int) -> None:
+        with contextlib.suppress(OSError), source:
+            while left and (data := source.recv(min(left, 1 << 16))):
+                target.sendall(data)
+                left -= len(data)
+                self.bytes += len(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def large(address: str) -> int:
+    """Payloads of some MiB in the node; their bytes."""
+    with Client([address]) as client:
+        for number in range(12):
+            client.schedule("large", bytes([number]) * MIB, delay_ms=3_600_000)
+    return 12 * MIB
+
+
+def test_a_backup_goes_on_by_itself(run: Run, address: str, large: int, tmp_path: Path) -> None:
+    """The connection breaks twice on the way; each byte comes once, and what is restored is what there was."""
+    way = Cutting(address, [5 * MIB, 4 * MIB])
+    copy = tmp_path / "copy"
+    done = run("backup", str(copy), "--address", way.address)
+    way.close()
+    assert done.code == 0, done.err
+    assert done.err.count("the copy broke and will go on") == 2
+    listed = json.loads((copy / "backup.json").read_text())["files"]
+    total = sum(file["bytes"] for file in listed.values())
+    # What was on its way when a connection broke comes again: at most what gRPC reads ahead.
+    assert large < total < way.bytes < total + 6 * MIB
+    for path, file in listed.items():
+        content = (copy / path).read_bytes()
+        assert (len(content), google_crc32c.value(content)) == (file["bytes"], file["crc32c"])
+    assert payloads_in(run, copy, tmp_path / "data") == 12
+
+
+def test_an_interrupted_backup_is_gone_on_with(run: Run, address: str, large: int, tmp_path: Path) -> None:
+    """By the same command, when the first one gave up; until then it is no backup, and a restore says what to do."""
+    way = Cutting(address, [9 * MIB])
+    copy = tmp_path / "copy"
+    broken = run("backup", str(copy), "--address", way.address, "--retry-for", "0s")
+    way.close()
+    assert broken.code == cli.EXIT_UNAVAILABLE, broken
+    assert f"What has arrived stays in {copy}: the same command goes on with it" in " ".join(broken.err.split())
+    config = node_config(tmp_path / "data", "new")
+    refused = run("restore", str(copy), "--config", config)
+    assert refused.code == 1 and f"`tickwheel backup {copy}` goes on with it" in " ".join(refused.err.split())
+    way = Cutting(address, [])
+    done = run("backup", str(copy), "--address", way.address)
+    way.close()
+    assert done.code == 0, done.err
+    assert "bytes of an interrupted backup" in done.err
+    assert way.bytes < large - 5 * MIB, "all of it came again"
+    assert payloads_in(run, copy, tmp_path / "data") == 12
+
+
+def node_config(data: Path, cluster_id: str) -> str:
+    """The configuration of a cluster of one, as `restore` wants it."""
+    path = data.with_suffix(".toml")
+    listen = '[listen]\nclient_bind = "127.0.0.1:1"\npeer_bind = "127.0.0.1:2"\n'
+    path.write_text(f'[cluster]\nid = "{cluster_id}"\n[node]\nid = "m"\ndata_dir = "{data}"\n{listen}')
+    return str(path)
+
+
+def payloads_in(run: Run, copy: Path, data: Path) -> int:
+    """How many of the large payloads a restore finds pending, and lays down."""
+    done = run("restore", str(copy), "--config", node_config(data, "new"), "--json")
+    assert done.code == 0 and done.json["pending"] >= 12, done
+    laid_down = b"".join(path.read_bytes() for path in (data / "wheel").rglob("*") if path.is_file())
+    return sum(bytes([number]) * MIB in laid_down for number in range(12))
+
+
+def test_what_a_caller_says_to_hold_is_checked(address: str) -> None:
+    """How many files it names, and what they are called: each with the field, its value and what is allowed."""
+    with Client([address]) as client:
+        for held, field in (
+            ([HeldFile(path=f"wheel/{number}") for number in range(20_001)], "held"),
+            ([HeldFile(path="manifest"), HeldFile(path="wheel/../../etc/passwd")], "held[1].path"),
+            ([HeldFile(path="wheel/" + "x" * 1_024)], "held[0].path"),
+        ):
+            with pytest.raises(RequestRefused) as refused:
+                list(client.admin.backup(address, held=held))
+            assert refused.value.field == field and refused.value.value and refused.value.limit
+
+
 def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
     """A copy is whole, checked byte for byte, and never laid over something."""
 
     def config(data: str, cluster: str = "new") -> str:
-        path = tmp_path / f"{data}.toml"
-        listen = '[listen]\nclient_bind = "127.0.0.1:1"\npeer_bind = "127.0.0.1:2"\n'
-        node = f'[node]\nid = "m"\ndata_dir = "{tmp_path / data}"\n'
-        path.write_text(f'[cluster]\nid = "{cluster}"\n{node}{listen}')
-        return str(path)
+        return node_config(tmp_path / data, cluster)
 
     copy = str(tmp_path / "copy")
     assert run("schedule", "kept", "x", "--delay", "1h").code == 0

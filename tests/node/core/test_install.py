@@ -10,11 +10,13 @@ import pytest
 
 from tests.node.state.solo import Harm, Solo
 from tickwheel.node.core.checkpoint import MANIFEST_PATH
-from tickwheel.node.core.install import CheckpointCopy, CopyError, install_if_complete
-from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile
+from tickwheel.node.core.install import CheckpointCopy, install_if_complete
+from tickwheel.proto.common_pb2 import HeldFile
+from tickwheel.proto.peer_pb2 import CheckpointChunk
 from tickwheel.storage.bundle import DIRECTORY
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.manifest import read_manifest
+from tickwheel.storage.partial_copy import CopyError
 from tickwheel.storage.simulated import PowerLost
 from tickwheel.wheel.units import HOUR_MS
 

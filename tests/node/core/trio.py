@@ -25,7 +25,8 @@ from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
-from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, PeerFrame
+from tickwheel.proto.common_pb2 import HeldFile
+from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.journal_fsync import FsyncWork
 from tickwheel.replication.log import Member
 from tickwheel.storage.simulated import SimulatedDisk

@@ -17,7 +17,6 @@ from tickwheel.node.core.schedule.pending import BUCKETS_MAX, TEXT_BYTES_MAX
 from tickwheel.node.core.watch.events import FOUND_MAX
 from tickwheel.node.core.watch.status import STATUS_TOPICS_MAX
 from tickwheel.node.server import paging
-from tickwheel.node.server.backup import CHUNK_BYTES
 from tickwheel.node.server.endpoints import SERVICES
 from tickwheel.node.server.handlers import ROWS_MAX
 from tickwheel.node.state.membership import MEMBERS_MAX
@@ -33,6 +32,7 @@ from tickwheel.node.state.rights import (
 from tickwheel.node.state.settings import BOUNDS
 from tickwheel.node.state.sweeps import SWEEPS_MAX
 from tickwheel.proto import admin_pb2
+from tickwheel.replication.copied_file import CHUNK_BYTES
 
 CLIENT_TAKES_BYTES = 4 << 20
 """What gRPC libraries receive unless they are told more."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import google_crc32c
 import grpc
@@ -19,11 +22,14 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.host import NodeHost
 from tickwheel.node.core.install import CheckpointCopy
 from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.copying import files_to_copy
-from tickwheel.proto import peer_pb2_grpc
-from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, HeldFile
+from tickwheel.proto import admin_pb2, peer_pb2_grpc
+from tickwheel.proto.common_pb2 import HeldFile
+from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest
 from tickwheel.replication import grpc_network
-from tickwheel.replication.grpc_network import CHUNK_BYTES, PeerService
+from tickwheel.replication.copied_file import CHUNK_BYTES
+from tickwheel.replication.grpc_network import PeerService
 from tickwheel.storage.simulated import SimulatedDisk
 
 
@@ -128,6 +134,58 @@ async def test_checkpoints_go_on_after_a_backup(tmp_path_factory: pytest.TempPat
             await client.schedule("t", b"one", delay_ms=3_600_000)
             sums.append({chunk.path: chunk.crc32c async for chunk in client.admin.backup(address)}["manifest"])
         assert sums[0] != sums[1]
+
+
+class AtOnce:
+    """An executor without workers."""
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        done(work(), None)
+
+
+class Caller:
+    """Takes a backup, or is gone when its first chunk comes."""
+
+    def __init__(self, *, gone: bool = False) -> None:
+        self._gone = gone
+        self.chunks: list[admin_pb2.BackupChunk] = []
+
+    async def write(self, chunk: admin_pb2.BackupChunk) -> None:
+        if self._gone:
+            raise ConnectionError
+        self.chunks.append(chunk)
+
+
+async def test_a_backup_that_broke_goes_on_with_the_same_checkpoint() -> None:
+    """Or a link that breaks often would never carry the files that each checkpoint has anew. Who begins anew gets what
+    there is by then, and a backup that is whole holds nothing."""
+    world, client, host, wake = begun()
+    master = world.master()
+    assert master is not None
+    backups = Backups(cast(Any, SimpleNamespace(core=host.core, wake=wake)), master.disk, cast(Any, AtOnce()))
+
+    async def index_of(*held: str, gone: bool = False) -> int:
+        """Up to where a backup goes that the caller takes who holds these files, or did not take."""
+        caller = Caller(gone=gone)
+        request = admin_pb2.BackupRequest(stale=True, held=[HeldFile(path=path) for path in held])
+        asked = asyncio.create_task(backups.serve(request, cast(Any, caller)))
+        await asyncio.sleep(0)
+        world.run(200)
+        with contextlib.suppress(ConnectionError):
+            await asked
+        client.schedule([60_000])
+        world.run(50)
+        return caller.chunks[0].origin.applied_index if caller.chunks else host.core.checkpointer.covered_index
+
+    broken = await index_of(gone=True)
+    assert await index_of("manifest", gone=True) == broken
+    assert await index_of("manifest") == broken
+    whole = await index_of("manifest")
+    assert whole > broken
+    await index_of(gone=True)
+    anew = await index_of()
+    assert anew > whole
+    assert await index_of() > anew
 
 
 class Stalling(peer_pb2_grpc.PeerServicer):
