@@ -130,6 +130,7 @@ class NodeCore:
         self.parts.mastership.step_down()
         self.stopped = True
         self.parts.bulk.store.stop()
+        self.parts.digests.stop()
         self.checkpointer.stop()
         self.parts.events.flush()
         self.log.stop()

@@ -219,10 +219,13 @@ class CoreListener:
 
     def may_apply(self) -> bool:
         """Arrivals that the disk is too slow to take in wait in the journal, not in memory. Entries after a bundle wait
-        until the bundle is here and read as far as it is due."""
+        until the bundle is here and read as far as it is due. While a checkpoint is captured or a digest made, in turns
+        of a few milliseconds, the state must stay as it is."""
         core = self._core
-        waits = self._parts.index_repair.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing
-        if core.serving.stuck or waits:
+        parts = self._parts
+        waits = parts.index_repair.holds_log or core.wheel.ingestion.absorbing
+        looks = self._checkpointer().capturing or parts.digests.making
+        if core.serving.stuck or waits or looks:
             return False
         return core.wheel.holdings.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 

@@ -50,6 +50,7 @@ from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.schedule.sweeper import Sweeper
 from tickwheel.node.core.schedule.topic_pending import TopicPending
 from tickwheel.node.core.watch.counters import Totals
+from tickwheel.node.core.watch.digests import Digests
 from tickwheel.node.core.watch.events import Events
 from tickwheel.node.core.watch.pins import PendingPins
 from tickwheel.node.core.watch.settled_pins import SettledPins
@@ -154,6 +155,7 @@ class Parts:
         self.dead = DeadRequests(core)
         self.pins = PendingPins(core)
         self.settled_pins = SettledPins(core)
+        self.digests = Digests(core)
 
         self.ordered: tuple[Part, ...] = (
             self.dispatcher,
@@ -173,6 +175,7 @@ class Parts:
             self.retention,
             self.index_repair,
             self.events,
+            self.digests,
         )
         """In the order in which parts tick and end; they begin in reverse order."""
         self._subscribe()

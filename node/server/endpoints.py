@@ -432,12 +432,12 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             lambda node, request, caller, context: node.backups.serve(request, context),
         ),
         "Trace": by_core(admin_pb2.TraceRequest, admin_pb2.TraceResponse, READS, ANY_NODE, handlers.trace),
-        "GetDigest": by_loop(
+        "GetDigest": by_core(
             admin_pb2.GetDigestRequest,
             admin_pb2.StateDigest,
             LOOKS,
             ANY_NODE,
-            lambda node, request, caller: node.digests.get(),
+            lambda core, request, caller: core.parts.digests.get(),
         ),
     },
     "tickwheel.v1.Staging": {

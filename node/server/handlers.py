@@ -40,7 +40,6 @@ from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.consumer_stream import ConsumerStreams
-from tickwheel.node.server.digests import Digests
 from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.paging import page
 from tickwheel.node.server.schedule_stream import ScheduleStreams, receipt_of, state_caller
@@ -101,7 +100,6 @@ class Node:
     consumers: ConsumerStreams
     status: StatusStreams
     backups: Backups
-    digests: Digests
     tls: bool
     """Whether the client port speaks TLS."""
     pins: PinOwners = field(default_factory=PinOwners)

@@ -41,7 +41,6 @@ from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.copying import files_to_copy
-from tickwheel.node.server.digests import Digests
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LoopDriver
@@ -205,7 +204,6 @@ class NodeProcess:
             ConsumerStreams(calls, config.core.batch_bytes_max * 4),
             status,
             Backups(calls, disk, reads),
-            Digests(lambda: node.core.state.digest()),
             tls=tls.current.client is not None,
         )
         gate = Gate(callers, lambda: host.core.state, node.audit, limiter.admit)

@@ -18,7 +18,7 @@ import hashlib
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import google_crc32c
@@ -32,6 +32,8 @@ from tickwheel.wheel.units import Ids
 
 SEQUENCES = 1 << 64
 """Sequences are below this."""
+DIGEST_TURN = 2_000
+"""Producers or batches in one turn of a digest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,14 +192,18 @@ class Producers:
         self.stated = any(batch.checksum is not None for batch in self._batches.values())
         self.ids_kept = sum(len(batch.ids) for batch in self._batches.values())
 
-    def digest(self) -> bytes:
-        """SHA-256 of all of it, in order of use and of acceptance."""
+    def digest_in_turns(self) -> Generator[None, None, bytes]:
+        """SHA-256 of all of it, in order of use and of acceptance, in turns of a few milliseconds."""
         sha = hashlib.sha256()
-        for name, span in self._spans.items():
+        for number, (name, span) in enumerate(self._spans.items(), 1):
+            if number % DIGEST_TURN == 0:
+                yield
             sha.update(
                 name.encode() + b"\0" + struct.pack("<QQ", span.first % SEQUENCES, span.last) + span.owner.encode()
             )
-        for (name, sequence), batch in self._batches.items():
+        for number, ((name, sequence), batch) in enumerate(self._batches.items(), 1):
+            if number % DIGEST_TURN == 0:
+                yield
             sha.update(name.encode() + b"\0" + struct.pack("<QQI", sequence, len(batch.ids), batch.crc))
             if batch.checksum is not None:
                 sha.update(struct.pack("<I", batch.checksum))

@@ -20,7 +20,6 @@ Called by the state machine; `judge` and `publishing` also by the master's stage
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -416,12 +415,11 @@ class Staging:
         """Whether an ExpireStaged command stamped now would change anything."""
         return any(_is_over(job, now_ms, settings) for job in self._jobs.values())
 
-    def digest(self) -> bytes:
-        """SHA-256 of the whole content."""
-        sha = hashlib.sha256(repr((self._last_file, self.staged_bytes)).encode())
+    def digest_parts(self) -> Iterator[bytes]:
+        """The whole content in pieces, for a digest."""
+        yield repr((self._last_file, self.staged_bytes)).encode()
         for job_id in sorted(self._jobs):
-            sha.update(_snapshot_of(self._jobs[job_id]).SerializeToString(deterministic=True))
-        return sha.digest()
+            yield _snapshot_of(self._jobs[job_id]).SerializeToString(deterministic=True)
 
     # -- checkpoints
 

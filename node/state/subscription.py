@@ -375,14 +375,16 @@ class Subscription:
         self._window.restore(floor, window)
         self.start_ms = start_ms
 
-    def digest_into(self, sha: hashlib._Hash) -> None:
-        """Add the logical content to a digest."""
+    def digest_into(self, sha: hashlib._Hash) -> int:
+        """Add the logical content to a digest. Returns the bytes of the window, on which the time depends."""
         window = self.window_bytes()
         checked = -1 if self.checked is None else self.unchecked
         facts = (self.group_id, self.topic_id, self.floor, self.start_ms, len(window), checked, self.epoch)
         sha.update(struct.pack("<IIQqQqIQQ", *facts, self.began, self.judged_from))
         sha.update(window)
-        sha.update(self.pauses_bytes())
+        if self.pauses:
+            sha.update(self.pauses_bytes())
+        return len(window)
 
     # -- inside
 

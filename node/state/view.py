@@ -5,7 +5,7 @@ The state machine is a StateView; node/core reads it through these methods alone
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.control import filter_refusal
 from tickwheel.node.state.dead_letters import DeadLetters
-from tickwheel.node.state.digest import digest
+from tickwheel.node.state.digest import digest, digest_in_turns
 from tickwheel.node.state.loads import Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
@@ -341,3 +341,10 @@ class StateView:
     def digest(self) -> admin_pb2.StateDigest:
         """Digest of the logical state at the applied index, by parts."""
         return digest(self._state, self.wheel)
+
+    def digest_in_turns(self) -> Generator[None, None, admin_pb2.StateDigest]:
+        """As `digest`, in turns of a few milliseconds; nothing may be applied in between."""
+        index = self._state.applied_index
+        made = yield from digest_in_turns(self._state, self.wheel)
+        assert self._state.applied_index == index, "an entry was applied while a digest was made"
+        return made

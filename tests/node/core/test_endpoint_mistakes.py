@@ -35,7 +35,6 @@ from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.consumer_stream import ConsumerStreams
-from tickwheel.node.server.digests import Digests
 from tickwheel.node.server.endpoints import SERVICES
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.schedule_stream import ScheduleStreams
@@ -145,7 +144,6 @@ BY_LOOP_ALONE = {
         "ListGroups",
         "GetSettings",
         "Backup",
-        "GetDigest",
     ),
     *("OfferBundle", "GetLoad", "Unpin", "WhoAmI", "ListUsers", "ListRoles", "ListAudit"),
 }
@@ -224,7 +222,6 @@ def node_of(master: SimulatedNode, ended_by: list[BaseException]) -> tuple[Node,
         ConsumerStreams(calls, 1 << 20),
         StatusStreams(calls, 8, lambda: ""),
         Backups(calls, core.disk, core.executor),
-        Digests(lambda: node.core.state.digest()),
         tls=False,
     )
     node.pins.take(1, EVERYBODY)

@@ -30,7 +30,6 @@ from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Callers
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.consumer_stream import ConsumerStreams
-from tickwheel.node.server.digests import Digests
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.endpoints import SERVICES as TABLE
 from tickwheel.node.server.fault_log import REPEAT_NS, FaultLog
@@ -199,7 +198,6 @@ async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
         ConsumerStreams(calls, 1 << 20),
         StatusStreams(calls, limits.status_streams_max, lambda: ""),
         Backups(calls, cast(Any, None), cast(Any, None)),
-        Digests(lambda: served.core.state.digest()),
         tls=False,
     )
     gate = Gate(callers, lambda: cast(Any, node.state), audit, cast(Any, None))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.node.state.driver import admin, publish_command
 from tests.node.state.solo import Solo
-from tickwheel.node.state import snapshot
+from tickwheel.node.state import digest, producers, snapshot
 from tickwheel.proto import admin_pb2
 from tickwheel.storage.disk import Buffer, Disk
 from tickwheel.storage.whole_file import write_pieces
@@ -63,3 +63,24 @@ def test_an_entry_that_is_applied_between_two_turns_is_our_bug_and_is_found(monk
     with pytest.raises(AssertionError, match="while the state was captured"):
         for _ in turns:
             pass
+
+
+def test_a_digest_made_in_turns_is_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the turns; each works on a few of whatever there may be many of."""
+    solo = full(monkeypatch)
+    before = solo.state.digest()
+    for name in ("TURN_TOPICS", "TURN_GROUPS", "TURN_SUBSCRIPTIONS"):
+        monkeypatch.setattr(digest, name, 5)
+    monkeypatch.setattr(producers, "DIGEST_TURN", 3)
+    turns, count = solo.state.digest_in_turns(), 0
+    with pytest.raises(StopIteration) as complete:
+        while True:
+            next(turns)
+            count += 1
+    assert complete.value.value == before
+    assert count >= 2 * 40 // 5 + 3 * 41 // 5 + 20 // 3
+    turns = solo.state.digest_in_turns()
+    next(turns)
+    solo.group("late")
+    with pytest.raises(AssertionError, match="while a digest was made"):
+        list(turns)
