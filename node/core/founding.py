@@ -33,6 +33,8 @@ from tickwheel.storage.whole_file import read_whole, write_whole
 PATH = "founding"
 EARLIER_NAMES = ("manifest", "journal")
 """Files that exist if a node has run. One of them without a founding record means a directory of an earlier version."""
+FOUNDERS_LOG_LEVEL = 1
+"""Every founder on record reads a log of this level (senders.LOG_LEVEL): the record is younger than the level."""
 ASK_PERIOD_MS = 200
 """Pause between two questions to the other founders. Changes are told at once; asking covers lost messages."""
 FOUNDERS_MAX = 64

@@ -29,7 +29,7 @@ from tickwheel.node.core.delivery.lease_file import LeaseFile, read_leases
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.delivery.synced import SyncedFile, read_synced
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.founding import ClusterFounding
+from tickwheel.node.core.founding import FOUNDERS_LOG_LEVEL, ClusterFounding
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.mastership import Mastership
 from tickwheel.node.core.membership import Membership
@@ -89,7 +89,7 @@ class Parts:
         self.senders = Senders(
             core.state,
             lambda: core.leading and core.log.lease_held(),
-            lambda level: self.sync.all_understand(level, self._peers()),
+            self._all_understand,
         )
         self.flow = FlowControl(core, self.topic_pending)
         self.disk_room = DiskRoom(
@@ -254,6 +254,17 @@ class Parts:
     def voters(self) -> list[str]:
         """Ids of the voting members."""
         return [member.node_id for member in self._core.log.members() if not member.learner]
+
+    def _all_understand(self, level: int) -> bool:
+        """Whether every other member reads a log of a level. A connected one says so itself, since it may run an older
+        version by now. For a founder that is away its part in the founding says it."""
+        silent = self.sync.not_understanding(level, self._peers())
+        if not silent:
+            return True
+        if level > FOUNDERS_LOG_LEVEL or not all(self.founding.disk_of(peer_id) for peer_id in silent):
+            return False
+        peers = self._core.log.status().peers
+        return not any(peer_id in peers and peers[peer_id].connected for peer_id in silent)
 
     def _peers(self) -> list[str]:
         """Every other member, including learners."""

@@ -128,9 +128,9 @@ class SyncState:
         else:
             self._full.discard(peer_id)
 
-    def all_understand(self, level: int, peers: Sequence[str]) -> bool:
-        """Whether each of these slaves said last that it reads a log of this level."""
-        return all(self._levels.get(peer_id, 0) >= level for peer_id in peers)
+    def not_understanding(self, level: int, peers: Sequence[str]) -> list[str]:
+        """Those of these slaves that have not said, or no longer say, that they read a log of this level."""
+        return [peer_id for peer_id in peers if self._levels.get(peer_id, 0) < level]
 
     def full_peers(self, members: Sequence[str]) -> set[str]:
         """Slaves that said last that their disk is above its mark."""

@@ -89,6 +89,16 @@ def test_a_repeat_with_other_content_is_refused_and_not_mixed_up() -> None:
     assert len(digests(world)) == 1
 
 
+def test_checksums_do_not_wait_for_a_founder_that_is_away() -> None:
+    """P1: one that died right after the founding may stay away for days. No message is taken for another meanwhile."""
+    world = World(34)
+    world.run_until(lambda: all(n.host and n.host.core.parts.founding.may_vote for n in world.nodes.values()), 50)
+    world.nodes["c"].kill()
+    master = elected(world)
+    assert isinstance(schedule(master, call(b"attack", 1, "evil")), BatchOutcome)
+    taken(schedule(master, call(b"the victim's", 1)), "sequence")
+
+
 def test_two_of_one_sequence_in_one_entry_are_told_apart() -> None:
     """Nothing is remembered yet when both are proposed: apply compares them."""
     world = World(32)
