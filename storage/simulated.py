@@ -312,6 +312,14 @@ class SimulatedDisk:
         self._steps_left = -1
         self.kill()
 
+    def forget(self, path: str) -> None:
+        """Let a durable file be gone for good, as if it had never been written."""
+        parts = path_parts(path)
+        directory = self._find(parts[:-1])
+        if isinstance(directory, _Directory) and parts[-1] in directory.entries:
+            self._used_bytes -= _bytes_of(directory.entries.pop(parts[-1]))
+            directory.durable.pop(parts[-1], None)
+
     def lose_power_after(self, steps: int) -> None:
         """After the next `steps` changes and fsyncs raise PowerLost instead of each further one, until `crash`."""
         self._steps_left = steps

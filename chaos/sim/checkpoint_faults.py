@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.executor import HELD_NS
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import CheckpointTaken, MomentSeen
-from tickwheel.chaos.sim.moments import HOURS_REMOVED
+from tickwheel.chaos.sim.moments import COPY_OF_LATER, COPY_RESUMED, HOURS_REMOVED
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.checkpoint import Checkpointer
+from tickwheel.proto.peer_pb2 import CheckpointChunk
 
 STEPS_MOST = 80
 """The power fails within this many disk steps. Entries applied during a checkpoint take some of them."""
+BREAKS_MOST = 4
+"""Copies that one fault breaks; a node is told about once a second that it needs one."""
+STRUCK_NS_MOST = 400 * MS
+"""A copy takes some 100 ms."""
 CHECKPOINT_WORK = Checkpointer._write.__qualname__  # noqa: SLF001  (its name alone)
 """Function of the work that writes a checkpoint."""
 
@@ -70,6 +76,22 @@ def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
 
     behind = _Behind(scene, slave, rng)
     return Active(end, lambda: slave.work_faults.hung - before)
+
+
+def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A slave is far behind, and its copies of a peer's checkpoint break midway, several times. Meanwhile the slave or
+    the peer dies, or the peer's checkpoint is replaced by a later one."""
+    slave = _slave(scene, machine)
+    breaks = _Breaks(scene, slave, rng)
+    behind = _Behind(scene, slave, rng)
+
+    def end() -> None:
+        breaks.end()
+        behind.end()
+        for one in scene.machines:
+            one.start()
+
+    return Active(end, lambda: breaks.broken)
 
 
 def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -137,6 +159,67 @@ def _ask_for_checkpoint(machine: Machine) -> None:
     if isinstance(machine.process, CoreProcess):
         checkpointer = machine.process.host.core.checkpointer
         machine.deliver(checkpointer.request, checkpointer.copied)
+
+
+class _Breaks:
+    """`CopyFault`: the state of one `broken_copy`."""
+
+    def __init__(self, scene: Scene, slave: Machine, rng: random.Random) -> None:
+        self._scene = scene
+        self._slave = slave
+        self._rng = rng
+        self._left = rng.randint(1, BREAKS_MOST)
+        """Copies still to break."""
+        self._manifest_crc = 0
+        """Of the last copy; a later checkpoint has another manifest."""
+        self.broken = 0
+        slave.copy_fault = self
+
+    def begins(self, chunks: Sequence[CheckpointChunk]) -> int:
+        """Break it or not, and strike one of the two nodes in this time."""
+        manifest = chunks[-1]
+        if any(chunk.offset for chunk in chunks):
+            self._see(COPY_RESUMED)
+            if not manifest.offset and self._manifest_crc not in (0, manifest.crc32c):
+                self._see(COPY_OF_LATER)
+        if not manifest.offset:
+            self._manifest_crc = manifest.crc32c
+        whole = sum(len(chunk.data) for chunk in chunks)
+        if self._left <= 0 or not whole:
+            return whole
+        self._left -= 1
+        self._scene.world.after(self._rng.randrange(STRUCK_NS_MOST), self._strike)
+        return self._rng.randrange(whole)
+
+    def broke(self) -> None:
+        """Count it."""
+        self.broken += 1
+
+    def end(self) -> None:
+        """Break no more."""
+        self._left = 0
+        if self._slave.copy_fault is self:
+            self._slave.copy_fault = None
+
+    def _see(self, what: str) -> None:
+        self._scene.history.add(MomentSeen(self._scene.world.now_ns, self._slave.name, self._slave.boot, what))
+
+    def _strike(self) -> None:
+        """One of what may come between a copy that broke and the next."""
+        if self._slave.copy_fault is not self:
+            return
+        strike = self._rng.choice(("nothing", "receiver dies", "receiver loses power", "source dies", "checkpoints"))
+        struck = self._scene.master() if strike == "source dies" else self._slave
+        if strike == "checkpoints":
+            for one in self._scene.machines:
+                if one is not self._slave:
+                    _ask_for_checkpoint(one)
+        elif strike != "nothing" and struck is not None:
+            if strike == "receiver loses power":
+                struck.lose_power()
+            else:
+                struck.kill()
+            self._scene.world.after(self._rng.randrange(10 * MS, 400 * MS), struck.start)
 
 
 class _Behind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import google_crc32c
@@ -45,6 +45,10 @@ DIGEST_EVERY = 50
 """Entries between two digests of the state."""
 COPY_NS = 20 * MS
 COPY_NS_MOST = 3 * SECOND
+PIECES = 8
+"""Into about so many pieces a copy is cut that a fault may break."""
+PIECE_BYTES_LEAST = 256
+PIECE_NS = 5 * MS
 
 
 class _ObservedHost(NodeHost):
@@ -303,7 +307,8 @@ class CoreProcess:
         chunk: Callable[[CheckpointChunk], None],
         done: Callable[[str | None], None],
     ) -> None:
-        """Copy a peer's checkpoint as a separate call would: late, and not at all if either node dies."""
+        """Copy a peer's checkpoint as a separate call would: late, and not at all if either node dies; piece by piece
+        if a fault breaks it."""
         me, source = self.machine, self.machine.fabric.machines[peer_id]
         world, boot = me.world, me.boot
         open_call = [True]
@@ -320,8 +325,29 @@ class CoreProcess:
                 return
             known = {file.path: file for file in held}
             chunks = [_chunk_of(source, copied, known.get(copied.path)) for copied in files]
+            if me.copy_fault is not None:
+                pieces = list(_pieces_of(chunks, me.copy_fault.begins(chunks)))
+                world.after(COPY_NS, piece, process, source.boot, files, iter(pieces))
+                return
             process.host.core.checkpointer.copied(files)
             world.after(COPY_NS, arrive, chunks)
+
+        def piece(
+            from_process: CoreProcess, source_boot: int, files: list[BackupFile], pieces: Iterator[CheckpointChunk]
+        ) -> None:
+            """The next one, or the end: of the copy or, without the last piece, of the connection."""
+            there = source.boot == source_boot and source.process is from_process
+            received = next(pieces, None) if there and open_call[0] and me.boot == boot else None
+            if received is not None:
+                me.deliver(chunk, received)
+            if received is not None and not received.last:
+                world.after(PIECE_NS, piece, from_process, source_boot, files, pieces)
+                return
+            if there:
+                source.deliver(from_process.host.core.checkpointer.copied, files)
+            if received is None and me.copy_fault is not None:
+                me.copy_fault.broke()
+            answer("the connection broke" if received is None else None)
 
         def arrive(chunks: list[CheckpointChunk]) -> None:
             if me.boot == boot and open_call[0]:
@@ -346,6 +372,22 @@ def _chunk_of(source: Machine, copied: BackupFile, held: HeldFile | None) -> Che
         offset = held.bytes
     data = data[offset:]
     return CheckpointChunk(path=copied.path, offset=offset, data=data, crc32c=google_crc32c.value(data))
+
+
+def _pieces_of(chunks: Sequence[CheckpointChunk], bytes_left: int) -> Iterator[CheckpointChunk]:
+    """The pieces in which a copy comes that breaks after so many bytes; only of a whole copy does one say `last`."""
+    size = max(PIECE_BYTES_LEAST, sum(len(whole.data) for whole in chunks) // PIECES)
+    for whole in chunks:
+        for at in range(0, max(len(whole.data), 1), size):
+            data = whole.data[at : min(at + size, len(whole.data))][:bytes_left]
+            last = whole is chunks[-1] and at + len(data) == len(whole.data)
+            broken = at + len(data) < min(at + size, len(whole.data))
+            yield CheckpointChunk(
+                path=whole.path, offset=whole.offset + at, data=data, crc32c=google_crc32c.value(data), last=last
+            )
+            bytes_left -= len(data)
+            if broken:
+                return
 
 
 def pushes_first(seed: int) -> bool:

@@ -118,6 +118,8 @@ class Kind:
     """Whether the kind is in the default set."""
     apart: bool = False
     """Drawn from a separate random stream, so that it does not change the other faults of a seed."""
+    at_start: bool = False
+    """Begins with the run, once at most; only for kinds that are drawn apart."""
     node_only: bool = False
     """Needs whole nodes: a run of the log alone has no target for it."""
 

@@ -115,6 +115,12 @@ KINDS: dict[str, Kind] = {
     "newcomer": Kind(member_faults.newcomer, (3_000, 8_000), "members that came to count", node_only=True),
     "replace": Kind(member_faults.replace_member, (3_000, 10_000), "members removed", node_only=True),
     "wiped-disk": Kind(member_faults.wiped_disk, (500, 3_000), "starts refused", apart=True, node_only=True),
+    "broken-copy": Kind(
+        checkpoint_faults.broken_copy, (4_000, 8_000), "copies broken midway", apart=True, node_only=True
+    ),
+    "stale-founders": Kind(
+        member_faults.stale_founders, (3_500, 6_000), "meetings", apart=True, at_start=True, node_only=True
+    ),
     # Directed: which nodes are let in by one that knows no member.
     "strangers": Kind(
         member_faults.strangers, (6_000, 12_000), "slaves that came back to strangers", default=False, node_only=True
@@ -126,21 +132,26 @@ KINDS: dict[str, Kind] = {
 DEFAULT_KINDS = tuple(name for name, kind in KINDS.items() if kind.default)
 MEAN_GAP_NS = 2_500 * MS
 APART_SHARE_MOST = 12
-"""A kind that is drawn apart is as rare as one of all kinds, or as one of this many if there are more."""
+"""A kind that is drawn apart is as rare as one of all kinds, or as one of this many if there are more. One that begins
+with the run does so in one of as many seeds."""
 
 
 def plan(world: World, kinds: Sequence[str], names: Sequence[str], begin_ns: int, end_ns: int) -> list[PlannedFault]:
     """The faults of a seed. One seed takes some of the kinds, so that each also comes alone; those that are drawn apart
-    have the last numbers."""
+    have the last numbers, in the order of KINDS."""
     rng = world.stream("faults")
     together = sorted(kind for kind in kinds if not KINDS[kind].apart)
     planned: list[PlannedFault] = []
     if together:
         chosen = sorted(rng.sample(together, rng.randint(1, len(together))))
         _plan_some(planned, rng, chosen, names, MEAN_GAP_NS, begin_ns, end_ns)
-    gap_ns = MEAN_GAP_NS * max(1, min(len(together), APART_SHARE_MOST))
-    for kind in sorted(set(kinds) - set(together)):
-        _plan_some(planned, world.stream(f"faults/{kind}"), [kind], names, gap_ns, begin_ns, end_ns)
+    share = max(1, min(len(together), APART_SHARE_MOST))
+    for kind in (name for name in KINDS if name in kinds and name not in together):
+        rng = world.stream(f"faults/{kind}")
+        if not KINDS[kind].at_start:
+            _plan_some(planned, rng, [kind], names, MEAN_GAP_NS * share, begin_ns, end_ns)
+        elif rng.randrange(share) == 0:
+            planned.append(_throw(len(planned), rng, kind, names, 0))
     return planned
 
 
@@ -158,11 +169,14 @@ def _plan_some(
         now_ns += int(rng.expovariate(1.0 / gap_ns))
         if now_ns >= end_ns:
             return
-        kind = rng.choice(chosen)
-        low, high = KINDS[kind].length_ms
-        length_ns = int(low * (high / low) ** rng.random()) * MS
-        target = MASTER if rng.random() < 0.5 else rng.choice(list(names))
-        planned.append(PlannedFault(len(planned), kind, now_ns, length_ns, target, rng.getrandbits(32)))
+        planned.append(_throw(len(planned), rng, rng.choice(chosen), names, now_ns))
+
+
+def _throw(number: int, rng: random.Random, kind: str, names: Sequence[str], at_ns: int) -> PlannedFault:
+    low, high = KINDS[kind].length_ms
+    length_ns = int(low * (high / low) ** rng.random()) * MS
+    target = MASTER if rng.random() < 0.5 else rng.choice(list(names))
+    return PlannedFault(number, kind, at_ns, length_ns, target, rng.getrandbits(32))
 
 
 @dataclass(slots=True)

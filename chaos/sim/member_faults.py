@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import random
 
+from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.fault import Active, Operators, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.history_machines import MomentSeen
+from tickwheel.chaos.sim.moments import FOUNDER_REFUSED, FOUNDERS_CONNECTED
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
+from tickwheel.node.core import founding
 
 MEMBERS_MOST = 6
 MEMBERS_LEAST = 3
 LOOK_NS = 100 * MS
+FOUNDED_LOOK_NS = MS
+"""Between two looks whether the cluster is founded; the first election comes some 300 ms later."""
+LATER_NS_MOST = 1_000 * MS
+WORKED_NS_LEAST = 800 * MS
+WORKED_NS_MOST = 1_800 * MS
+"""A cluster without some of its founders has elected and accepted messages by then."""
 
 
 def newcomer(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -78,6 +88,118 @@ def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
         machine.start()
 
     return Active(end, lambda: machine.turned_away)
+
+
+def stale_founders(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A minority of the founders dies once the cluster is founded, mostly before it has any entry of the log. The
+    others accept messages, then all of them die, and the target loses its disk for good. It meets those that were away
+    while nobody else is up: together they would be a majority, and nobody among them has what was accepted.
+
+    Half of the time the directories are left as by a version that did not record the founding."""
+    operators = scene.operators
+    if operators is None or len(scene.machines) < MEMBERS_LEAST:
+        return Active(nothing, lambda: 0)
+    fault = _StaleFounders(scene, operators, machine, rng)
+    return Active(fault.end, lambda: fault.meetings)
+
+
+class _StaleFounders:
+    """The state of one `stale_founders` fault."""
+
+    def __init__(self, scene: Scene, operators: Operators, lost: Machine, rng: random.Random) -> None:
+        self._scene = scene
+        self._operators = operators
+        self._lost = lost
+        self._rng = rng
+        self._founders = list(scene.machines)
+        others = [one for one in self._founders if one is not lost]
+        rng.shuffle(others)
+        minority = (len(self._founders) - 1) // 2
+        self._away, self._rest = others[:minority], others[minority:]
+        self._recorded = rng.random() < 0.5
+        self._struck = self._over = False
+        self._refused = self._connected = False
+        self._wait()
+
+    @property
+    def meetings(self) -> int:
+        """1 if they met."""
+        return int(self._refused or self._connected)
+
+    def _cores(self, machines: list[Machine]) -> list[CoreProcess]:
+        return [one.process for one in machines if isinstance(one.process, CoreProcess)]
+
+    def _wait(self) -> None:
+        """Until the cluster is founded."""
+        if self._over:
+            return
+        cores = self._cores(self._founders)
+        if len(cores) == len(self._founders) and all(core.host.core.parts.founding.may_vote for core in cores):
+            later = self._rng.random() < 0.3
+            self._scene.world.after(self._rng.randrange(LATER_NS_MOST) if later else 0, self._leave)
+        else:
+            self._scene.world.after(FOUNDED_LOOK_NS, self._wait)
+
+    def _leave(self) -> None:
+        if not self._over:
+            for one in self._away:
+                one.kill()
+            self._scene.world.after(self._rng.randrange(WORKED_NS_LEAST, WORKED_NS_MOST), self._strike)
+
+    def _strike(self) -> None:
+        """As soon as the rest knows for good what is accepted and the disk that gets lost; unless one that was away has
+        come back by another fault, or a member has come or gone.
+
+        Where directories are of an earlier version the log must have checksums of requests already: without the record
+        of the founding, masters would write none while a founder is away, and two senders of one id be mixed up."""
+        if self._over:
+            return
+        operators = self._operators
+        changed = {one.name for one in self._scene.machines} != {one.name for one in self._founders}
+        if changed or operators.lost or any(one.process is not None for one in self._away):
+            return
+        ready = all(
+            core.knows_disk_of(self._lost.name) and (self._recorded or core.host.core.state.states_checksums)
+            for core in self._cores(self._rest)
+        )
+        if operators.unfinished() or len(self._cores(self._rest)) < len(self._rest) or not ready:
+            self._scene.world.after(LOOK_NS, self._strike)
+            return
+        self._struck = True
+        for one in self._rest:
+            one.kill()
+        self._lost.wipe()
+        operators.lost = self._lost.name
+        if not self._recorded:
+            for one in (*self._rest, *self._away):
+                one.disk.forget(founding.PATH)
+        for one in (self._lost, *self._away):
+            self._scene.world.after(self._rng.randrange(1, 300 * MS), one.start)
+        self._scene.world.after(LOOK_NS, self._look)
+
+    def _look(self) -> None:
+        """Whether they meet."""
+        if self._over:
+            return
+        world, links = self._scene.world, self._scene.fabric.links
+        alone = all(one.process is None for one in self._rest)
+        if alone and self._lost.turned_away and not self._refused:
+            self._refused = True
+            self._scene.history.add(MomentSeen(world.now_ns, self._lost.name, self._lost.boot, FOUNDER_REFUSED))
+        lost = self._lost.name
+        between = [link for one in self._away for link in (links[one.name, lost], links[lost, one.name])]
+        if alone and all(link.up for link in between) and not self._connected:
+            self._connected = True
+            self._scene.history.add(MomentSeen(world.now_ns, self._lost.name, self._lost.boot, FOUNDERS_CONNECTED))
+        world.after(LOOK_NS, self._look)
+
+    def end(self) -> None:
+        """All others come back, and the lost one is replaced."""
+        self._over = True
+        if self._struck:
+            self._operators.replace_lost(self._lost, self._scene.join())
+        for one in self._founders:
+            one.start()
 
 
 def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:

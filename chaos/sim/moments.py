@@ -18,6 +18,12 @@ LOAD_OVERTAKEN = "a dispatch overtakes the load that it needs"
 HOURS_REMOVED = "hours with messages are removed"
 REMOVED_IN_MERGE = "an hour is removed while a merge writes to it"
 MOMENTS = (CHECKPOINT_IN_MERGE, LOAD_WITH_ARRIVALS, LOAD_OVERTAKEN, HOURS_REMOVED, REMOVED_IN_MERGE)
+COPY_RESUMED = "a copy of a checkpoint resumes with what an earlier one left"
+COPY_OF_LATER = "a copy resumes from a later checkpoint, or from that of another node"
+FOUNDER_REFUSED = "a founder with an empty disk is refused by founders that were away"
+FOUNDERS_CONNECTED = "a founder with an empty disk is connected with founders that were away, and nobody else is up"
+MOMENTS_OF_FAULTS = (COPY_RESUMED, COPY_OF_LATER, FOUNDER_REFUSED, FOUNDERS_CONNECTED)
+"""To these a fault of its own leads, which also writes them down."""
 
 
 def watch(machine: Machine, wheel: Wheel) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tickwheel.chaos.sim.aims import Aim
 from tickwheel.chaos.sim.mutation_table import MUTATIONS, Break, Patches, mutation
+from tickwheel.node.core import host
 from tickwheel.node.core import parts as parts_module
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.core import NodeCore
@@ -25,6 +26,8 @@ from tickwheel.node.core.delivery.leases import HeardLeases, LeaseFeed
 from tickwheel.node.core.delivery.returns import Returns
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.delivery.sync import SyncState
+from tickwheel.node.core.founding import ClusterFounding
+from tickwheel.node.core.install import COMPLETE, STAGING, CheckpointCopy
 from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.mastership import Mastership
 from tickwheel.node.core.membership import Membership
@@ -48,6 +51,7 @@ from tickwheel.replication.log import NO_INTRODUCTION, ProposalOutcome, Proposal
 from tickwheel.replication.pysyncobj_seam import LEADER, Engine
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.storage.whole_file import write_whole
 from tickwheel.wheel.checkpoint import CheckpointJob
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import hour_directory
@@ -645,6 +649,71 @@ def disks_not_compared(patches: Patches) -> None:
         return refuses
 
     patches.replace(Membership, "refuses", make)
+
+
+@mutation(
+    "a node with a new disk votes, whatever its disk was before",
+    aim=Aim(("stale-founders",), nodes=3),
+)
+def new_disks_vote(patches: Patches) -> None:
+    patches.replace(ClusterFounding, "may_vote", lambda original: property(lambda self: True))
+
+
+@mutation(
+    "what is left of a broken copy of a checkpoint is put in place at the next start",
+    aim=Aim(("broken-copy",), nodes=3, shape=(("journal_tail_bytes", 0),), seconds=10),
+)
+def broken_copies_installed(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def install_if_complete(disk: Any) -> bool:
+            if disk.exists(STAGING) and not disk.exists(COMPLETE):
+                write_whole(disk, COMPLETE, b"complete")
+            return bool(original(disk))
+
+        return install_if_complete
+
+    patches.replace(host, "install_if_complete", make)
+
+
+@mutation(
+    "what an earlier try brought of a checkpoint is not synced with the rest",
+    aim=Aim(("broken-copy", "power"), nodes=3, shape=(("journal_tail_bytes", 0),), seconds=10),
+)
+def resumed_files_not_synced(patches: Patches) -> None:
+    def make_begin(original: Any) -> Any:
+        def begin(self: CheckpointCopy) -> Any:
+            self.__dict__["written"] = set()
+            return original(self)
+
+        return begin
+
+    def make_take(original: Any) -> Any:
+        def take(self: CheckpointCopy, chunk: Any) -> None:
+            original(self, chunk)
+            if chunk.data:
+                self.__dict__["written"].add(f"{STAGING}/{chunk.path}")
+
+        return take
+
+    def make_finish(original: Any) -> Any:
+        def finish(self: CheckpointCopy) -> None:
+            self._disk.ignore_fsync(  # type: ignore[attr-defined]
+                lambda path: (
+                    path.startswith(f"{STAGING}/")
+                    and not path.startswith(COMPLETE)
+                    and path not in self.__dict__["written"]
+                )
+            )
+            try:
+                original(self)
+            finally:
+                self._disk.ignore_fsync(None)  # type: ignore[attr-defined]
+
+        return finish
+
+    patches.replace(CheckpointCopy, "begin", make_begin)
+    patches.replace(CheckpointCopy, "take", make_take)
+    patches.replace(CheckpointCopy, "finish", make_finish)
 
 
 # Last: these come after the others in the table, which keeps the order of entry.

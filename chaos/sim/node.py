@@ -10,7 +10,7 @@ in a process stops it, and is a broken promise unless a fault on this machine ex
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tickwheel.chaos.sim.clock import SimulatedClock
@@ -19,7 +19,7 @@ from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, Stopped
 from tickwheel.chaos.sim.network import Callee, Fabric, NetworkPort
 from tickwheel.chaos.sim.world import MS, World
-from tickwheel.proto.peer_pb2 import PeerFrame
+from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.frames import Refusal
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.simulated import PowerLost, SimulatedDisk
@@ -59,6 +59,19 @@ class Process(Callee, Protocol):
 Builder = Callable[["Machine"], Process]
 
 
+class CopyFault(Protocol):
+    """Breaks the copies that a machine makes of peers' checkpoints."""
+
+    def begins(self, chunks: Sequence[CheckpointChunk]) -> int:
+        """A copy begins: these chunks are to come, without what the machine holds already. Returns the number of bytes
+        that come before the copy breaks."""
+        ...
+
+    def broke(self) -> None:
+        """A copy broke after some of its chunks."""
+        ...
+
+
 class Machine:
     """One machine through all its boots."""
 
@@ -87,6 +100,7 @@ class Machine:
         self.copies_fail = 0
         """Faults by which no copy of a peer's checkpoint arrives."""
         self.copies_failed = 0
+        self.copy_fault: CopyFault | None = None
         self.powers_lost = 0
         """Number of power losses in the middle of a write."""
         self.unread = 0

@@ -98,6 +98,9 @@ DIRECTED = [
     "installed_over_writes",
     "journal_cut_early",
     "members_not_shown",
+    "new_disks_vote",
+    "broken_copies_installed",
+    "resumed_files_not_synced",
 ]
 """Bugs that the default faults hardly ever meet."""
 

@@ -181,6 +181,18 @@ def test_ignored_sync_covers_nothing() -> None:
     assert disk.counters().fsyncs_ignored == 1
 
 
+def test_a_forgotten_file_stays_gone() -> None:
+    """No crash brings it back, and its room is free."""
+    disk = SimulatedDisk(Random(1), capacity_bytes=3)
+    disk.open("f", create=True).append(b"abc")
+    disk.open("f").fsync()
+    disk.fsync_dir("")
+    disk.forget("f")
+    assert not disk.exists("f") and disk.space_left() == 3
+    disk.crash()
+    assert not disk.exists("f") and disk.space_left() == 3
+
+
 def test_kill_keeps_what_was_written() -> None:
     """The end of a process is not the end of the machine; its handles and its lock go."""
     disk = SimulatedDisk(Random(1))
