@@ -39,6 +39,8 @@ class Pin:
     units: tuple[int, ...]
     """Units in each hour, roughly the amount to read. Empty if the node does not tell."""
     topics: dict[int, str]
+    spans: bool = False
+    """Whether the node reads several hours at once."""
 
     @property
     def handle(self) -> str:
@@ -264,10 +266,13 @@ class SnapshotClient:
                 raise error_of(fault) from None
 
     async def pages(
-        self, address: str, pin_id: int, hour: int, *, content: bool
+        self, address: str, pin_id: int, hour: int, *, content: bool, hour_end: int = 0
     ) -> AsyncIterator[snapshot_pb2.PinnedPage]:
-        """All pages of one hour. Raises RequestRefused if the pin or the hour is gone: pin anew."""
-        request = snapshot_pb2.ReadPinnedRequest(pin_id=pin_id, hour=hour, content=content)
+        """All pages of one hour, or of those before `hour_end` if the pin `spans`. Some may be empty.
+
+        Raises RequestRefused if the pin or the hour is gone: pin anew.
+        """
+        request = snapshot_pb2.ReadPinnedRequest(pin_id=pin_id, hour=hour, content=content, hour_end=hour_end)
         stub = SnapshotStub(self._cluster.channel(address))
         while True:
             try:
@@ -311,6 +316,7 @@ def _pin_of(address: str, answer: snapshot_pb2.PinResponse) -> Pin:
         tuple(np.frombuffer(answer.hours, "<u4").tolist()),
         tuple(np.frombuffer(answer.units, "<u4").tolist()),
         dict(answer.topics),
+        answer.spans,
     )
 
 

@@ -137,6 +137,7 @@ class PinResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
     TOPICS_TO_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.int
     applied_index: _builtins.int
     """What is pending after this entry of the log and before the next."""
@@ -148,6 +149,8 @@ class PinResponse(_message.Message):
     """uint32[n] units that each hour had, whatever became of them: how much there is to read."""
     topics_to: _builtins.int
     """The names end with this topic id because the answer is full: ask for those after it. 0: these are all."""
+    spans: _builtins.bool
+    """ReadPinned takes `hour_end`. Nodes of version 0.1 refuse it."""
     @_builtins.property
     def topics(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
         """Names of topics by id."""
@@ -163,10 +166,11 @@ class PinResponse(_message.Message):
         topics: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         units: _builtins.bytes = ...,
         topics_to: _builtins.int = ...,
+        spans: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "cursor_due_ms", b"cursor_due_ms", "hours", b"hours", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics", "topics_to", b"topics_to", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "cursor_due_ms", b"cursor_due_ms", "hours", b"hours", "node_id", b"node_id", "pin_id", b"pin_id", "spans", b"spans", "topics", b"topics", "topics_to", b"topics_to", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -181,6 +185,7 @@ class ReadPinnedRequest(_message.Message):
     START_DUE_MS_FIELD_NUMBER: _builtins.int
     START_INDEX_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    HOUR_END_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.int
     hour: _builtins.int
     start_due_ms: _builtins.int
@@ -188,6 +193,8 @@ class ReadPinnedRequest(_message.Message):
     start_index: _builtins.int
     content: _builtins.bool
     """Also payload and meta."""
+    hour_end: _builtins.int
+    """Several hours of the pin: from `hour` to before this one. 0: one hour."""
     def __init__(
         self,
         *,
@@ -196,10 +203,11 @@ class ReadPinnedRequest(_message.Message):
         start_due_ms: _builtins.int = ...,
         start_index: _builtins.int = ...,
         content: _builtins.bool = ...,
+        hour_end: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "hour", b"hour", "pin_id", b"pin_id", "start_due_ms", b"start_due_ms", "start_index", b"start_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "hour", b"hour", "hour_end", b"hour_end", "pin_id", b"pin_id", "start_due_ms", b"start_due_ms", "start_index", b"start_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,7 +246,7 @@ class PinnedPage(_message.Message):
     records: _builtins.bytes
     """Meta and payload of each, one behind the other, if asked for."""
     next_due_ms: _builtins.int
-    """Not set on the last page of an hour."""
+    """Not set on the last page of an hour, or of all hours that were asked for. A page before may be empty."""
     next_index: _builtins.int
     def __init__(
         self,

@@ -78,7 +78,7 @@ class SnapshotServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadPinned(self, request, context):
-        """A page of one hour, in delivery order.
+        """A page of one hour, or of several if PinResponse says `spans`, in delivery order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +99,7 @@ class SnapshotServicer:
 
     def PinSettled(self, request, context):
         """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
-        PIN_HOLD_MS after it was last read.
+        by Unpin, or PIN_HOLD_MS after it was last read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,13 +38,13 @@ class SnapshotStub:
     marks of cancelled ones; forgotten by Unpin, or PIN_HOLD_MS after it was last read.
     """
     ReadPinned: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ReadPinnedRequest, _snapshot_pb2.PinnedPage]
-    """A page of one hour, in delivery order."""
+    """A page of one hour, or of several if PinResponse says `spans`, in delivery order."""
     Unpin: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.UnpinRequest, _snapshot_pb2.UnpinResponse]
     AgreePin: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.AgreePinRequest, _snapshot_pb2.AgreePinResponse]
     """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master."""
     PinSettled: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.PinSettledRequest, _snapshot_pb2.PinSettledResponse]
     """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
-    PIN_HOLD_MS after it was last read.
+    by Unpin, or PIN_HOLD_MS after it was last read.
     """
     ReadSettled: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ReadSettledRequest, _snapshot_pb2.SettledPage]
     """A page of one topic, in the order of dispatch."""
@@ -57,13 +57,13 @@ class SnapshotAsyncStub(SnapshotStub):
     marks of cancelled ones; forgotten by Unpin, or PIN_HOLD_MS after it was last read.
     """
     ReadPinned: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ReadPinnedRequest, _snapshot_pb2.PinnedPage]  # type: ignore[assignment]
-    """A page of one hour, in delivery order."""
+    """A page of one hour, or of several if PinResponse says `spans`, in delivery order."""
     Unpin: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.UnpinRequest, _snapshot_pb2.UnpinResponse]  # type: ignore[assignment]
     AgreePin: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.AgreePinRequest, _snapshot_pb2.AgreePinResponse]  # type: ignore[assignment]
     """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master."""
     PinSettled: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.PinSettledRequest, _snapshot_pb2.PinSettledResponse]  # type: ignore[assignment]
     """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
-    PIN_HOLD_MS after it was last read.
+    by Unpin, or PIN_HOLD_MS after it was last read.
     """
     ReadSettled: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ReadSettledRequest, _snapshot_pb2.SettledPage]  # type: ignore[assignment]
     """A page of one topic, in the order of dispatch."""
@@ -85,7 +85,7 @@ class SnapshotServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.ReadPinnedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.PinnedPage, _abc.Awaitable[_snapshot_pb2.PinnedPage]]:
-        """A page of one hour, in delivery order."""
+        """A page of one hour, or of several if PinResponse says `spans`, in delivery order."""
 
     @_abc_1.abstractmethod
     def Unpin(
@@ -109,7 +109,7 @@ class SnapshotServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.PinSettledResponse, _abc.Awaitable[_snapshot_pb2.PinSettledResponse]]:
         """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
-        PIN_HOLD_MS after it was last read.
+        by Unpin, or PIN_HOLD_MS after it was last read.
         """
 
     @_abc_1.abstractmethod

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.units import CursorKey, Units, picked
+from tickwheel.wheel.units import HOUR_MS, CursorKey, Units, picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,13 @@ class Pinned:
     marks: Mapping[int, NDArray[np.uint32]]
     """Hour -> indexes of cancelled and moved units."""
 
-    def bound(self, hour: int) -> int:
-        """Number of units that an hour had; 0 if it is not among `hours`."""
-        at = int(np.searchsorted(self.hours, hour))
-        return int(self.bounds[at]) if at < len(self.hours) and int(self.hours[at]) == hour else 0
+    def within(self, hour: int, hour_end: int) -> NDArray[np.int64]:
+        """The hours from one to before another one that had units, rising."""
+        return self.hours[np.searchsorted(self.hours, hour) : np.searchsorted(self.hours, hour_end)]
 
-    def known(self, hour: int, units: Units) -> Units:
-        """The given units of one hour that existed at the pin."""
-        known = units["index"] < self.bound(hour)
+    def known(self, units: Units) -> Units:
+        """The given units that existed at the pin. All are of `hours`."""
+        if not len(units):
+            return units
+        known = units["index"] < self.bounds[np.searchsorted(self.hours, units["due_ms"] // HOUR_MS)]
         return units if known.all() else picked(units, known)

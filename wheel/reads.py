@@ -93,19 +93,27 @@ class Reads:
         return Pinned(cursor, hours, bounds, self._marks.copy(hours.tolist()))
 
     def scan_pinned(
-        self, pinned: Pinned, hour: int, start: CursorKey | None, due_min: int, due_max: int, limit: int
+        self,
+        pinned: Pinned,
+        hours: range,
+        start: CursorKey | None,
+        due_min: int,
+        due_max: int,
+        limit: int,
+        wanted: Wanted | None = None,
     ) -> ScanJob:
-        """A job that finds one hour's units of a pin from `start` on. It may find later ones too: filter by
-        `Pinned.known`."""
-        due_min = max(due_min, pinned.cursor.due_ms, hour * HOUR_MS, 0 if start is None else start.due_ms)
+        """A job that finds units of a pin in some hours from `start` on, as many as one job may examine. It may find
+        later ones too: filter by `Pinned.known`."""
+        due_min = max(due_min, pinned.cursor.due_ms, hours.start * HOUR_MS, 0 if start is None else start.due_ms)
+        held = pinned.within(due_min // HOUR_MS, hours.stop).tolist()
         schedule = Schedule(
             slot_ms=self._slot_ms,
             due_min=due_min,
-            due_max=min(due_max, (hour + 1) * HOUR_MS),
+            due_max=min(due_max, hours.stop * HOUR_MS),
             cursor=pinned.cursor,
-            hours=[self._holdings.open_hour(hour)] if pinned.bound(hour) else [],
-            hours_end_ms=None,
+            hours=[self._holdings.open_hour(hour) for hour in held[:QUERY_HOURS_MAX]],
+            hours_end_ms=held[QUERY_HOURS_MAX] * HOUR_MS if len(held) > QUERY_HOURS_MAX else None,
             blocks=self._holdings.blocks(),
             marks=pinned.marks,
         )
-        return ScanJob(schedule, start, limit)
+        return ScanJob(schedule, start, limit, wanted or Wanted())

@@ -283,10 +283,17 @@ class Background:
         return job
 
     async def scan_pinned(
-        self, pinned: Pinned, hour: int, start: CursorKey | None, due_min: int, due_max: int, limit: int
+        self,
+        pinned: Pinned,
+        hours: range,
+        start: CursorKey | None,
+        due_min: int,
+        due_max: int,
+        limit: int,
+        wanted: Wanted | None = None,
     ) -> ScanJob:
-        """Find units of one hour as of a pin, as far as one job goes."""
-        job = self._wheel.reads.scan_pinned(pinned, hour, start, due_min, due_max, limit)
+        """Find units of some hours as of a pin, as far as one job goes."""
+        job = self._wheel.reads.scan_pinned(pinned, hours, start, due_min, due_max, limit, wanted)
         await self._read(job)
         return job
 

@@ -103,7 +103,6 @@ class Node:
     tls: bool
     """Whether the client port speaks TLS."""
     pins: PinOwners = field(default_factory=PinOwners)
-    settled_pins: PinOwners = field(default_factory=PinOwners)
 
     @property
     def core(self) -> NodeCore:
@@ -426,7 +425,8 @@ async def read_pinned(node: Node, request: snapshot_pb2.ReadPinnedRequest, calle
 
 async def unpin(node: Node, request: snapshot_pb2.UnpinRequest, caller: Caller) -> snapshot_pb2.UnpinResponse:
     node.pins.check(request.pin_id, caller)
-    node.core.parts.pins.unpin(request.pin_id)
+    for pins in (node.core.parts.pins, node.core.parts.settled_pins):
+        pins.unpin(request.pin_id)
     return snapshot_pb2.UnpinResponse()
 
 
@@ -434,17 +434,17 @@ async def pin_settled(
     node: Node, request: snapshot_pb2.PinSettledRequest, caller: Caller
 ) -> snapshot_pb2.PinSettledResponse:
     if request.pin_id:
-        node.settled_pins.check(request.pin_id, caller)
+        node.pins.check(request.pin_id, caller)
     pinned = await node.calls.answer(lambda core: core.parts.settled_pins.pin(request))
     if not request.pin_id:
-        node.settled_pins.take(pinned.pin_id, caller)
+        node.pins.take(pinned.pin_id, caller)
     return pinned
 
 
 async def read_settled(
     node: Node, request: snapshot_pb2.ReadSettledRequest, caller: Caller
 ) -> snapshot_pb2.SettledPage:
-    node.settled_pins.check(request.pin_id, caller)
+    node.pins.check(request.pin_id, caller)
     return await node.calls.answer(lambda core: core.parts.settled_pins.read(request))
 
 

@@ -43,11 +43,13 @@ def merge(wheel: Wheel) -> None:
     ),
     st.integers(0, 20),
     st.integers(1, 7),
+    st.integers(1, 4),
 )
 def test_what_comes_later_does_not_show(
-    first: list[int], steps: list[tuple[str, int]], pinned_at: int, page: int
+    first: list[int], steps: list[tuple[str, int]], pinned_at: int, page: int, hours: int
 ) -> None:
-    """Arrivals, cancels, dispatches and merges behind a pin change nothing of what it means, whatever the page size."""
+    """Arrivals, cancels, dispatches and merges behind a pin change nothing of what it means, whatever the page size and
+    however many hours are read together."""
     wheel = Wheel(SimulatedDisk(Random(1)), "wheel", WheelConfig(buffer_bytes_max=1))
     pending = dict.fromkeys(append(wheel, [BASE_MS + ms for ms in first]), 0)
     known = list(pending)
@@ -71,12 +73,14 @@ def test_what_comes_later_does_not_show(
             merge(wheel)
     assert pin is not None and expected is not None
     found: list[int] = []
-    for hour in pin.hours.tolist():
+    for at in range(0, len(pin.hours), hours):
+        together = pin.hours[at : at + hours].tolist()
         start: CursorKey | None = None
         while True:
-            job = wheel.reads.scan_pinned(pin, hour, start, 0, 1 << 50, page)
+            span = range(together[0], together[-1] + 1)
+            job = wheel.reads.scan_pinned(pin, span, start, 0, 1 << 50, page)
             job.run()
-            found += [int(n) for n in ids_of(pin.known(hour, job.units))]
+            found += [int(n) for n in ids_of(pin.known(job.units))]
             if job.next_key is None:
                 break
             start = job.next_key

@@ -192,7 +192,7 @@ class TopicPending(Part):
             hour, job = count.hours[-1], None
             with suppress(UnreadableError):
                 job = await core.background.scan_pinned(
-                    count.pinned, hour, count.start, 0, DUE_MS_LIMIT, PAGE_UNITS_MAX
+                    count.pinned, range(hour, hour + 1), count.start, 0, DUE_MS_LIMIT, PAGE_UNITS_MAX
                 )
             if mastership != self._mastership or self._count is not count:
                 return
@@ -201,7 +201,7 @@ class TopicPending(Part):
                 self._count = None
                 self._not_before_ms = core.steady_ms() + PAUSES * COUNT_PERIOD_MS
                 return
-            units = count.pinned.known(hour, job.units)
+            units = count.pinned.known(job.units)
             for topic_id, number in zip(*np.unique(units["topic_id"], return_counts=True), strict=True):
                 count.found[int(topic_id)] = count.found.get(int(topic_id), 0) + int(number)
             count.start = job.next_key

@@ -33,7 +33,8 @@ from tickwheel.proto.snapshot_pb2 import (
 )
 from tickwheel.proto.staging_pb2 import CommitStagedRequest, StagingCommand
 from tickwheel.wheel.pinned import Pinned
-from tickwheel.wheel.units import CursorKey, Units, ids_of
+from tickwheel.wheel.queries import Wanted
+from tickwheel.wheel.units import HOUR_MS, CursorKey, Units, ids_of, picked
 
 PINS_MAX = 256
 """Beyond this the least recently read pin goes: a reader that pins again and again must not lock out others."""
@@ -98,6 +99,7 @@ class PendingPins:
             cursor_due_ms=pinned.cursor.due_ms,
             hours=pinned.hours.astype("<u4").tobytes(),
             units=pinned.bounds.astype("<u4").tobytes(),
+            spans=True,
         )
         named = sorted((number, name) for number, name in names.items() if topic_ids is None or number in topic_ids)
         pin = self._pins[pin_id] = _Pin(pinned, told, named, topic_ids, due_min, due_max, now_ms)
@@ -152,21 +154,31 @@ class PendingPins:
         self._pins.pop(pin_id, None)
 
     async def read(self, request: ReadPinnedRequest) -> PinnedPage:
-        """Read a page of one hour."""
+        """Read a page of one hour, or of several."""
         core, hour = self._core, request.hour
         pin = self._pin(request.pin_id)
+        if request.hour_end and request.hour_end <= hour:
+            raise invalid("hour_end", request.hour_end, f"above hour ({hour}), or 0")
         if not 0 <= request.start_due_ms <= DUE_MS_LIMIT:
             raise invalid("start_due_ms", request.start_due_ms, "next_due_ms of the page before, or 0")
-        self._require_hour(hour)
         start = CursorKey(request.start_due_ms, request.start_index) if request.start_due_ms else None
+        first = max(hour, request.start_due_ms // HOUR_MS)
+        hours = range(first, request.hour_end or hour + 1)
+        # Hours are removed in their order: if the first one is still there, all are.
+        self._require_hour(first)
+        only = list(pin.topic_ids or ())
+        wanted = Wanted(topic_id=only[0]) if len(only) == 1 else None
         try:
-            job = await core.background.scan_pinned(pin.pinned, hour, start, pin.due_min, pin.due_max, PAGE_UNITS_MAX)
+            job = await core.background.scan_pinned(
+                pin.pinned, hours, start, pin.due_min, pin.due_max, PAGE_UNITS_MAX, wanted
+            )
         except UnreadableError:
-            self._require_hour(hour)
+            self._require_hour(first)
             raise
-        units, next_key = _page(pin.pinned.known(hour, job.units), job.next_key)
+        units = pin.pinned.known(job.units)
         if pin.topic_ids is not None:
-            units = units[np.isin(units["topic_id"], list(pin.topic_ids))]
+            units = picked(units, np.isin(units["topic_id"], list(pin.topic_ids)))
+        units, next_key = _page(units, job.next_key)
         page = PinnedPage(
             ids=ids_of(units).astype("<u8").tobytes(),
             topic_ids=units["topic_id"].tobytes(),
@@ -183,7 +195,7 @@ class PendingPins:
             try:
                 page.records = b"".join(await core.background.records_of(units))
             except RemovedError:
-                raise RequestError(_overtaken(hour)) from None
+                raise RequestError(_overtaken(int(units["due_ms"][0]) // HOUR_MS)) from None
         return page
 
     def _require_hour(self, hour: int) -> None:

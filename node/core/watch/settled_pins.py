@@ -179,6 +179,10 @@ class SettledPins:
         pin.used_ms = self._core.steady_ms()
         return pin
 
+    def unpin(self, pin_id: int) -> None:
+        """Drop a pin. Idempotent."""
+        self._pins.pop(pin_id, None)
+
     def _range(self, request: ReadSettledRequest) -> tuple[_Pin, ReadyLog, int, int]:
         """The pin, the topic's ready log, and the positions from where to where the page may go."""
         pin = self._pin(request.pin_id)

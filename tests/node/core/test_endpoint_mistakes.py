@@ -225,7 +225,6 @@ def node_of(master: SimulatedNode, ended_by: list[BaseException]) -> tuple[Node,
         tls=False,
     )
     node.pins.take(1, EVERYBODY)
-    node.settled_pins.take(1, EVERYBODY)
     return node, calls
 
 

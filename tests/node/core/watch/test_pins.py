@@ -23,6 +23,7 @@ from tickwheel.proto.snapshot_pb2 import (
     PinResponse,
     ReadPinnedRequest,
 )
+from tickwheel.wheel.units import HOUR_MS
 
 
 def pin(node: Node, **asked: Any) -> PinResponse | Failure:
@@ -80,6 +81,34 @@ def test_pages_of_a_slave_hold_what_was_pending_and_no_more(monkeypatch: pytest.
             client.schedule([60_005] * 3)
             world.run(20)
     assert records == [b"m%d" % n for n in range(30)]
+
+
+@pytest.mark.parametrize("topics", [[], ["t"], ["t", "u"], ["u"]])
+def test_several_hours_come_in_one_page(monkeypatch: pytest.MonkeyPatch, topics: list[str]) -> None:
+    """A question for each hour would cost a reader of a topic as much as reading all topics. Pages have their bounds,
+    wherever an hour ends; what is wrong is named."""
+    world, client, slave = filled(1)
+    client.schedule([HOUR_MS * hour + n for hour in range(1, 300, 9) for n in range(3)])
+    world.run(500)
+    for unit_bytes, most in ((1 << 20, 8_192), (40, 5)):
+        monkeypatch.setattr(pins, "ANSWER_BYTES_MAX", unit_bytes)
+        monkeypatch.setattr(pins, "PAGE_UNITS_MAX", most)
+        found = pin(slave, topics=topics)
+        assert isinstance(found, PinResponse) and found.spans
+        hours = np.frombuffer(found.hours, "<u4").tolist()
+        asked: dict[str, Any] = {"pin_id": found.pin_id, "hour": hours[0], "hour_end": hours[-1] + 1, "content": True}
+        pages: list[PinnedPage] = []
+        while not pages or pages[-1].HasField("next_due_ms"):
+            if pages:
+                asked |= {"start_due_ms": pages[-1].next_due_ms, "start_index": pages[-1].next_index}
+            page = read(world, slave, **asked)
+            assert isinstance(page, PinnedPage) and len(page.ids) // 8 <= most
+            pages.append(page)
+        wanted = [] if topics == ["u"] else [b"m%d" % n for n in range(client.count)]
+        assert b"".join(page.records for page in pages) == b"".join(wanted)
+        assert len(pages) == 1 or most == 5
+    wrong = read(world, slave, **asked | {"hour": 9, "hour_end": 9})
+    assert isinstance(wrong, Failure) and wrong.metadata["field"] == "hour_end"
 
 
 def test_names_of_topics_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,8 +191,13 @@ def test_pins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages(world, slave, first)
     monkeypatch.setattr(settled_pins, "PIN_HOLD_MS", 100)
     world.run(200)
-    _pinned(slave)
+    last = _pinned(slave)
     assert isinstance(read(world, slave, pin_id=first.pin_id), Failure)
+    assert slave.host is not None
+    monkeypatch.undo()
+    assert pages(world, slave, last)
+    slave.host.core.parts.settled_pins.unpin(last.pin_id)
+    assert isinstance(read(world, slave, pin_id=last.pin_id), Failure)
 
 
 @given(st.integers(0, 20), st.lists(st.booleans(), max_size=70), st.integers(0, 100), st.integers(0, 100))
