@@ -132,6 +132,7 @@ class Fuzzer:
             "wait_ms": lambda rng: rng.choice((0, 1, 50)),
             "lease_ms": lambda rng: rng.choice((0, 1_000)),
             "target_id": lambda rng: rng.choice(("", "n1", "n2")),
+            "path": lambda rng: rng.choice(("manifest", "state/windows/1", "wheel/runs/1.run")),
         }
         caller = Caller(rng, Maker(rng, now_ms, hints), len(channels), frozenset(self._pids))
         calls = [caller.call() for _ in range(config.batch_calls)]

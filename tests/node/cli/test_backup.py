@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -220,3 +222,32 @@ async def test_a_node_that_falls_silent_is_given_up() -> None:
         with pytest.raises(TickwheelError, match="nothing for 0 s"):
             async for _ in client.admin.backup(node.address, silence_s=0.05):
                 pass
+
+
+async def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    """130, a sentence, what has arrived, and no lock."""
+    asked = asyncio.Event()
+
+    async def waits(context: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    node = node_with(half_then(waits))
+    copy = tmp_path / "copy"
+    async with serving(node):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tickwheel.node.cli.main", "backup", str(copy), "--address", node.address),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            await asked.wait()
+            while not (copy / "manifest").exists() or not (copy / "manifest").stat().st_size:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, said = await process.communicate()
+    assert process.returncode == 130, said
+    words = " ".join(said.decode().split())
+    assert f"interrupted. What has arrived stays in {copy}" in words and "Traceback" not in words
+    writer = BackupWriter(copy)
+    assert writer.held_bytes == 5
+    writer.close()
