@@ -367,7 +367,7 @@ def large(address: str) -> int:
 
 
 def test_a_backup_goes_on_by_itself(run: Run, address: str, large: int, tmp_path: Path) -> None:
-    """The connection breaks twice on the way; each byte comes once, and what is restored is what there was."""
+    """The connection breaks twice on the way; little comes twice, and what is restored is what there was."""
     way = Cutting(address, [5 * MIB, 4 * MIB])
     copy = tmp_path / "copy"
     done = run("backup", str(copy), "--address", way.address)
@@ -376,8 +376,8 @@ def test_a_backup_goes_on_by_itself(run: Run, address: str, large: int, tmp_path
     assert done.err.count("the copy broke and will go on") == 2
     listed = json.loads((copy / "backup.json").read_text())["files"]
     total = sum(file["bytes"] for file in listed.values())
-    # What was on its way when a connection broke comes again: at most what gRPC reads ahead.
-    assert large < total < way.bytes < total + 6 * MIB
+    # What was on its way when a connection broke comes again: without a word of what is held it would be 9 MiB.
+    assert large < total < way.bytes < total + 8 * MIB
     for path, file in listed.items():
         content = (copy / path).read_bytes()
         assert (len(content), google_crc32c.value(content)) == (file["bytes"], file["crc32c"])
@@ -400,7 +400,7 @@ def test_an_interrupted_backup_is_gone_on_with(run: Run, address: str, large: in
     way.close()
     assert done.code == 0, done.err
     assert "bytes of an interrupted backup" in done.err
-    assert way.bytes < large - 5 * MIB, "all of it came again"
+    assert way.bytes < large - MIB, "all of it came again"
     assert payloads_in(run, copy, tmp_path / "data") == 12
 
 
