@@ -1,7 +1,8 @@
 """ScheduleStream: batches in, receipts out.
 
 A stream reads no further while `stream_batches_max` batches are in work, or ROWS_A_BATCH times as many small ones of
-one message: the client's flow control window then fills, so memory stays bounded. One writer sends the receipts in the
+one message: the client's flow control window then fills, so memory stays bounded. Neither does it while the node's
+queue is crowded: streams are held back where other requests are refused. One writer sends the receipts in the
 order of the batches, all that are ready with one write.
 A batch of one message without a producer id is joined with others (joining.py).
 """
@@ -12,6 +13,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,6 +145,8 @@ class ScheduleStreams:
         self._calls = calls
         self._stream_batches_max = stream_batches_max
         self.open_streams = 0
+        self._turn = asyncio.Lock()
+        """Of the stream that is let in next while the queue is crowded."""
 
     async def serve(
         self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], caller: Caller, context: Context
@@ -173,10 +177,27 @@ class ScheduleStreams:
                         raise
                     self._refuse(error.message, error.failure, line.take_place(), line)
                 else:
+                    await self._wait_for_intake()
                     self._take(batch, line, caller)
                 await line.wait_for_room()
         finally:
             line.end()
+
+    async def _wait_for_intake(self) -> None:
+        """Wait while the node's queue is crowded. One stream after the other is let in: all at once would fill it."""
+        crowded = self._turn.locked()
+
+        def look() -> None:
+            nonlocal crowded
+            crowded = crowded or self._calls.core.parts.publisher.crowded
+
+        self._calls.serve(lambda failure: None, look)
+        if not crowded:
+            return
+        async with self._turn:
+            # A node that serves no more refuses the batch itself.
+            with suppress(RequestError):
+                await self._calls.answer(lambda core: core.parts.publisher.room())
 
     def _refuse(
         self,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Done
 from tickwheel.node.core.schedule.creations import Creations
 from tickwheel.node.core.schedule.flow import FlowControl
@@ -130,6 +131,8 @@ class Publisher(Part):
         self._open: dict[str, JoinedRows] = {}
         """Topic -> rows in the queue that its next row may join: nothing of the topic waits behind them."""
         self._creating: set[str] = set()
+        self._outside: list[Promise[None]] = []
+        """Streams that wait for room in the queue."""
         self.cut_short = False
         """The last `take` stopped early, after refusals or a failure: call it again soon."""
 
@@ -142,6 +145,30 @@ class Publisher(Part):
     def waiting_bytes(self) -> int:
         """Bytes of the accepted requests that are not yet proposed; 0: there are none."""
         return self._queue_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """The queue is half full: who can wait, as streams can, waits (`room`) rather than be refused."""
+        config = self._config
+        return (
+            2 * self._queue_requests >= config.intake_requests_max or 2 * self._queue_bytes >= config.intake_bytes_max
+        )
+
+    async def room(self) -> None:
+        """Wait while the queue is crowded."""
+        if self.crowded:
+            promise: Promise[None] = Promise()
+            self._outside.append(promise)
+            await promise
+
+    def _let_in(self) -> None:
+        outside, self._outside = self._outside, []
+        for promise in outside:
+            promise.keep(None)
+
+    def tick(self, now: Now) -> None:
+        if self._outside and not self.crowded:
+            self._let_in()
 
     def arrivals_full(self) -> bool:
         """Whether the messages waiting to be merged into hour files fill `BUFFERS_ACCEPTED_MAX` arrival buffers."""
@@ -210,13 +237,15 @@ class Publisher(Part):
         self._creating.clear()
         for item in queue:
             self._refuse(item, failure)
+        self._let_in()
 
     def metrics(self) -> Mapping[str, MetricValue]:
         return {"intake_requests": float(self.waiting)}
 
     def wait_ms(self, now: Now) -> int | None:
-        """None, or 0 if requests wait although the last publish had room for none of them."""
-        return 0 if self.cut_short and self._queue else None
+        """None, or 0 if requests wait although the last publish had room for none of them, or somebody for room that
+        is there."""
+        return 0 if (self.cut_short and self._queue) or (self._outside and not self.crowded) else None
 
     def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
         """Make one publish of waiting requests of about `bytes_max`, at least one; None: none can go now. Requests that
@@ -244,6 +273,11 @@ class Publisher(Part):
         if not taken:
             return None
         publish = self._publish_of(taken, dues)
+        if publish is None and len(taken) > 1:
+            # The mistake may be in one of them: that one fails alone, and the others go without it.
+            sound = [row for row, one in enumerate(taken) if self._publish_of([one], [dues[row]]) is not None]
+            taken, dues = [taken[row] for row in sound], [dues[row] for row in sound]
+            publish = self._publish_of(taken, dues, last=True) if taken else None
         return None if publish is None else (Command(publish=publish), self._answers(taken), size)
 
     def _judge(self, request: _Request, now_ms: int) -> _Judged:
@@ -307,13 +341,17 @@ class Publisher(Part):
         for caller in item.callers:
             self._proposer.serving.run(caller.fail, partial(caller.fail, failure))
 
-    def _publish_of(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Publish | None:
-        """`publish_of` as a piece of all these requests. None: it failed, and all of them were told."""
+    def _publish_of(
+        self, taken: list[_Request], dues: list[NDArray[np.int64]], *, last: bool = False
+    ) -> Publish | None:
+        """`publish_of` as a piece of all these requests. None: it failed. Then a single one was told; several were told
+        if this was the `last` try."""
         made: list[Publish] = []
 
         def failed(failure: Failure) -> None:
             self.cut_short = True  # other requests may wait behind these
-            self._answers(taken)(failure)
+            if last or len(taken) == 1:
+                self._answers(taken)(failure)
 
         caller = failed if taken[0].caller is not None else None
         batches = [request.batch for request in taken]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.node.core.trio import World
+from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.schedule.intake import from_batch, row_of
 from tickwheel.node.core.schedule.publisher import AppliedLevels, BatchOutcome
 from tickwheel.node.server.callers import EVERYBODY
@@ -105,6 +108,67 @@ async def test_what_is_ready_is_written_at_once() -> None:
     assert len(context.writes) >= 4, "large ones count as whole batches"
     context = await served([batch(number, b"x", producer="p") for number in range(1, 40)], 64)
     assert [bool(receipt.error) for receipt in context.receipts] == [False] * 39
+
+
+@pytest.mark.parametrize("limit", ["requests", "bytes"])
+async def test_streams_are_held_back_where_other_requests_are_refused(limit: str) -> None:
+    """Far more batches at once than the node takes in: they wait their turn, in the order of each stream, and the queue
+    stays below its limit. A message that comes by a call of its own meanwhile still finds room."""
+    config = replace(CoreConfig(), segment_bytes=1 << 20)
+    if limit == "requests":
+        config = replace(config, intake_requests_max=64)
+    else:
+        config = replace(config, intake_bytes_max=1 << 17)
+    world = World(81, config=config)
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda error: None)
+    streams = ScheduleStreams(calls, 64)
+    payload = b"x" if limit == "requests" else bytes(4_000)
+
+    async def requests() -> AsyncIterator[scheduler_pb2.ScheduleBatch]:
+        for number in range(100):
+            yield batch(number, payload)
+
+    contexts = [Context() for _ in range(10)]
+    tasks = [asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, context))) for context in contexts]
+    most, alone = 0, list[object]()
+    while not all(task.done() for task in tasks):
+        for _ in range(50):
+            await asyncio.sleep(0)
+        most = max(most, core.parts.publisher.waiting)
+        if len(alone) < 5:
+            one = from_batch(batch(1, b"y"), core.state.settings)
+            core.parts.requests.schedule(one, alone.append)
+        world.run(5)
+    await asyncio.gather(*tasks)
+    for context in contexts:
+        assert [receipt.sequence for receipt in context.receipts] == list(range(100))
+        assert not any(receipt.error for receipt in context.receipts)
+    assert most > 10 and (limit == "bytes" or most <= 64 // 2 + 10)
+    assert len(alone) >= 5 and all(isinstance(answer, BatchOutcome) for answer in alone)
+
+
+async def test_streams_that_wait_hear_that_the_node_leads_no_more() -> None:
+    """Nobody waits for a queue that nothing drains."""
+    world = World(82, config=replace(CoreConfig(), segment_bytes=1 << 20, intake_requests_max=16))
+    master = world.elect()
+    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda error: None)
+    streams, contexts = ScheduleStreams(calls, 64), [Context() for _ in range(5)]
+    world.cut_off(master.name)
+
+    async def requests() -> AsyncIterator[scheduler_pb2.ScheduleBatch]:
+        for number in range(20):
+            yield batch(number, b"x")
+
+    tasks = [asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, context))) for context in contexts]
+    for _ in range(200):
+        for _ in range(50):
+            await asyncio.sleep(0)
+        world.run(20)
+    assert all(task.done() for task in tasks)
+    assert all(len(context.receipts) == 20 and context.receipts[-1].error for context in contexts)
 
 
 @given(

@@ -348,3 +348,31 @@ def test_refusals_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     told = send(WORLD, node, [good if number % 256 == 0 else far for number in range(2_048)])
     assert sum(not isinstance(answer, Failure) for answer in told) == 8
     assert max(steps) <= ROWS_JOINED_MAX + REFUSALS_MAX
+
+
+def test_a_mistake_in_one_request_leaves_the_others_of_its_entry_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns of an entry are made of all its requests; those that can be made without the one go into the log."""
+    world = World(71)
+    master = world.elect()
+    due_ms = world.now_ms + HOUR_MS
+    topics = ["t", "u", "broken", "v", "w"]
+    rows = [Row(topic, KIND_DUE, due_ms, b"x") for topic in topics]
+    send(world, master, rows)  # creates the topics
+    reported = contain(world)
+    publisher = core_of(master).parts.publisher
+    publish_of, tries = publisher.publish_of, list[int]()
+
+    def stumbling(batches: list[IncomingBatch], dues: Any) -> Any:
+        tries.append(len(batches))
+        if any("broken" in one.topics for one in batches):
+            raise Mistake
+        return publish_of(batches, dues)
+
+    monkeypatch.setattr(publisher, "publish_of", stumbling)
+    told = send(world, master, rows)
+    assert len(topics) in tries, "they did not wait for one entry together"
+    failed = [topic for topic, answer in zip(topics, told, strict=True) if isinstance(answer, Failure)]
+    assert failed == ["broken"] and told[2].reason == common_pb2.NODE_FAULT  # type: ignore[union-attr]
+    assert all(isinstance(error, Mistake) for error in reported.values())
+    monkeypatch.undo()
+    assert not any(isinstance(answer, Failure) for answer in send(world, master, rows))
