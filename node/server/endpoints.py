@@ -84,12 +84,18 @@ ANY_NODE, MASTER, MASTER_EACH = Needs
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method."""
+    """One method; what its calls do is in the two kinds below."""
 
     request: type[Message]
     response: type[Message]
     right: Right
     needs: Needs
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedEndpoint(Endpoint):
+    """A method whose calls are tasks."""
+
     serve: Callable[[Node, Any, Caller, Context], Awaitable[Any]]
     """Gets the request, or an iterator of requests. Returns the response; None if it was written to the context."""
 
@@ -111,11 +117,7 @@ def direct(
 ) -> DirectEndpoint:
     """A row whose handler begins a call and ends it later, and asks for the master itself."""
     assert needs is not MASTER, request
-
-    def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
-        return node.calls.answered(lambda answer: handler(node, asked, caller, answer))
-
-    return DirectEndpoint(request, response, right, needs, serve, handler)
+    return DirectEndpoint(request, response, right, needs, handler)
 
 
 def by_core(
@@ -124,14 +126,14 @@ def by_core(
     right: Right,
     needs: Needs,
     handler: Callable[[NodeCore, Q, Caller], Coroutine[Promise[Any], None, A]],
-) -> Endpoint:
+) -> AwaitedEndpoint:
     """A row whose handler the core runs."""
     master = needs is MASTER
 
     def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
         return node.calls.answer(lambda core: handler(core, asked, caller), master=master)
 
-    return Endpoint(request, response, right, needs, serve)
+    return AwaitedEndpoint(request, response, right, needs, serve)
 
 
 def by_loop(
@@ -140,7 +142,7 @@ def by_loop(
     right: Right,
     needs: Needs,
     handler: Callable[[Node, Q, Caller], Awaitable[A]],
-) -> Endpoint:
+) -> AwaitedEndpoint:
     """A row whose handler the loop runs."""
 
     def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
@@ -150,7 +152,7 @@ def by_loop(
         node.core.require_master()
         return await handler(node, asked, caller)
 
-    return Endpoint(request, response, right, needs, serve_by_master if needs is MASTER else serve)
+    return AwaitedEndpoint(request, response, right, needs, serve_by_master if needs is MASTER else serve)
 
 
 def by_stream(
@@ -159,14 +161,14 @@ def by_stream(
     right: Right,
     needs: Needs,
     handler: Callable[[Node, Any, Caller, Context], Awaitable[A | None]],
-) -> Endpoint:
+) -> AwaitedEndpoint:
     """A row for a method with a stream of requests or responses. Its handler asks for the master itself, since that may
     change while the stream is open."""
     assert needs is not MASTER, request
-    return Endpoint(request, response, right, needs, handler)
+    return AwaitedEndpoint(request, response, right, needs, handler)
 
 
-def shown(request: type[Q], response: type[A], right: Right, look: Callable[[Node, Q, Caller], A]) -> Endpoint:
+def shown(request: type[Q], response: type[A], right: Right, look: Callable[[Node, Q, Caller], A]) -> AwaitedEndpoint:
     """A row of a read that each node answers at once."""
 
     async def handler(node: Node, asked: Q, caller: Caller) -> A:
@@ -187,7 +189,7 @@ STAGES = Right(somewhere(RIGHT_SCHEDULE))
 READS = Right(somewhere(RIGHT_READ))
 CANCELS = Right(somewhere(RIGHT_CANCEL))
 
-SERVICES: dict[str, dict[str, Endpoint]] = {
+SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
     "tickwheel.v1.Scheduler": {
         "Schedule": direct(
             scheduler_pb2.ScheduleRequest,

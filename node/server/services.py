@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from tickwheel.node.config.sections import LimitsSection
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.door import Answer, Behaviour, DirectBehaviour, Door
-from tickwheel.node.server.endpoints import SERVICES, DirectEndpoint, Endpoint
+from tickwheel.node.server.endpoints import SERVICES, AwaitedEndpoint, DirectEndpoint
 from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
@@ -29,7 +29,7 @@ SERVED = (*SERVICES, HEALTH.services_by_name["Health"].full_name, reflection.SER
 """Full names of all services of the port."""
 
 
-def served(node: Node, gate: Gate, method: str, endpoint: Endpoint, *, stream: bool) -> Behaviour:
+def served(node: Node, gate: Gate, method: str, endpoint: AwaitedEndpoint, *, stream: bool) -> Behaviour:
     """What a call of one endpoint does behind the door."""
     right, serve = endpoint.right, endpoint.serve
 

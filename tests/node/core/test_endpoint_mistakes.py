@@ -35,7 +35,7 @@ from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.consumer_stream import ConsumerStreams
-from tickwheel.node.server.endpoints import SERVICES
+from tickwheel.node.server.endpoints import SERVICES, DirectEndpoint
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.schedule_stream import ScheduleStreams
 from tickwheel.node.server.status_stream import StatusStreams
@@ -232,9 +232,13 @@ async def answered(world: World, node: Node, name: str, request: Message) -> lis
     """What a call of a method was told, after a while; the call is given up then."""
     context = Context()
     streams = name in ("ScheduleStream", "Consume", "SendBundle")
-    serving: Awaitable[Any] = METHODS[name].serve(
-        node, once(request) if streams else request, EVERYBODY, cast(Any, context)
-    )
+    endpoint = METHODS[name]
+    serving: Awaitable[Any]
+    if isinstance(endpoint, DirectEndpoint):
+        begin = endpoint.begin
+        serving = node.calls.answered(lambda answer: begin(node, request, EVERYBODY, answer))
+    else:
+        serving = endpoint.serve(node, once(request) if streams else request, EVERYBODY, cast(Any, context))
     task = asyncio.ensure_future(serving)
     for _ in range(20):
         for _ in range(5):
