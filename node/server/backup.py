@@ -39,8 +39,8 @@ class Backups:
         self._disk = disk
         self._executor = executor
         self._left: list[BackupFile] | None = None
-        """Files of the last copy that broke. They stay held for its next try, or a link that breaks often would never
-        carry the files that each checkpoint has anew; COPY_STALL_MS at most."""
+        """Files of the last copy, whole or broken: what was sent may not have arrived. They stay held for its next try,
+        or a link that breaks often would never carry the files that each checkpoint has anew; COPY_STALL_MS at most."""
 
     async def serve(self, request: admin_pb2.BackupRequest, context: Context) -> None:
         """Send one backup: all of it, or what the caller does not hold."""
@@ -55,7 +55,6 @@ class Backups:
         if isinstance(files, Failure):
             raise RequestError(files)
         self._give_back()
-        broke = True
         try:
             origin: admin_pb2.BackupOrigin | None = backup_origin(self._calls.core)
             total_bytes = sum(file.bytes for file in files)
@@ -70,19 +69,12 @@ class Backups:
                         chunk.origin.CopyFrom(origin)
                         origin = None
                     await context.write(chunk)
-            broke = False
-        except RequestError:
-            broke = False
-            raise
         finally:
-            if broke:
-                self._give_back()
-                self._left = files
-            else:
-                self._calls.core.checkpointer.copied(files)
+            self._give_back()
+            self._left = files
 
     def _give_back(self) -> None:
-        """Hold the files of a copy that broke no longer; those of a checkpoint that is gone are not held any more."""
+        """Hold the files of the last copy no longer; those of a checkpoint that is gone are not held any more."""
         left, self._left = self._left, None
         if left is not None:
             self._calls.core.checkpointer.copied(left)

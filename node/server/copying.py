@@ -1,8 +1,8 @@
 """Files of a checkpoint for a caller who copies them, to a peer or into a backup.
 
 Invariant: a hold on the files is given back exactly once, also when the caller goes away while the checkpoint is being
-written; no later checkpoint is begun before that. A backup that broke keeps its hold for a while (backup.py). Called on
-the node's loop by the services that send the files.
+written; no later checkpoint is begun before that. The last backup keeps its hold for a while (backup.py). Called on the
+node's loop by the services that send the files.
 """
 
 from __future__ import annotations
