@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipeline.running import FEW_ROWS, RunningCluster
+from tests.pipeline.running import FEW_ROWS, RunningCluster, forget_calls
 from tickwheel.pipeline.session import SessionConfig, build_session
 
 
@@ -34,3 +34,13 @@ def cluster(spark: SparkSession, launched: RunningCluster) -> RunningCluster:
     survive."""
     launched.start_all()
     return launched
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test whose time is over may be cut off within a call of the JVM: that test fails, and not those after it."""
+    if call.excinfo is not None and not isinstance(call.excinfo.value, Exception):
+        forget_calls()
+    return (yield)

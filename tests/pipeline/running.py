@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from pyspark import SparkContext
+
 from tickwheel.client import AsyncClient
 from tickwheel.client.async_client import Message
 from tickwheel.node.local_cluster import LocalCluster
@@ -22,6 +24,18 @@ FEW_ROWS = {
     "spark.sql.adaptive.enabled": "false",
 }
 """Settings of the tests' sessions."""
+
+
+def forget_calls() -> None:
+    """Begin a new connection of this thread to the JVM. On the old one the answer to a call that was cut off is still
+    to come, and the next call would take it for its own."""
+    if SparkContext._gateway is None:
+        return
+    client = SparkContext._gateway._gateway_client
+    connection = client.get_thread_connection()
+    if connection is not None:
+        client.thread_connection.connection = None
+        connection.close()
 
 
 class RunningCluster:
