@@ -256,15 +256,14 @@ class Parts:
         return [member.node_id for member in self._core.log.members() if not member.learner]
 
     def _all_understand(self, level: int) -> bool:
-        """Whether every other member reads a log of a level. A connected one says so itself, since it may run an older
-        version by now. For a founder that is away its part in the founding says it."""
-        silent = self.sync.not_understanding(level, self._peers())
-        if not silent:
-            return True
-        if level > FOUNDERS_LOG_LEVEL or not all(self.founding.disk_of(peer_id) for peer_id in silent):
-            return False
-        peers = self._core.log.status().peers
-        return not any(peer_id in peers and peers[peer_id].connected for peer_id in silent)
+        """Whether every other member reads a log of a level. For a founder that has said nothing yet, perhaps because
+        it is away, its part in the founding says it."""
+
+        def understands(peer_id: str) -> bool:
+            said = self.sync.understands(level, peer_id)
+            return said if said is not None else level <= FOUNDERS_LOG_LEVEL and bool(self.founding.disk_of(peer_id))
+
+        return all(understands(peer_id) for peer_id in self._peers())
 
     def _peers(self) -> list[str]:
         """Every other member, including learners."""

@@ -128,9 +128,10 @@ class SyncState:
         else:
             self._full.discard(peer_id)
 
-    def not_understanding(self, level: int, peers: Sequence[str]) -> list[str]:
-        """Those of these slaves that have not said, or no longer say, that they read a log of this level."""
-        return [peer_id for peer_id in peers if self._levels.get(peer_id, 0) < level]
+    def understands(self, level: int, peer_id: str) -> bool | None:
+        """Whether a slave said last that it reads a log of this level; None: it has said nothing yet."""
+        said = self._levels.get(peer_id)
+        return None if said is None else said >= level
 
     def full_peers(self, members: Sequence[str]) -> set[str]:
         """Slaves that said last that their disk is above its mark."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.node.core.test_when import change, schedule
 from tests.node.core.trio import Node, World, digests
 from tickwheel.node.core.delivery.sync import SyncState
+from tickwheel.node.core.founding import ClusterFounding
 from tickwheel.node.core.schedule.intake import IncomingBatch, from_batch, from_message
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
@@ -334,6 +335,7 @@ def test_checksums_wait_until_all_members_know_them(monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patch:
         patch.setattr(SyncState, "incoming", older)
+        patch.setattr(ClusterFounding, "disk_of", lambda self, node_id: "")  # it recorded no founding
         world = World(40)
         master = world.elect()
         assert master.host is not None
