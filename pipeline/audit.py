@@ -9,13 +9,16 @@ that seems lost may have been delivered.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
+from tickwheel.pipeline.topic_colours import OTHERS_COLOUR, topic_colours
 from tickwheel.storage.events import FROM_NOW_MS, GroupChange
 
 HOUR_MS = 3_600_000
@@ -28,6 +31,8 @@ TITLES = {
     "cancelled": "cancelled yet delivered",
     "unscheduled": "delivered, never scheduled",
 }
+"""The kinds of findings, by the names of their fields and folders, as they are told."""
+LATENESS = "lateness"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class Audit:
     events_left_out: int
     filtered: list[str]
     """Groups that had a filter. Their lost messages are unknown, since nodes do not note what a filter skips."""
+    broadcasting: list[str]
+    """Groups that broadcast. Their lost messages and duplicates are not judged."""
 
     def broken(self) -> dict[str, int]:
         """The number of breaks of each promise, for broken promises only."""
@@ -280,6 +287,7 @@ def audit(events: DataFrame, config: AuditConfig) -> Audit:
         without_master=_without_master(events),
         events_left_out=int(left_out[0] or 0) if left_out is not None else 0,
         filtered=sorted(told.filtered),
+        broadcasting=sorted(told.broadcasting),
     )
 
 
@@ -300,23 +308,19 @@ def _without_master(events: DataFrame) -> list[tuple[int, int, int]]:
 
 def report(found: Audit, folder: str | Path) -> str:
     """Write faults and lateness as Parquet and `audit.html` with a plot into a folder; returns the text of it."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import dates
-    from matplotlib import pyplot as plt
-
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     lines = [f"{found.scheduled:,} messages scheduled, {found.delivered:,} delivered"]
-    for name in ("lost", "early", "duplicated", "cancelled", "unscheduled"):
+    for name, title in TITLES.items():
         frame: DataFrame = getattr(found, name)
         frame.coalesce(1).write.mode("overwrite").parquet(str(target / name))
         written = frame.sparkSession.read.parquet(str(target / name))
-        lines.append(f"{TITLES[name]}: {written.count():,}")
+        lines.append(f"{title}: {written.count():,}")
         lines += [f"  {row.asDict()}" for row in written.orderBy("id").limit(SAMPLES_MAX).collect()]
     if found.filtered:
         lines.append(f"not judged as lost, since they had a filter: {', '.join(found.filtered)}")
+    if found.broadcasting:
+        lines.append(f"not judged as lost or duplicated, since they broadcast: {', '.join(found.broadcasting)}")
     if found.events_left_out:
         lines.append(f"{found.events_left_out:,} events were left out by nodes: what seems lost may only be unknown")
     total_ms = sum(until - begin for _, begin, until in found.without_master)
@@ -327,22 +331,8 @@ def report(found: Audit, folder: str | Path) -> str:
         f"p90 {row.p90_ms:,.0f}  p99 {row.p99_ms:,.0f}  max {row.max_ms:,.0f} ms"
         for row in rows
     ]
-    found.lateness.coalesce(1).write.mode("overwrite").parquet(str(target / "lateness"))
-    figure, axes = plt.subplots(figsize=(12, 4), layout="constrained")
-    for topic in sorted({row.topic for row in rows}):
-        part = [row for row in rows if row.topic == topic]
-        axes.plot([_hour(row.hour_ms) for row in part], [row.p99_ms for row in part], marker="o", label=topic)
-    locator = dates.AutoDateLocator(minticks=3, tz=UTC)  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-    if len({row.hour_ms for row in rows}) == 1:
-        axes.set_xlim(_hour(rows[0].hour_ms - HOUR_MS), _hour(rows[0].hour_ms + HOUR_MS))
-    axes.set_xlabel("hour of the due time, UTC")
-    axes.set_ylabel("lateness p99, ms")
-    if rows:
-        axes.legend()
-    figure.savefig(target / "lateness.png", dpi=110)
-    plt.close(figure)
+    found.lateness.coalesce(1).write.mode("overwrite").parquet(str(target / LATENESS))
+    _plot(rows, target / "lateness.png")
     text = "\n".join(lines)
     escaped = text.replace("&", "&amp;").replace("<", "&lt;")
     (target / "audit.html").write_text(
@@ -352,6 +342,44 @@ def report(found: Audit, folder: str | Path) -> str:
         encoding="utf-8",
     )
     return text
+
+
+def _plot(rows: Sequence[Row], path: Path) -> None:
+    """Draw the lateness by hour and topic. `rows`: of `Audit.lateness`."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import dates
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(12, 4), layout="constrained")
+    sizes: Counter[str] = Counter()
+    for row in rows:
+        sizes[row.topic] += row.messages
+    chosen = topic_colours(sizes)
+    for topic, colour in chosen.colours.items():
+        part = [row for row in rows if row.topic == topic]
+        times, values = [_hour(row.hour_ms) for row in part], [row.p99_ms for row in part]
+        axes.plot(times, values, marker="o", color=colour, label=topic)
+    if chosen.others:
+        worst: dict[int, float] = {}
+        for row in rows:
+            if row.topic in chosen.others:
+                worst[row.hour_ms] = max(worst.get(row.hour_ms, 0.0), row.p99_ms)
+        label = f"worst of {len(chosen.others)} others"
+        times = [_hour(hour_ms) for hour_ms in sorted(worst)]
+        axes.plot(times, [worst[hour_ms] for hour_ms in sorted(worst)], marker="o", color=OTHERS_COLOUR, label=label)
+    locator = dates.AutoDateLocator(minticks=3, tz=UTC)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    if len({row.hour_ms for row in rows}) == 1:
+        axes.set_xlim(_hour(rows[0].hour_ms - HOUR_MS), _hour(rows[0].hour_ms + HOUR_MS))
+    axes.set_xlabel("hour of the due time, UTC")
+    axes.set_ylabel("lateness p99, ms")
+    if rows:
+        axes.legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def _hour(hour_ms: int) -> float:

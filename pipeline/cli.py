@@ -41,6 +41,9 @@ app.add_typer(cold_app, name="cold")
 __all__ = ["app"]
 
 _WHEN = "A time like 2026-11-21 or 2026-11-21T10:00 (UTC), or milliseconds since 1970."
+NOTHING_NOTED = "{}: these events name no message, so there is nothing to judge (storage.events_bytes_max)"
+MS_DIGITS_MIN = 12
+"""Milliseconds since 1970 have so many digits from 1973 on."""
 
 
 @app.command()
@@ -296,8 +299,13 @@ def replay(
 
 def _time_ms(option: str, text: str) -> int:
     """0 for none."""
-    if not text or text.isdigit():
-        return int(text or 0)
+    if not text or text == "0":
+        return 0
+    if text.isdecimal():
+        # A date without dashes, or seconds, would be a moment of 1970.
+        if len(text) < MS_DIGITS_MIN:
+            raise failed(f"{option}: {text}: {_WHEN}")
+        return int(text)
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -363,7 +371,7 @@ def audit(
 
     if bool(directories) == (events is not None):
         raise failed("either data directories or --events must be given")
-    written = [name for name in ("lost", "early", "duplicated", "lateness") if (out / name).exists()]
+    written = [name for name in (*judging.TITLES, judging.LATENESS) if (out / name).exists()]
     if written:
         raise failed(f"{out / written[0]}: it is there already; name a new folder for each audit")
     if events is not None and not any(events.glob("*.parquet")):
@@ -376,10 +384,13 @@ def audit(
         events = out / "events"
         if events.exists() and any(events.iterdir()):
             raise failed(f"{events}: it is not empty; name a new folder for each audit")
-        export_events(named, events)
+        if not export_events(named, events):
+            raise failed(NOTHING_NOTED.format(events))
     with spark_session(master, memory) as spark:
         config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
         found = judging.audit(spark.read.parquet(str(events)), config)
+        if not found.scheduled and not found.delivered:
+            raise failed(NOTHING_NOTED.format(events))
         print(judging.report(found, out))
         broken = found.broken()
     print(out / "audit.html")

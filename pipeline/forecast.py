@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from tickwheel.pipeline.topic_colours import OTHERS, OTHERS_COLOUR, topic_colours
+
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 DAYS_MAX = 60.0
 HOT_MAX = 1_000
 TOPICS_MAX = 50
-"""Topics shown separately; the rest are summed as OTHERS."""
-OTHERS = "(others)"
+"""Topics counted separately; the rest are summed as OTHERS."""
 WINDOWS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600)
 """Jitter windows that are tried."""
 
@@ -223,11 +224,19 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(12, 8), layout="constrained")
     starts = np.unique(np.concatenate([rows[:, 0] for rows in found.hours.values()] or [np.zeros(0, np.int64)]))
     below = np.zeros(len(starts))
-    for topic, rows in found.hours.items():
+    chosen = topic_colours({topic: int(rows[:, 1].sum()) for topic, rows in found.hours.items()})
+    series: list[tuple[str, tuple[str, ...], str]] = [
+        (topic or "(no topic)", (topic,), colour) for topic, colour in chosen.colours.items()
+    ]
+    if chosen.others:
+        series.append((OTHERS, chosen.others, OTHERS_COLOUR))
+    for label, topics, colour in series:
         counts = np.zeros(len(starts))
-        counts[np.searchsorted(starts, rows[:, 0])] = rows[:, 1]
-        label = topic or "(no topic)"
-        top.bar(starts.astype("datetime64[ms]"), counts, width=1 / 24, align="edge", bottom=below, label=label)
+        for topic in topics:
+            rows = found.hours[topic]
+            counts[np.searchsorted(starts, rows[:, 0])] += rows[:, 1]
+        times = starts.astype("datetime64[ms]")
+        top.bar(times, counts, width=1 / 24, align="edge", bottom=below, color=colour, label=label)
         below += counts
     top.set_title("messages by hour")
     if found.hours:

@@ -226,6 +226,8 @@ def test_the_commands_say_what_they_did(
     assert cluster.payloads("by-hand") == Counter(["m-15"])
     assert "no column nokey" in run("replay", "--job-id", "x", "--where", "nokey = 'k15'", "--shift", "1w")
     assert "--from: 'soon'" in run("archive", "--from", "soon")
+    for moment in ("20261121", "1795000000"):  # as milliseconds both are in January 1970
+        assert f"--to: {moment}: A time like" in run("archive", "--to", moment)
 
 
 def test_how_a_message_ended_is_told_as_far_as_it_is_known(

@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from matplotlib import pyplot
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
@@ -27,6 +30,7 @@ from tickwheel.pipeline import audit as judging
 from tickwheel.pipeline.audit import Audit, AuditConfig, audit, report
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.event_export import export_events
+from tickwheel.pipeline.topic_colours import COLOURS
 from tickwheel.proto import consumer_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import (
     CreateGroupRequest,
@@ -163,7 +167,7 @@ def test_what_nodes_do_as_promised_is_no_finding(spark: SparkSession, tmp_path: 
     events = lived.events(spark)
     found = audit(events, AuditConfig(lived.until_ms))
     assert found.broken() == {}, {name: getattr(found, name).collect() for name in found.broken()}
-    assert (found.scheduled, found.filtered, found.events_left_out) == (31, ["choosy"], 0)
+    assert (found.scheduled, found.filtered, found.broadcasting, found.events_left_out) == (31, ["choosy"], ["all"], 0)
     assert found.delivered == 28
     assert len(found.without_master) == 1
     # Given out once more under attempt 1, within one term: after a reset that is no duplicate.
@@ -218,6 +222,30 @@ def test_planted_faults_are_found_exactly(spark: SparkSession, tmp_path: Path, m
         done = CliRunner().invoke(app, words)
         assert done.exit_code == code, done.output
         assert ("a promise was broken: lost 2, early 2" in done.output) == bool(code)
+
+
+def test_an_audit_of_nothing_is_no_good_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Nodes that note no events would otherwise pass every audit."""
+    (tmp_path / "n" / "events").mkdir(parents=True)
+    done = CliRunner().invoke(app, ["audit", f"n={tmp_path / 'n'}", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1 and "these events name no message" in f"{done.output}{done.exception}"
+
+
+def test_lines_of_many_topics_look_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the largest has a colour of its own; the others share one line, of the worst of them."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    rows = [
+        Row(topic=f"t{topic}", hour_ms=START_MS + hour * 3_600_000, messages=100 - topic, p99_ms=float(topic + hour))
+        for topic in range(30)
+        for hour in range(2)
+    ]
+    judging._plot(rows, tmp_path / "lateness.png")
+    [axes] = drawn[0].axes
+    lines = axes.get_lines()
+    assert len({str(to_rgba(line.get_color())) for line in lines}) == len(lines) == len(COLOURS) + 1
+    assert lines[-1].get_label() == f"worst of {30 - len(COLOURS)} others"
+    assert np.asarray(lines[-1].get_ydata()).tolist() == [29.0, 30.0]
 
 
 def test_a_loaded_message_that_never_came_is_lost(spark: SparkSession, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
 from tickwheel.pipeline.forecast import (
+    Forecast,
     ForecastConfig,
     ForecastError,
     backlog_s,
@@ -28,6 +29,7 @@ from tickwheel.pipeline.forecast import (
     tables,
 )
 from tickwheel.pipeline.schedules import ScheduleConfig, write_schedule
+from tickwheel.pipeline.topic_colours import COLOURS, OTHERS
 
 START_MS = 1_800_000_000_000
 
@@ -98,6 +100,24 @@ def test_a_forecast_counts_what_is_due(spark: SparkSession, tmp_path: Path, monk
         assert len({str(to_rgba_array(colour)) for colour in colours}) == len(colours) == 3
     monkeypatch.undo()
     assert "hot" not in tables(forecast(frame, ForecastConfig(START_MS + 100 * 86_400_000)))
+
+
+def test_bars_of_many_topics_look_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the largest has a colour of its own; all others are one series, and no message is left out."""
+    hours = {f"t{topic}": seconds_of({0: 100 - topic, 3_600: 1}) for topic in range(30)}
+    hours[OTHERS] = seconds_of({0: 1_000})
+    config = ForecastConfig(START_MS, capacity=10_000)
+    found = Forecast(config, 0, seconds_of({0: 1}), hours, hours, hot=[], hot_count=0, window_s=0, backlog_s=0.0)
+    drawn: list[Figure] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    plots(found, tmp_path)
+    found_handles, labels = drawn[0].axes[0].get_legend_handles_labels()
+    handles: list[Any] = list(found_handles)
+    colours = {str(handle[0].get_facecolor()) for handle in handles}
+    assert len(colours) == len(handles) == len(COLOURS) + 1
+    assert labels == [*(f"t{topic}" for topic in range(len(COLOURS))), OTHERS]
+    total = sum(bar.get_height() for handle in handles for bar in handle)
+    assert total == sum(int(rows[:, 1].sum()) for rows in hours.values())
 
 
 def test_what_cannot_be_looked_at_is_named(spark: SparkSession) -> None:
