@@ -103,19 +103,31 @@ class FreezeConfig:
 
 
 def content_job_id(source: str | Path, topic: str = "") -> str:
-    """A job id that follows from the bytes of a Parquet file or folder. Raises ColdError if there are none."""
+    """A job id that follows from the rows of a Parquet file or folder: the bytes of all files that Spark reads, and the
+    columns that the names of folders stand for. Raises ColdError if there is no file."""
     try:
         path = local_folder(source, "IN.parquet")
     except PlaceError:
         raise ColdError(f"{source}: name the job by --job-id: only a file that lies here names it by itself") from None
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*.parquet") if p.is_file())
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and _is_read(p, path))
     if not files:
         raise ColdError(f"{source}: there is no Parquet file; name the job by --job-id if it lies elsewhere")
     sha = hashlib.sha256(topic.encode())
     for file in files:
+        for folder in file.relative_to(path).parent.parts if file != path else ():
+            if "=" in folder:
+                sha.update(f"{folder}/".encode())
         with file.open("rb") as opened:
             sha.update(hashlib.file_digest(opened, "sha256").digest())
     return f"cold-{sha.hexdigest()[:24]}"
+
+
+def _is_read(file: Path, folder: Path) -> bool:
+    """Whether Spark reads a file of a folder: nothing on the way to it is hidden. A folder that names a column is not,
+    even if that name begins with an underscore."""
+    return not any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part) for part in file.relative_to(folder).parts
+    )
 
 
 def write_parts(

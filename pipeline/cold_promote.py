@@ -32,6 +32,7 @@ from tickwheel.pipeline.cold_freeze import HORIZON_DAYS
 from tickwheel.pipeline.cold_store import DAY_MS, ColdError, ColdFile, ColdStore, read_part
 from tickwheel.pipeline.load import Loader, Progress
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest
+from tickwheel.pipeline.meta_column import META_BYTES_MAX
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
 from tickwheel.proto.bulk_pb2 import LoadState
 from tickwheel.proto.cold_pb2 import ColdLoad
@@ -44,7 +45,9 @@ PROMOTE = "_promote"
 PARTS_AT_ONCE = 32
 """Parts that are built before they are loaded; they take up to about 3 GiB besides the cold tier meanwhile."""
 MOVED_BYTES_MAX = 32 << 20
-"""Bytes of moved messages in one bundle."""
+"""Bytes of payloads of moved messages in one bundle."""
+MOVED_ROWS_MAX = (bundle.LOG_BYTES_MAX - MOVED_BYTES_MAX) // META_BYTES_MAX
+"""Moved messages in one bundle: so many have room, however large their keys, tags and properties are."""
 LEFT_S = 86_400
 """Age at which the files of a killed promotion are removed."""
 
@@ -296,11 +299,7 @@ class Promoter:
         ids, due_ms = ids[order], due_ms[order]
         table = table.take(pa.array(order))
         table = table.set_column(table.column_names.index("due_ms"), "due_ms", pa.array(due_ms))
-        ends = np.cumsum(pc.binary_length(table.column("payload")).to_numpy())
-        at = 0
-        while at < len(ids):
-            before = int(ends[at - 1]) if at else 0
-            end = max(at + 1, int(np.searchsorted(ends, before + MOVED_BYTES_MAX, side="right")))
+        for at, end in moved_pieces(pc.binary_length(table.column("payload")).to_numpy()):
             (self._work / BUNDLES).mkdir(parents=True, exist_ok=True)
             row = _bundle(table.slice(at, end - at), self._work, uuid.uuid4().hex, self._slot_ms)
             load = ColdLoad(ids=ids[at:end].astype("<u8").tobytes(), due_ms=due_ms[at:end].astype("<i8").tobytes())
@@ -311,7 +310,17 @@ class Promoter:
 
             await self._load([(0, _built(row))], [load], late_of, done, told)
             done.moved += done.messages - before_units
-            at = end
+
+
+def moved_pieces(payload_bytes: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Which moved messages, from a place to before another one, make each bundle."""
+    ends = np.cumsum(payload_bytes, dtype=np.int64)
+    at = 0
+    while at < len(ends):
+        before = int(ends[at - 1]) if at else 0
+        end = min(int(np.searchsorted(ends, before + MOVED_BYTES_MAX, side="right")), at + MOVED_ROWS_MAX)
+        yield at, end
+        at = end
 
 
 def _built(row: Any) -> BuiltBundle:

@@ -7,19 +7,25 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import AsyncClient
+from tickwheel.pipeline.build import PAYLOAD_BYTES_MAX
 from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
-from tickwheel.pipeline.cold_promote import ColdLoader, Promoter, Promotion
+from tickwheel.pipeline.cold_promote import ColdLoader, Promoter, Promotion, moved_pieces
 from tickwheel.pipeline.cold_status import Examined, examine, remove_loaded, text_of
 from tickwheel.pipeline.cold_store import ColdError, ColdJobManifest, ColdStore
+from tickwheel.pipeline.meta_column import META_BYTES_MAX
 from tickwheel.proto.admin_pb2 import COLD_IN_TIME
 from tickwheel.proto.bulk_pb2 import LoadState
+from tickwheel.storage import bundle
 
 DAY_MS = 86_400_000
 
@@ -96,6 +102,35 @@ def test_rows_are_written_once_and_only_far_ones(spark: SparkSession, tmp_path: 
         write_parts(near, tmp_path, "../job")
     far.write.parquet(str(tmp_path / "in"))
     assert content_job_id(tmp_path / "in") == content_job_id(tmp_path / "in") != content_job_id(tmp_path / "in", "t")
+
+
+@given(st.lists(st.integers(1, PAYLOAD_BYTES_MAX), max_size=40), st.integers(1, 60))
+@example([1], 2_048)
+def test_moved_messages_fit_their_bundles(sizes: list[int], times: int) -> None:
+    """Whatever metas they have: one piece that made two bundles would end every promotion."""
+    payload_bytes = np.array(sizes * times, np.int64)
+    pieces = list(moved_pieces(payload_bytes))
+    assert [place for at, end in pieces for place in range(at, end)] == list(range(len(payload_bytes)))
+    for at, end in pieces:
+        assert end > at
+        assert int(payload_bytes[at:end].sum()) + (end - at) * META_BYTES_MAX <= bundle.LOG_BYTES_MAX
+
+
+def test_other_rows_are_another_job(tmp_path: Path) -> None:
+    """All that Spark reads counts: files of any name, and the columns that folders stand for; not what is hidden."""
+    ids = []
+    for name in ("topic=a/1.parquet", "topic=b/1.parquet"):
+        folder = tmp_path / name.replace("/", "-")
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(b"the same rows")
+        ids.append(content_job_id(folder))
+        for hidden in ("_SUCCESS", ".1.parquet.crc", "_temporary/2.parquet"):
+            (folder / hidden).parent.mkdir(exist_ok=True)
+            (folder / hidden).write_bytes(b"x")
+        ids.append(content_job_id(folder))
+        (folder / "part-2.snappy").write_bytes(b"more rows")
+        ids.append(content_job_id(folder))
+    assert ids[0] == ids[1] and ids[3] == ids[4] and len(set(ids)) == 4
 
 
 def test_cold_messages_are_cancelled_moved_and_promoted_once(
