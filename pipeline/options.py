@@ -25,6 +25,7 @@ ADDRESSES_BEFORE = "endpoints"
 CONNECTION = frozenset({"addresses", "ca_file", "cert_file", "key_file", "server_name", "timeout_s"})
 NAME = re.compile(r"[A-Za-z0-9_\-.]{1,64}")
 TOPIC = re.compile(r"[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
+TOPIC_RULE = "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot"
 
 N = TypeVar("N", int, float)
 
@@ -58,6 +59,19 @@ class Options:
     def text(self, name: str, default: str = "") -> str:
         """The text of an option, unchecked."""
         return self._given.get(name, default)
+
+    def topics(self) -> tuple[str, ...]:
+        """The names in the option `topic`, separated by commas; empty: it was not given.
+
+        Raises OptionError, also if the option holds no name, such as a variable that is empty.
+        """
+        names = tuple(part.strip() for part in self.text("topic").split(",") if part.strip())
+        if not names and "topic" in self._given:
+            raise OptionError("topic", self.text("topic"), "one or more names, separated by commas; or no such option")
+        for name in names:
+            if TOPIC.fullmatch(name) is None:
+                raise OptionError("topic", name, TOPIC_RULE)
+        return names
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
         """An option that must be one of the allowed words. Raises OptionError."""

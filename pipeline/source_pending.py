@@ -21,19 +21,23 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tickwheel.client import Client
 from tickwheel.client.snapshot import Pin
-from tickwheel.pipeline.options import TOPIC, Connection, OptionError, Options, connection_of
+from tickwheel.pipeline.options import Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
 from tickwheel.proto.snapshot_pb2 import PinnedPage
 
 OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "asof", "pushdown"})
 DUE_MS_LIMIT = 1 << 50
-HOURS_AHEAD = 8
-"""Hours of a partition whose first pages are requested together; a page has at most 4 MiB, or one message."""
+SPANS_AHEAD = 8
+"""Spans of hours whose first pages a task requests together; a page has at most 4 MiB, or one message."""
 EXECUTION_ID = "spark.sql.execution.id"
 PARTITIONS_MIN = 2
 """Least number of partitions, since more may be pending when the frame is read again."""
 PARTITIONS = 128
-"""Up to this many hours get a partition each. Of more hours, neighbours share one, by the amount to read in them."""
+"""Neighbouring hours share a partition so that there are no more than this and one."""
+HOUR_COST = 25
+"""Opening an hour takes as long as reading so many messages."""
+PARTITION_COST = 25_000
+"""Least work for a task, in messages: a task costs a tenth of a second by itself, before it reads anything."""
 HEAD = (
     "id string, topic string, due_ms bigint, due_requested_ms bigint, scheduled_ms bigint, target_group int, "
     "applied_index bigint"
@@ -62,17 +66,13 @@ class PendingConfig:
 
 
 def _config(options: Options) -> PendingConfig:
-    topics = tuple(part.strip() for part in options.text("topic").split(",") if part.strip())
-    for name in topics:
-        if TOPIC.fullmatch(name) is None:
-            raise OptionError("topic", name, "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot")
     as_of = options.text("asof")
     for name in ("topic", "due_ms_min", "due_ms_max", "read_from"):
         if as_of and options.text(name):
             raise OptionError(name, options.text(name), "not with asOf: the pin has its own")
     return PendingConfig(
         connection_of(options, timeout_s=15.0),
-        topics,
+        options.topics(),
         options.number("due_ms_min", 0, 0, DUE_MS_LIMIT),
         options.number("due_ms_max", 0, 0, DUE_MS_LIMIT),
         options.choice("content", "true", ("true", "false")) == "true",
@@ -144,11 +144,14 @@ class PendingReader(DataSourceReader):
             if self._config.topics and not pin.topics:
                 return
             snapshot = client.asynchronous.snapshot
-            mine = [hour for share in _shares(pin)[partition.number :: partition.parts] for hour in share]
-            for first in range(0, len(mine), HOURS_AHEAD):
+            shares = _shares(pin)[partition.number :: partition.parts]
+            # Neighbours in a share are neighbours in the pin: no other hour of it lies between them.
+            spans = [(share[0], share[-1] + 1) for share in shares if pin.spans]
+            mine = spans or [(hour, 0) for share in shares for hour in share]
+            for first in range(0, len(mine), SPANS_AHEAD):
                 hours = [
-                    snapshot.pages(pin.address, pin.pin_id, hour, content=content)
-                    for hour in mine[first : first + HOURS_AHEAD]
+                    snapshot.pages(pin.address, pin.pin_id, hour, content=content, hour_end=hour_end)
+                    for hour, hour_end in mine[first : first + SPANS_AHEAD]
                 ]
                 for page, pages in zip(client.wait(_first_of(hours)), hours, strict=True):
                     following: PinnedPage | None = page
@@ -178,15 +181,14 @@ async def _next(pages: AsyncIterator[PinnedPage]) -> PinnedPage | None:
 
 
 def shared_out(hours: Sequence[int], units: Sequence[int]) -> list[tuple[int, ...]]:
-    """The hours of each partition: one each while there are few, else neighbours together; at most 2 * PARTITIONS."""
-    if len(hours) <= PARTITIONS:
-        return [(hour,) for hour in hours]
-    hours_most, units_most = -(-len(hours) // PARTITIONS), -(-sum(units) // PARTITIONS)
+    """The hours of each partition, by the work that their messages are; at most PARTITIONS and one."""
+    costs = [count + HOUR_COST for count in units]
+    enough = max(PARTITION_COST, -(-sum(costs) // PARTITIONS))
     found: list[tuple[int, ...]] = []
     first = gathered = 0
-    for place, count in enumerate(units):
-        gathered += count
-        if place + 1 - first >= hours_most or gathered >= max(1, units_most):
+    for place, cost in enumerate(costs):
+        gathered += cost
+        if gathered >= enough:
             found.append(tuple(hours[first : place + 1]))
             first, gathered = place + 1, 0
     return found if first == len(hours) else [*found, tuple(hours[first:])]

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from tickwheel.client import Client
 from tickwheel.client.pulling import handle_of
-from tickwheel.pipeline.options import TOPIC, Connection, OptionError, Options, connection_of
+from tickwheel.pipeline.options import TOPIC, TOPIC_RULE, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
 from tickwheel.proto.consumer_pb2 import ACK, EARLIEST, LATEST, RETRY, DeliverBatch, PullRequest, SettleBatch
 
@@ -53,6 +53,8 @@ ALL_MESSAGES_MAX = 100_000
 """Messages in a micro-batch that Spark requests without a limit."""
 QUIET_S = 3.0
 """With `availableNow`: how long to wait for messages that other consumers of the group may hold."""
+POLL_S = 0.1
+"""With `availableNow`: pause between two questions about what is left, if no message came."""
 GIVE_BACK_DELAY_MS = 1
 """Deliver again at once; 0 would mean the group's policy."""
 log = logging.getLogger(__name__)
@@ -74,17 +76,13 @@ class StreamConfig:
 
 def stream_config(options: Options) -> StreamConfig:
     """Raises OptionError."""
-    group = options.matching("group", TOPIC, "", "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot")
+    group = options.matching("group", TOPIC, "", TOPIC_RULE)
     if not group:
         raise OptionError("group", "", "the name of a consumer group")
-    topics = tuple(part.strip() for part in options.text("topic").split(",") if part.strip())
-    for name in topics:
-        if TOPIC.fullmatch(name) is None:
-            raise OptionError("topic", name, "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot")
     return StreamConfig(
         connection_of(options, timeout_s=60.0),
         group,
-        topics,
+        options.topics(),
         options.choice("start_from", "earliest", ("earliest", "latest")) == "latest",
         options.number("max_messages", 10_000, 1, ALL_MESSAGES_MAX),
         options.number("max_bytes", MAX_BYTES, 1, MAX_BYTES_MAX),
@@ -133,10 +131,11 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         client = self._open()
         # By the cluster's time, since the driver's clock may differ.
         self._until_ms = client.admin.master_status().clock_ms
-        groups = client.admin.groups()
-        self._topics_left = next(
-            (list(group.topics) for group in groups if group.name == self._config.group), list(self._config.topics)
-        )
+        of_group = [
+            topic for group in client.admin.groups() if group.name == self._config.group for topic in group.topics
+        ]
+        # The first pull gives the group the topics that it does not have yet.
+        self._topics_left = list(dict.fromkeys([*of_group, *self._config.topics]))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Pull the next micro-batch and return its end; `start` if there is no message."""
@@ -197,6 +196,13 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             topics[:] = [topic for topic in topics if waiting[topic]]
             total, quiet_s = sum(waiting.values()), time.monotonic() - quiet_since
             if total <= elsewhere and quiet_s >= QUIET_S:
+                if total:
+                    log.warning(
+                        "group %s: %d due messages of %s are left to other consumers of the group, which hold them",
+                        self._config.group,
+                        total,
+                        ", ".join(topics),
+                    )
                 topics.clear()
             elif total > elsewhere and quiet_s >= self._config.connection.timeout_s:
                 text = (
@@ -208,6 +214,8 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     raise NothingDeliveredError(text)
                 log.warning("%s", text)
                 topics.clear()
+            elif topics:
+                time.sleep(POLL_S)
         return []
 
     def _undelivered(self, topics: list[str]) -> tuple[dict[str, int], int]:

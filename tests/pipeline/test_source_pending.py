@@ -7,14 +7,24 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.node.local_cluster import free_ports
-from tickwheel.pipeline.source_pending import PARTITIONS, PARTITIONS_MIN, shared_out
+from tickwheel.pipeline import source_stream
+from tickwheel.pipeline.options import OptionError, Options
+from tickwheel.pipeline.source_pending import (
+    HOUR_COST,
+    OPTIONS,
+    PARTITION_COST,
+    PARTITIONS,
+    PARTITIONS_MIN,
+    reader_of,
+    shared_out,
+)
 
 HOUR_MS = 3_600_000
 FIRST_MS = (time.time_ns() // 1_000_000 // HOUR_MS + 100) * HOUR_MS
@@ -58,9 +68,8 @@ def scheduled(cluster: RunningCluster) -> dict[str, int]:
 def test_everything_that_is_pending_is_there_once(
     spark: SparkSession, cluster: RunningCluster, scheduled: dict[str, int]
 ) -> None:
-    """By hour a partition, with content, all of one applied index; cancelled ones are not there."""
+    """With content, all of one applied index; cancelled ones are not there."""
     frame = read(spark, cluster, topic="pending-a,pending-b")
-    assert frame.rdd.getNumPartitions() >= 3
     rows = frame.collect()
     assert {bytes(row.payload).decode(): row.due_ms for row in rows} == scheduled
     assert len(rows) == len(scheduled)
@@ -121,15 +130,15 @@ def test_a_read_sees_everything_that_was_acknowledged_before_it(spark: SparkSess
 
 
 @given(st.lists(st.integers(0, 1_000_000), max_size=2_000))
+@example([3] * 17_000)
 def test_many_hours_share_partitions(units: list[int]) -> None:
-    """A task costs more than an hour with a few messages: two years of hours are not 17,000 tasks. None is left out."""
+    """A task costs more than hours with a few messages: two years of them are a few tasks. No hour is left out."""
     hours = [500_000 + 3 * place for place in range(len(units))]
     found = shared_out(hours, units)
     assert [hour for part in found for hour in part] == hours
     assert all(found)
-    assert len(found) <= 2 * PARTITIONS
-    if len(hours) <= PARTITIONS:
-        assert len(found) == len(hours)
+    assert len(found) <= PARTITIONS + 1
+    assert (len(found) - 1) * PARTITION_COST <= sum(units) + HOUR_COST * len(units)
 
 
 def test_tables_of_the_catalog_are_refused_and_views_work(spark: SparkSession, cluster: RunningCluster) -> None:
@@ -153,6 +162,15 @@ def test_tables_of_the_catalog_are_refused_and_views_work(spark: SparkSession, c
     finally:
         for number in (2, 3):
             spark.sql(f"DROP TABLE IF EXISTS pending_t{number}")
+
+
+@pytest.mark.parametrize("given", ["", " , "])
+def test_an_option_that_names_no_topic_is_refused(given: str) -> None:
+    """A variable that is empty by mistake must not mean all topics."""
+    for known, read in ((OPTIONS, reader_of), (source_stream.OPTIONS, source_stream.stream_config)):
+        asked = {"addresses": "h:1", "topic": given} | ({"group": "g"} if read is source_stream.stream_config else {})
+        with pytest.raises(OptionError, match=r"option topic: .*one or more names"):
+            read(Options(asked, known))
 
 
 def test_an_unknown_topic_is_empty(spark: SparkSession, cluster: RunningCluster) -> None:

@@ -168,6 +168,14 @@ def test_all_that_is_available_comes_of_every_topic(cluster: RunningCluster) -> 
     assert came["stream-old"] == 900 and came["stream-new"] >= 1
 
 
+def test_all_that_is_available_comes_of_a_topic_that_the_group_gets_now(cluster: RunningCluster) -> None:
+    """The group exists with another topic: what the option adds is not left for the next run."""
+    schedule(cluster, "stream-added", 5)
+    cluster.wait(cluster.client.admin.create_group("grows", ["stream-old-one"]))
+    reader = stream_reader(cluster, group="grows", topic="stream-old-one,stream-added", wait_ms=0, timeout_s=20)
+    assert sum(map(len, available(reader))) == 5
+
+
 def test_what_is_available_and_not_delivered_fails_the_query(cluster: RunningCluster) -> None:
     """It must not end as if there were nothing."""
     schedule(cluster, "stream-held", 3)
