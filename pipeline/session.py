@@ -1,7 +1,7 @@
 """Creates the Spark sessions of the commands, the examples and the tests.
 
-The default is `local[*]`; `master` sets any Spark master. Sessions use UTC, push filters down into Python data sources,
-and log little. On a cluster the workers need `tickwheel[spark]` too.
+The default is `local[*]`; `master` sets any Spark master. Sessions use UTC and log little. On a cluster the workers
+need `tickwheel[spark]` too.
 """
 
 from __future__ import annotations

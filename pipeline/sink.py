@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from tickwheel.client import Client
 from tickwheel.client.staging import Rows, StagedAttemptWriter
 from tickwheel.pipeline import sink_rejected
-from tickwheel.pipeline.options import NAME, TOPIC, Connection, OptionError, Options, connection_of
+from tickwheel.pipeline.options import NAME, TOPIC, TOPIC_RULE, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.sink_rejected import RejectedFile
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, check_schema
 from tickwheel.proto import staging_pb2
@@ -42,13 +42,17 @@ OPTIONS = frozenset(
         "in_flight",
     }
 )
-OF_NAMED_JOBS = ("job_id", "batch_id", "job_memory_ms")
+OF_BATCHES = ("job_id", "batch_id")
+"""Options of a batch write. Of a stream the query is the job, and Spark numbers its micro-batches."""
+OF_NAMED_JOBS = ("batch_id", "job_memory_ms")
+"""Options of a batch write that need a job_id."""
 DAY_MS = 86_400_000
 JOB_MEMORY_MS = 30 * DAY_MS
 JOB_MEMORY_MS_MAX = 3_650 * DAY_MS
 BATCH_ID_MAX = (1 << 62) - 1
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
+_COMMITTED = (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED)
 log = logging.getLogger(__name__)
 
 PERMANENT_NAME = "1 to 64 characters of [A-Za-z0-9_-.]"
@@ -70,8 +74,10 @@ class SinkConfig:
     topic: str
     job_id: str
     batch_id: int
+    named: bool
+    """Whether the user named the job: it may be run again, and must then have the same rows."""
     job_memory_ms: int
-    """How long the cluster remembers a job that the user named, which may be run again; else 0."""
+    """How long the cluster remembers the job: one that the user named, or a stream's query. Else 0."""
     rate_limit: int
     fail_on_bad_rows: bool
     fail_on_discarded_rows: bool
@@ -84,19 +90,21 @@ class SinkConfig:
 def sink_config(options: Options, *, stream: bool) -> SinkConfig:
     """Raises OptionError."""
     job_id = options.matching("job_id", NAME, "", PERMANENT_NAME)
-    for name in OF_NAMED_JOBS:
-        if stream and options.text(name):
+    for name in OF_BATCHES if stream else OF_NAMED_JOBS:
+        if options.text(name) and stream:
             raise OptionError(
                 name, options.text(name), "of a stream the query is the job, its micro-batches are numbered"
             )
-        if not job_id and options.text(name):
+        if options.text(name) and not job_id:
             raise OptionError(name, options.text(name), "needs job_id")
+    remembered = bool(job_id) or stream
     return SinkConfig(
         connection=connection_of(options, timeout_s=60.0),
-        topic=options.matching("topic", TOPIC, "", "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot"),
+        topic=options.matching("topic", TOPIC, "", TOPIC_RULE),
         job_id=job_id or f"spark-{secrets.token_hex(12)}",
         batch_id=options.number("batch_id", 0, 0, BATCH_ID_MAX),
-        job_memory_ms=options.number("job_memory_ms", JOB_MEMORY_MS, 60_000, JOB_MEMORY_MS_MAX) if job_id else 0,
+        named=bool(job_id),
+        job_memory_ms=options.number("job_memory_ms", JOB_MEMORY_MS, 60_000, JOB_MEMORY_MS_MAX) if remembered else 0,
         rate_limit=options.number("rate_limit", 0, 0, 1_000_000_000),
         fail_on_bad_rows=options.choice("bad_rows", "reject", ("reject", "fail")) == "fail",
         fail_on_discarded_rows=options.choice("discarded_rows", "fail", ("report", "fail")) == "fail",
@@ -140,10 +148,10 @@ def write_partition(
         job = client.wait(staging.job(job_id, batch))
         limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, job.now_ms + job.delay_ms_max)
         gatherer = RowGatherer(config.topic, limits)
-        named = bool(config.job_memory_ms)
+        named = config.named
         attempt = staging.attempt(job_id, run_id, partition, batch, in_flight_max=config.in_flight, fingerprinted=named)
-        rejected = RejectedFile(folder, f"part-{partition:05}-{attempt.attempt:016x}.parquet")
-        attempt.published_before = job.state in (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED)
+        rejected = RejectedFile(folder, sink_rejected.file_name(partition, attempt.attempt))
+        attempt.published_before = job.state in _COMMITTED
         try:
             # Rows of a named job are read even if it is published, to check that they are the same rows.
             if named or not attempt.published_before:
@@ -195,7 +203,7 @@ def _commit(
         if m.blocks
     ]
     fingerprint = 0
-    if config.job_memory_ms:
+    if config.named:
         # 0 would mean no fingerprint, and the sum of no rows is 0.
         fingerprint = sum(m.fingerprint for m in messages) % (1 << 64) or 1
     with config.connection.open() as client:
@@ -208,7 +216,16 @@ def _commit(
             memory_ms=config.job_memory_ms,
             fingerprint=fingerprint,
         )
-    sink_rejected.publish(folder, [m.rejected_file for m in messages])
+        repeated = any(m.published_before for m in messages)
+        if repeated and client.staging.job(job_id, batch + 1).state in _COMMITTED:
+            log.warning(
+                "job %s: a later micro-batch than %d was scheduled before, so the rows of this one are not scheduled; "
+                "if the stream has begun anew with another checkpoint, give it another job_id",
+                job_id,
+                batch,
+            )
+    # All rows of a named job were read again, so its bad rows take the place of those of its first run.
+    sink_rejected.publish(folder, [m.rejected_file for m in messages], replace=repeated and config.named)
     rejected = sum(m.rejected_rows for m in messages)
     if rejected:
         log.warning("%d rows could not be messages; they are in %s with the reasons", rejected, folder)

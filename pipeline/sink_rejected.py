@@ -6,6 +6,7 @@ Paths are local, or URIs that Arrow knows (s3://, gs://, hdfs://); on a cluster 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,13 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 TEMPORARY = "_temporary"
+_NAME = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
+"""The file of an attempt of the sink, as `file_name` gives it."""
+
+
+def file_name(partition: int, attempt: int) -> str:
+    """The name of the file of one attempt of the sink."""
+    return f"part-{partition:05}-{attempt:016x}.parquet"
 
 
 def absolute(path: str) -> str:
@@ -53,8 +61,9 @@ class RejectedFile:
         return self.name
 
 
-def publish(folder: str, names: Sequence[str]) -> None:
-    """Move the files of a committed write into place. May be repeated."""
+def publish(folder: str, names: Sequence[str], *, replace: bool = False) -> None:
+    """Move the files of a committed write into place. May be repeated. `replace`: they take the place of the files that
+    an earlier run of the same job left."""
     named = [name for name in names if name]
     if not named:
         return
@@ -63,6 +72,10 @@ def publish(folder: str, names: Sequence[str]) -> None:
         source = f"{base}/{TEMPORARY}/{name}"
         if system.get_file_info(source).type != fs.FileType.NotFound:
             system.move(source, f"{base}/{name}")
+    if replace:
+        for info in system.get_file_info(fs.FileSelector(base)):
+            if info.base_name not in named and _NAME.fullmatch(info.base_name):
+                system.delete_file(info.path)
     discard(folder, ())
 
 

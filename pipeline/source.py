@@ -39,10 +39,12 @@ class TickwheelSource(DataSource):
     - `job_id`: what must happen once. Running a job again with the same one, after whatever failure, writes its rows
       once in all; with other rows it is refused. 1 to 64 characters of [A-Za-z0-9_-.]; default: another one for each
       write. Not for streams: of those query and batch are the job.
-    - `job_memory_ms`: how long a job with a `job_id` is recognised after it was published, however many others come;
-      at least `staging_expiry_ms` (6 hours); default 2592000000, 30 days.
+    - `job_memory_ms`: how long a job with a `job_id`, or the query of a stream, is recognised after it was published,
+      however many others come; at least `staging_expiry_ms` (6 hours); default 2592000000, 30 days.
     - `batch_id`: for `foreachBatch`: the number that Spark gives, beside a `job_id` that names the query. Batches are
-      scheduled in rising order, each once, and all of them are one job. Default 0.
+      scheduled in rising order, each once, and all of them are one job. A query that begins anew with another
+      checkpoint counts from 0 and needs another `job_id`: otherwise its first batches are not scheduled, and a warning
+      says so. Default 0.
     - `rate_limit`: rows a second, of all tasks together (the master gives out the time); default 0, as fast as it goes.
     - `in_flight`: blocks of about 1 MiB that a task has on their way; default 4.
     - `bad_rows`: what becomes of rows that cannot be messages (a null, an illegal name, too large, too far ahead):
@@ -54,9 +56,9 @@ class TickwheelSource(DataSource):
     - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write of a batch; default 10.
     - `commit_timeout_s`: seconds the commit may take to schedule all rows; default 3600.
 
-    **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`, by due hours (each a partition
-    up to 128 of them, else neighbours share one), all of it as of one applied index, which stands in the column
-    `applied_index`; from a slave, if one serves. Each query reads what is pending when it runs.
+    **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`, by due hours (neighbours share a
+    partition until it is worth a task), all of it as of one applied index, which stands in the column `applied_index`;
+    from a slave, if one serves. Each query reads what is pending when it runs.
 
     Columns: `id`, `topic`, `due_ms`, `due_requested_ms`, `scheduled_ms` (bigint), `target_group` (int: the group that a
     retry goes to; 0: all), `applied_index`; with content also `payload`, `key`, `tags`, `properties`,
@@ -77,7 +79,8 @@ class TickwheelSource(DataSource):
     Columns: `id`, `topic`, `due_ms`, `attempt` (int), `payload`, `key`, `tags`, `properties`, `message_group`.
 
     - `group`: the consumer group; needed. It is made if there is none.
-    - `topic`: one or more, separated by commas; needed if the group is new.
+    - `topic`: one or more, separated by commas; needed if the group is new. The group gets those that it does not have;
+      the stream brings all topics of the group.
     - `start_from`: where a new group starts: `earliest` (default) or `latest`.
     - `max_messages`: messages a micro-batch; default 10000.
     - `max_bytes`: bytes of payloads and metas after which a micro-batch takes no more; default 67108864 (64 MiB).

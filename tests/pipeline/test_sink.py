@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -15,9 +16,18 @@ from pyspark.sql import functions as f
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import Client
 from tickwheel.node.local_cluster import free_ports
-from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
-from tickwheel.pipeline.sink import OPTIONS, DiscardedRowsError, TickwheelWriter, sink_config
+from tickwheel.pipeline.options import CONNECTION, Connection, OptionError, Options, connection_of
+from tickwheel.pipeline.sink import (
+    JOB_MEMORY_MS,
+    OPTIONS,
+    DiscardedRowsError,
+    StagedMessage,
+    TickwheelWriter,
+    _commit,
+    sink_config,
+)
 from tickwheel.pipeline.sink_rows import SchemaError, check_schema
+from tickwheel.proto.staging_pb2 import StagedJob
 
 DAY_MS = 86_400_000
 
@@ -120,6 +130,68 @@ def test_rows_of_a_deleted_topic_fail_the_write(spark: SparkSession, cluster: Ru
             with pytest.raises(DiscardedRowsError, match="1 of 2 rows were not scheduled"):
                 writer.commit([message])
     assert cluster.payloads("sink-stays") == Counter({"a": 2})
+
+
+def direct(cluster: RunningCluster, frame: DataFrame, **options: object) -> None:
+    """A batch write in this process, so that its warnings are seen."""
+    given = {"addresses": cluster.addresses, **{name: str(value) for name, value in options.items()}}
+    writer = TickwheelWriter(sink_config(Options(given, OPTIONS), stream=False), frame.schema)
+    writer.commit([writer.write(iter(frame.toArrow().to_batches()))])
+
+
+def test_an_earlier_batch_that_is_not_scheduled_is_told(
+    spark: SparkSession, cluster: RunningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query that begins anew with another checkpoint, and the same job id, counts from 0. Repeating the last batch is
+    an ordinary replay."""
+    rows = frame(spark, 3, 1)
+    for number in (6, 7, 7):
+        direct(cluster, rows, topic="sink-anew", job_id="anew", batch_id=number)
+    assert not caplog.records
+    direct(cluster, rows, topic="sink-anew", job_id="anew", batch_id=0)
+    assert "job anew: a later micro-batch than 0 was scheduled before" in caplog.text
+    assert cluster.payloads("sink-anew").total() == 6
+
+
+def test_bad_rows_of_a_job_that_is_run_again_are_there_once(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    """Who corrects and writes them would otherwise schedule them twice. Other files stay."""
+    rows = spark.createDataFrame([(ahead(), "good"), (ahead(), "")], "due_ms long, payload string")
+    for _ in range(2):
+        direct(cluster, rows, topic="sink-bad-again", job_id="bad-again", rejected_path=tmp_path)
+        (tmp_path / "bad-again" / "mine.parquet").touch()
+    [found] = (tmp_path / "bad-again").glob("part-*.parquet")
+    assert pq.read_table(found).num_rows == 1
+    assert (tmp_path / "bad-again" / "mine.parquet").exists()
+
+
+def test_a_stream_is_remembered_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise other jobs would make the cluster forget a query that rests, and its last batch would be scheduled once
+    more when Spark replays it. Its rows need not be the same."""
+    asked: list[dict[str, object]] = []
+
+    class Cluster:
+        """A client that notes commits."""
+
+        staging = property(lambda self: self)
+
+        def __enter__(self) -> Cluster:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing to close."""
+
+        def commit(self, *_: object, **more: object) -> StagedJob:
+            asked.append(more)
+            return StagedJob()
+
+    monkeypatch.setattr(Connection, "open", lambda _: Cluster())
+    for stream, given in ((True, {}), (True, {"job_memory_ms": "90000"}), (False, {}), (False, {"job_id": "j"})):
+        config = sink_config(Options({"addresses": "h:1", "topic": "t", **given}, OPTIONS), stream=stream)
+        _commit(config, "job", 0, "run", "", [StagedMessage("job", 0, 0, 1, 1, 1, 0, "", False, 7)])
+    wanted = [(JOB_MEMORY_MS, 0), (90_000, 0), (0, 0), (JOB_MEMORY_MS, 7)]
+    assert [(more["memory_ms"], more["fingerprint"]) for more in asked] == wanted
 
 
 def test_an_empty_frame_is_a_write_too(spark: SparkSession, cluster: RunningCluster) -> None:
