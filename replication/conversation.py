@@ -498,7 +498,9 @@ class Conversation:
 
     def _on_sync(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self.engine
-        if frame.term != engine.term or engine.leader_id != peer_id or engine.state == LEADER:
+        # Only the master of a term sends syncs in it. After a start this may be the first that is heard of that master,
+        # and it has all leases: the next one would go on where this one ended.
+        if frame.term != engine.term or engine.leader_id not in (None, peer_id) or engine.state == LEADER:
             return
         reply = self._listener.sync_in(peer_id, frame)
         if reply is not None:

@@ -145,6 +145,12 @@ def test_long_runs(seed: int) -> None:
     verdict(seed, SimulationConfig(seconds=60, nodes=3))
 
 
+def test_the_first_sync_after_a_start_counts() -> None:
+    """A slave that had just started did not know its master yet and dropped the sync with all leases; it heard the next
+    one, which went on where that ended. Then the master stopped, and the slave delivered again what it lacked."""
+    verdict(9_151, SimulationConfig(seconds=20, only=(0, 1, 3)))
+
+
 def test_coarse_nodes_that_turn_together() -> None:
     """All were killed as the faults ended, booted in one moment and turned every 90 ms in step: each answer to a
     question before an election came just behind the turn that could have heard it, for 3.6 s."""
