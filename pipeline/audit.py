@@ -18,7 +18,7 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
-from tickwheel.pipeline.topic_colours import OTHERS_COLOUR, topic_colours
+from tickwheel.pipeline.plot_style import OTHERS_COLOUR, legend_beside, time_axis, topic_colours
 from tickwheel.storage.events import FROM_NOW_MS, GroupChange
 
 HOUR_MS = 3_600_000
@@ -349,7 +349,6 @@ def _plot(rows: Sequence[Row], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import dates
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(12, 4), layout="constrained")
@@ -369,15 +368,14 @@ def _plot(rows: Sequence[Row], path: Path) -> None:
         label = f"worst of {len(chosen.others)} others"
         times = [_hour(hour_ms) for hour_ms in sorted(worst)]
         axes.plot(times, [worst[hour_ms] for hour_ms in sorted(worst)], marker="o", color=OTHERS_COLOUR, label=label)
-    locator = dates.AutoDateLocator(minticks=3, tz=UTC)  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    time_axis(axes)
     if len({row.hour_ms for row in rows}) == 1:
         axes.set_xlim(_hour(rows[0].hour_ms - HOUR_MS), _hour(rows[0].hour_ms + HOUR_MS))
     axes.set_xlabel("hour of the due time, UTC")
     axes.set_ylabel("lateness p99, ms")
+    axes.set_ylim(bottom=min([0.0, *(row.p99_ms for row in rows)]))
     if rows:
-        axes.legend()
+        legend_beside(axes)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

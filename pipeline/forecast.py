@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from tickwheel.pipeline.topic_colours import OTHERS, OTHERS_COLOUR, topic_colours
+from tickwheel.pipeline.plot_style import OTHERS, OTHERS_COLOUR, legend_beside, time_axis, topic_colours
 
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 DAYS_MAX = 60.0
@@ -239,8 +239,6 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
         top.bar(times, counts, width=1 / 24, align="edge", bottom=below, color=colour, label=label)
         below += counts
     top.set_title("messages by hour")
-    if found.hours:
-        top.legend(loc="upper right", fontsize="small")
     seconds = found.seconds
     times = seconds[:, 0].astype("datetime64[ms]")
     bottom.vlines(times, 0, seconds[:, 1], color="C0", linewidth=0.6, label="as scheduled")
@@ -253,7 +251,10 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
     bottom.set_title("messages by second")
     for axes in (top, bottom):
         axes.set_xlabel("due, UTC")
-    bottom.legend(loc="upper right", fontsize="small")
+        time_axis(axes)
+    if found.hours:
+        legend_beside(top)
+    legend_beside(bottom)
     picture, page = target / "forecast.png", target / "forecast.html"
     figure.savefig(picture, dpi=110)
     plt.close(figure)

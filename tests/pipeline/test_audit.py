@@ -30,7 +30,7 @@ from tickwheel.pipeline import audit as judging
 from tickwheel.pipeline.audit import Audit, AuditConfig, audit, report
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.event_export import export_events
-from tickwheel.pipeline.topic_colours import COLOURS
+from tickwheel.pipeline.plot_style import COLOURS
 from tickwheel.proto import consumer_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import (
     CreateGroupRequest,

@@ -28,8 +28,8 @@ from tickwheel.pipeline.forecast import (
     spread,
     tables,
 )
+from tickwheel.pipeline.plot_style import COLOURS, OTHERS
 from tickwheel.pipeline.schedules import ScheduleConfig, write_schedule
-from tickwheel.pipeline.topic_colours import COLOURS, OTHERS
 
 START_MS = 1_800_000_000_000
 
@@ -116,6 +116,7 @@ def test_bars_of_many_topics_look_different(tmp_path: Path, monkeypatch: pytest.
     colours = {str(handle[0].get_facecolor()) for handle in handles}
     assert len(colours) == len(handles) == len(COLOURS) + 1
     assert labels == [*(f"t{topic}" for topic in range(len(COLOURS))), OTHERS]
+    assert drawn[0].axes[0].get_xlim()[0] == pytest.approx(START_MS / 86_400_000, abs=1)
     total = sum(bar.get_height() for handle in handles for bar in handle)
     assert total == sum(int(rows[:, 1].sum()) for rows in hours.values())
 
