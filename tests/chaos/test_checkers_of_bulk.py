@@ -46,7 +46,7 @@ from tickwheel.chaos.sim.history_messages import (
     SessionOver,
 )
 from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked, ResetAnswered, ResetAsked
-from tickwheel.chaos.sim.world import MS
+from tickwheel.chaos.sim.world import HOUR_MS, MS
 
 # -- staged publication
 
@@ -161,7 +161,11 @@ def cancel(outcome: str) -> list[Record]:
     return [CancelSent(30 * MS, 2, ID + 2), CancelAnswered(40 * MS, 2, ID + 2, outcome)]
 
 
+GONE = CancelAnswered((9 * HOUR_MS - WALL_MS) * MS, 2, ID + 2, "NOT_FOUND")
+"""To a cancel of message 2, a whole hour after its own, the seventh."""
+
 GOOD |= {
+    "removed with its hour after it came": (LoadsOnce, [*LOADED, *to(SHELVES, 1, 2), GONE]),
     "a bundle comes": (LoadsOnce, [*LOADED, *to(SHELVES, 1, 2)]),
     "before the answer": (LoadsOnce, [*ASKED, *to(SHELVES, 1, 2), LoadAnswered(700 * MS, "l", 1, 1, 2)]),
     "asked for and never answered": (LoadsOnce, ASKED),
@@ -178,6 +182,7 @@ BAD |= {
         LoadsOnce,
         [*LOADED, *to(SHELVES, 1, 2), replace(delivered(700, 1, due_in_ms=500), group="shelves", id=ID + 99)],
     ),
+    "removed though one group lacks it": (LoadsOnce, [*LOADED, *to(SHELVES, 1), *to(("shelves",), 2), GONE]),
     "a loaded message is not found": (LoadsOnce, [*LOADED, *cancel("NOT_FOUND"), *to(SHELVES, 1, 2)]),
     "more messages than were in it": (LoadsOnce, [*ASKED, LoadAnswered(20 * MS, "l", 1, 1, 3)]),
     "more bundles than were asked for": (LoadsOnce, [*ASKED, LoadAnswered(20 * MS, "l", 1, 2, 4)]),

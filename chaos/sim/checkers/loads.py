@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.checkers.p9_definite_cancel import hour_may_be_gone
 from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.history_bulk import LoadAnswered, TakeOverAsked
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Delivered, ScheduleSent
@@ -33,6 +34,7 @@ class LoadsOnce(Checker):
 
     def __init__(self) -> None:
         self._start_wall_ms = 0
+        self._hours_kept = 1
         self._due_ms: dict[int, int] = {}
         self._bundles: dict[tuple[str, int], tuple[int, ...]] = {}
         self._taken: dict[str, int] = {}
@@ -63,6 +65,7 @@ class LoadsOnce(Checker):
                 self._cancel_answered(record)
             case RunBegan():
                 self._start_wall_ms = record.start_wall_ms
+                self._hours_kept = record.hours_kept
 
     def _delivered(self, record: Delivered) -> None:
         uid = record.uid
@@ -99,7 +102,7 @@ class LoadsOnce(Checker):
         uid = record.uid
         if uid not in self._owner:
             return
-        if record.outcome == "NOT_FOUND":
+        if record.outcome == "NOT_FOUND" and not self._removed(record):
             self.broken(record.at_ns, f"cancel of message {uid}, which was loaded as {record.id:#x}: NOT_FOUND")
         if record.outcome == "CANCELLED":
             for missing in self._missing.values():
@@ -110,6 +113,13 @@ class LoadsOnce(Checker):
         for group, missing in self._missing.items():
             if sequence <= self._taken.get(job, 0) and uid not in self._came[group]:
                 missing.add(uid)
+
+    def _removed(self, record: CancelAnswered) -> bool:
+        """Whether its hour may have been removed: the message came to every group, and the hour ended long enough
+        ago."""
+        wall_ms = self._start_wall_ms + record.at_ns // MS
+        came = all(record.uid in came for came in self._came.values())
+        return came and hour_may_be_gone(record.id, wall_ms, self._hours_kept)
 
     def _due(self, at_ns: int) -> list[tuple[str, int]]:
         wall_ms = self._start_wall_ms + at_ns // MS

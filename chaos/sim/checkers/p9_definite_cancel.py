@@ -21,6 +21,11 @@ CLOCK_SLACK_MS = 1_000
 """The cluster's time may be ahead of the true one by this."""
 
 
+def hour_may_be_gone(message_id: int, wall_ms: int, hours_kept: int) -> bool:
+    """Whether the message's hour ended so long ago that it is removed once all is settled."""
+    return message_id >> 32 < (wall_ms + CLOCK_SLACK_MS) // HOUR_MS - hours_kept
+
+
 class DefiniteCancel(Checker):
     """Push-first has one exception: a message delivered ahead of a lost dispatch may be cancelled afterwards."""
 
@@ -99,5 +104,4 @@ class DefiniteCancel(Checker):
     def _removed(self, record: CancelAnswered) -> bool:
         """Whether its hour may have been removed: the message was delivered, and the hour ended long enough ago."""
         wall_ms = self._start_wall_ms + record.at_ns // MS
-        kept_hour = (wall_ms + CLOCK_SLACK_MS) // HOUR_MS - self._hours_kept
-        return record.uid in self._delivered and record.id >> 32 < kept_hour
+        return record.uid in self._delivered and hour_may_be_gone(record.id, wall_ms, self._hours_kept)
