@@ -66,11 +66,13 @@ class MetricSpec:
     kind: str
     doc: str
     labels: tuple[str, ...] = ()
+    prefix: str = PREFIX
+    """Empty for names that Prometheus' own conventions give."""
 
     @property
     def exposed_name(self) -> str:
         """The name on the page."""
-        return PREFIX + self.name + ("_total" if self.kind == "counter" else "")
+        return self.prefix + self.name + ("_total" if self.kind == "counter" else "")
 
 
 METRICS: tuple[MetricSpec, ...] = (
@@ -258,13 +260,20 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("loop_stalls", "counter", "Times the loop was late by more than 20 ms."),
     MetricSpec("executor_waiting_works", "gauge", "Jobs handed to worker threads and not finished.", ("pool",)),
     MetricSpec("suppressed_log_lines", "counter", "Warnings that rate limiting kept out of the log."),
+    # The process, under the names that Prometheus' dashboards know
+    MetricSpec("process_cpu_seconds", "counter", "Processor time of the process, of user and system.", prefix=""),
+    MetricSpec("process_start_time_seconds", "gauge", "Start of the process, in seconds since 1970.", prefix=""),
+    MetricSpec("process_resident_memory_bytes", "gauge", "Memory of the process that is in RAM.", prefix=""),
+    MetricSpec("process_virtual_memory_bytes", "gauge", "Address space of the process.", prefix=""),
+    MetricSpec("process_open_fds", "gauge", "File descriptors in use, as counted a second ago at most.", prefix=""),
+    MetricSpec("process_max_fds", "gauge", "Limit of file descriptors of the process.", prefix=""),
 )
 
 BY_NAME = {spec.name: spec for spec in METRICS}
 
 
 def _family(spec: MetricSpec, value: MetricValue) -> Metric:
-    name = PREFIX + spec.name
+    name = spec.prefix + spec.name
     if spec.kind == "histogram":
         assert isinstance(value, HistogramValue)
         cumulated = 0

@@ -64,8 +64,9 @@ class ListenSection:
     )
     metrics_bind: str = fields.address(
         "127.0.0.1:7702",
-        "Address of the Prometheus metrics (plain HTTP, `/metrics`). Shows numbers only, never messages.",
-        empty="no metrics",
+        "Address of metrics and probes (plain HTTP: `/metrics`, `/livez`, `/readyz`, `/healthz`). Shows numbers, "
+        "states and names, never what a message holds.",
+        empty="no metrics and no probes",
         port_min=0,
     )
     insecure: bool = fields.flag(

@@ -64,6 +64,10 @@ class LoopDriver:
             self._timer.cancel()
             self._timer = None
 
+    def overdue_ns(self) -> int:
+        """How long the next tick has been due without coming; 0 while it need not come."""
+        return max(0, self._clock.monotonic_ns() - self._deadline_ns) if self._running else 0
+
     def wake(self) -> None:
         """Input has come: tick once the rest of this pass of the loop has run, or TICK_GAP_NS after the last tick."""
         if not self._running or self._queued:

@@ -52,6 +52,8 @@ from tickwheel.node.server.identity import IdentityError, open_identity
 from tickwheel.node.server.inbox import StrictInbox
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
+from tickwheel.node.server.probes import Answer, Seen, health_page, live_page, ready_page
+from tickwheel.node.server.process_metrics import ProcessMetrics
 from tickwheel.node.server.resolving import resolve
 from tickwheel.node.server.schedule_stream import ScheduleStreams
 from tickwheel.node.server.services import client_server
@@ -121,6 +123,7 @@ class NodeProcess:
         self._stood: tuple[int, int, object] = (0, 0, None)
         self._refused_calls: Counter[str] = Counter()
         self._links_dropped = 0
+        self._process_metrics = ProcessMetrics()
 
     def _log_context(self) -> Mapping[str, object]:
         if self._host is None:
@@ -213,7 +216,13 @@ class NodeProcess:
         peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, limiter)
         limiter.watch(client_port, peer_port)
         pools = {"read": reads, "sync": syncs}
-        metrics = MetricsServer(registry_of(lambda: self._metrics(host, tls, driver, node, pools, limiter)))
+        page = registry_of(lambda: self._metrics(host, tls, driver, node, pools, limiter))
+        probed: dict[str, Callable[[], Answer]] = {
+            "/livez": lambda: live_page(driver.overdue_ns() / 1e9),
+            "/readyz": lambda: ready_page(self._seen(host, tls, driver)),
+            "/healthz": lambda: health_page(self._seen(host, tls, driver)),
+        }
+        metrics = MetricsServer(page, probed, lambda error: self._faults("metrics", error))
         if config.listen.metrics_bind:
             try:
                 await metrics.start(config.listen.metrics_bind)
@@ -468,6 +477,17 @@ class NodeProcess:
             self._halted = halted
             await asyncio.sleep(HOUSEKEEPING_S)
 
+    def _seen(self, host: NodeHost, tls: Certificates, driver: LoopDriver) -> Seen:
+        core = host.core
+        log_status = core.log.status()
+        return Seen(
+            node_vitals(core),
+            max(0, max(log_status.commit_index, log_status.master_commit_index) - core.applied_index),
+            driver.overdue_ns() / 1e9,
+            self._stopping.is_set(),
+            tls.reason(),
+        )
+
     def _metrics(
         self,
         host: NodeHost,
@@ -497,6 +517,7 @@ class NodeProcess:
             "refused_calls": {(kind,): float(self._refused_calls[kind]) for kind in REFUSED_KINDS},
             "peer_links_dropped": float(self._links_dropped),
             "suppressed_log_lines": float(_suppressed(self._rate_limit)),
+            **self._process_metrics.values(limiter.descriptors_open),
         }
         return {**node_metrics(host.core), **own}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,37 @@ def start(*settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-async def page(node: LocalNode) -> str:
-    """The node's metrics, as Prometheus reads them."""
+async def page(node: LocalNode, path: str = "/metrics") -> str:
+    """The node's metrics, as Prometheus reads them; or another page of that port, with its head."""
     reader, writer = await asyncio.open_connection(*node.metrics_address.rsplit(":", 1))
-    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
     text = (await reader.read()).decode()
     writer.close()
     return text
+
+
+async def probed(node: LocalNode, path: str, *, code: int) -> str:
+    """The answer to a probe, once it has this code. A slave is ready after the master: it must hear of it first."""
+    while True:
+        answer = await page(node, path)
+        if answer.startswith(f"HTTP/1.1 {code} "):
+            return answer.partition("\r\n\r\n")[2]
+        assert answer.startswith(("HTTP/1.1 200 ", "HTTP/1.1 503 ")), answer
+        await asyncio.sleep(0.02)
+
+
+def health_command(node: LocalNode) -> list[str]:
+    """The command by which a container asks a node whether it is alive, at this node's port."""
+    lines = (Path(__file__).parents[3] / "deploy" / "Containerfile").read_text(encoding="utf-8").splitlines()
+    [command] = [line.partition("CMD ")[2] for line in lines if line.startswith("HEALTHCHECK ")]
+    parts: list[str] = json.loads(command)
+    assert parts[0] == "python" and "127.0.0.1:7702/livez" in parts[-1]
+    return [sys.executable, *parts[1:-1], parts[-1].replace("127.0.0.1:7702", node.metrics_address)]
+
+
+def is_healthy(command: list[str]) -> bool:
+    """What the command says."""
+    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
 
 
 async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
@@ -47,6 +73,14 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
         names = [spec.exposed_name + ("_info" if spec.kind == "info" else "") for spec in METRICS]
         assert not [name for name in names if f"\n# TYPE {name} " not in served]
         assert int(served.split("\ntickwheel_fdatasync_duration_seconds_count ")[1].split(".")[0]) > 0
+        numbers = dict(line.rsplit(" ", 1) for line in served.splitlines() if line.startswith("process_"))
+        assert 0 <= time.time() - float(numbers["process_start_time_seconds"]) < 600
+        assert 1e7 < float(numbers["process_resident_memory_bytes"]) < float(numbers["process_virtual_memory_bytes"])
+        assert await probed(node, "/livez", code=200) == "alive\n"
+        assert await probed(node, "/readyz", code=200) == "ready\n"
+        assert "\nok    master: this node, in term " in await probed(node, "/healthz", code=200)
+        lives = health_command(node)
+        assert is_healthy(lives)
         client, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
         own_data = f"node.data_dir={node.directory / 'data'}"
         here = (f"listen.client_bind={client}", f"listen.peer_bind={peer}", "listen.metrics_bind=")
@@ -59,16 +93,18 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
         locked = start("cluster.id=c", "node.id=x", own_data, *here)
         assert locked.returncode == 3 and "node.data_dir" in locked.stderr, locked.stderr
         await cluster.kill_node(node)
+        assert not is_healthy(lives)
         foreign = start("cluster.id=other", f"node.id={node.node_id}", own_data, *here)
         assert foreign.returncode == 3 and "cluster" in foreign.stderr, foreign.stderr
         for refused in (used, watched, locked, foreign):
             assert "Traceback" not in refused.stderr
 
 
-async def test_links_that_were_dropped_are_counted_and_logged(tmp_path: Path) -> None:
-    """An operator learns that somebody sends a node what is no frame, or cannot be true; the node goes on."""
+async def test_dropped_links_are_counted_and_a_node_without_majority_is_alive_and_not_ready(tmp_path: Path) -> None:
+    """An operator learns that somebody sends a node what is no frame, or cannot be true; the node goes on. Once its
+    only peer is dead it says that and why it serves no more, and that nobody need restart it."""
 
-    async with LocalCluster(tmp_path, 2) as cluster, asyncio.timeout(30):
+    async with LocalCluster(tmp_path, 2) as cluster, asyncio.timeout(60):
         node, peer = cluster.nodes
         hello = PeerFrame(
             cluster_id=cluster.cluster_id,
@@ -89,6 +125,15 @@ async def test_links_that_were_dropped_are_counted_and_logged(tmp_path: Path) ->
         assert '\ntickwheel_refused_calls_total{kind="undecodable"} 1.0\n' in counted
         assert "\ntickwheel_peer_links_dropped_total 1.0\n" in counted
         assert node.running and "the link of a peer is dropped" in node.log_file.read_text(encoding="utf-8")
+
+        for one in cluster.nodes:
+            assert await probed(one, "/readyz", code=200) == "ready\n"
+        await cluster.kill_node(peer)
+        unready = await probed(node, "/readyz", code=503)
+        assert unready.startswith("not ready\n") and "takes part: ALONE: it " in unready, unready
+        listed = await probed(node, "/healthz", code=503)
+        assert "\nok    loop: it turns\n" in listed and "\nfails takes part: ALONE: it " in listed, listed
+        assert await probed(node, "/livez", code=200) == "alive\n"
 
 
 @pytest.mark.parametrize(
