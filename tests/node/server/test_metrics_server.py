@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,8 +14,6 @@ from tickwheel.node.metrics import MetricValue, registry_of
 from tickwheel.node.server import metrics_server
 from tickwheel.node.server.metrics_server import CONNECTIONS_MAX, MetricsServer
 from tickwheel.node.server.probes import Answer
-
-Ask = Callable[[bytes], Awaitable[bytes]]
 
 
 async def ask_port(port: int, request: bytes) -> bytes:
