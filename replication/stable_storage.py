@@ -66,9 +66,9 @@ class StableStorage:
         """Begin an fsync of what was written, unless one is under way; that one then begins the next when it ends."""
         if self._fsyncing or self.failed or not self._journal.needs_fsync:
             return
+        work = self._journal.begin_fsync()
         self._fsyncing = True
         self._began_ns = self._clock.monotonic_ns()
-        work = self._journal.begin_fsync()
 
         def finished(_: object, error: BaseException | None) -> None:
             self._fsyncing = False

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,11 +44,14 @@ from tickwheel.wheel.holdings import Holdings
 from tickwheel.wheel.ingestion import Ingestion
 from tickwheel.wheel.jobs import AbsorbJob, Job, LoadJob, MapJob, MergeJob
 from tickwheel.wheel.marks import Marks
+from tickwheel.wheel.moves import join_runs
 from tickwheel.wheel.reads import Reads
 from tickwheel.wheel.sweep import Outcomes
 from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT, CursorKey, Ids, Units, picked
 from tickwheel.wheel.window import Window
 
+DIGEST_TURN_BYTES = 2 << 20
+"""Bytes of one turn of a digest: a few milliseconds."""
 SLOT_WIDTHS_MS = (1_000, 500, 200, 100)
 
 
@@ -342,18 +346,32 @@ class Wheel:
         """The manifest with this checkpoint is durable. Run the job's `remove_old` in a worker now."""
         self.files.checkpoint_durable(job)
 
-    def digest_parts(self) -> dict[str, bytes]:
-        """Digests of the logical state, by name: the same on every node at the same applied index."""
-        marks, moves = self.marks.dump()
+    def digest_in_turns(self) -> Generator[None, None, dict[str, bytes]]:
+        """Digests of the logical state, by name: the same on every node at the same applied index. Made in turns of
+        some milliseconds, but for moves, which are joined at once; nothing may be applied in between."""
+        marks = self.marks.capture()
         hours = self.holdings.hours.dump()[:, :3]
         place = (*self.cursor, self.window.local_index, self.pending, self.holdings.removed_below)
-        parts = {
-            "cursor": repr(place).encode(),
-            "hours": np.ascontiguousarray(hours).tobytes(),
-            "marks": marks.tobytes(),
-            "moves": moves.tobytes(),
+        parts: dict[str, Iterable[bytes]] = {
+            "cursor": (repr(place).encode(),),
+            "hours": (np.ascontiguousarray(hours).tobytes(),),
+            "marks": (ids.tobytes() for ids in marks.ids()),
+            "moves": (join_runs(marks.runs).tobytes(),),
         }
         bundles = self.holdings.bundles.dump()
         if bundles:
-            parts["bundles"] = bundles
-        return {name: hashlib.sha256(content).digest() for name, content in parts.items()}
+            parts["bundles"] = (bundles,)
+        digests: dict[str, bytes] = {}
+        size = 0
+        for name, contents in parts.items():
+            sha = hashlib.sha256()
+            for content in contents:
+                for at in range(0, len(content), DIGEST_TURN_BYTES):
+                    piece = content[at : at + DIGEST_TURN_BYTES]
+                    sha.update(piece)
+                    size += len(piece)
+                    if size >= DIGEST_TURN_BYTES:
+                        size = 0
+                        yield
+            digests[name] = sha.digest()
+        return digests

@@ -6,6 +6,7 @@ state. They stay until their hours are removed, so that a repeated cancel gets t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,13 @@ class MarksCapture:
     marked: list[tuple[int, NDArray[np.uint32]]]
     runs: list[NDArray[np.void]]
 
+    def ids(self) -> Iterator[Ids]:
+        """uint64 ids of all marked units, sorted, in one array for each hour."""
+        return (indexes.astype(np.uint64) | np.uint64(hour << 32) for hour, indexes in self.marked)
+
     def arrays(self) -> tuple[Ids, NDArray[np.void]]:
         """uint64 ids of all marked units, sorted, and all moves sorted by id."""
-        parts = [indexes.astype(np.uint64) | np.uint64(hour << 32) for hour, indexes in self.marked]
+        parts = list(self.ids())
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64), join_runs(self.runs)
 
 

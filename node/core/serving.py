@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar, cast
 
 from tickwheel.node.core.promise import Promise
-from tickwheel.node.failure import Failure, RequestError, node_fault
+from tickwheel.node.failure import Failure, RequestError, node_fault, outcome_unknown
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.judge import ImpossibleMessageError
 from tickwheel.storage.disk import DiskError, FsyncFailedError
@@ -60,7 +60,7 @@ class Serving:
         self.stuck_by: DiskError | None = None
         """The damage that did it, for the log."""
         self.closed: Failure | None = None
-        """The answer to every request: none is served any more."""
+        """The answer to every request that comes now: none is served any more."""
         self.faults = 0
         """Errors that failed a request instead of the node."""
 
@@ -69,13 +69,14 @@ class Serving:
         self._report = report
 
     def shut(self, failure: Failure) -> None:
-        """Serve no more: from now on each piece of a request answers this instead of running. The first call counts."""
+        """Serve no more. `failure` is for requests that have not begun. A request that has begun gets OUTCOME_UNKNOWN
+        instead of its next piece: what it proposed may still be carried out. The first call counts."""
         self.closed = self.closed or failure
 
     def run(self, fail: Fail | None, piece: Callable[[], None]) -> None:
         """Run a piece of a request. `fail` may be called after its answer, and more than once. None: of no request."""
         if fail is not None and self.closed is not None:
-            fail(self.closed)
+            fail(outcome_unknown())
             return
         if fail is None or self._report is None:
             piece()

@@ -34,9 +34,14 @@ class Calls:
         return self._current()
 
     def serve(self, fail: Callable[[Failure], None], piece: Callable[[], None]) -> None:
-        """Run `piece` for a request. An error in it, or in later work of the core that it began, goes to `fail`."""
+        """Run `piece`, the first of a request. An error in it, or in later work of the core that it began, goes to
+        `fail`."""
+        serving = self.core.serving
+        if serving.closed is not None:
+            fail(serving.closed)
+            return
         try:
-            self.core.serving.run(fail, piece)
+            serving.run(fail, piece)
         except Exception as error:
             self._failed(error)
             raise

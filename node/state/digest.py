@@ -70,10 +70,14 @@ def _subscriptions(state: ClusterState) -> Turns[bytes]:
 
 def _groups(state: ClusterState) -> Turns[bytes]:
     facts = []
-    for number, g in enumerate(state.groups, 1):
+    number = size = 0
+    for g in state.groups:
         kept = g.dead.digest(), g.waiting.digest()
         facts.append(repr((g.group_id, g.name, g.filter, g.broadcasting, g.paused, repr(g.retry), *kept)))
-        if number % TURN_GROUPS == 0:
+        number += 1
+        size += g.waiting.size
+        if number >= TURN_GROUPS or size >= TURN_BYTES:
+            number = size = 0
             yield
     return _of(state.groups.last_id, _listed(facts))
 
@@ -102,7 +106,8 @@ def digest(state: ClusterState, wheel: WheelPort) -> StateDigest:
 
 def digest_in_turns(state: ClusterState, wheel: WheelPort) -> Turns[StateDigest]:
     """As `digest`, in turns of a few milliseconds; nothing may be applied in between."""
-    parts = {f"wheel.{name}": part for name, part in wheel.digest_parts().items()}
+    of_wheel = yield from wheel.digest_in_turns()
+    parts = {f"wheel.{name}": part for name, part in of_wheel.items()}
     members = [(m.node_id, m.peer_address, m.client_address, m.disk_uuid, m.learner) for m in state.members.values()]
     parts |= {
         "term": _of(state.lead_term),

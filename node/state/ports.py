@@ -3,6 +3,7 @@ tests."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,4 +84,4 @@ class WheelPort(Protocol):
 
     def abandon(self, job: Any) -> None: ...
 
-    def digest_parts(self) -> dict[str, bytes]: ...
+    def digest_in_turns(self) -> Generator[None, None, dict[str, bytes]]: ...

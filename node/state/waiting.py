@@ -90,6 +90,11 @@ class WaitingRetries:
         """Values for the constructor."""
         return self._rows[: self._count].tobytes(), self._limit
 
+    @property
+    def size(self) -> int:
+        """Bytes of all rows."""
+        return self._count * WAITING.itemsize
+
     def digest(self) -> bytes:
         """Digest of the whole content."""
         content, limit = self.content()

@@ -46,6 +46,8 @@ BUFFERS_ACCEPTED_MAX = 2
 REFUSALS_MAX = 64
 """One `take` ends once it has refused so many requests. Telling one caller takes a tenth of a millisecond, and no
 heartbeat leaves meanwhile."""
+ROOM_WAIT_MS = 200
+"""While the queue stays crowded, one of those who wait for room is let in so often."""
 TOPICS_HINT_MS = 60_000
 """Retry hint when there may be no more topics: an operator has to act first."""
 MERGE_HINT_MS = 500
@@ -131,8 +133,10 @@ class Publisher(Part):
         self._open: dict[str, JoinedRows] = {}
         """Topic -> rows in the queue that its next row may join: nothing of the topic waits behind them."""
         self._creating: set[str] = set()
-        self._outside: list[Promise[None]] = []
+        self._outside: deque[Promise[None]] = deque()
         """Streams that wait for room in the queue."""
+        self._let_in_ms = 0
+        """Steady time at which the first of them is let in although the queue is still crowded; 0: not known yet."""
         self.cut_short = False
         """The last `take` stopped early, after refusals or a failure: call it again soon."""
 
@@ -155,20 +159,27 @@ class Publisher(Part):
         )
 
     async def room(self) -> None:
-        """Wait while the queue is crowded."""
+        """Wait while the queue is crowded; not for ever, since callers that do not wait could keep it so."""
         if self.crowded:
             promise: Promise[None] = Promise()
             self._outside.append(promise)
             await promise
 
     def _let_in(self) -> None:
-        outside, self._outside = self._outside, []
+        outside, self._outside = self._outside, deque()
         for promise in outside:
             promise.keep(None)
 
     def tick(self, now: Now) -> None:
-        if self._outside and not self.crowded:
+        if not self._outside:
+            self._let_in_ms = 0
+        elif not self.crowded:
             self._let_in()
+        elif not self._let_in_ms:
+            self._let_in_ms = now.steady_ms + ROOM_WAIT_MS
+        elif now.steady_ms >= self._let_in_ms:
+            self._let_in_ms = now.steady_ms + ROOM_WAIT_MS
+            self._outside.popleft().keep(None)
 
     def arrivals_full(self) -> bool:
         """Whether the messages waiting to be merged into hour files fill `BUFFERS_ACCEPTED_MAX` arrival buffers."""
@@ -243,9 +254,11 @@ class Publisher(Part):
         return {"intake_requests": float(self.waiting)}
 
     def wait_ms(self, now: Now) -> int | None:
-        """None, or 0 if requests wait although the last publish had room for none of them, or somebody for room that
-        is there."""
-        return 0 if (self.cut_short and self._queue) or (self._outside and not self.crowded) else None
+        """None; 0 if requests wait although the last publish had room for none of them, or somebody for room that is
+        there; or until one of those who wait is let in."""
+        if (self.cut_short and self._queue and self._proposer.window.open) or (self._outside and not self.crowded):
+            return 0
+        return self._let_in_ms - now.steady_ms if self._outside and self._let_in_ms else None
 
     def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
         """Make one publish of waiting requests of about `bytes_max`, at least one; None: none can go now. Requests that

@@ -13,7 +13,7 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.world import Now, SteadyMs
-from tickwheel.node.failure import Failure
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import StateDigest
 
@@ -32,6 +32,7 @@ class Digests(Part):
         """Who gets the digest that is being made."""
         self._turns: Generator[None, None, StateDigest] | None = None
         self._begun_ms = self._next_ms = SteadyMs(0)
+        self._stopped = False
 
     @property
     def making(self) -> bool:
@@ -39,7 +40,9 @@ class Digests(Part):
         return self._turns is not None
 
     async def get(self) -> StateDigest:
-        """A digest of the state at some moment after the call."""
+        """A digest of the state at some moment after the call. Raises RequestError: the core has stopped."""
+        if self._stopped:
+            raise RequestError(_stops())
         promise: Promise[StateDigest] = Promise()
         self._waiting.append(promise)
         return await promise
@@ -76,7 +79,12 @@ class Digests(Part):
 
     def stop(self) -> None:
         """The core stops: its state takes no part any more."""
+        self._stopped = True
         self._turns = None
         waiting, self._served, self._waiting = self._served + self._waiting, [], []
         for promise in waiting:
-            promise.keep(Failure(common_pb2.RECOVERING, "this node stops", {"retry_after_ms": "1000"}))
+            promise.keep(_stops())
+
+
+def _stops() -> Failure:
+    return Failure(common_pb2.RECOVERING, "this node stops", {"retry_after_ms": "1000"})

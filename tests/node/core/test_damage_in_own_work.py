@@ -20,7 +20,11 @@ from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.schedule.intake import KIND_DUE, Row
+from tickwheel.node.core.schedule.joining import RowCaller
+from tickwheel.node.server.calls import Calls
 from tickwheel.node.state.snapshot import StateCheckpoint
+from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogListener
@@ -28,6 +32,7 @@ from tickwheel.storage import bundle
 from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.errors import ADVICE, CorruptFileError
 from tickwheel.wheel.jobs import Job
+from tickwheel.wheel.units import HOUR_MS
 
 Patch = pytest.MonkeyPatch
 PARTS = ("Dispatcher", "BulkLoad", "Delivery", "Deleter", "Events")
@@ -315,3 +320,33 @@ def test_parts_with_ticks_are_those_named_here() -> None:
     assert node.host is not None
     ticking = {type(part).__name__ for part in node.host.core.parts.ordered if type(part).tick is not Part.tick}
     assert ticking.issuperset(PARTS)
+
+
+def test_what_was_proposed_before_the_damage_is_told_as_unknown() -> None:
+    """Its entry is with the slaves when the master's journal fails, and the next master commits it. Only a request that
+    comes later was certainly not accepted."""
+    world, _, master, core = running(45)
+    told: list[Any] = []
+    caller = RowCaller(lambda *placed: told.append(placed), told.append)
+    row = Row("t", KIND_DUE, world.now_ms + HOUR_MS, b"in flight")
+
+    def schedule() -> None:
+        core.serving.run(caller.fail, lambda: core.parts.requests.schedule_row(row, "", "", caller))
+        master.wake()
+
+    schedule()
+    world.run_until(lambda: bool(told))
+    told.clear()
+    before = core.wheel.pending
+    master.disk.fail_fsync(1, lambda path: path.startswith(JOURNAL_DIRECTORY))
+    schedule()
+    world.run_until(lambda: core.serving.closed is not None)
+    later: list[Any] = []
+    calls = Calls(lambda: core, master.wake, later.append)
+    calls.serve(later.append, lambda: None)
+    world.run_until(lambda: bool(master.fatal), 5_000)
+    following = world.elect()
+    world.run(500)
+    assert following.host is not None and following.host.core.wheel.pending == before + 1
+    assert [answer.reason for answer in told] == [common_pb2.OUTCOME_UNKNOWN]
+    assert [answer.reason for answer in later] == [common_pb2.RECOVERING]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -206,6 +207,7 @@ class ModelWheel:
     def abandon(self, job: object) -> None:
         """Nothing to undo."""
 
-    def digest_parts(self) -> dict[str, bytes]:
-        """Of everything."""
+    def digest_in_turns(self) -> Generator[None, None, dict[str, bytes]]:
+        """Of everything, in one turn."""
+        yield
         return {"all": hashlib.sha256(self.encode()).digest()}

@@ -75,15 +75,16 @@ def test_the_next_master_counts_what_was_there() -> None:
     world = World(83)
     master = world.elect()
     change(master, topic_pending_max="*=50")
+    due_ms = world.now_ms + MINUTE_MS
     for topic in "tu":
-        first = batch(40, world.now_ms + MINUTE_MS, topic=topic, producer_id=f"p{topic}", sequence=1)
+        first = batch(40, due_ms, topic=topic, producer_id=f"p{topic}", sequence=1)
         assert isinstance(schedule(master, first), BatchOutcome)
     master.kill()
     world.run_until(lambda: world.master() is not None, 3_000)
     successor = world.elect()
     assert pending_of(successor, "t") == pending_of(successor, "u") == (40, 50)
     refusal(schedule(successor, batch(11, world.now_ms + MINUTE_MS)), "topic_pending_max")
-    again = batch(40, world.now_ms + MINUTE_MS, producer_id="pt", sequence=1)
+    again = batch(40, due_ms, producer_id="pt", sequence=1)
     repeat = schedule(successor, again)
     assert isinstance(repeat, BatchOutcome) and repeat.repeated
     assert isinstance(schedule(successor, batch(10, world.now_ms + MINUTE_MS)), BatchOutcome)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.node.core.test_serving import contain
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.watch.digests import PAUSE_FACTOR, PAUSE_MS_MAX
 from tickwheel.node.failure import Failure
-from tickwheel.node.state import digest
+from tickwheel.node.state import digest, waiting
+from tickwheel.node.state.waiting import WAITING, WaitingRetries
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, StateDigest
 from tickwheel.proto.log_pb2 import AdminCommand, Command
+from tickwheel.wheel import engine
 
 
 def ask(node: Node, answers: list[Any]) -> None:
@@ -178,3 +182,72 @@ def test_a_stopped_node_answers(world: World, monkeypatch: pytest.MonkeyPatch) -
     ask(node, answers)
     node.host.core.stop()
     assert [type(answer) for answer in answers] == [Failure] * 2
+
+
+def test_a_core_that_has_stopped_refuses(world: World) -> None:
+    """A stopped core still takes requests while a peer's checkpoint waits to be installed. Nothing makes its digests
+    any more."""
+    node = world.elect()
+    assert node.host is not None
+    node.host.core.stop()
+    answers: list[Any] = []
+    ask(node, answers)
+    assert [answer.reason for answer in answers] == [common_pb2.RECOVERING]
+
+
+def longest_turn(turns: Any, monkeypatch: pytest.MonkeyPatch, module: Any) -> int:
+    """Most bytes that any turn hashed."""
+    most = now = 0
+    sha256 = module.hashlib.sha256
+
+    class Counting:
+        def __init__(self, data: bytes = b"") -> None:
+            self._sha = sha256()
+            self.update(data)
+
+        def update(self, data: bytes) -> None:
+            nonlocal now
+            now += len(data)
+            self._sha.update(data)
+
+        def digest(self) -> bytes:
+            return bytes(self._sha.digest())
+
+    monkeypatch.setattr(module, "hashlib", SimpleNamespace(sha256=Counting))
+    for _ in turns:
+        most, now = max(most, now), 0
+    return max(most, now)
+
+
+def test_a_turn_hashes_little_however_many_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks of cancelled messages lie in one array for each hour."""
+    wheel = World(3).elect().host.core.wheel  # type: ignore[union-attr]
+    for hour in range(20):
+        wheel.marks._sorted[1_000_000 + hour] = np.arange(100_000, dtype=np.uint32)
+    wheel.marks.count = 2_000_000
+    assert longest_turn(wheel.digest_in_turns(), monkeypatch, engine) < 3 * engine.DIGEST_TURN_BYTES
+
+
+def test_a_turn_hashes_little_however_many_retries_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows in few groups."""
+    rows = digest.TURN_BYTES // WAITING.itemsize
+    content = bytes(rows * WAITING.itemsize)
+    groups = [
+        SimpleNamespace(
+            group_id=number,
+            name="g",
+            filter="",
+            broadcasting=False,
+            paused=False,
+            retry=None,
+            dead=SimpleNamespace(digest=lambda: b""),
+            waiting=WaitingRetries(content),
+        )
+        for number in range(10)
+    ]
+    state: Any = SimpleNamespace(groups=_Groups(groups))
+    assert longest_turn(digest._groups(state), monkeypatch, waiting) < 2 * digest.TURN_BYTES
+
+
+class _Groups(list[Any]):
+    last_id = 10
