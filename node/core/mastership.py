@@ -174,7 +174,7 @@ class Mastership:
         core.serving.start(self.transfer(None, applying=applying), ended)
 
     def leave_stuck(self) -> bool:
-        """Work was cut off halfway: answer nobody, only hand over, then stop. Call it until the node has stopped. True:
+        """Work was cut off halfway: serve nobody, only hand over, then stop. Call it until the node has stopped. True:
         it was the first call."""
         serving = self._core.serving
         reason, first = serving.stuck, serving.closed is None
