@@ -32,7 +32,7 @@ class PartialCopy:
         disk: Disk,
         root: str,
         belongs: Callable[[str], bool],
-        read: Callable[[int], None] = lambda bytes_read: None,
+        read: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Reads what an earlier process left below `root`; "" is the whole disk. Raises DiskError.
 

@@ -59,7 +59,6 @@ class DiskCounters:
     fsyncs_failed: int = 0
     fsyncs_ignored: int = 0
     reads_failed: int = 0
-    writes_failed: int = 0
     writes_refused: int = 0
     pages_lost: int = 0
     pages_written_back: int = 0
@@ -388,7 +387,6 @@ class SimulatedDisk:
     def note_write(self, path: str, size: int, growth: int) -> None:
         if self._write_failures_left > 0 and self._write_fails_for(path):
             self._write_failures_left -= 1
-            self._counters.writes_failed += 1
             raise DiskError(f"cannot write to {path!r}: Input/output error")
         self.take_space(path, growth)
         self._counters.writes += 1
