@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import compileall
 import os
+import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -52,6 +54,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         for folder in PRODUCT:
             compileall.compile_dir(config.rootpath / folder, quiet=1)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that are started heed SIGINT, although this one may have been started in the background, to ignore
+    it: that is inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.hookimpl(optionalhook=True)

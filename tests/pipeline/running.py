@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.async_client import Message
@@ -36,6 +37,11 @@ def forget_calls() -> None:
     if connection is not None:
         client.thread_connection.connection = None
         connection.close()
+    session = SparkSession._instantiatedSession
+    if session is not None and session._jvm is not None:
+        # The new connection has a thread of its own in the JVM. Without an active session there, Spark knows none of
+        # the data sources that the session has.
+        SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
 
 
 class RunningCluster:

@@ -224,6 +224,7 @@ async def test_a_node_that_falls_silent_is_given_up() -> None:
                 pass
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     """130, a sentence, what has arrived, and no lock."""
     asked = asyncio.Event()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tickwheel.node.cli.interrupts import end_at_once, interrupt_again
 
 PROGRAM = """
@@ -59,6 +61,7 @@ main()
 """Runs a command, and at every 25th import a copy of itself that gets a SIGINT just then. Has not imported `signal`."""
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_modules_are_imported_is_130(tmp_path: Path) -> None:
     """From the first line of the entry on, in the command's own imports, and while the interpreter ends."""
     report = tmp_path / "report"
