@@ -240,12 +240,17 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
             *(sys.executable, "-m", "tickwheel.node.cli.main", "backup", str(copy), "--address", node.address),
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(60):
-            await asked.wait()
-            while not (copy / "manifest").exists() or not (copy / "manifest").stat().st_size:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            process.send_signal(signal.SIGINT)
-            _, said = await process.communicate()
+        try:
+            async with asyncio.timeout(60):
+                await asked.wait()
+                while not (copy / "manifest").exists() or not (copy / "manifest").stat().st_size:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                process.send_signal(signal.SIGINT)
+                _, said = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
     assert process.returncode == 130, said
     words = " ".join(said.decode().split())
     assert f"interrupted. What has arrived stays in {copy}" in words and "Traceback" not in words
