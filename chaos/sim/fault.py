@@ -129,5 +129,9 @@ def nothing() -> None:
 
 
 def excuse_over(machine: Machine) -> None:
-    """The after-effect of a fault is over: a stop of the machine's process is a broken promise again."""
+    """The after-effect of a fault is over: a stop of the machine's process is a broken promise again. A process that is
+    frozen meanwhile has the time again when it wakes: it may stop only then."""
+    if machine.frozen:
+        machine.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+        return
     machine.excuses -= 1

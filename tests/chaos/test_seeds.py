@@ -151,6 +151,11 @@ def test_the_first_sync_after_a_start_counts() -> None:
     verdict(9_151, SimulationConfig(seconds=20, only=(0, 1, 3)))
 
 
+def test_a_node_that_is_frozen_while_it_leaves() -> None:
+    """Its journal failed, it handed over and was frozen for 3.6 s. It stopped when it woke: late, but with cause."""
+    verdict(17_000_462, SimulationConfig(seconds=20, only=(1, 2, 3, 5, 6, 8)))
+
+
 def test_coarse_nodes_that_turn_together() -> None:
     """All were killed as the faults ended, booted in one moment and turned every 90 ms in step: each answer to a
     question before an election came just behind the turn that could have heard it, for 3.6 s."""
