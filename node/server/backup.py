@@ -19,6 +19,10 @@ from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.transport.server import ServerStream as Context
 
+KEPT_MS_MAX = 3_600_000
+"""For so long after its first copy began a checkpoint is kept for another try. No later one is written meanwhile, and
+the journal grows: callers who try again and again must not hold it up for ever."""
+
 
 def _held(request: admin_pb2.BackupRequest) -> dict[str, common_pb2.HeldFile]:
     """What the caller holds, by path. Raises RequestError if it names too much."""
@@ -40,7 +44,11 @@ class Backups:
         self._executor = executor
         self._left: list[BackupFile] | None = None
         """Files of the last copy, whole or broken: what was sent may not have arrived. They stay held for its next try,
-        or a link that breaks often would never carry the files that each checkpoint has anew; COPY_STALL_MS at most."""
+        or a link that breaks often would never carry the files that every checkpoint writes. At most COPY_STALL_MS from
+        try to try, and KEPT_MS_MAX in all."""
+        self._copied: list[BackupFile] | None = None
+        self._copied_from_ms = 0
+        """The files copied last, and the steady time at which their first copy began."""
 
     async def serve(self, request: admin_pb2.BackupRequest, context: Context) -> None:
         """Send one backup: all of it, or what the caller does not hold."""
@@ -49,11 +57,14 @@ class Backups:
         if stale_reason and not request.stale:
             text = f"a backup of this node may be old: {stale_reason}. Ask another node, or take it as it is (--stale)"
             raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "stale"}))
-        if not held:  # it begins anew, and gets what is there now
-            self._give_back()
+        kept_ms = self._calls.core.steady_ms() - self._copied_from_ms
+        if not held or kept_ms > KEPT_MS_MAX:
+            self._give_back()  # so this caller gets a new checkpoint
         files = await files_to_copy(self._calls.core.checkpointer, self._calls.wake)
         if isinstance(files, Failure):
             raise RequestError(files)
+        if files is not self._copied:
+            self._copied, self._copied_from_ms = files, self._calls.core.steady_ms()
         self._give_back()
         try:
             origin: admin_pb2.BackupOrigin | None = backup_origin(self._calls.core)

@@ -22,6 +22,7 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.host import NodeHost
 from tickwheel.node.core.install import CheckpointCopy
 from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.node.server import backup
 from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.proto import admin_pb2, peer_pb2_grpc
@@ -158,7 +159,7 @@ class Caller:
 
 async def test_a_backup_that_broke_goes_on_with_the_same_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a link that breaks often would never carry the files that each checkpoint has anew. So does one whose end was
-    sent and did not arrive. Who begins anew gets what there is by then; and a while later nothing is held."""
+    sent and did not arrive. A caller that starts over gets what there is by then; and a while later nothing is held."""
     monkeypatch.setattr(checkpoint, "COPY_STALL_MS", 3_000)
     world, client, host, wake = begun()
     master = world.master()
@@ -189,6 +190,26 @@ async def test_a_backup_that_broke_goes_on_with_the_same_checkpoint(monkeypatch:
     assert await index_of("manifest") == later
     world.run(checkpoint.COPY_STALL_MS)
     assert await index_of("manifest") > later
+
+
+async def test_tries_without_end_do_not_hold_up_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P11: a caller that names some file and asks once a minute would otherwise let the journal grow for ever."""
+    monkeypatch.setattr(backup, "KEPT_MS_MAX", 3_000)
+    world, client, host, wake = begun()
+    master = world.master()
+    assert master is not None
+    backups = Backups(cast(Any, SimpleNamespace(core=host.core, wake=wake)), master.disk, cast(Any, AtOnce()))
+    written: list[int] = []
+    for _ in range(30):
+        request = admin_pb2.BackupRequest(stale=True, held=[HeldFile(path="manifest")])
+        asked = asyncio.create_task(backups.serve(request, cast(Any, Caller(gone=True))))
+        await asyncio.sleep(0)
+        world.run(300)
+        with contextlib.suppress(ConnectionError):
+            await asked
+        client.schedule([60_000])
+        written.append(host.core.checkpointer.written)
+    assert 2 <= written[-1] - written[0] <= 6
 
 
 class Stalling(peer_pb2_grpc.PeerServicer):
