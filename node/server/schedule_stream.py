@@ -147,6 +147,9 @@ class ScheduleStreams:
         self.open_streams = 0
         self._turn = asyncio.Lock()
         """Of the stream that is let in next while the queue is crowded."""
+        self._place: asyncio.Future[None] | None = None
+        """Room that was asked for. A stream that ends while it waits leaves it to the next, or streams that come and go
+        would leave ever more of them in the core."""
 
     async def serve(
         self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], caller: Caller, context: Context
@@ -195,9 +198,14 @@ class ScheduleStreams:
         if not crowded:
             return
         async with self._turn:
-            # A node that serves no more refuses the batch itself.
-            with suppress(RequestError):
-                await self._calls.answer(lambda core: core.parts.publisher.room())
+            if self._place is None or self._place.done():
+                self._place = asyncio.ensure_future(self._ask_for_room())
+            await asyncio.shield(self._place)
+
+    async def _ask_for_room(self) -> None:
+        # A node that serves no more refuses the batch itself.
+        with suppress(RequestError):
+            await self._calls.answer(lambda core: core.parts.publisher.room())
 
     def _refuse(
         self,

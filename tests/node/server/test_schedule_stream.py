@@ -150,6 +150,37 @@ async def test_streams_are_held_back_where_other_requests_are_refused(limit: str
     assert len(alone) >= 5 and all(isinstance(answer, BatchOutcome) for answer in alone)
 
 
+async def test_streams_that_come_and_go_while_the_queue_is_crowded_leave_nothing() -> None:
+    """Each waits for room and is cut. Whatever they have left behind, the core has one of it."""
+    world = World(83, config=replace(CoreConfig(), segment_bytes=1 << 20, intake_requests_max=16))
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    calls = Calls(lambda: core, lambda: None, lambda error: None)  # nothing drains the queue
+    streams = ScheduleStreams(calls, 64)
+
+    async def requests() -> AsyncIterator[scheduler_pb2.ScheduleBatch]:
+        for number in range(20):
+            yield batch(number, b"x")
+
+    for _ in range(30):
+        task = asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, Context())))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert core.parts.publisher.crowded and len(core.parts.publisher._outside) == 1
+    master.wake()
+    context = Context()
+    task = asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, context)))
+    while not task.done():
+        for _ in range(50):
+            await asyncio.sleep(0)
+        master.wake()
+        world.run(5)
+    assert [bool(receipt.error) for receipt in context.receipts] == [False] * 20
+
+
 async def test_streams_that_wait_hear_that_the_node_leads_no_more() -> None:
     """Nobody waits for a queue that nothing drains."""
     world = World(82, config=replace(CoreConfig(), segment_bytes=1 << 20, intake_requests_max=16))
