@@ -110,7 +110,7 @@ def _unfinished_cluster(directory: Path) -> str:
         mark = json.loads((directory / UNFINISHED_NAME).read_text(encoding="utf-8"))
         version, cluster_id = mark["version"], str(mark["cluster"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BackupError(f"{directory}: {UNFINISHED_NAME}: {error}. Remove the directory and begin anew") from error
+        raise BackupError(f"{directory}: {UNFINISHED_NAME}: {error}. Remove the directory and start again") from error
     if version != VERSION:
         raise BackupError(f"{directory} is an unfinished backup of version {version}; this program reads {VERSION}")
     return cluster_id

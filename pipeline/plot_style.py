@@ -1,6 +1,6 @@
 """What the plots of forecast and audit have in common: the colours of topics, the axis of time, the legend.
 
-The largest topics have a colour each and all others share one: matplotlib's own cycle begins anew after ten colours,
+The largest topics have a colour each and all others share one: matplotlib's own cycle repeats after ten colours,
 and a legend of a thousand topics leaves no room for the plot.
 """
 

@@ -220,7 +220,7 @@ def _commit(
         if repeated and client.staging.job(job_id, batch + 1).state in _COMMITTED:
             log.warning(
                 "job %s: a later micro-batch than %d was scheduled before, so the rows of this one are not scheduled; "
-                "if the stream has begun anew with another checkpoint, give it another job_id",
+                "if the stream has started over with another checkpoint, give it another job_id",
                 job_id,
                 batch,
             )

@@ -42,7 +42,7 @@ class TickwheelSource(DataSource):
     - `job_memory_ms`: how long a job with a `job_id`, or the query of a stream, is recognised after it was published,
       however many others come; at least `staging_expiry_ms` (6 hours); default 2592000000, 30 days.
     - `batch_id`: for `foreachBatch`: the number that Spark gives, beside a `job_id` that names the query. Batches are
-      scheduled in rising order, each once, and all of them are one job. A query that begins anew with another
+      scheduled in rising order, each once, and all of them are one job. A query that starts over with another
       checkpoint counts from 0 and needs another `job_id`: otherwise its first batches are not scheduled, and a warning
       says so. Default 0.
     - `rate_limit`: rows a second, of all tasks together (the master gives out the time); default 0, as fast as it goes.

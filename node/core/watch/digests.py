@@ -29,7 +29,7 @@ class Digests(Part):
         self._core = core
         self._waiting: list[Promise[StateDigest]] = []
         self._served: list[Promise[StateDigest]] = []
-        """Who gets the digest that is being made."""
+        """Callers that get the digest being made."""
         self._turns: Generator[None, None, StateDigest] | None = None
         self._begun_ms = self._next_ms = SteadyMs(0)
         self._stopped = False
