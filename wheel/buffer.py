@@ -2,7 +2,7 @@
 
 Owns immutable blocks of units sorted by (due_ms, index), and the records as they came. Two ways in:
 by due time (`blocks`, searched each on its own; small ones are joined geometrically so that their
-number stays small), and by id (`Extents`: one row for each contiguous piece of an hour that an append
+number stays small), and by id (`EXTENT`: one row for each contiguous piece of an hour that an append
 brought). Once frozen a buffer never changes again and may be read by any thread.
 """
 
@@ -161,7 +161,7 @@ class Buffer:
         return tuple(self.blocks)
 
     def find(self, ids: Ids) -> NDArray[np.int64]:
-        """Extent (row of `found_extents`) of each id, -1 where the buffer does not hold it."""
+        """Row in `extents()` of each id, -1 where the buffer does not hold it."""
         extents = self.extents()
         keys = np.ascontiguousarray(extents["id"])
         at = np.searchsorted(keys, ids, side="right").astype(np.int64) - 1

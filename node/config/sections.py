@@ -169,7 +169,10 @@ class DeliverySection:
         "Messages of one group and topic that were read ahead and wait for credits.",
     )
     staged_bytes_max: int = fields.core_number(
-        "staged_bytes_max", 8 * MIB, 4 * GIB, "Bytes of such messages of one group and topic."
+        "staged_bytes_max",
+        8 * MIB,
+        4 * GIB,
+        "FIFO topics: no more is read ahead for a group once such messages of one topic have this many bytes.",
     )
     batch_messages_max: int = fields.core_number(
         "batch_messages_max", 1, 10_000, "Messages in one batch to a consumer."

@@ -120,6 +120,27 @@ def test_links_in_documents_lead_somewhere() -> None:
     assert not broken
 
 
+def test_names_in_documents_exist() -> None:
+    """Python files that README and docs/ name, and members of classes and messages, written as `Class.member`."""
+    defining: dict[str, str] = {}
+    sources = [*ROOT.glob("proto/*.proto"), *(path for folder in FOLDERS for _, path in modules(folder))]
+    for path in sources:
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"^(?:class|message|service) (\w+)", text, re.MULTILINE):
+            defining[name] = defining.get(name, "") + text
+    folders = (*FOLDERS, "scripts", "tests")
+    files = {f"/{path.relative_to(ROOT)}" for folder in folders for path in ROOT.glob(f"{folder}/**/*.py")}
+    wrong = []
+    for document in [ROOT / "README.md", ROOT / "replication/DESIGN.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = document.read_text(encoding="utf-8")
+        for name, member in re.findall(r"`([A-Z][a-z]\w+)\.(\w+)(?:\(\))?`", text):
+            if not re.search(rf"\b{member}\b", defining.get(name, "")):
+                wrong.append(f"{document}: {name}.{member}")
+        named = re.findall(r"`([\w/]+\.py)`", text)
+        wrong += [f"{document}: {name}" for name in named if not any(file.endswith(f"/{name}") for file in files)]
+    assert not wrong
+
+
 def anchors(text: str) -> set[str]:
     """The fragment names that headings of a document get."""
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
