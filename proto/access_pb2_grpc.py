@@ -90,7 +90,7 @@ class AccessServicer:
     """Missing associated documentation comment in .proto file."""
 
     def WhoAmI(self, request, context):
-        """Who the node takes the caller for, and what that caller may do. Any node answers.
+        """The caller as the node knows it, and what the caller may do. Any node answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,7 @@ class AccessStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AccessAsyncStub: ...
     WhoAmI: _grpc.UnaryUnaryMultiCallable[_access_pb2.WhoAmIRequest, _access_pb2.Caller]
-    """Who the node takes the caller for, and what that caller may do. Any node answers."""
+    """The caller as the node knows it, and what the caller may do. Any node answers."""
     SetUser: _grpc.UnaryUnaryMultiCallable[_access_pb2.SetUserRequest, _access_pb2.User]
     """Creates a user or replaces its roles and quotas; its tokens stay."""
     DeleteUser: _grpc.UnaryUnaryMultiCallable[_access_pb2.DeleteUserRequest, _access_pb2.DeleteUserResponse]
@@ -57,7 +57,7 @@ class AccessStub:
 class AccessAsyncStub(AccessStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     WhoAmI: _aio.UnaryUnaryMultiCallable[_access_pb2.WhoAmIRequest, _access_pb2.Caller]  # type: ignore[assignment]
-    """Who the node takes the caller for, and what that caller may do. Any node answers."""
+    """The caller as the node knows it, and what the caller may do. Any node answers."""
     SetUser: _aio.UnaryUnaryMultiCallable[_access_pb2.SetUserRequest, _access_pb2.User]  # type: ignore[assignment]
     """Creates a user or replaces its roles and quotas; its tokens stay."""
     DeleteUser: _aio.UnaryUnaryMultiCallable[_access_pb2.DeleteUserRequest, _access_pb2.DeleteUserResponse]  # type: ignore[assignment]
@@ -83,7 +83,7 @@ class AccessServicer(metaclass=_abc_1.ABCMeta):
         request: _access_pb2.WhoAmIRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_access_pb2.Caller, _abc.Awaitable[_access_pb2.Caller]]:
-        """Who the node takes the caller for, and what that caller may do. Any node answers."""
+        """The caller as the node knows it, and what the caller may do. Any node answers."""
 
     @_abc_1.abstractmethod
     def SetUser(

@@ -249,8 +249,8 @@ class TraceEvent(_message.Message):
     def new_id(self) -> _common_pb2.MessageId: ...
     @_builtins.property
     def unit(self) -> _common_pb2.MessageId:
-        """DISPATCHED, SETTLED: the unit that left the wheel; of a retry it differs from id. The attempts of SETTLED count anew
-        with each unit, those of DELIVERED go on.
+        """DISPATCHED, SETTLED: the unit that left the wheel; of a retry it differs from id. Attempts of SETTLED are counted
+        from 1 with each unit, those of DELIVERED go on.
         """
 
     def __init__(
@@ -555,7 +555,7 @@ class NodeStatus(_message.Message):
     """As last synced by the master (slaves); equals tick and local_index on the master."""
     synced_local_index: _builtins.int
     sync_age_ms: _builtins.int
-    """Milliseconds since the last 50 ms sync was received (slaves) ."""
+    """Milliseconds since the last 50 ms sync was received (slaves)."""
     clock_ms: _builtins.int
     pending: _builtins.int
     ready: _builtins.int
@@ -593,7 +593,9 @@ class NodeStatus(_message.Message):
     """Deliveries a second that were not the first of their message to the group."""
     disk_bytes_total: _builtins.int
     disk_above_mark: _builtins.bool
-    """This node's disk is above storage.high_water_percent: as master it refuses schedules."""
+    """This node's disk is above its mark (storage.high_water_percent, space_reserve_bytes). A master then hands over to a
+    member with room. Schedules are refused while half of the members or more are above theirs.
+    """
     unsettled_removed: _builtins.int
     """Messages that retention removed and a group had not settled (once a group), or that no group ever saw."""
     unreadable_messages: _builtins.int
@@ -703,7 +705,7 @@ class ColdStatus(_message.Message):
     days: _builtins.int
     messages: _builtins.int
     cancelled: _builtins.int
-    """Messages that are cancelled while they wait, and such that were moved and wait for their new time."""
+    """Waiting messages that were cancelled, and those that were moved and wait for their new time."""
     moved: _builtins.int
     next_due_ms: _builtins.int
     """The first due time of what is not loaded (of cancelled ones too); 0: nothing waits."""
@@ -711,7 +713,7 @@ class ColdStatus(_message.Message):
     """By how much it is overdue."""
     loaded_late: _builtins.int
     """Messages that were loaded after they were due, ever (commands of an earlier version: after the hour in which they
-    were due), and by how much the one that was worst.
+    were due), and by how much the latest of them.
     """
     loaded_late_ms_max: _builtins.int
     def __init__(
@@ -755,9 +757,9 @@ class BulkStatus(_message.Message):
     bundles_taken_over: _builtins.int
     messages_taken_over: _builtins.int
     takeover_ms: _builtins.int
-    """From requests for taking over to their answers, of those that were done. Master."""
+    """Time from request to answer of all takeovers that were carried out. Master."""
     refused: _builtins.int
-    """Offers, pieces and takings over that were refused."""
+    """Offers, pieces and takeovers that were refused."""
     def __init__(
         self,
         *,
@@ -1653,11 +1655,11 @@ class Settings(_message.Message):
     group_in_flight_max: _builtins.int
     """Messages of one group out with its consumers; 0: as many as they take."""
     cold_lead_ms: _builtins.int
-    """Messages of the cold tier must be loaded so long before they are due; a warning says if they are not. A cold message
+    """Messages of the cold tier must be loaded this long before they are due; a warning says if they are not. A cold message
     cannot be moved to a nearer time.
     """
     cold_warn_ms: _builtins.int
-    """So long before that a first warning is given."""
+    """A first warning is given this long before that."""
     rights: _builtins.bool
     """Every call on the client port needs a user with the right to it (access.proto, docs/SECURITY.md)."""
     def __init__(
@@ -1923,7 +1925,7 @@ class DiskUse(_message.Message):
     """Of the file system."""
     bytes_free: _builtins.int
     high_water_percent: _builtins.int
-    """Above this share schedules are refused; 0: no mark."""
+    """From this share on the disk is above its mark; 0: no mark."""
     above_high_water: _builtins.bool
     topics_left_out: _builtins.int
     """Topics that do not fit the answer: those with the fewest bytes."""

@@ -160,7 +160,7 @@ class AdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetStatus(self, request, context):
-        """What this node knows; any node answers.
+        """The status as this node knows it; any node answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,7 +32,7 @@ class AdminStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]
-    """What this node knows; any node answers."""
+    """The status as this node knows it; any node answers."""
     AwaitMaster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AwaitMasterRequest, _admin_pb2.AwaitMasterResponse]
     """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
     that follows the master asks once a minute instead of several times a second.
@@ -82,7 +82,7 @@ class AdminStub:
 class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
-    """What this node knows; any node answers."""
+    """The status as this node knows it; any node answers."""
     AwaitMaster: _aio.UnaryUnaryMultiCallable[_admin_pb2.AwaitMasterRequest, _admin_pb2.AwaitMasterResponse]  # type: ignore[assignment]
     """Answers once this node knows another master than the caller does, or after a while; any node answers. So a client
     that follows the master asks once a minute instead of several times a second.
@@ -135,7 +135,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.NodeStatus, _abc.Awaitable[_admin_pb2.NodeStatus]]:
-        """What this node knows; any node answers."""
+        """The status as this node knows it; any node answers."""
 
     @_abc_1.abstractmethod
     def AwaitMaster(

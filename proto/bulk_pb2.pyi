@@ -119,7 +119,7 @@ class TakeOverRequest(_message.Message):
     job_id: _builtins.str
     """1 to 127 characters of [A-Za-z0-9_-.%]. One job id stands for one load."""
     load_sha256: _builtins.str
-    """SHA-256, in hexadecimal, of what the load consists of."""
+    """SHA-256, in hexadecimal, of the load's list of bundles."""
     sequence: _builtins.int
     """Place of the bundle in the load, from 1."""
     bundles: _builtins.int
@@ -186,7 +186,7 @@ class LoadState(_message.Message):
     """Empty: the load is not known."""
     bundles: _builtins.int
     taken: _builtins.int
-    """So many have been taken over."""
+    """How many of them have been taken over."""
     units: _builtins.int
     """Messages in them."""
     def __init__(

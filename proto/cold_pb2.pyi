@@ -31,7 +31,7 @@ class RegisterColdRequest(_message.Message):
     job_id: _builtins.str
     """1 to 127 characters of [A-Za-z0-9_-.%]."""
     sha256: _builtins.str
-    """SHA-256, in hexadecimal, of what the job consists of. One job id stands for one content."""
+    """SHA-256, in hexadecimal, of the job's content. One job id stands for one content."""
     @_builtins.property
     def parts(self) -> Global___ColdColumns: ...
     def __init__(
@@ -272,7 +272,7 @@ Global___ColdMoved: _TypeAlias = ColdMoved  # noqa: Y015
 
 @_typing.final
 class ColdLoad(_message.Message):
-    """What a bundle brings of the cold tier: all of one part, row by row in the order of the part; or single messages that
+    """The cold messages that a bundle loads: all of one part, row by row in the order of the part; or single messages that
     were moved, then `ids` is not empty.
     """
 
@@ -287,7 +287,7 @@ class ColdLoad(_message.Message):
     """uint64[n] and int64[n] of the bundle's messages in their order; at most 2,048."""
     due_ms: _builtins.bytes
     late: _builtins.int
-    """How many of its messages were due when its taking over was asked for. If absent, late ones are counted by whole
+    """How many of its messages were due when its takeover was requested. If absent, late ones are counted by whole
     hours.
     """
     def __init__(
@@ -380,7 +380,7 @@ class ColdSnapshot(_message.Message):
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColdJobSnapshot]: ...
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColdPartSnapshot]:
-        """Those that are remembered, by rising number."""
+        """The parts that are remembered, by rising number."""
 
     @_builtins.property
     def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColdMarksSnapshot]: ...

@@ -29,9 +29,9 @@ class _StartFromEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StartFrom.V
     EARLIEST: _StartFrom.ValueType  # 1
     """Everything that is retained."""
     LATEST: _StartFrom.ValueType  # 2
-    """What is dispatched from now on."""
+    """Messages that are dispatched from now on."""
     TIME: _StartFrom.ValueType  # 3
-    """What is due from start_ms on."""
+    """Messages that are due from start_ms on."""
 
 class StartFrom(_StartFrom, metaclass=_StartFromEnumTypeWrapper): ...
 
@@ -39,9 +39,9 @@ START_FROM_UNSPECIFIED: StartFrom.ValueType  # 0
 EARLIEST: StartFrom.ValueType  # 1
 """Everything that is retained."""
 LATEST: StartFrom.ValueType  # 2
-"""What is dispatched from now on."""
+"""Messages that are dispatched from now on."""
 TIME: StartFrom.ValueType  # 3
-"""What is due from start_ms on."""
+"""Messages that are due from start_ms on."""
 Global___StartFrom: _TypeAlias = StartFrom  # noqa: Y015
 
 class _Outcome:
@@ -83,7 +83,7 @@ class ConsumeRequest(_message.Message):
     EXTEND_FIELD_NUMBER: _builtins.int
     MIXED_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
-    """Adds so many credits."""
+    """Adds this many credits."""
     mixed: _builtins.bool
     """From now on a batch may hold several topics. Only where Opened says `mixes`."""
     @_builtins.property

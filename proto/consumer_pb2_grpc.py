@@ -75,14 +75,14 @@ class ConsumerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Settle(self, request, context):
-        """Settles what Pull brought.
+        """Settles messages that Pull returned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Extend(self, request, context):
-        """Extends leases of what Pull brought.
+        """Extends leases of messages that Pull returned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

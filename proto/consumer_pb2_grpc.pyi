@@ -38,9 +38,9 @@ class ConsumerStub:
     Pull: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.PullRequest, _consumer_pb2.DeliverBatch]
     """One batch for callers without a stream; waits up to wait_ms for the first message."""
     Settle: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.SettleBatch, _consumer_pb2.SettleReceipt]
-    """Settles what Pull brought."""
+    """Settles messages that Pull returned."""
     Extend: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ExtendBatch, _consumer_pb2.ExtendReceipt]
-    """Extends leases of what Pull brought."""
+    """Extends leases of messages that Pull returned."""
 
 @_typing.type_check_only
 class ConsumerAsyncStub(ConsumerStub):
@@ -52,9 +52,9 @@ class ConsumerAsyncStub(ConsumerStub):
     Pull: _aio.UnaryUnaryMultiCallable[_consumer_pb2.PullRequest, _consumer_pb2.DeliverBatch]  # type: ignore[assignment]
     """One batch for callers without a stream; waits up to wait_ms for the first message."""
     Settle: _aio.UnaryUnaryMultiCallable[_consumer_pb2.SettleBatch, _consumer_pb2.SettleReceipt]  # type: ignore[assignment]
-    """Settles what Pull brought."""
+    """Settles messages that Pull returned."""
     Extend: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ExtendBatch, _consumer_pb2.ExtendReceipt]  # type: ignore[assignment]
-    """Extends leases of what Pull brought."""
+    """Extends leases of messages that Pull returned."""
 
 class ConsumerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -81,7 +81,7 @@ class ConsumerServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.SettleBatch,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.SettleReceipt, _abc.Awaitable[_consumer_pb2.SettleReceipt]]:
-        """Settles what Pull brought."""
+        """Settles messages that Pull returned."""
 
     @_abc_1.abstractmethod
     def Extend(
@@ -89,6 +89,6 @@ class ConsumerServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_pb2.ExtendBatch,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_pb2.ExtendReceipt, _abc.Awaitable[_consumer_pb2.ExtendReceipt]]:
-        """Extends leases of what Pull brought."""
+        """Extends leases of messages that Pull returned."""
 
 def add_ConsumerServicer_to_server(servicer: ConsumerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -166,7 +166,7 @@ class Founding(_message.Message):
     founded: _builtins.bool
     """The cluster is founded: the sender votes, and will found no other."""
     asks: _builtins.bool
-    """The receiver is to say the same of itself."""
+    """The receiver shall answer with its own."""
     @_builtins.property
     def founders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Founder]:
         """All founders with their disks, recorded for good; empty: not yet, or the node's files are older than this record."""
@@ -502,7 +502,7 @@ class Pong(_message.Message):
     it would refuse a vote, so the asking node does not raise its term for one.
     """
     last_log_index: _builtins.int
-    """End of the answering node's log: who is behind it need not stand for election."""
+    """End of the answering node's log: a node that is behind it need not stand for election."""
     last_log_term: _builtins.int
     def __init__(
         self,
@@ -630,7 +630,7 @@ class SyncReply(_message.Message):
     disk_above_mark: _builtins.bool
     """The slave's disk is above its high-water mark."""
     log_level: _builtins.int
-    """What the slave understands in the log that a master writes without being asked to; 1: checksums and owners of requests."""
+    """Level of log content that the slave understands (node/core/schedule/senders.py); 1: checksums and owners of requests."""
     def __init__(
         self,
         *,
@@ -805,7 +805,7 @@ Global___RecordAsk: _TypeAlias = RecordAsk  # noqa: Y015
 
 @_typing.final
 class RecordAnswer(_message.Message):
-    """What was asked for, in that order; the last ones may be missing."""
+    """The records that were asked for, in that order; the last ones may be missing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

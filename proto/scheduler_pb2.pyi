@@ -131,7 +131,7 @@ class ScheduleRequest(_message.Message):
     """Idempotence: see ScheduleBatch. Empty: none, a repeat schedules again."""
     sequence: _builtins.int
     client_name: _builtins.str
-    """Who sends it, for quotas; the common name of a certificate goes before it."""
+    """Name of the sender, for quotas. The common name of a certificate takes precedence."""
     producer_owner: _builtins.str
     """See ScheduleBatch."""
     @_builtins.property
@@ -205,8 +205,8 @@ class ScheduleBatch(_message.Message):
     client_name: _builtins.str
     """As in ScheduleRequest."""
     producer_owner: _builtins.str
-    """A secret of the producer, at most 127 characters. The id belongs to who used it first: to the common name of the
-    caller's certificate, else to this secret; others get SEQUENCE_TAKEN. Neither: it belongs to nobody.
+    """A secret of the producer, at most 127 characters. The id belongs to the first to use it: to the common name of the
+    caller's certificate, else to this secret. Others get SEQUENCE_TAKEN. Without either it belongs to nobody.
     """
     @_builtins.property
     def rows(self) -> Global___RowBatch: ...
@@ -736,7 +736,7 @@ Global___PendingMessage: _TypeAlias = PendingMessage  # noqa: Y015
 
 @_typing.final
 class Selection(_message.Message):
-    """Which pending messages are meant: all of what is given must hold."""
+    """Selects the pending messages that meet every condition given."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -757,7 +757,7 @@ class Selection(_message.Message):
     key: _builtins.str
     """Its key, exactly."""
     key_prefix: _builtins.str
-    """What its key begins with."""
+    """The beginning of its key."""
     def __init__(
         self,
         *,
@@ -930,7 +930,7 @@ class CountPendingResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     next_page_token: _builtins.str
-    """Empty: that was all. Else the next answer goes on in the last bucket or behind it."""
+    """Empty: that was all. Otherwise the next answer continues in the last bucket or behind it."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CountPendingResponse.Bucket]:
         """Buckets that are not empty, by time."""
@@ -967,9 +967,9 @@ class BeginSweepRequest(_message.Message):
     due_ms: _builtins.int
     """Move them all to this time;"""
     delay_ms: _builtins.int
-    """or to so long after the call;"""
+    """or to this long after the call;"""
     shift_ms: _builtins.int
-    """or each by so much, earlier if below 0. What would be past becomes due at once."""
+    """or each by this much, earlier if below 0. A time that would be past is due at once."""
     @_builtins.property
     def selection(self) -> Global___Selection:
         """At least one of topic, tag, key and key_prefix must be given."""

@@ -181,8 +181,8 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BeginSweep(self, request, context):
-        """Begins to cancel, or to move, every pending message that a selection means: those acknowledged before this call, and
-        none scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
+        """Begins to cancel, or to move, every pending message of a selection that was acknowledged before this call, and none
+        scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
         Repeating the call with the same job_id begins nothing and answers where the job stands.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -197,7 +197,7 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSweeps(self, request, context):
-        """All that run, and the last that ended.
+        """The running sweeps, and the last that ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

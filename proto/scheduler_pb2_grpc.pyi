@@ -54,14 +54,14 @@ class SchedulerStub:
     CountPending: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CountPendingRequest, _scheduler_pb2.CountPendingResponse]
     """How many messages are pending, by time bucket."""
     BeginSweep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.BeginSweepRequest, _scheduler_pb2.Sweep]
-    """Begins to cancel, or to move, every pending message that a selection means: those acknowledged before this call, and
-    none scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
+    """Begins to cancel, or to move, every pending message of a selection that was acknowledged before this call, and none
+    scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
     Repeating the call with the same job_id begins nothing and answers where the job stands.
     """
     GetSweep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetSweepRequest, _scheduler_pb2.Sweep]
     """Where a sweep stands."""
     ListSweeps: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListSweepsRequest, _scheduler_pb2.ListSweepsResponse]
-    """All that run, and the last that ended."""
+    """The running sweeps, and the last that ended."""
     StopSweep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.StopSweepRequest, _scheduler_pb2.Sweep]
     """Ends a sweep where it stands; what it has done stays done."""
 
@@ -91,14 +91,14 @@ class SchedulerAsyncStub(SchedulerStub):
     CountPending: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CountPendingRequest, _scheduler_pb2.CountPendingResponse]  # type: ignore[assignment]
     """How many messages are pending, by time bucket."""
     BeginSweep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.BeginSweepRequest, _scheduler_pb2.Sweep]  # type: ignore[assignment]
-    """Begins to cancel, or to move, every pending message that a selection means: those acknowledged before this call, and
-    none scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
+    """Begins to cancel, or to move, every pending message of a selection that was acknowledged before this call, and none
+    scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
     Repeating the call with the same job_id begins nothing and answers where the job stands.
     """
     GetSweep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetSweepRequest, _scheduler_pb2.Sweep]  # type: ignore[assignment]
     """Where a sweep stands."""
     ListSweeps: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListSweepsRequest, _scheduler_pb2.ListSweepsResponse]  # type: ignore[assignment]
-    """All that run, and the last that ended."""
+    """The running sweeps, and the last that ended."""
     StopSweep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.StopSweepRequest, _scheduler_pb2.Sweep]  # type: ignore[assignment]
     """Ends a sweep where it stands; what it has done stays done."""
 
@@ -191,8 +191,8 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.BeginSweepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.Sweep, _abc.Awaitable[_scheduler_pb2.Sweep]]:
-        """Begins to cancel, or to move, every pending message that a selection means: those acknowledged before this call, and
-        none scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
+        """Begins to cancel, or to move, every pending message of a selection that was acknowledged before this call, and none
+        scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
         Repeating the call with the same job_id begins nothing and answers where the job stands.
         """
 
@@ -210,7 +210,7 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ListSweepsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ListSweepsResponse, _abc.Awaitable[_scheduler_pb2.ListSweepsResponse]]:
-        """All that run, and the last that ended."""
+        """The running sweeps, and the last that ended."""
 
     @_abc_1.abstractmethod
     def StopSweep(

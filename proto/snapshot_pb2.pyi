@@ -34,7 +34,7 @@ class PinRequest(_message.Message):
     """due_ms_min <= due_ms < due_ms_max; 0: no limit."""
     due_ms_max: _builtins.int
     applied_index_min: _builtins.int
-    """The node answers RECOVERING while it has not applied so much."""
+    """The node answers RECOVERING until it has applied this entry."""
     pin_id: _builtins.int
     """Tell of this pin again instead of making one; WRONG_STATE if this node does not hold it. The rest is not looked at."""
     topics_after: _builtins.int
@@ -70,7 +70,7 @@ class AgreePinRequest(_message.Message):
     name: _builtins.str
     """1 to 60 characters of [A-Za-z0-9_-.]."""
     pin_id: _builtins.int
-    """What the caller would read; 0: it only asks."""
+    """The pin that the caller would read; 0: it only asks."""
     def __init__(
         self,
         *,
@@ -91,7 +91,7 @@ class AgreePinResponse(_message.Message):
 
     PIN_ID_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.int
-    """What all read; 0: nobody has said so far."""
+    """The pin that all read; 0: none is agreed on yet."""
     def __init__(
         self,
         *,
@@ -320,7 +320,7 @@ class PinSettledRequest(_message.Message):
     due_ms_min: _builtins.int
     """Only what was due (with its last delivery) at or after; 0: all."""
     applied_index_min: _builtins.int
-    """The node answers RECOVERING while it has not applied so much."""
+    """The node answers RECOVERING until it has applied this entry."""
     pin_id: _builtins.int
     """Tell of this pin's further topics instead of making one; WRONG_STATE if this node does not hold it."""
     topics_after: _builtins.int
@@ -360,7 +360,7 @@ class PinSettledResponse(_message.Message):
     filter: _builtins.str
     """The group's filter: `a || b`, empty: everything."""
     dead_next: _builtins.int
-    """Dead letters of the group: number of the next one, and how many there are. Whoever lists them later knows by that
+    """Dead letters of the group: number of the next one, and how many there are. They tell a later reader of the list
     whether one has gone in between.
     """
     dead_count: _builtins.int
@@ -411,9 +411,9 @@ class SettledTopic(_message.Message):
     end: _builtins.int
     began: _builtins.int
     """The group never got what lies below `began`: it was dispatched before the group's start. What is settled from
-    `judged_from` on was acknowledged, or skipped because of `filter`, or is dead. Of what lies between, that is not
-    known: the group was reset, its filter was changed, dead letters were purged. Of a broadcasting group nothing is:
-    `judged_from` is `end`.
+    `judged_from` on was acknowledged, or skipped because of `filter`, or is dead. For positions in between this is not
+    known: the group was reset, its filter was changed, or dead letters were purged. For a broadcasting group it is not
+    known at all: `judged_from` is `end`.
     """
     judged_from: _builtins.int
     retained: _builtins.int

@@ -91,7 +91,7 @@ class SnapshotServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AgreePin(self, request, context):
-        """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master.
+        """Agrees on one pin among all readers under a name: the first one's. It is in the log, so it holds under any master.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,7 @@ class SnapshotStub:
     """A page of one hour, or of several if PinResponse says `spans`, in delivery order."""
     Unpin: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.UnpinRequest, _snapshot_pb2.UnpinResponse]
     AgreePin: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.AgreePinRequest, _snapshot_pb2.AgreePinResponse]
-    """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master."""
+    """Agrees on one pin among all readers under a name: the first one's. It is in the log, so it holds under any master."""
     PinSettled: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.PinSettledRequest, _snapshot_pb2.PinSettledResponse]
     """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
     by Unpin, or PIN_HOLD_MS after it was last read.
@@ -60,7 +60,7 @@ class SnapshotAsyncStub(SnapshotStub):
     """A page of one hour, or of several if PinResponse says `spans`, in delivery order."""
     Unpin: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.UnpinRequest, _snapshot_pb2.UnpinResponse]  # type: ignore[assignment]
     AgreePin: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.AgreePinRequest, _snapshot_pb2.AgreePinResponse]  # type: ignore[assignment]
-    """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master."""
+    """Agrees on one pin among all readers under a name: the first one's. It is in the log, so it holds under any master."""
     PinSettled: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.PinSettledRequest, _snapshot_pb2.PinSettledResponse]  # type: ignore[assignment]
     """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
     by Unpin, or PIN_HOLD_MS after it was last read.
@@ -100,7 +100,7 @@ class SnapshotServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.AgreePinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.AgreePinResponse, _abc.Awaitable[_snapshot_pb2.AgreePinResponse]]:
-        """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master."""
+        """Agrees on one pin among all readers under a name: the first one's. It is in the log, so it holds under any master."""
 
     @_abc_1.abstractmethod
     def PinSettled(

@@ -205,8 +205,8 @@ class GetStagedJobRequest(_message.Message):
     job_id: _builtins.str
     batch: _builtins.int
     reserve_rows: _builtins.int
-    """The caller is about to stage so many rows of a job that is to stage no more than `rows_per_s` in all: the answer says
-    how long to wait. 0: it is not.
+    """The caller is about to stage this many rows of a job that is to stage no more than `rows_per_s` in all: the answer
+    says how long to wait. 0: it is not.
     """
     rows_per_s: _builtins.int
     def __init__(
@@ -260,7 +260,7 @@ class StagedJob(_message.Message):
     delay_ms_max: _builtins.int
     now_ms: _builtins.int
     wait_ms: _builtins.int
-    """If rows were reserved: they are to be staged so much later. The master remembers it, and nobody else."""
+    """If rows were reserved: how long to wait before they are staged. Only the master remembers it."""
     def __init__(
         self,
         *,

@@ -60,7 +60,7 @@ class StateSnapshot(_message.Message):
     windows_path: _builtins.str
     """File with StateWindows."""
     schema: _builtins.int
-    """As in LogEntry, of what its writer knows of a checkpoint."""
+    """As LogEntry.schema, for checkpoints."""
     @_builtins.property
     def settings(self) -> _admin_pb2.Settings: ...
     @_builtins.property
@@ -233,7 +233,9 @@ class GroupSnapshot(_message.Message):
     have others, or none.
     """
     waiting: _builtins.bytes
-    """Retries that may wait in the wheel: rows of node/state/waiting.py, and at how many rows it looks which still do."""
+    """Retries that may wait in the wheel: rows of node/state/waiting.py, and the number of rows at which it next looks
+    which of them still do.
+    """
     waiting_limit: _builtins.int
     owner: _builtins.str
     """As of a topic."""
@@ -295,7 +297,7 @@ class SubscriptionSnapshot(_message.Message):
     pauses: _builtins.bytes
     """int64[n, 2] in FIFO topics: positions that wait for their retry in place, rising, and until when."""
     began: _builtins.int
-    """What is known of how settled positions were settled: the group never got those below `began`; those from
+    """How positions were settled, as far as that is known: the group never got those below `began`; those from
     `judged_from` on were acknowledged, or skipped by the filter that holds, or died.
     """
     judged_from: _builtins.int
