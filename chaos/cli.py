@@ -132,7 +132,7 @@ def _fault_table(tallies: dict[str, Tally], catch_ups: float) -> Table:
 def sim(
     seeds: Annotated[int, typer.Option(help="How many seeds to run.", min=1)] = 100,
     first: Annotated[int, typer.Option("--from", help="The first seed.", min=0)] = 0,
-    faults: Annotated[str, typer.Option(help="Kinds, by commas; or default, all, none.")] = "default",
+    faults: Annotated[str, typer.Option(help="Kinds, separated by commas; or default, all, none.")] = "default",
     level: Annotated[Level, typer.Option(help="The whole node, or its replicated log alone.")] = Level.NODE,
     nodes: Annotated[int, typer.Option(help="Nodes of the cluster; 0: by the dice.", min=0, max=7)] = 0,
     seconds: Annotated[int, typer.Option(help="Simulated seconds with load and faults.", min=1)] = 20,

@@ -35,9 +35,9 @@ def clock(
     rate: Annotated[float, typer.Option(help="Messages scheduled a second.", min=1)] = 250.0,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Where reports, histories and logs go. Default: a new one."),
+        typer.Option("--dir", help="Directory for reports, histories and logs. Default: a new one."),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Only say what cases there are.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Only list the cases.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Set the clocks of real nodes wrong under load, judge every promise by true time, and see what the nodes say."""

@@ -26,7 +26,7 @@ EXIT_BROKEN, EXIT_VOID = 1, 3
 
 
 def fuzz(
-    seed: Annotated[int, typer.Option(help="What the calls follow from.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the calls.", min=0)] = 0,
     calls: Annotated[int, typer.Option(help="How many in all.", min=1)] = 10_000,
     batch: Annotated[int, typer.Option(help="Calls between two looks at the nodes.", min=1)] = 500,
     first: Annotated[int, typer.Option("--from", help="The first batch: to play one again.", min=0)] = 0,
@@ -34,7 +34,7 @@ def fuzz(
     idle: Annotated[int, typer.Option(help="Streams a node that are opened and left alone.", min=0)] = 1_000,
     port: Annotated[int, typer.Option(help="First client port; 0: any.", min=0)] = 0,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Data and logs of the nodes. Default: a new one.")
+        Path | None, typer.Option("--dir", help="Directory for data and logs of the nodes. Default: a new one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:

@@ -42,7 +42,7 @@ NetnsOption = Annotated[
 def run(
     nodes: Annotated[int, typer.Option(help="Nodes of the cluster.", min=1, max=7)] = 3,
     minutes: Annotated[float, typer.Option(help="Minutes of load and faults.", min=0.1)] = 5.0,
-    faults: Annotated[str, typer.Option(help="Families, by commas; or all, none.")] = "all",
+    faults: Annotated[str, typer.Option(help="Families, separated by commas; or all, none.")] = "all",
     rate: Annotated[float, typer.Option(help="Messages scheduled a second.", min=1)] = 500.0,
     seed: Annotated[int, typer.Option(help="The plan's seed; -1: by chance.", min=-1)] = -1,
     directory: Annotated[

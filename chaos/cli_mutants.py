@@ -160,8 +160,8 @@ def write_table(path: Path, rows: list[Found]) -> None:
 def mutants(
     seeds: Annotated[int, typer.Option(help="Seeds to try for each.", min=1)] = 300,
     first: Annotated[int, typer.Option("--from", help="The first seed.", min=0)] = 0,
-    only: Annotated[str, typer.Option(help="Only these guards and bugs, by commas.")] = "",
-    seconds: Annotated[float, typer.Option(help="Stop after so many seconds; 0: never. See --keep.", min=0)] = 0,
+    only: Annotated[str, typer.Option(help="Only these guards and bugs, separated by commas.")] = "",
+    seconds: Annotated[float, typer.Option(help="Stop after this many seconds; 0: never. See --keep.", min=0)] = 0,
     keep: Annotated[Path | None, typer.Option(help="File from which to go on, and which keeps what was found.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one for each CPU.", min=0)] = 1,
     write: Annotated[Path | None, typer.Option(help="Document in whose table the rows go.", exists=True)] = None,

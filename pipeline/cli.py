@@ -43,7 +43,7 @@ __all__ = ["app"]
 _WHEN = "A time like 2026-11-21 or 2026-11-21T10:00 (UTC), or milliseconds since 1970."
 NOTHING_NOTED = "{}: these events name no message, so there is nothing to judge (storage.events_bytes_max)"
 MS_DIGITS_MIN = 12
-"""Milliseconds since 1970 have so many digits from 1973 on."""
+"""Milliseconds since 1970 have at least this many digits from 1973 on."""
 
 
 @app.command()
@@ -55,7 +55,7 @@ def build(
     on_rejected: Annotated[
         str, typer.Option(help="Rows that cannot be messages: `write` them with reasons to OUT/_rejected, or `fail`.")
     ] = "write",
-    tasks: Annotated[int, typer.Option(help="At least so many tasks, if there are so many hours.")] = 8,
+    tasks: Annotated[int, typer.Option(help="At least this many tasks, if there are that many hours.")] = 8,
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
@@ -129,7 +129,7 @@ def generate(
     start_ms: Annotated[int, typer.Option(help="First due time, milliseconds since 1970; 0: in ten minutes.")] = 0,
     payload_bytes: Annotated[int, typer.Option(help="Size of each payload, in bytes.")] = 100,
     topics: Annotated[
-        str, typer.Option(help="Topics, with commas between; each half as frequent as the one before.")
+        str, typer.Option(help="Topics, separated by commas; each half as frequent as the one before.")
     ] = "reminders,invoices,retries",
     span_days: Annotated[float, typer.Option(help="No due time is further ahead.")] = 730.0,
     median_days: Annotated[float, typer.Option(help="Half of the messages are due within this.")] = 3.0,
@@ -169,7 +169,7 @@ def forecast(
     capacity: Annotated[
         float, typer.Option(help="Messages a second that the cluster delivers; more is hot.")
     ] = 10_000.0,
-    start_ms: Annotated[int, typer.Option(help="From when on, milliseconds since 1970; 0: from now.")] = 0,
+    start_ms: Annotated[int, typer.Option(help="Start of the forecast, milliseconds since 1970; 0: now.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for forecast.png and forecast.html.")] = None,
     ca_file: CaFile = "",
     cert_file: CertFile = "",
@@ -210,10 +210,10 @@ def forecast(
 def archive(
     folder: Annotated[
         str,
-        typer.Argument(metavar="OUT", help="Folder or URI of the archive; what is there is added to."),
+        typer.Argument(metavar="OUT", help="Folder or URI of the archive. Existing files stay."),
     ],
     addresses: Addresses,
-    group: Annotated[str, typer.Option(help="Consumer groups, with commas between; default: all.")] = "",
+    group: Annotated[str, typer.Option(help="Consumer groups, separated by commas; default: all.")] = "",
     from_: Annotated[str, typer.Option("--from", help=f"Only what was due first at or after. {_WHEN}")] = "",
     to: Annotated[str, typer.Option(help=f"Only what was due first before. {_WHEN}")] = "",
     ca_file: CaFile = "",
@@ -264,7 +264,7 @@ def replay(
     where: Annotated[
         str, typer.Option(help="Condition in SQL, for instance \"topic = 'x' AND kind = 'dead'\".")
     ] = "true",
-    shift: Annotated[str, typer.Option(help="Due so much after it was due first: 2h, 1d12h, 52w.")] = "",
+    shift: Annotated[str, typer.Option(help="How much later than its first due time: 2h, 1d12h, 52w.")] = "",
     due: Annotated[str, typer.Option(help="Or an expression in SQL: bigint (ms since 1970) or timestamp.")] = "",
     topic: Annotated[str, typer.Option(help="Another topic; default: each message's own.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be scheduled.")] = False,
@@ -359,7 +359,7 @@ def audit(
         int, typer.Option(help="Messages due later (ms since 1970) are not judged as lost; 0: ten seconds ago.")
     ] = 0,
     early_ms: Annotated[
-        int, typer.Option(help="So many ms before its time is not yet early: the error of clocks.")
+        int, typer.Option(help="Clock error in ms: a delivery at most this early does not count as early.")
     ] = 0,
     master: Master = "local[*]",
     memory: Memory = "2g",

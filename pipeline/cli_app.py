@@ -29,9 +29,9 @@ Addresses = Annotated[
 ]
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
 Memory = Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")]
-CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
-CertFile = Annotated[str, typer.Option(help="TLS: the own certificate.")]
-AdminCertFile = Annotated[str, typer.Option(help="TLS: the own certificate, with the admin role.")]
+CaFile = Annotated[str, typer.Option(help="TLS: authority that signs the nodes' certificates.")]
+CertFile = Annotated[str, typer.Option(help="TLS: certificate of this client.")]
+AdminCertFile = Annotated[str, typer.Option(help="TLS: certificate of this client, with the admin role.")]
 KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
 Timeout = Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")]
 TIMEOUT_S = 15.0

@@ -64,7 +64,7 @@ def freeze(
     folder: Folder,
     addresses: Addresses,
     topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
-    horizon_days: Annotated[float, typer.Option(help="Rows due within so many days go to COLD/_near/<job>.")] = 30.0,
+    horizon_days: Annotated[float, typer.Option(help="Rows due within this many days go to COLD/_near/<job>.")] = 30.0,
     job_id: Annotated[str, typer.Option(help="Names the job; by default it follows from the file's bytes.")] = "",
     tasks: Annotated[int, typer.Option(help="Tasks into which the days are spread; 0: few for few rows.")] = 0,
     ca_file: CaFile = "",
@@ -129,7 +129,7 @@ def promote(
     until_ms: Annotated[
         int, typer.Option(help="Load what is due before (ms since 1970); 0: what the horizon has reached.")
     ] = 0,
-    horizon_days: Annotated[float, typer.Option(help="So many days ahead messages are loaded.")] = 30.0,
+    horizon_days: Annotated[float, typer.Option(help="How many days ahead messages are loaded.")] = 30.0,
     ca_file: CaFile = "",
     cert_file: AdminCertFile = "",
     key_file: KeyFile = "",

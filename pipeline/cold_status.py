@@ -54,7 +54,7 @@ async def examine(client: AsyncClient, folder: str | Path) -> Examined:
     for job_id in store.jobs():
         manifest = store.manifest(job_id)
         if manifest is None:
-            found.problems.append(f"job {job_id}: it has not ended its writing; freeze it again")
+            found.problems.append(f"job {job_id}: it was not written to its end; freeze it again")
         elif manifest.parts and store.first_part(job_id) is None:
             found.problems.append(f"job {job_id}: it is written and not registered; freeze it again")
     found.done_files = sum((store.folder / path).exists() for path in inventory.done())
@@ -123,7 +123,7 @@ def text_of(found: Examined) -> str:
     if len(found.days) > DAYS_SHOWN:
         lines.append(f"  and {len(found.days) - DAYS_SHOWN:,} days more")
     if found.done_files:
-        lines.append(f"{found.done_files:,} files are not needed any more: tickwheel pipeline cold clean")
+        lines.append(f"{found.done_files:,} files are no longer needed: tickwheel pipeline cold clean")
     return "\n".join([*lines, *(f"PROBLEM {text}" for text in found.problems)])
 
 

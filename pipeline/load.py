@@ -118,7 +118,7 @@ class Loader:
         addresses = await self._addresses()
         state = await self._known()
         if state.load_sha256 and state.load_sha256 != manifest.sha256:
-            raise LoadError(f"job {self.job_id} has loaded something else; name this load otherwise")
+            raise LoadError(f"job {self.job_id} has loaded something else; choose another job id")
         progress.taken, progress.taken_units = state.taken, state.units
         for topic in manifest.topics:
             await self._client.admin.create_topic(topic)

@@ -194,7 +194,7 @@ def role_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> 
 
 @access_app.command("whoami")
 def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Show as whom the cluster knows you, and what you may do."""
+    """Show who you are to the cluster, and what you may do."""
     use_json(as_json)
     caller = ask(address, lambda client: client.access.who_am_i())
     if as_json:

@@ -33,8 +33,8 @@ backup_app = typer.Typer()
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.2, 10.0
 SAME_NODE_S = 60.0
-"""A node that gives nothing any more is asked again for so long before another is: that one has the same bundles, but
-seldom the same files of the wheel."""
+"""How long a silent node is asked again before another is asked: that one has the same bundles, but seldom the same
+files of the wheel."""
 PASSES = frozenset({"WRONG_STATE", "NODE_FAULT", "LIMIT_REACHED", "RESOURCE_EXHAUSTED"})
 """Reasons that end once a node has restarted or has room, beside those for which a call is worth repeating anyway."""
 
@@ -48,7 +48,7 @@ def backup(
     ] = False,
     retry_for: Annotated[
         str,
-        typer.Option("--retry-for", help="Go on asking for so long when nothing comes any more, such as 30s or 1h."),
+        typer.Option("--retry-for", help="Give up when nothing has come for this long, such as 30s or 1h."),
     ] = "10m",
     as_json: AsJson = False,
 ) -> None:

@@ -50,7 +50,7 @@ APPS: dict[str, dict[str, str]] = {
         "topic": "Topics.",
         "group": "Consumer groups.",
         "settings": "Replicated settings.",
-        "whoami": "Show as whom the cluster knows you, and what you may do.",
+        "whoami": "Show who you are to the cluster, and what you may do.",
         "audit": "Show who changed what, and what was refused: the newest records of all nodes, oldest first.",
         "user": "Users: who may call, and with which roles and quotas.",
         "role": "Roles: what their users may do with which topics and groups.",
