@@ -62,7 +62,7 @@ async def t14(quick: bool) -> list[Figure]:
         Figure("load_time", done.seconds, "s", "" if quick else "<= 30"),
         Figure("load_rate", count / done.seconds, "msg/s"),
         *delivery_figures(consumed, consumed.lost(scheduled), "2,000/s beside it"),
-        # The processor time is the load's as well: it does not belong to so many messages.
+        # The processor time is the load's as well: it does not belong to these messages alone.
         *(one for one in cost_figures(cost, 1, "2,000/s beside it") if one.name == "elections"),
         Figure("lateness_p99_while_loading", float(np.percentile(during, 99)), "ms"),
         Figure("lateness_max_while_loading", float(during.max()), "ms", "<= 1,000"),

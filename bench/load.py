@@ -87,7 +87,7 @@ async def schedule_columns(
     messages_max: int = 0,
     topic: str = TOPIC,
 ) -> Scheduled:
-    """Stream column batches for so long, or until `stop` or so many messages. Rate 0: as fast as it goes."""
+    """Stream column batches for `seconds`, or until `stop` or `messages_max`. Rate 0: as fast as possible."""
     rng = np.random.default_rng(1)
     payloads, sizes = bytes(payload_bytes * batch), np.full(batch, payload_bytes, np.uint32)
     result = Scheduled()
@@ -164,7 +164,7 @@ async def call_unary(
     payload_bytes: int = PAYLOAD_BYTES,
     callers: int = CALLERS,
 ) -> Scheduled:
-    """`AsyncClient.schedule` by so many callers at once, spread over the clients; each waits for its answer.
+    """`AsyncClient.schedule` by this many callers at once, spread over the clients; each waits for its answer.
 
     Rate 0: as fast as it goes.
     """
@@ -206,7 +206,7 @@ class Consumed:
     """Of the master that sent each batch."""
 
     def clear(self) -> None:
-        """Count anew. What is under way stays so."""
+        """Start counting again from zero. What is under way stays so."""
         self.settled = 0
         self.late_ms, self.ids, self.arrivals_s, self.terms = [], [], [], []
 
@@ -241,7 +241,7 @@ class Consumed:
         return len(np.setdiff1d(scheduled.ids(), self.delivered()))
 
     async def drained(self, messages: int, within_s: float) -> bool:
-        """Wait until so many different messages have come and every settlement is answered; False: they did not."""
+        """Wait until this many different messages have come and every settlement is answered. False: they have not."""
         end_s, wanted = time.perf_counter() + within_s, messages
         while time.perf_counter() < end_s:
             came = sum(map(len, self.ids))

@@ -72,7 +72,7 @@ async def consumers(client: AsyncClient, addresses: Sequence[str], takers: Seque
 
 
 async def _attached(client: AsyncClient, names: set[str], count: int, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait until the master counts so many consumers of these groups, or one has ended with an error."""
+    """Wait until the master counts `count` consumers of these groups. Raises the error of one that has ended."""
     async with asyncio.timeout(ATTACHED_S):
         while sum(group.consumers for group in await client.admin.groups() if group.name in names) < count:
             for task in tasks:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RAMP_SHARE = 0.1
-"""Deliveries begin and end over the width of the due times. So much at each end does not count for a rate."""
+"""Share left out of a rate at each end: deliveries begin and end over the width of the due times."""
 
 Counts = dict[str, int]
 """Number by value, as a load program prints it: JSON has only strings as keys."""

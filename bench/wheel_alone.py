@@ -20,7 +20,7 @@ BATCH = 4_096
 
 
 def fill(count: int) -> tuple[float, float]:
-    """Units a second, merges included: the first four million and the last ones of so many over 1,440 hours."""
+    """Units a second, merges included: the first four million and the last ones of `count`, over 1,440 hours."""
     rng = np.random.default_rng(2)
     part = min(4_000_000, count // 4)
     taken_s: list[float] = []

@@ -189,12 +189,12 @@ class BackupWriter:
 
     @property
     def held_bytes(self) -> int:
-        """What all tries have left, of this version of the files or of earlier ones."""
+        """Bytes left by all tries, of this version of the files or of earlier ones."""
         return self._files.held_bytes
 
     @property
     def bytes(self) -> int:
-        """What this try has: received, or held and found right by the node."""
+        """Bytes that this try has: received, or held and found right by the node."""
         return self._files.whole_bytes
 
     def begin(self) -> list[HeldFile]:

@@ -47,7 +47,7 @@ PARTS_AT_ONCE = 32
 MOVED_BYTES_MAX = 32 << 20
 """Bytes of payloads of moved messages in one bundle."""
 MOVED_ROWS_MAX = (bundle.LOG_BYTES_MAX - MOVED_BYTES_MAX) // META_BYTES_MAX
-"""Moved messages in one bundle: so many have room, however large their keys, tags and properties are."""
+"""Moved messages in one bundle. They fit, however large their keys, tags and properties are."""
 LEFT_S = 86_400
 """Age at which the files of a killed promotion are removed."""
 

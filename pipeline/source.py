@@ -26,8 +26,8 @@ class TickwheelSource(DataSource):
 
     - `addresses`: host:port of one or more nodes, separated by commas; needed. Any node will do.
     - `ca_file`, `cert_file`, `key_file`, `server_name`: TLS, PEM files that every machine of Spark has; default: none.
-    - `timeout_s`: seconds one call may take, repeats and changes of master included; a stream or a reader gives up a
-      cluster that does not answer after so long, and names its addresses; default 60, of a batch that is read 15.
+    - `timeout_s`: seconds one call may take, repeats and changes of master included; a stream or a reader gives up
+      after this time without an answer, and names the addresses; default 60, for a batch that is read 15.
 
     **Writing** a batch: `df.write.format("tickwheel").options(...).mode("append").save()`, exactly once.
 
@@ -106,22 +106,18 @@ class TickwheelSource(DataSource):
         return source_pending.schema_of(Options(self.options, source_pending.OPTIONS))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """See the class."""
         return source_pending.reader_of(Options(self.options, source_pending.OPTIONS))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """See the class."""
         return source_stream.TickwheelStreamReader(
             source_stream.stream_config(Options(self.options, source_stream.OPTIONS))
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """See the class."""
         _only_append(overwrite)
         return sink.TickwheelWriter(sink.sink_config(Options(self.options, sink.OPTIONS), stream=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """See the class."""
         _only_append(overwrite)
         return sink.TickwheelStreamWriter(sink.sink_config(Options(self.options, sink.OPTIONS), stream=True), schema)
 

@@ -35,7 +35,7 @@ PARTITIONS_MIN = 2
 PARTITIONS = 128
 """Neighbouring hours share a partition so that there are no more than this and one."""
 HOUR_COST = 25
-"""Opening an hour takes as long as reading so many messages."""
+"""Opening an hour takes as long as reading this many messages."""
 PARTITION_COST = 25_000
 """Least work for a task, in messages: a task costs a tenth of a second by itself, before it reads anything."""
 HEAD = (

@@ -14,7 +14,7 @@ PPB = 1_000_000_000
 RATE_PPB_MAX = 50_000_000
 """A difference above 5 % is not corrected: then the agreed time itself has moved."""
 WANDER_PPB = 1_000_000
-"""After a change of more than 0.1 % at once the oscillator is measured anew."""
+"""After a change of more than 0.1 % at once the oscillator's rate is measured from scratch."""
 SPAN_NS_MAX = 60_000_000_000
 PAUSE_NS = 450_000_000
 """Least time between two agreements that are kept: bounds their number."""

@@ -47,7 +47,7 @@ async def pieces(
 ) -> AsyncIterator[Piece]:
     """The pieces of a file: first those that are compared, then those to send. At least one to send, perhaps empty.
 
-    `read(offset, size)` gives exactly so many bytes, or raises.
+    `read(offset, size)` returns exactly `size` bytes, or raises.
     """
     offset = 0
     if held is not None and held.bytes <= copied.bytes:

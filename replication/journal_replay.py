@@ -100,7 +100,7 @@ def _header(disk: Disk, directory: str, sequence: int) -> SegmentHeader | None:
 
 
 def _split_at_reset(disk: Disk, directory: str, sequences: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(numbers before, numbers from) the last segment that begins the journal anew; those before it are void."""
+    """(numbers before, numbers from) the last segment that starts the journal over; those before it are void."""
     for place in range(len(sequences) - 1, 0, -1):
         header = _header(disk, directory, sequences[place])
         if header is not None and header.flags & FLAG_RESET:

@@ -46,7 +46,7 @@ class Lateness:
         self._longest_ns = max(self._longest_ns, gap_ns)
 
     def added_ns(self, now_ns: int) -> int:
-        """What to add to the election timeout; 0 where frames come on time."""
+        """Time to add to the election timeout; 0 where frames come on time."""
         self._turn(now_ns)
         longest_ns = max(self._longest_ns, self._longest_before_ns)
         return min(max(0, GAPS_WAITED * longest_ns - self._timeout_ns), int(ADDED_TIMES_MAX * self._timeout_ns))

@@ -53,7 +53,7 @@ class EventKind(enum.IntEnum):
     """id, due_ms, attempt: handed to a consumer. Texts: topic, group, name of the consumer."""
     SETTLED = 4
     """unit, attempt: `detail` is the SettleKind of log.proto. Texts: topic, group, reason. Which message the unit is,
-    the DISPATCHED record of the unit says; attempts count anew with each unit."""
+    the DISPATCHED record of the unit says; attempts are counted from 1 with each unit."""
     CANCELLED = 5
     """id"""
     MOVED = 6

@@ -1,8 +1,8 @@
 """Files that arrive from another machine in chunks, in as many tries as that takes.
 
 A try that broke leaves its files, fsynced or not. The next try names them with their checksums, and the sender leaves
-out what is right. A file that differs is received anew: the receiver may have lost power, or the sender may have
-another version by then. So a file never holds bytes of two versions that nobody compared.
+out what is right. A file that differs is received again from its beginning: the receiver may have lost power, or the
+sender may have another version by then. So a file never holds bytes of two versions that nobody compared.
 
 What the files mean, and how they become whole, is for the owner: a checkpoint that is installed, or a backup. One
 thread at a time.
@@ -21,7 +21,7 @@ from tickwheel.storage.whole_file import file_crc
 
 
 class CopyError(Exception):
-    """What arrived is not what was asked for; the text is for people."""
+    """The data that arrived is not the data that was asked for; the text is for people."""
 
 
 class PartialCopy:

@@ -275,7 +275,7 @@ async def connect(
     silence_ms: int = 0,
 ) -> ClientConnection:
     """Dial. `server_name`: the name that the other side's certificate must have; `silence_ms`: the kernel gives the
-    connection up when sent bytes stay unacknowledged for so long.
+    connection up when sent bytes stay unacknowledged for this long.
 
     Raises ssl.SSLError or another OSError.
     """

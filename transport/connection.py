@@ -18,7 +18,7 @@ from tickwheel.transport.limits import Limits
 from tickwheel.transport.wire import ErrorCode
 
 FLUSH_BYTES = 256 << 10
-"""So many bytes of one pass are written at once, so that the transport can ask for a pause."""
+"""Most bytes of one pass that are written at once, so that the transport can ask for a pause."""
 ENDED_KEPT = 1_024
 """Ended streams whose late frames are told apart from frames of streams that never were."""
 BLOCKS_KEPT = 64
@@ -30,9 +30,9 @@ FIELD_BYTES = 32
 RESIZES_MAX = 2
 """Changes of the table's size in one block: its least size since the last block, then its size (RFC 7541, 4.2)."""
 STREAMS_PER_CONTROL = 16
-"""New settings of windows reach every open stream. So many streams cost as much as one frame without content."""
+"""New settings of windows reach every open stream. This many streams cost as much as one frame without content."""
 BURST = 10
-"""A rate may be exceeded in a burst of so many seconds' worth."""
+"""A rate may be exceeded in a burst of this many seconds' worth."""
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
         self.put(wire.window_update(0, self.limits.connection_window_bytes - wire.WINDOW_DEFAULT))
 
     def greeting(self) -> bytes:
-        """What stands in front of the first settings."""
+        """The bytes in front of the first settings."""
         return b""
 
     def connection_lost(self, _: Exception | None) -> None:

@@ -23,7 +23,7 @@ class Limits:
     """Requests in memory that no handler has taken yet, of all connections of a server. Above it larger calls are
     refused."""
     unsent_bytes_max: int = 4 << 20
-    """Above so many unsent bytes writers of the connection wait (against readers that do not read)."""
+    """Above this many unsent bytes writers of the connection wait (against readers that do not read)."""
     replies_bytes_max: int = 256 << 10
     """Unsent bytes of replies that a peer can demand without limit (pings, settings); more end the connection."""
     resets_per_s: int = 500
@@ -33,13 +33,13 @@ class Limits:
     handshake_s: float = 10.0
     """Until TLS, the preface and the first settings have come."""
     message_s: float = 60.0
-    """From the first byte of a message, or the opening of a stream, until a message is whole (`overdue`). Calls that
-    never begin would else hold all places and all memory for requests."""
+    """From the first byte of a message, or the opening of a stream, until a message is whole (`overdue`). Otherwise
+    calls that never begin would hold all places and all memory for requests."""
     idle_s: float = 0.0
-    """A connection without a call is closed after so long; 0: never."""
+    """A connection without a call is closed after this time; 0: never."""
     ask_alive_s: float = 60.0
-    """A connection that was silent for so long gets a ping."""
+    """A connection that was silent for this long gets a ping."""
     dead_s: float = 20.0
-    """A connection is closed so long after a ping without any answer."""
+    """A connection is closed this long after a ping without any answer."""
     linger_s: float = 5.0
-    """A connection that is being closed is cut after so long, sent or not."""
+    """A connection that is being closed is cut after this time, whether everything was sent or not."""

@@ -55,7 +55,7 @@ OPENED_UNREAD = 2
 """Times `streams_max` calls that a caller may open while it does not read. One that keeps to `streams_max` opens no
 more: calls of which it has not read the answer are still open to it."""
 REFUSED = 2
-"""Calls above `calls_max` are refused once their request begins. Above so many times as many, streams are refused."""
+"""Calls above `calls_max` are refused once their request begins. Above this many times that, streams are refused."""
 SMALL_BYTES = 16 << 10
 """A request of this size is taken even when the server holds as much as it may."""
 WAITING_BYTES = 64
@@ -104,7 +104,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a field block that opens a stream says. `http_status`: the answer if it is no gRPC call; 0: it is one."""
+    """The field block that opens a stream, decoded. `http_status`: the answer if it is no gRPC call; 0: it is one."""
 
     path: str
     metadata: MetadataPairs
@@ -117,7 +117,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class _CallDetails:
-    """What generic handlers are asked with."""
+    """The argument of generic handlers."""
 
     method: str
     invocation_metadata: MetadataPairs
@@ -226,7 +226,7 @@ class ServerStream(Stream):
         """Bytes still to come, if the request said so."""
         self._messages = Messages(connection.limits.message_bytes_max)
         self._held_bytes = 0
-        """What of the request is in memory, as counted by the server."""
+        """Bytes of the request in memory, as counted by the server."""
         self._handler: Handler = None
         self._refusal: Refusal | None = None
         self._task: asyncio.Task[None] | None = None
@@ -535,7 +535,7 @@ class ServerStream(Stream):
         self._end(block)
 
     async def _answer_http(self) -> None:
-        """What a browser or a probe gets."""
+        """The answer to a browser or a probe."""
         connection = self.connection
         block = wire.field(b":status", b"%d" % self.head.http_status) + wire.field(b"content-type", b"text/plain")
         connection.put(wire.header_frames(self.stream_id, block, end_stream=False))

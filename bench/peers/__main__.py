@@ -43,7 +43,7 @@ EXIT_FAILED, EXIT_MISSING = 1, 3
 LINE_BYTES_MAX = 64 << 20
 """A result counts messages by millisecond of lateness."""
 OVERHEAD_S = 150.0
-"""What a load program may take beyond the seconds of its load: start, warm-up, two times up to 40 s to drain."""
+"""Time that a load program may take beyond the seconds of its load: start, warm-up, two times up to 40 s to drain."""
 QUICK_S, QUICK_SYSTEMS = 2.0, ("tickwheel-columns",)
 
 
@@ -75,7 +75,7 @@ CONTENDERS = {
 
 
 def chosen(words: str) -> list[Contender]:
-    """Those that a list of names means; a name also means those that it begins. Raises ValueError."""
+    """The systems that a list of names selects; a name also selects those that begin with it. Raises ValueError."""
     found: dict[str, Contender] = {}
     for word in words.replace(",", " ").split():
         named = {name: one for name, one in CONTENDERS.items() if name == word or name.startswith(f"{word}-")}

@@ -307,7 +307,7 @@ class ClockStage:
         return [json.loads(line) for line in data.splitlines() if line.startswith(b"{") and line.endswith(b"}")]
 
     async def time_is_right(self, node: LocalNode, *, off_ms: float = 0.0, slack_ms: float = 0.0) -> None:
-        """Its time is that of the run, plus so much, within the error that it shows and what it takes to hear it."""
+        """Expect its time to be the run's plus `off_ms`, within the error that it shows and the time to hear it."""
 
         async def look() -> tuple[bool, str]:
             found = self._scene.watch.heard(node)

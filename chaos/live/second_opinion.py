@@ -27,7 +27,7 @@ EVENTS, REPORT = "events", "audit"
 EARLY_MS = 5
 AUDIT_S_MAX = 600.0
 MASTER_MS = 250.0
-"""The verdict passes over what an old master says after a new one was heard; so much may lie between, each time."""
+"""Most that the two may differ by at each failover: the verdict ignores an old master once a new one was heard."""
 TOLD_MAX = 3
 
 
@@ -45,7 +45,7 @@ class Opinion:
 
 
 def compare(of_verdict: Findings, of_audit: Findings) -> list[str]:
-    """In what they differ, in words; nothing if they agree."""
+    """Their differences, in words; empty if they agree."""
     differences = []
     for name in ("lost", "early", "duplicated"):
         one, other = getattr(of_verdict, name), getattr(of_audit, name)

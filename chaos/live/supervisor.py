@@ -67,7 +67,7 @@ class RunOptions:
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Laid over the configuration of every node."""
     wrong_ms: int = 0
-    """All nodes' clocks are wrong by so much from their first start, and load and verdict go by that time."""
+    """All nodes' clocks are wrong by this much from their first start; load and verdict go by that time."""
     case: str = ""
     """Name of the script that is played instead of a plan."""
 

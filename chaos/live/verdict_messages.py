@@ -42,7 +42,7 @@ class Delivered:
 
 @dataclass(slots=True)
 class Message:
-    """All that is known of one."""
+    """All that is known of one message."""
 
     sent_ms: float
     asked_ms: float

@@ -92,8 +92,6 @@ class Patience:
 
 
 class Workload:
-    """One run; see the module."""
-
     def __init__(
         self, addresses: list[str], directory: Path, anchor_ms: float, seed: int, rate: float, ahead_ms: int
     ) -> None:

@@ -46,7 +46,7 @@ DIGEST_EVERY = 50
 COPY_NS = 20 * MS
 COPY_NS_MOST = 3 * SECOND
 PIECES = 8
-"""Into about so many pieces a copy is cut that a fault may break."""
+"""A copy that a fault may break is cut into about this many pieces."""
 PIECE_BYTES_LEAST = 256
 PIECE_NS = 5 * MS
 
@@ -375,7 +375,7 @@ def _chunk_of(source: Machine, copied: BackupFile, held: HeldFile | None) -> Che
 
 
 def _pieces_of(chunks: Sequence[CheckpointChunk], bytes_left: int) -> Iterator[CheckpointChunk]:
-    """The pieces in which a copy comes that breaks after so many bytes; only of a whole copy does one say `last`."""
+    """The pieces of a copy that breaks after `bytes_left`. Only a whole copy has a piece that says `last`."""
     size = max(PIECE_BYTES_LEAST, sum(len(whole.data) for whole in chunks) // PIECES)
     for whole in chunks:
         for at in range(0, max(len(whole.data), 1), size):

@@ -31,7 +31,7 @@ from tickwheel.proto.log_pb2 import AdminCommand
 EVERY_NS = 1_200 * MS
 LIVES_NS_MOST = 2_500 * MS
 FEW = 5
-"""So many messages come in calls of their own."""
+"""This many messages come in calls of their own."""
 SETTINGS = (
     Settings(attempts_max=32),
     Settings(attempts_max=200),

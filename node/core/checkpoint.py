@@ -38,9 +38,9 @@ STATE_DIRECTORY = "state"
 MANIFEST_PATH = FILE_NAME
 RETRY_MS = 5_000
 REST = 9
-"""Before the next one lies so many times what a checkpoint took, so that they take a tenth of the time at most;"""
+"""After a checkpoint comes a pause this many times as long, so that they take a tenth of the time at most;"""
 REST_MS_MAX = 30_000
-"""or this. Who asks for one does not wait for it."""
+"""but at most this one. A checkpoint that somebody requests does not wait for it."""
 COPY_STALL_MS = 60_000
 """A checkpoint is held for its copies as long as one of them gets on in this time, however large it is; then it is
 given up, and copies of it fail. Longer than a receiver waits for the sender (COPY_SILENCE_S)."""
@@ -162,9 +162,9 @@ class Checkpointer:
         self._steady_ms = SteadyMs(0)
         """At the last tick."""
         self.covered_index = covered_index
-        """What the newest durable checkpoint covers;"""
+        """Index up to which the newest durable checkpoint covers the log;"""
         self._covered_ms = 0
-        """and when it was begun, if this process wrote it."""
+        """When that checkpoint was begun, if this process wrote it."""
         self.written = 0
         self.bundle_names = bundle_names
         """Bundles that the newest durable checkpoint needs."""

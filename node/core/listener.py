@@ -115,7 +115,7 @@ class CoreListener:
         return results
 
     def _follow(self, index: int, noted_ms: int | None, entry: LogEntry, command: Command, result: AnyResult) -> None:
-        """What an applied command brings beside the state."""
+        """The effects of an applied command outside the state."""
         self._observe(index, noted_ms, entry, command, result)
         kind = command.WhichOneof("body")
         if kind == "dispatch":

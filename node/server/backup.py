@@ -20,8 +20,8 @@ from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.transport.server import ServerStream as Context
 
 KEPT_MS_MAX = 3_600_000
-"""For so long after its first copy began a checkpoint is kept for another try. No later one is written meanwhile, and
-the journal grows: callers who try again and again must not hold it up for ever."""
+"""How long after its first copy began a checkpoint is kept for another try. No later one is written meanwhile, and the
+journal grows: callers who try again and again must not hold it up for ever."""
 
 
 def _held(request: admin_pb2.BackupRequest) -> dict[str, common_pb2.HeldFile]:

@@ -43,7 +43,7 @@ def right_required(right: int, kind: str, name: str) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of one call. Its rights are looked up anew at each check, so that a long stream notices changes."""
+    """The caller of one call. Its rights are looked up at each check, so that a long stream notices changes."""
 
     name: str
     by: str

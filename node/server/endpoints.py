@@ -3,7 +3,7 @@ audit log notes its calls.
 
 Each row states who runs the handler: `by_core` a coroutine of the core, `by_loop` the server's loop, `by_stream` the
 loop with the context, for streams. `direct` is for methods that are called for each message: a plain function, which
-is told the answer's taker. door.py decodes, asks for the right, runs the handler, and turns refusals into
+gets a callback for the answer. door.py decodes, asks for the right, runs the handler, and turns refusals into
 statuses: once, for every row. A node does not start if a method of a service has no row, and a test compares the rows
 with the descriptors.
 """
@@ -105,7 +105,7 @@ class DirectEndpoint(Endpoint):
     """A method whose calls need no task. It is not audited."""
 
     begin: Callable[[Node, Any, Caller, Callable[[Message | Failure], None]], None]
-    """Gets the request and what takes the response or a Failure, once. May raise RequestError instead."""
+    """Gets the request and a callback for the response or a Failure, called once. May raise RequestError instead."""
 
 
 def direct(

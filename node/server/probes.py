@@ -19,7 +19,7 @@ from tickwheel.node.core.watch.status import BACKUP_LAG_ENTRIES_MAX
 from tickwheel.proto import admin_pb2
 
 OVERDUE_S_MAX = 10.0
-"""A tick that has not come for so long will not come. The longest work on the loop takes a few hundred ms."""
+"""A tick that is this late will not come. The longest work on the loop takes a few hundred ms."""
 LAG_ENTRIES_MAX = BACKUP_LAG_ENTRIES_MAX
 """A node that keeps up is some hundred entries behind. A backup is taken from a node up to the same bound."""
 TEXT_CHARS_MAX = 500
@@ -77,7 +77,7 @@ def _loop(seen: Seen) -> Part:
 
 
 def parts_of(seen: Seen) -> list[Part]:
-    """What a node's health consists of, what decides first."""
+    """The parts of a node's health; those that decide come first."""
     status = seen.status
     state = admin_pb2.NodeState.Name(status.state).removeprefix("NODE_")
     role = admin_pb2.Role.Name(status.role)

@@ -32,10 +32,10 @@ from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
 from tickwheel.transport.server import ServerStream as Context
 
 ROWS_A_BATCH = 16
-"""So many batches of one small message count as one. A client that sends such batches would else have no more messages
-under way than others have batches."""
+"""This many batches of one small message count as one. Otherwise a client that sends such batches would have no more
+messages under way than others have batches."""
 ROW_BYTES = 4 << 10
-"""What a small message may have: a larger one counts for as many as it is times larger, at most for a whole batch."""
+"""Size of a small message. A larger one counts as several, in proportion to its size, but at most as a whole batch."""
 
 _LITTLE_4, _LITTLE_8 = struct.Struct("<I"), struct.Struct("<Q")
 

@@ -30,7 +30,7 @@ SERVED = (*SERVICES, HEALTH.services_by_name["Health"].full_name, reflection.SER
 
 
 def served(node: Node, gate: Gate, method: str, endpoint: AwaitedEndpoint, *, stream: bool) -> Behaviour:
-    """What a call of one endpoint does behind the door."""
+    """The behaviour of one endpoint behind the door."""
     right, serve = endpoint.right, endpoint.serve
 
     async def unary(request: Any, context: Context) -> Any:

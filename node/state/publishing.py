@@ -281,7 +281,7 @@ def _differs(request: PublishRequest, first: PublishRequest) -> Failure | None:
 
 
 def _masked(columns: _Columns, taken_rows: NDArray[np.bool_]) -> _Columns:
-    """The columns of taken rows only, with rows numbered anew."""
+    """The columns of taken rows only, with rows renumbered."""
     rows = columns.rows
     taken = taken_rows if rows is None else taken_rows[rows]
     sizes = columns.units["size"].astype(np.int64)

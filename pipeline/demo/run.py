@@ -41,7 +41,7 @@ GROUP = "travellers"
 CAPACITY = 10.0
 """Messages a second above which the forecast calls a second hot: departures are planned to the minute."""
 WAIT_S_MAX = 60.0
-"""So long after its last due time a missing reminder is waited for: longer than a lease."""
+"""How long a missing reminder is waited for after the last due time: longer than a lease."""
 LISTED = 5
 
 
@@ -52,11 +52,11 @@ class DemoConfig:
     out: Path
     """New folder for what it makes."""
     days: int = 365
-    """So many days of the year."""
+    """How many days of the year."""
     seconds: float = 20.0
     """One day is squeezed into this."""
     ahead_s: float = 15.0
-    """The squeezed day begins so long after it is scheduled: both writes are over before."""
+    """How long after it is scheduled the squeezed day begins. Both writes are over before."""
     master: str = "local[*]"
 
 

@@ -86,7 +86,6 @@ def promote(spark: SparkSession, folder: str, addresses: str) -> None:
 
 
 def main(what: str, *words: str) -> None:
-    """See the module."""
     spark = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2, settings=FEW_ROWS))
     say("ready")
     sys.stdin.readline()

@@ -63,7 +63,7 @@ class _DamagedError(Exception):
 
 
 class BundleStore:
-    """A core built anew from a checkpoint gets a new store, which knows only the files."""
+    """A core that is rebuilt from a checkpoint gets a new store, which knows only the files."""
 
     def __init__(
         self,

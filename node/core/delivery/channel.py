@@ -242,7 +242,7 @@ class Channel:
 
     def fetched(self, prefetched: Prefetched) -> None:
         """A fetch ended: `prefetched` has its units and records, or has failed. If some messages were removed
-        meanwhile, the rest is fetched anew."""
+        meanwhile, the rest is fetched again."""
         if prefetched.kept is not None:
             keep, prefetched.kept = prefetched.kept, None
             self._prefetched_count -= int(np.count_nonzero(~keep))
@@ -280,7 +280,7 @@ class Channel:
             prefetched.units, prefetched.failed = None, "cannot be read"
 
     def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
-        """Stage a withheld message whose record was found. It leaves before other messages, like a returned one."""
+        """Prefetch a withheld message whose record was found. It leaves before other messages, like a returned one."""
         attempt = self._unread.pop(position, None)
         if attempt is None:
             return

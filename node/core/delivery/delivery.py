@@ -224,7 +224,7 @@ class Delivery(Part):
                 found[topic_id] = None
 
     def _forget_work(self, group_id: int | None = None) -> None:
-        """Look anew at all topics of a group, or of all groups, when it is served next."""
+        """Look at all topics of a group, or of all groups, when it is served next."""
         for found in (self._work, self._unsettled):
             if group_id is None:
                 found.clear()

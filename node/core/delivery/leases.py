@@ -236,7 +236,7 @@ def _all_first(attempts: Attempts) -> bool:
 
 @dataclass(slots=True)
 class _Told:
-    """What one slave was told on its present connection. Events are counted from the first one ever on."""
+    """What one slave was told on its present connection. Events are numbered from the first one on."""
 
     heard: int = NOTHING
     """It has acknowledged all events below; NOTHING: not even the whole table."""

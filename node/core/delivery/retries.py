@@ -91,7 +91,7 @@ class RetryQueue:
         return self._rows
 
     def refusal(self, rows: int) -> Failure | None:
-        """Why so many rows more would not be taken now; None: they would."""
+        """Why `rows` more would not be taken now; None: they would."""
         if not rows or self._rows + rows <= ROWS_MAX:
             return None
         return limit_reached("waiting_retries", ROWS_MAX, RETRY_AFTER_MS)

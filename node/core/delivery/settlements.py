@@ -105,7 +105,7 @@ class Joined:
         self._closed = False
 
     def part(self, rows: int) -> Callable[[SettleResult | Failure], None]:
-        """The callback for the next part, which has so many rows."""
+        """The callback for the next part, which has `rows` rows."""
         place = len(self._results)
         self._results.append(None)
         self._missing += 1

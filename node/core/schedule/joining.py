@@ -19,11 +19,11 @@ ROWS_JOINED_MAX = 256
 BYTES_JOINED_MAX = 256 << 10
 """Payloads of one `JoinedRows`: a quarter of an entry. A larger row is alone."""
 ROW_BYTES = 32
-"""What a row counts beside its payload, as `IncomingBatch.bytes` has it."""
+"""Bytes that a row counts beside its payload, as in `IncomingBatch.bytes`."""
 
 
 class RowCaller(NamedTuple):
-    """How the caller of a row is told. Exactly one of both is called, unless `fail` also tells of a later mistake."""
+    """The callbacks of a row's caller. Exactly one of them is called, unless `fail` also tells of a later mistake."""
 
     placed: Callable[[int, int, int, int], None]
     """Gets id, due time (ms), delay level and that level's delay (ms); 0 and 0: no level was asked for."""
@@ -76,7 +76,7 @@ class JoinedRows:
         return batch
 
     def only(self, rows: Sequence[int]) -> JoinedRows:
-        """Those of these numbers."""
+        """The rows with these numbers."""
         part = JoinedRows(self.topic, self.kind, self.client, self.actor)
         for number in rows:
             part.add(self._when[number], self._payloads[number], self.callers[number])

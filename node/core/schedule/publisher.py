@@ -44,10 +44,10 @@ EMPTY = b""
 BUFFERS_ACCEPTED_MAX = 2
 """A master refuses schedules once unmerged messages fill this many arrival buffers."""
 REFUSALS_MAX = 64
-"""One `take` ends once it has refused so many requests. Telling one caller takes a tenth of a millisecond, and no
+"""One `take` ends once it has refused this many requests. Telling one caller takes a tenth of a millisecond, and no
 heartbeat leaves meanwhile."""
 ROOM_WAIT_MS = 200
-"""While the queue stays crowded, one of those who wait for room is let in so often."""
+"""While the queue stays crowded, one of the waiting requests is let in at these intervals."""
 TOPICS_HINT_MS = 60_000
 """Retry hint when there may be no more topics: an operator has to act first."""
 MERGE_HINT_MS = 500
@@ -214,7 +214,7 @@ class Publisher(Part):
         self._note_queued(size)
 
     def _refusal(self, size: int) -> Failure | None:
-        """Why a request of so many bytes cannot be queued."""
+        """Why a request of `size` bytes cannot be queued."""
         config = self._config
         refusal = self._disk_room.refusal()
         if refusal is not None:

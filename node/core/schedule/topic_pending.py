@@ -3,8 +3,8 @@ needs it.
 
 A count is taken from one pinned moment (wheel/pinned.py; workers read it page by page). Schedules and dispatches
 applied since are added and subtracted. Commands that do not name the topics of their messages (cancels, sweeps,
-retries, bulk loads) make the count stale: it is then taken anew, while the old one stays in use. After a count there is
-a pause of PAUSES times its duration.
+retries, bulk loads) make the count stale: messages are then counted again, while the old count stays in use. After a
+count there is a pause of PAUSES times its duration.
 
 Soft state of one mastership. Until the first count of a mastership has ended, its figure so far is
 used: a limit may be exceeded by messages that the new master has not counted yet.

@@ -49,9 +49,9 @@ class Totals:
     settled: int = 0
     cancelled: int = 0
     loaded: int = 0
-    """Of `scheduled`, messages that came in bundles,"""
+    """Messages that came in bundles; they count as `scheduled` too."""
     loaded_bundles: int = 0
-    """and the number of these bundles."""
+    """Bundles that these messages came in."""
 
     def note(self, result: AnyResult) -> None:
         """Count one result of apply."""

@@ -58,8 +58,6 @@ class ModelCheckpoint:
 
 
 class ModelWheel:
-    """See the module."""
-
     def __init__(self, state: bytes = b"") -> None:
         self.cursor = CursorKey(0, 0)
         self.units: dict[int, bytes] = {}

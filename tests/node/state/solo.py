@@ -49,8 +49,6 @@ class Damage(Harm):
 
 @dataclass
 class Solo:
-    """See the module."""
-
     seed: int = 0
     config: CoreConfig = field(default_factory=lambda: CoreConfig(buffer_bytes_max=20_000))
     log: dict[int, LogEntry] = field(default_factory=dict)
