@@ -46,10 +46,10 @@ APPS: dict[str, dict[str, str]] = {
         "status": "Show every node: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master.",
         "transfer": "Hand mastership over, without duplicates.",
         "disk": "Show what the data directory of each node at the given addresses holds: by part, hour and topic.",
-        "member": "Nodes of the cluster.",
-        "topic": "Topics.",
-        "group": "Consumer groups.",
-        "settings": "Replicated settings.",
+        "member": "Nodes of the cluster: add, remove, list.",
+        "topic": "Topics: create, delete, list, pause, resume.",
+        "group": "Consumer groups: create, update, delete, list, pause, resume, filter, reset.",
+        "settings": "Replicated settings: show, change.",
         "whoami": "Show who you are to the cluster, and what you may do.",
         "audit": "Show who changed what, and what was refused: the newest records of all nodes, oldest first.",
         "user": "Users: who may call, and with which roles and quotas.",
@@ -68,7 +68,7 @@ APPS: dict[str, dict[str, str]] = {
         "complete since the first entry.",
     },
     "dead:dead_app": {
-        "dead": "Dead letters of consumer groups.",
+        "dead": "Dead letters of consumer groups: list, show, replay, purge.",
     },
     "node:node_app": {
         "node": "Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity.",
@@ -77,7 +77,7 @@ APPS: dict[str, dict[str, str]] = {
         "config": "Check a configuration, or print its reference.",
     },
     "sweeps:sweeps_app": {
-        "pending": "What is pending: list, count, histogram of due load.",
+        "pending": "Pending messages: list, count, draw when they are due, cancel and move many.",
     },
 }
 """By module and Typer app: the commands, and what help says of each."""

@@ -13,7 +13,7 @@ from tickwheel.client.dead import Changed, DeadLetter
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import ask, out, print_json, print_table, time_text, use_json
 
-dead_group = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups.")
+dead_group = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups: list, show, replay, purge.")
 dead_app = typer.Typer()
 dead_app.add_typer(dead_group, name="dead")
 

@@ -12,7 +12,7 @@ from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import as_dict, err, open_client, out, print_json, table, use_json
 from tickwheel.proto import admin_pb2
 
-member_app = typer.Typer(no_args_is_help=True, help="Nodes of the cluster.")
+member_app = typer.Typer(no_args_is_help=True, help="Nodes of the cluster: add, remove, list.")
 
 
 def _counts(learner: bool) -> str:

@@ -18,7 +18,9 @@ from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import moment_ms, open_client, out, print_json, print_table, time_text, use_json
 from tickwheel.proto import admin_pb2
 
-pending_app = typer.Typer(no_args_is_help=True, help="What is pending: list, count, histogram of due load.")
+pending_app = typer.Typer(
+    no_args_is_help=True, help="Pending messages: list, count, draw when they are due, cancel and move many."
+)
 plain_app = typer.Typer()
 """`tickwheel list` and `tickwheel count`, the same commands under short names."""
 

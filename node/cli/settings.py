@@ -10,7 +10,7 @@ from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import ask, print_json, print_table, use_json
 from tickwheel.proto import admin_pb2
 
-settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings.")
+settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings: show, change.")
 
 
 @settings_app.command("get")

@@ -18,8 +18,10 @@ from tickwheel.node.cli.policy import AttemptsMax, Factor, Initial, Jitter, Long
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
 from tickwheel.proto import admin_pb2
 
-topic_app = typer.Typer(no_args_is_help=True, help="Topics.")
-group_app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
+topic_app = typer.Typer(no_args_is_help=True, help="Topics: create, delete, list, pause, resume.")
+group_app = typer.Typer(
+    no_args_is_help=True, help="Consumer groups: create, update, delete, list, pause, resume, filter, reset."
+)
 
 Name = Annotated[str, typer.Argument(help="Name.")]
 
