@@ -26,13 +26,12 @@ from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, invalid, limit_reached, outcome_unknown, refuse
-from tickwheel.node.state.machine import AnyResult, CommandResult
+from tickwheel.node.state.machine import FORMAT_VERSION, AnyResult, CommandResult
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
 
-FORMAT_VERSION = 1
 GATHER_BYTES_MAX = 64 << 10
 """Waiting commands of this many bytes are worth an entry: they wait no longer."""
 

@@ -74,10 +74,11 @@ from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Ids, Units, ids_of, picked
 
-__all__ = ["AnyResult", "CommandResult", "StateCheckpoint", "StateConfig", "StateMachine"]
+__all__ = ["FORMAT_VERSION", "AnyResult", "CommandResult", "StateCheckpoint", "StateConfig", "StateMachine"]
 
 FORMAT_VERSION = 1
-"""Version of log entries. A newer one stops the node: guessing would make it differ from the others."""
+"""Version of log entries, as masters write them. A newer one stops the node: guessing would make it differ from the
+others."""
 
 CommandResult = (
     AdminResult
@@ -399,7 +400,7 @@ class StateMachine(StateView):
     def checkpoint_durable(self, checkpoint: StateCheckpoint) -> None:
         """The checkpoint's manifest is durable. Run its `remove_old` in a worker before the next one begins."""
         self._checkpoint = None
-        snapshot.finish(self._state, checkpoint)
+        snapshot.finish(checkpoint)
         self.wheel.checkpoint_durable(checkpoint.wheel)
 
     def abandon_checkpoint(self, checkpoint: StateCheckpoint) -> None:

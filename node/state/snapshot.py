@@ -345,7 +345,7 @@ class _Sequences:
                 self.dropped.append((sequence, paths))
 
 
-def finish(state: ClusterState, checkpoint: StateCheckpoint) -> None:
+def finish(checkpoint: StateCheckpoint) -> None:
     """The checkpoint's manifest is durable; run `remove_old` now."""
     for sequence, _ in checkpoint.flushes:
         sequence.finish_flush(True)
