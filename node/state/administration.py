@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tickwheel.node.failure import Failure, invalid, limit_reached
-from tickwheel.node.state import control, filtering
+from tickwheel.node.state import filtering
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.groups import Group
@@ -196,10 +196,10 @@ class Administration:
         if group is not None and group.broadcasting != request.broadcasting:
             text = f"group {request.name} exists as another kind"
             return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
-        differs = control.filter_refusal(group, request.filter) if group is not None else None
+        differs = filtering.filter_refusal(group, request.filter) if group is not None else None
         if differs is not None:
             return AdminResult(failure=differs)
-        expression = control.checked_filter(request.filter)
+        expression = filtering.checked_filter(request.filter)
         if isinstance(expression, Failure):
             return AdminResult(failure=expression)
         retry = policy_of(request.retry, settings.delay_ms_max)
@@ -306,7 +306,7 @@ class Administration:
         group = self._state.groups.named(request.name)
         if group is None:
             return _unknown("group", request.name)
-        failure = control.set_filter(group, request.filter)
+        failure = filtering.set_filter(group, request.filter)
         return AdminResult(failure=failure) if failure is not None else AdminResult(group=self.describe(group))
 
     def describe(self, group: Group) -> admin_pb2.Group:

@@ -8,6 +8,8 @@ command, unless the group is behind: it starts in the past, its window is full, 
 Then the master reads units and proposes the positions to skip (`Filtered`), in order and for the filter that the
 command names; any other command has no effect.
 
+A filter belongs to its group: consumers may state it, and only operators change it.
+
 Called by the state machine and by administration; the master's sweep reads.
 """
 
@@ -16,14 +18,53 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state.groups import Group
 from tickwheel.node.state.results import FilteredResult
 from tickwheel.node.state.subscription import Subscription
+from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Filtered
-from tickwheel.wheel.filters import filter_of
+from tickwheel.wheel.filters import FILTER_RULE, filter_of, normalised, shown
 from tickwheel.wheel.units import Units
 
 RUNS = "<u4"
+
+
+def checked_filter(expression: str) -> str | Failure:
+    """The normalised expression, or the refusal of an invalid one."""
+    found = normalised(expression)
+    return invalid("filter", expression, FILTER_RULE).failure if found is None else found
+
+
+def filter_differs(name: str, asked: str, kept: str) -> Failure:
+    """The refusal of a consumer, or of a repeated creation, that states another filter than the group's. Both are
+    normalised."""
+    text = f"group {name} has the filter {shown(kept)}, not {shown(asked)}"
+    return Failure(pb.FILTER_DIFFERS, text, {"field": "filter", "value": shown(asked), "limit": shown(kept)})
+
+
+def filter_refusal(group: Group, asked: str) -> Failure | None:
+    """The refusal if a stated filter differs from the group's; None: it agrees, or is empty (none was stated)."""
+    if not asked:
+        return None
+    expression = checked_filter(asked)
+    if isinstance(expression, Failure):
+        return expression
+    return None if expression == group.filter else filter_differs(group.name, expression, group.filter)
+
+
+def set_filter(group: Group, asked: str) -> Failure | None:
+    """Set the filter. All unsettled messages from the floors on meet the new filter; messages skipped before stay
+    skipped."""
+    expression = checked_filter(asked)
+    if isinstance(expression, Failure):
+        return expression
+    if expression != group.filter:
+        group.filter = expression
+        for subscription in group.subscriptions.values():
+            subscription.forget_how()
+            begin(group, subscription)
+    return None
 
 
 def begin(group: Group, subscription: Subscription) -> None:

@@ -15,9 +15,9 @@ from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdTier
-from tickwheel.node.state.control import filter_refusal
 from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.digest import digest, digest_in_turns
+from tickwheel.node.state.filtering import filter_refusal
 from tickwheel.node.state.loads import Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
