@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tickwheel.chaos.sim.clock_cases import ClockCluster, ClockScript
+from tests.chaos.clock_cluster import ClockCluster, ClockScript
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleRefused
 from tickwheel.chaos.sim.node import Machine
