@@ -575,9 +575,6 @@ class ServerStream(Stream):
         """The caller's certificate as `x509_pem_cert`; empty without one."""
         return self._caller.auth_context()
 
-    def time_remaining(self) -> float | None:
-        return None if self.deadline_s is None else max(0.0, self.deadline_s - self.connection.loop.time())
-
     def cancelled(self) -> bool:
         return self.over
 

@@ -33,7 +33,6 @@ EXTENT = np.dtype(
         ("append", "<u4"),
     ]
 )
-_RECENT_EXTENTS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)

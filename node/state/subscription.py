@@ -132,11 +132,6 @@ class Subscription:
     def _hand_out_stop(self) -> int:
         return self.stop if self.checked is None else min(self.stop, self.unchecked)
 
-    @property
-    def settled_ahead(self) -> int:
-        """Settled messages above the floor."""
-        return self._window.settled_ahead
-
     def unsettled_below(self, position: int) -> int:
         """Unsettled messages from the floor to below a position, including those not yet dispatched."""
         return int(np.count_nonzero(self._window.span(self.floor, position))) if position > self.floor else 0
@@ -164,7 +159,7 @@ class Subscription:
             at = end
         return self._described(np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
-    def scanned_to(self, first: int, limit: int) -> int:
+    def scanned_to(self, first: int) -> int:
         """Where a reader goes on that found nothing from `first` on."""
         return max(int(first), self._hand_out_stop)
 

@@ -74,11 +74,6 @@ class Window:
 
     # -- settled positions
 
-    @property
-    def settled_ahead(self) -> int:
-        """Settled messages above the floor."""
-        return self.settled - self.floor
-
     def span(self, first: int, last: int) -> Values:
         """Values of [first, last), which lies above the floor. Do not write to them."""
         inside = max(0, min(last, self.end) - first)

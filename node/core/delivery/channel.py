@@ -166,7 +166,7 @@ class Channel:
             limit = min(wanted, config.batch_messages_max)
             positions, ids, attempts = self.subscription.deliverable(self.next_position, limit)
             if not len(positions):
-                self.next_position = max(self.next_position, self.subscription.scanned_to(self.next_position, limit))
+                self.next_position = max(self.next_position, self.subscription.scanned_to(self.next_position))
                 return
             self.next_position = int(positions[-1]) + 1
             if self._held:

@@ -103,7 +103,7 @@ class Delivery(Part):
         self.heard = HeardLeases()
         self.counters = Counters()
         self.settlements = Settlements(
-            config, state, proposer, self._leases, self.feed, self.counters, self._came_back, self._settled, draw
+            config, state, proposer, self._leases, self.feed, self._came_back, self._settled, draw
         )
         self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
         self._inherited = Inherited(state, self._leases, self.feed, self._channel)

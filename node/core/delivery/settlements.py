@@ -15,7 +15,6 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
 from tickwheel.node.core.proposer import Proposer
-from tickwheel.node.core.watch.counters import Counters
 from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.machine import CommandResult, StateMachine
 from tickwheel.node.state.results import SettleResult
@@ -144,7 +143,6 @@ class Settlements:
         proposer: Proposer,
         leases: LeaseTable,
         feed: LeaseFeed,
-        counters: Counters,
         came_back: Callable[[ChannelKey, SettleColumns], None],
         settled: Callable[[ChannelKey], None],
         draw: Callable[[], float],
@@ -155,7 +153,6 @@ class Settlements:
         self._proposer = proposer
         self._leases = leases
         self._feed = feed
-        self._counters = counters
         self._came_back = came_back
         self._settled = settled
         self._draw = draw

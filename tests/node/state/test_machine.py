@@ -193,7 +193,7 @@ def test_nothing_beyond_the_window(driver: Driver) -> None:
     place = driver.state.subscription(1, 1)
     assert place is not None
     assert len(place.deliverable(0, 9_999)[0]) == 1_000
-    assert place.scanned_to(1_000, 10) == 1_000
+    assert place.scanned_to(1_000) == 1_000
     assert driver.apply(settle_command(SETTLE_ACK, [ids[1_200]], [1], [1_200]))[0].unknown == 1
     driver.apply(settle_command(SETTLE_ACK, ids[:400], [1] * 400, range(400)))
     assert place.deliverable(1_000, 9_999)[0].tolist() == list(range(1_000, 1_400))
