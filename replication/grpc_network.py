@@ -398,7 +398,7 @@ class PeerService:
             text = f"this is node {self._node_id}, not {hello.receiver_id}: check the addresses of the members"
             return Refusal(text)
         if not FORMAT_VERSION - 1 <= hello.format_version <= FORMAT_VERSION + 1:
-            text = f"format {hello.format_version} does not go with format {FORMAT_VERSION}: upgrade one step at a time"
+            text = f"formats {hello.format_version} and {FORMAT_VERSION} are not compatible: upgrade one step at a time"
             return Refusal(text)
         if hello.sender_id == self._node_id:
             return Refusal(f"two nodes are named {self._node_id}")

@@ -44,7 +44,7 @@ FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 Message = dict[str, Any]
 
 
-class UnknownVersionError(RuntimeError):
+class WrongLibraryError(RuntimeError):
     """Another pysyncobj is installed than the one whose internals are known."""
 
 
@@ -85,7 +85,7 @@ class EngineHost(Protocol):
 def require_known_version(version: str = VERSION) -> None:
     """Refuse any other pysyncobj: the guards hold for the internals of one version."""
     if version != VERSION_KNOWN:
-        raise UnknownVersionError(f"pysyncobj {VERSION_KNOWN} is needed, {version} is installed")
+        raise WrongLibraryError(f"pysyncobj {VERSION_KNOWN} is needed, {version} is installed")
 
 
 class PeerNode(Node):  # type: ignore[misc]

@@ -225,15 +225,7 @@ def paths(disk: Disk, directory: str) -> list[str]:
 
 def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
     """Records of one file in order, up to its end or to a torn or damaged record. Empty if the file is gone."""
-    try:
-        file = disk.open(path)
-        try:
-            data = file.read_at(0, file.size())
-        finally:
-            file.close()
-    except DiskError:
-        return
-    at = 0
+    data, at = _content(disk, path), 0
     while (found := decode(data, at)) is not None:
         record, at = found
         yield record
@@ -242,18 +234,22 @@ def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
 def newest_index(disk: Disk, directory: str) -> int:
     """Index of the last log entry in the files; 0: none. Reads from the newest file on, without columns."""
     for path in reversed(paths(disk, directory)):
-        try:
-            file = disk.open(path)
-            try:
-                data = file.read_at(0, file.size())
-            finally:
-                file.close()
-        except DiskError:
-            continue
-        newest = _newest_index(data)
+        newest = _newest_index(_content(disk, path))
         if newest:
             return newest
     return 0
+
+
+def _content(disk: Disk, path: str) -> bytes:
+    """The bytes of a file; none if it is gone or cannot be read."""
+    try:
+        file = disk.open(path)
+        try:
+            return file.read_at(0, file.size())
+        finally:
+            file.close()
+    except DiskError:
+        return b""
 
 
 def _newest_index(data: bytes) -> int:

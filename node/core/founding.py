@@ -98,7 +98,7 @@ class ClusterFounding:
             return (
                 f"its disk is new, and {exists[0]} belongs to the cluster already, so this node founds none: it counts "
                 "once a master has recorded its disk. If its disk was lost, remove the member and add it anew under a "
-                "new id (docs/DEPLOY.md, a host is lost)"
+                "new id (docs/DEPLOY.md, a node is dead)"
             )
         silent = [peer_id for peer_id in self._others if peer_id not in self._heard]
         if silent:

@@ -37,7 +37,7 @@ def right_required(right: int, kind: str, name: str) -> Failure:
     """The refusal of a user that lacks `right`. `kind`: topic or group; empty: the whole cluster."""
     shown = Right.Name(Right.ValueType(right)).removeprefix("RIGHT_").lower()
     where = f" {kind} {name[:127]}" if kind and name else " every topic" if kind == "topic" else " the whole cluster"
-    text = f"no role of this user allows to {shown}{where}"
+    text = f"no role of this user allows it to {shown}{where}"
     return Failure(pb.RIGHT_REQUIRED, text, {"field": shown, "value": name[:127], "limit": kind or "*"})
 
 

@@ -95,7 +95,7 @@ class Certificates:
             self._problem = f"new certificates are refused, the old ones stay: {error}"
             return [Line("error", "new certificates are refused, the old ones stay", {"reason": str(error)})]
         if (read.client is None) != (self.current.client is None) or (read.peer is None) != (self.current.peer is None):
-            self._problem = "a port cannot be given or deprived of TLS while the node runs: restart it"
+            self._problem = "TLS cannot be turned on or off at a port while the node runs: restart it"
             return [Line("error", self._problem)]
         self._problem = ""
         if read == self.current:

@@ -21,7 +21,7 @@ from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import ProposalOutcome, Role
 from tickwheel.replication.pysyncobj_globals import PickleRefusedError, entered
-from tickwheel.replication.pysyncobj_seam import UnknownVersionError, require_known_version
+from tickwheel.replication.pysyncobj_seam import WrongLibraryError, require_known_version
 
 Scenario = Callable[[Guards], bool]
 SCENARIOS: dict[str, tuple[int, Scenario]] = {}
@@ -348,7 +348,7 @@ def test_every_guard_has_a_scenario() -> None:
 def test_no_other_version_is_accepted() -> None:
     """The guards hold for the internals of one version of pysyncobj."""
     require_known_version()
-    with pytest.raises(UnknownVersionError, match=r"0\.3\.18"):
+    with pytest.raises(WrongLibraryError, match=r"0\.3\.18"):
         require_known_version("0.3.18")
 
 
