@@ -184,7 +184,7 @@ class DeliverySection:
         "Bytes in one batch to a consumer. A single larger message is still sent.",
     )
     stream_bytes_max: int = fields.number(
-        16 * MIB, 8 * MIB, GIB, "Bytes of deliveries that wait for the connection of one slow consumer."
+        8 * MIB, 8 * MIB, GIB, "Bytes of deliveries that wait for the connection of one slow consumer."
     )
     sessions_max: int = fields.core_number("sessions_max", 1, 1_000_000, "Consumers open on this node.")
 

@@ -204,7 +204,7 @@ class NodeProcess:
             calls,
             AuditLog(disk, reads, self._clock.wall_ms, config.node.id),
             ScheduleStreams(calls, config.limits.stream_batches_max),
-            ConsumerStreams(calls, config.core.batch_bytes_max * 4),
+            ConsumerStreams(calls, config.delivery.stream_bytes_max),
             status,
             Backups(calls, disk, reads),
             tls=tls.current.client is not None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,20 @@ def test_round_trip(
 def test_every_field_has_an_environment_variable_of_its_own() -> None:
     """No two fields share a variable."""
     assert len({environment_name(name) for name in specs()}) == len(specs())
+
+
+def test_every_field_is_read_by_somebody() -> None:
+    """A field that is only checked against others does nothing. Read is `section.field`, or its name in CoreConfig."""
+    root = Path(__file__).parents[3] / "node"
+    asking = [path for path in root.rglob("*.py") if path.name != "relations.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in asking)
+    unread = [
+        name
+        for name, spec in specs().items()
+        if not name.startswith("tls.")  # read by a name made of port and kind
+        and not re.search(rf"\.{spec.core}\b" if spec.core else rf"\b{re.escape(name)}\b(?!`|\"|')", text)
+    ]
+    assert not unread
 
 
 def test_reference_is_fresh() -> None:
