@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import grpc
@@ -15,6 +15,7 @@ import grpc
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import Fault, fault_of_call
 from tickwheel.client.listing import listed
+from tickwheel.client.moments import ms_of, span_ms_of
 from tickwheel.proto import access_pb2
 from tickwheel.proto.access_pb2_grpc import AccessStub
 
@@ -63,7 +64,7 @@ class AccessClient:
         self, user: str, *, label: str = "", lifetime: timedelta | None = None
     ) -> access_pb2.CreateTokenResponse:
         """Create a token. Only the answer holds its secret. Raises OutcomeUnknown if the answer is lost."""
-        lifetime_ms = 0 if lifetime is None else int(lifetime / timedelta(milliseconds=1))
+        lifetime_ms = 0 if lifetime is None else span_ms_of("lifetime", lifetime)
         request = access_pb2.CreateTokenRequest(user=user, label=label, lifetime_ms=lifetime_ms)
         created: access_pb2.CreateTokenResponse = await self._call("CreateToken", request, repeatable=False)
         return created
@@ -95,9 +96,14 @@ class AccessClient:
         return (await listed(fetch, lambda page: page.roles))[0]
 
     async def audit(
-        self, limit: int = 100, before_ms: int = 0, timeout_s: float = 10.0
+        self, limit: int = 100, before_ms: int = 0, timeout_s: float = 10.0, *, before: datetime | None = None
     ) -> dict[str, list[access_pb2.AuditRecord] | Fault]:
-        """The newest records of every known node, by address; a Fault for one that does not answer."""
+        """The newest records of every known node, by address; a Fault for one that does not answer.
+
+        `before`: only those made before this time; `before_ms` says the same in milliseconds since the Unix epoch.
+        """
+        if before is not None:
+            before_ms = ms_of("before", before)
         request = access_pb2.ListAuditRequest(limit=limit, before_ms=before_ms)
 
         async def one(address: str) -> list[access_pb2.AuditRecord] | Fault:

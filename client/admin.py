@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -17,7 +18,9 @@ from tickwheel.client.cluster import END_OF_STREAM, STATUS_TIMEOUT_S, TRY_TIMEOU
 from tickwheel.client.errors import ClusterUnavailable, Fault, error_of, fault_of_call
 from tickwheel.client.ids import parse_id
 from tickwheel.client.listing import listed
-from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
+from tickwheel.client.retrying import RetryPolicy, policy_message
+from tickwheel.client.states import StartFrom, start_of
+from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
 A = TypeVar("A")
@@ -168,20 +171,25 @@ class AdminClient:
         name: str,
         topics: Sequence[str],
         *,
-        start_from: str = "earliest",
+        start_from: StartFrom | str | datetime = StartFrom.EARLIEST,
         start_ms: int = 0,
         filter: str = "",
-        retry: admin_pb2.RetryPolicy | None = None,
+        retry: RetryPolicy | admin_pb2.RetryPolicy | None = None,
         broadcasting: bool = False,
     ) -> admin_pb2.Group:
-        """Create a consumer group. `filter`: `a || b`, or `*`. `retry`: its retry policy; None: the delay levels."""
+        """Create a consumer group. No error if the same group exists.
+
+        `start_from`: a StartFrom, or an aware datetime. `filter`: `a || b`, or `*`. `retry`: its retry policy; None:
+        the delay levels.
+        """
+        place, start_ms = start_of(start_from, start_ms)
         request = admin_pb2.CreateGroupRequest(
             name=name,
             topics=topics,
-            start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
+            start_from=place,
             start_ms=start_ms,
             filter=filter,
-            retry=retry,
+            retry=policy_message(retry),
             broadcasting=broadcasting,
         )
         return await self._ask(lambda stub: stub.CreateGroup, request)
@@ -202,24 +210,20 @@ class AdminClient:
         return await self._ask(lambda stub: stub.SetGroupPaused, request)
 
     async def reset_group(
-        self, name: str, start_from: str, *, start_ms: int = 0, topics: Sequence[str] = ()
+        self, name: str, start_from: StartFrom | str | datetime, *, start_ms: int = 0, topics: Sequence[str] = ()
     ) -> admin_pb2.Group:
-        """Start the group anew at earliest, latest, or time with `start_ms`.
+        """Start the group anew at a StartFrom or an aware datetime, in these topics or in all.
 
         Open deliveries become invalid and attempts begin at 1. Raises OutcomeUnknown if the answer is lost: a repeat
         would invalidate deliveries made since.
         """
-        request = admin_pb2.ResetGroupRequest(
-            name=name,
-            topics=topics,
-            start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
-            start_ms=start_ms,
-        )
+        place, start_ms = start_of(start_from, start_ms)
+        request = admin_pb2.ResetGroupRequest(name=name, topics=topics, start_from=place, start_ms=start_ms)
         return await self._ask(lambda stub: stub.ResetGroup, request, repeatable=False)
 
-    async def update_group(self, name: str, retry: admin_pb2.RetryPolicy) -> admin_pb2.Group:
+    async def update_group(self, name: str, retry: RetryPolicy | admin_pb2.RetryPolicy) -> admin_pb2.Group:
         """Replace the retry policy of a group. Retries that wait already keep their time."""
-        request = admin_pb2.UpdateGroupRequest(name=name, retry=retry)
+        request = admin_pb2.UpdateGroupRequest(name=name, retry=policy_message(retry))
         return await self._ask(lambda stub: stub.UpdateGroup, request)
 
     async def delete_group(self, name: str, *, discard: bool = False) -> admin_pb2.DeleteGroupResponse:

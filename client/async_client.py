@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Unpack
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import grpc
 
@@ -20,10 +20,13 @@ from tickwheel.client.cluster import Cluster, TlsFiles
 from tickwheel.client.cold import ColdClient
 from tickwheel.client.consumer import CREDITS, HOLD_S_MAX, UNAVAILABLE_S_MAX, Consumer, open_request
 from tickwheel.client.dead import DeadClient
+from tickwheel.client.errors import refused
 from tickwheel.client.ids import parse_id, text_of
 from tickwheel.client.lanes import Doubt, Lane
-from tickwheel.client.messages import KIND_DELAY, KIND_DUE, MessageOptions, Receipt, refused, row_of, when_of
+from tickwheel.client.messages import KIND_DELAY, KIND_DUE, MessageOptions, Receipt, row_of, when_of
+from tickwheel.client.moments import moment_of, span_ms_of
 from tickwheel.client.numbered import Invoke, Numbered
+from tickwheel.client.payloads import Payload, content_type_of, decoded, json_of
 from tickwheel.client.producer import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
@@ -37,13 +40,38 @@ from tickwheel.client.row_calls import CancelCalls, RescheduleCalls
 from tickwheel.client.scheduling import Scheduling
 from tickwheel.client.snapshot import SnapshotClient
 from tickwheel.client.staging import StagingClient
-from tickwheel.client.sweeps import SweepClient
-from tickwheel.proto import consumer_pb2, scheduler_pb2
+from tickwheel.client.states import CancelOutcome, MessageState, RescheduleOutcome, StartFrom, start_of
+from tickwheel.client.sweeps import Selection, SweepClient
+from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
+T = TypeVar("T")
+
 TIMEOUT_S = 15.0
-STARTS = ("earliest", "latest", "time")
+
+
+class Conditions(TypedDict, total=False):
+    """What pending messages have to meet, beside their topic; as in Selection."""
+
+    tag: str
+    key: str
+    key_prefix: str
+    due_from: datetime | None
+    """From this time on; with a time zone."""
+    due_before: datetime | None
+    """Below this time."""
+    due_ms_min: int
+    """The same in milliseconds since the Unix epoch; 0: no limit."""
+    due_ms_max: int
+
+
+class RescheduleResult(NamedTuple):
+    """What became of a reschedule."""
+
+    outcome: RescheduleOutcome
+    receipt: Receipt | None
+    """Of the moved message; None if it was not moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +83,7 @@ class Message:
     due_ms: int
     due_requested_ms: int
     payload_bytes: int
-    state: str
-    """PENDING, DISPATCHED, CANCELLED or REMOVED."""
+    state: MessageState
     payload: bytes | None = None
     key: str = ""
     tags: tuple[str, ...] = ()
@@ -71,6 +98,34 @@ class Message:
     retries: Mapping[str, int] | None = None
     """Groups for which it waits for its next attempt, and the due time of each in milliseconds; None for no group."""
 
+    @property
+    def due(self) -> datetime:
+        """Its due time in UTC."""
+        return moment_of(self.due_ms)
+
+    @property
+    def content_type(self) -> str:
+        """The content type of its payload; empty without one."""
+        return content_type_of(self.headers)
+
+    def json(self) -> Any:
+        """The payload, decoded from JSON. Raises PayloadError."""
+        return json_of(self.payload, self.content_type)
+
+    def decode(self, model: type[T]) -> T:
+        """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
+        return decoded(self.payload, self.content_type, model)
+
+    @property
+    def due_requested(self) -> datetime:
+        """The due time that was asked for, in UTC."""
+        return moment_of(self.due_requested_ms)
+
+    @property
+    def scheduled_at(self) -> datetime:
+        """When it was scheduled, moved, or returned for a retry, in UTC."""
+        return moment_of(self.scheduled_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -78,6 +133,11 @@ class Bucket:
 
     start_ms: int
     count: int
+
+    @property
+    def start(self) -> datetime:
+        """Its beginning, in UTC."""
+        return moment_of(self.start_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +148,7 @@ class PendingCount:
     buckets: tuple[Bucket, ...]
 
 
-def _message(pending: scheduler_pb2.PendingMessage, state: str, content: bool) -> Message:
+def _message(pending: scheduler_pb2.PendingMessage, state: MessageState, content: bool) -> Message:
     meta: MessageMeta = pending.meta
     return Message(
         id=text_of(pending.id),
@@ -167,15 +227,16 @@ class AsyncClient:
     async def schedule(
         self,
         topic: str,
-        payload: bytes | str,
+        payload: Payload,
         *,
         timeout_s: float | None = None,
         **options: Unpack[MessageOptions],
     ) -> Receipt:
         """Schedule one message. Returns once it is on stable storage of a majority; repeats itself safely until then.
 
-        Concurrent calls of one client travel together; each has an answer of its own.
-        `options`: exactly one of due_ms, delay_ms, delay and level; key, tags, headers, message_group, jitter.
+        Concurrent calls of one client travel together; each has an answer of its own. Text becomes UTF-8. A dict, a
+        list, a pydantic model, a msgspec Struct and a dataclass become JSON, with the content type in a header.
+        `options`: exactly one of at, delay, due_ms, delay_ms and level; key, tags, headers, message_group, jitter.
         Raises OutcomeUnknown if no answer came in time: the message may be scheduled.
         """
         return await self._scheduling.schedule(row_of(topic, payload, **options), timeout_s or self.timeout_s)
@@ -211,31 +272,32 @@ class AsyncClient:
 
     # -- one message
 
-    async def cancel(self, message_id: str) -> str:
-        """Cancel a message. Returns CANCELLED, ALREADY_DISPATCHED or NOT_FOUND; the answer is final."""
+    async def cancel(self, message_id: str) -> CancelOutcome:
+        """Cancel a message. The answer is final."""
         request = scheduler_pb2.CancelRequest(id=parse_id(message_id))
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CancelResponse:
             return await self._cancels.call(channel, request, try_s)
 
         response = await self.cluster.call(invoke, self.timeout_s)
-        return scheduler_pb2.CancelOutcome.Name(response.outcome)
+        return CancelOutcome(scheduler_pb2.CancelOutcome.Name(response.outcome))
 
     async def reschedule(
         self,
         message_id: str,
         *,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
         due_ms: int | None = None,
         delay_ms: int | None = None,
-        delay: timedelta | None = None,
         level: int | None = None,
-    ) -> tuple[str, Receipt | None]:
-        """Move a message: RESCHEDULED with the receipt, or ALREADY_DISPATCHED, NOT_FOUND or CANCELLED with None.
+    ) -> RescheduleResult:
+        """Move a message. Returns the outcome, which is final, and the receipt if it was moved.
 
         The message keeps its first id. Repeats itself safely. Raises OutcomeUnknown if no answer came in time: the
         message may be moved.
         """
-        kind, when = when_of(due_ms, delay_ms, delay, level)
+        kind, when = when_of(at, delay, due_ms, delay_ms, level)
         request = scheduler_pb2.RescheduleRequest(id=parse_id(message_id))
         if kind == KIND_DUE:
             request.due_ms = when
@@ -252,10 +314,10 @@ class AsyncClient:
             return lambda channel, try_s: self._reschedules.call(channel, stated, try_s)
 
         response = await self._numbered.call(tries, self.timeout_s, counts=lambda answer: answer.remembered)
-        name = scheduler_pb2.RescheduleOutcome.Name(response.outcome).removeprefix("RESCHEDULE_")
-        if response.outcome != scheduler_pb2.RESCHEDULED:
-            return name, None
-        return name, Receipt(text_of(response.id), response.due_ms)
+        outcome = RescheduleOutcome(scheduler_pb2.RescheduleOutcome.Name(response.outcome).removeprefix("RESCHEDULE_"))
+        if outcome is not RescheduleOutcome.RESCHEDULED:
+            return RescheduleResult(outcome, None)
+        return RescheduleResult(outcome, Receipt(text_of(response.id), response.due_ms))
 
     async def get(self, message_id: str, *, content: bool = False) -> Message:
         """The state of a message, and with `content` its payload and meta. Raises NotFound."""
@@ -265,7 +327,7 @@ class AsyncClient:
             return await self.cluster.stub(SchedulerStub, channel).Get(request, timeout=try_s)
 
         response = await self.cluster.call(invoke, self.timeout_s)
-        state = scheduler_pb2.MessageState.Name(response.state).removeprefix("MESSAGE_")
+        state = MessageState(scheduler_pb2.MessageState.Name(response.state).removeprefix("MESSAGE_"))
         message = _message(response.message, state, content)
         waiting = {retry.group: retry.due_ms for retry in response.retries}
         return replace(message, retries=waiting) if waiting else message
@@ -276,26 +338,24 @@ class AsyncClient:
         self,
         topic: str = "",
         *,
-        tag: str = "",
-        key: str = "",
-        key_prefix: str = "",
-        due_ms_min: int = 0,
-        due_ms_max: int = 0,
         content: bool = False,
         meta: bool = False,
         page_size: int = 0,
+        **conditions: Unpack[Conditions],
     ) -> AsyncIterator[Message]:
         """The pending messages that meet all given conditions, in delivery order, fetched in pages.
 
-        `meta`: with key, tags and headers. `content`: with the payload too.
+        `meta`: with key, tags and headers. `content`: with the payload too. `conditions`: tag, key, key_prefix,
+        due_from and due_before, or due_ms_min and due_ms_max.
         """
+        chosen = Selection(topic, **conditions)
         request = scheduler_pb2.ListPendingRequest(
             topic=topic,
-            tag=tag,
-            key=key,
-            key_prefix=key_prefix,
-            due_ms_min=due_ms_min,
-            due_ms_max=due_ms_max,
+            tag=chosen.tag,
+            key=chosen.key,
+            key_prefix=chosen.key_prefix,
+            due_ms_min=chosen.due_ms_min,
+            due_ms_max=chosen.due_ms_max,
             content=content,
             meta=meta,
             page_size=page_size,
@@ -307,7 +367,7 @@ class AsyncClient:
         while True:
             page = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
             for pending in page.messages:
-                yield _message(pending, "PENDING", content)
+                yield _message(pending, MessageState.PENDING, content)
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
@@ -316,25 +376,26 @@ class AsyncClient:
         self,
         topic: str = "",
         *,
-        tag: str = "",
-        key: str = "",
-        key_prefix: str = "",
-        due_ms_min: int = 0,
-        due_ms_max: int = 0,
+        bucket: timedelta | None = None,
         bucket_ms: int = 0,
+        **conditions: Unpack[Conditions],
     ) -> PendingCount:
-        """The number of pending messages that meet all given conditions, by buckets of 1,000, 60,000 or 3,600,000 ms.
+        """The number of pending messages that meet all given conditions, as in `list_pending`.
 
+        `bucket`: also by buckets of a second, a minute or an hour. `bucket_ms` says the same in milliseconds.
         Counts in pieces, each within `timeout_s`, however many messages there are.
         """
+        if bucket is not None and bucket_ms:
+            raise refused("bucket", bucket, "not together with bucket_ms")
+        chosen = Selection(topic, **conditions)
         request = scheduler_pb2.CountPendingRequest(
             topic=topic,
-            tag=tag,
-            key=key,
-            key_prefix=key_prefix,
-            due_ms_min=due_ms_min,
-            due_ms_max=due_ms_max,
-            bucket_ms=bucket_ms,
+            tag=chosen.tag,
+            key=chosen.key,
+            key_prefix=chosen.key_prefix,
+            due_ms_min=chosen.due_ms_min,
+            due_ms_max=chosen.due_ms_max,
+            bucket_ms=span_ms_of("bucket", bucket) if bucket is not None else bucket_ms,
             partial=True,
         )
 
@@ -344,8 +405,8 @@ class AsyncClient:
         counts: dict[int, int] = {}
         while True:
             response = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
-            for bucket in response.buckets:
-                counts[bucket.start_ms] = counts.get(bucket.start_ms, 0) + bucket.count
+            for found in response.buckets:
+                counts[found.start_ms] = counts.get(found.start_ms, 0) + found.count
             if not response.next_page_token:
                 break
             request.page_token = response.next_page_token
@@ -359,7 +420,7 @@ class AsyncClient:
         group: str,
         topics: str | Sequence[str] = (),
         *,
-        start_from: str = "earliest",
+        start_from: StartFrom | str | datetime = StartFrom.EARLIEST,
         start_ms: int = 0,
         credits: int = CREDITS,
         lease: timedelta | None = None,
@@ -372,29 +433,29 @@ class AsyncClient:
     ) -> Consumer:
         """A consumer of a group, which holds at most `credits` messages.
 
-        A new group starts at `start_from`: earliest, latest, or time with `start_ms`. It takes the tags of `filter`:
-        `a || b` or `*`. If the group exists with another filter, the consumer gets FilterDiffers; without a filter it
+        A new group starts at `start_from`: a StartFrom, or an aware datetime. It takes the tags of `filter`: `a || b`
+        or `*`. If the group exists with another filter, the consumer gets FilterDiffers; without a filter it
         takes what the group takes. With `messages_max` it takes exactly this many at most, and its iteration then ends.
 
         The leases of held messages are renewed until they are settled or were held for `hold_max`; 0: never
         renewed.
         """
         self.cluster.check_open()
-        if start_from not in STARTS:
-            raise refused("start_from", start_from, ", ".join(STARTS))
         if messages_max < 0:
             raise refused("messages_max", messages_max, "0 (any number) or more")
-        if hold_max < timedelta(0):
+        lease_ms = span_ms_of("lease", lease) if lease is not None else 0
+        if lease_ms < 0:
+            raise refused("lease", lease, "not negative")
+        if span_ms_of("hold_max", hold_max) < 0:
             raise refused("hold_max", hold_max, "not negative")
         consumer = Consumer(
             self.cluster,
             open_request(
                 group,
                 [topics] if isinstance(topics, str) else list(topics),
-                start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
-                start_ms=start_ms,
+                start=start_of(start_from, start_ms),
                 credits=credits,
-                lease_ms=round(lease / timedelta(milliseconds=1)) if lease else 0,
+                lease_ms=lease_ms,
                 name=name,
                 batch_messages_max=batch_messages_max,
                 filter=filter,

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import END_OF_STREAM, Cluster, unless_left
-from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt
 from tickwheel.client.errors import (
     Fault,
     OutcomeUnknown,
@@ -101,7 +101,7 @@ class Consumer:
         self._joint: dict[int, list[_Settle]] = {}
         """Sequence of a settlement of several topics on the open stream -> the settlements in it."""
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
-        self._acks_by_key: dict[tuple[str, int], asyncio.Future[consumer_pb2.SettleReceipt]] = {}
+        self._acks_by_key: dict[tuple[str, int], asyncio.Future[SettleReceipt]] = {}
         self._talking: asyncio.Task[Fault] | None = None
         self._running: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -196,14 +196,14 @@ class Consumer:
         delay_ms: int = 0,
         delay_level: int = 0,
         reason: str = "",
-    ) -> asyncio.Future[consumer_pb2.SettleReceipt]:
+    ) -> asyncio.Future[SettleReceipt]:
         """Settle rows of a batch; None: all rows. Sent in this pass of the loop; the future has the receipt."""
         settle = settle_batch(batch, rows, outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason)
-        future: asyncio.Future[consumer_pb2.SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
+        future: asyncio.Future[SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
         self._held.give_back(batch.leave(rows))
         return future
 
-    def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[consumer_pb2.SettleReceipt]:
+    def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[SettleReceipt]:
         """Acknowledge one row. Acknowledgements of the same pass of the loop are sent as one settlement."""
         loop = asyncio.get_running_loop()
         if not self._acks:
@@ -545,7 +545,7 @@ class Consumer:
             if not settle.future.done():
                 settle.future.set_exception(error_of(fault))
         elif not settle.future.done():
-            settle.future.set_result(receipt)
+            settle.future.set_result(_shown(receipt))
         self._waiting.pop(receipt.sequence, None)
 
     def _again(self, settle: _Settle, fault: Fault) -> None:
@@ -562,6 +562,11 @@ class Consumer:
         asyncio.get_running_loop().call_later(pause_s, send)
 
     # -- the end
+
+    def stop_taking(self) -> None:
+        """Ask for no more deliveries, while those that have come can still be settled and keep their leases. Some may
+        come yet. For a program that ends; there is no way back."""
+        self._held.stop()
 
     async def drain(self, timeout_s: float = CLOSE_S) -> None:
         """Wait until all settlements so far have receipts, at most `timeout_s`."""
@@ -619,6 +624,15 @@ def _seen(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
+def _shown(
+    receipt: consumer_pb2.SettleReceipt | consumer_pb2.ExtendReceipt,
+) -> SettleReceipt | consumer_pb2.ExtendReceipt:
+    """The receipt for the caller of a settlement; that of an extension stays inside."""
+    if isinstance(receipt, consumer_pb2.ExtendReceipt):
+        return receipt
+    return SettleReceipt(receipt.settled, receipt.stale, receipt.unknown)
+
+
 def _as_error(error: BaseException | None) -> TickwheelError:
     if isinstance(error, TickwheelError):
         return error
@@ -629,8 +643,7 @@ def open_request(
     group: str,
     topics: Sequence[str],
     *,
-    start_from: consumer_pb2.StartFrom.ValueType,
-    start_ms: int,
+    start: tuple[consumer_pb2.StartFrom.ValueType, int],
     credits: int,
     lease_ms: int,
     name: str,
@@ -638,6 +651,7 @@ def open_request(
     filter: str,
 ) -> consumer_pb2.OpenConsumer:
     """The first message of a stream."""
+    start_from, start_ms = start
     return consumer_pb2.OpenConsumer(
         group=group,
         topics=topics,

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
 
 import grpc
 
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.ids import text_of
-from tickwheel.proto import common_pb2, dead_pb2
+from tickwheel.client.moments import moment_of
+from tickwheel.client.payloads import content_type_of, decoded, json_of
+from tickwheel.client.states import DeadCause
+from tickwheel.proto import common_pb2, dead_pb2, log_pb2
 from tickwheel.proto.dead_pb2_grpc import DeadLettersStub
-from tickwheel.proto.log_pb2 import DeadCause
+
+T = TypeVar("T")
 
 PAGE = 500
 TRY_TIMEOUT_S = 10.0
@@ -32,8 +38,7 @@ class DeadLetter:
     """The message id that `schedule` returned."""
     topic: str
     """Empty if the topic was deleted."""
-    cause: str
-    """`refused`, `declared_dead`, `lease_expired`, or `payload_lost`: no member could read it any more."""
+    cause: DeadCause
     error: str
     """The reason that the consumer gave last."""
     attempts: int
@@ -45,6 +50,45 @@ class DeadLetter:
     """None in a list."""
     payload_missing: bool = False
     """Meta and payload are missing: they are lost, or the answering node cannot read them."""
+
+    @property
+    def first_due(self) -> datetime:
+        """Its first due time, in UTC."""
+        return moment_of(self.first_due_ms)
+
+    @property
+    def died_at(self) -> datetime:
+        """When its group gave it up, in UTC."""
+        return moment_of(self.died_ms)
+
+    @property
+    def key(self) -> str:
+        return self.meta.key
+
+    @property
+    def tags(self) -> list[str]:
+        return list(self.meta.tags)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return dict(self.meta.headers)
+
+    @property
+    def message_group(self) -> str:
+        return self.meta.message_group
+
+    @property
+    def content_type(self) -> str:
+        """The content type of its payload; empty without one."""
+        return content_type_of(self.meta.headers)
+
+    def json(self) -> Any:
+        """The payload, decoded from JSON. Raises PayloadError."""
+        return json_of(self.payload, self.content_type)
+
+    def decode(self, model: type[T]) -> T:
+        """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
+        return decoded(self.payload, self.content_type, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +108,7 @@ def _letter(wire: dead_pb2.DeadLetter, payload: bytes | None) -> DeadLetter:
         number=wire.number,
         id=text_of(wire.id),
         topic=wire.topic,
-        cause=DeadCause.Name(wire.cause).lower(),
+        cause=DeadCause(log_pb2.DeadCause.Name(wire.cause).lower()),
         error=wire.error,
         attempts=wire.attempts,
         first_due_ms=wire.first_due_ms,

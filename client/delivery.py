@@ -6,15 +6,32 @@ The columns of a batch are views of the received bytes. To settle a whole batch 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator
-from datetime import timedelta
-from typing import Protocol
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.client.errors import refused
 from tickwheel.client.ids import id_text
-from tickwheel.client.messages import refused
+from tickwheel.client.moments import moment_of, span_ms_of
+from tickwheel.client.payloads import content_type_of, decoded, json_of
 from tickwheel.proto import common_pb2, consumer_pb2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReceipt:
+    """What became of deliveries that were settled together. It is committed."""
+
+    settled: int
+    """Settled by this, or before with the same outcome."""
+    stale: int = 0
+    """Came too late: another attempt is out, or the message was settled otherwise."""
+    unknown: int = 0
+    """The master did not know of their dispatch."""
 
 
 class Settler(Protocol):
@@ -29,9 +46,9 @@ class Settler(Protocol):
         delay_ms: int = 0,
         delay_level: int = 0,
         reason: str = "",
-    ) -> Awaitable[consumer_pb2.SettleReceipt]: ...
+    ) -> Awaitable[SettleReceipt]: ...
 
-    def settle_one(self, batch: DeliveredBatch, row: int) -> Awaitable[consumer_pb2.SettleReceipt]: ...
+    def settle_one(self, batch: DeliveredBatch, row: int) -> Awaitable[SettleReceipt]: ...
 
     def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> Awaitable[int]: ...
 
@@ -86,6 +103,11 @@ class DeliveredBatch:
         return self.wire.lease_until_ms
 
     @property
+    def lease_until(self) -> datetime:
+        """When the lease ends, by the cluster's clock, in UTC."""
+        return moment_of(self.wire.lease_until_ms)
+
+    @property
     def ids(self) -> NDArray[np.uint64]:
         return np.frombuffer(self.wire.ids, "<u8")
 
@@ -135,11 +157,11 @@ class DeliveredBatch:
     def __iter__(self) -> Iterator[Delivery]:
         return (Delivery(self, row, self._settler) for row in range(len(self)))
 
-    def ack(self) -> Awaitable[consumer_pb2.SettleReceipt]:
+    def ack(self) -> Awaitable[SettleReceipt]:
         """Acknowledge all rows in one settlement. Sent at once; await it for the committed receipt."""
         return self._settler.settle_rows(self, None, consumer_pb2.ACK)
 
-    def nack(self, *, delay: timedelta | None = None, level: int = 0) -> Awaitable[consumer_pb2.SettleReceipt]:
+    def nack(self, *, delay: timedelta | None = None, level: int = 0) -> Awaitable[SettleReceipt]:
         """Return all rows, to be delivered again."""
         return self._settler.settle_rows(self, None, consumer_pb2.RETRY, delay_ms=_delay_ms(delay), delay_level=level)
 
@@ -188,7 +210,13 @@ class Delivery:
 
     @property
     def due_ms(self) -> int:
+        """Its due time in milliseconds since the Unix epoch."""
         return int(self.batch.due_ms[self.row])
+
+    @property
+    def due(self) -> datetime:
+        """Its due time in UTC."""
+        return moment_of(self.due_ms)
 
     @property
     def payload(self) -> bytes:
@@ -216,16 +244,27 @@ class Delivery:
     def message_group(self) -> str:
         return self.meta.message_group
 
+    @property
+    def content_type(self) -> str:
+        """The content type of its payload; empty without one."""
+        return content_type_of(self.meta.headers)
+
+    def json(self) -> Any:
+        """The payload, decoded from JSON. Raises PayloadError."""
+        return json_of(self.payload, self.content_type)
+
+    def decode(self, model: type[T]) -> T:
+        """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
+        return decoded(self.payload, self.content_type, model)
+
     def _rows(self) -> NDArray[np.int64]:
         return np.array([self.row], np.int64)
 
-    def ack(self) -> Awaitable[consumer_pb2.SettleReceipt]:
+    def ack(self) -> Awaitable[SettleReceipt]:
         """Acknowledge. Acknowledgements of the same moment are sent together; await it for the committed receipt."""
         return self._settler.settle_one(self.batch, self.row)
 
-    def nack(
-        self, *, delay: timedelta | None = None, level: int = 0, reason: str = ""
-    ) -> Awaitable[consumer_pb2.SettleReceipt]:
+    def nack(self, *, delay: timedelta | None = None, level: int = 0, reason: str = "") -> Awaitable[SettleReceipt]:
         """Deliver again: at the group's pace, after `delay`, or at a delay level."""
         return self._settler.settle_rows(
             self.batch,
@@ -236,7 +275,7 @@ class Delivery:
             reason=reason[:1_024],
         )
 
-    def dead(self, reason: str = "") -> Awaitable[consumer_pb2.SettleReceipt]:
+    def dead(self, reason: str = "") -> Awaitable[SettleReceipt]:
         """Move the message to the dead letters, without further attempts."""
         return self._settler.settle_rows(self.batch, self._rows(), consumer_pb2.DEAD, reason=reason[:1_024])
 
@@ -248,7 +287,7 @@ class Delivery:
 def _delay_ms(delay: timedelta | None) -> int:
     if delay is None:
         return 0
-    delay_ms = round(delay / timedelta(milliseconds=1))
+    delay_ms = span_ms_of("delay", delay)
     if delay_ms < 0:
         raise refused("delay", delay, "not negative")
     return delay_ms

@@ -107,6 +107,14 @@ class RequestRefused(TickwheelError):
         return self.metadata.get("limit", "")
 
 
+def refused(field: str, value: object, limit: str) -> RequestRefused:
+    """The error for a wrong argument, with the text and metadata that a node would use."""
+    shown = str(value)[:100]
+    return RequestRefused(
+        f"{field}: {shown}: {limit}", "INVALID_FIELD", {"field": field, "value": shown, "limit": limit}
+    )
+
+
 class FilterDiffers(RequestRefused):
     """The caller's: the group has another filter (`limit`) than this consumer named (`value`)."""
 
@@ -141,6 +149,20 @@ class ClientClosed(TickwheelError):
 
 class OutcomeUnknown(TickwheelError):
     """The cluster's: the answer was lost and no other came in time; the request may have been carried out."""
+
+
+class PayloadError(TickwheelError):
+    """The sender's: a payload has another content type than JSON, is no JSON, or does not fit the model."""
+
+    @property
+    def content_type(self) -> str:
+        """The content type that the message has; empty without one."""
+        return self.metadata.get("content_type", "")
+
+    @property
+    def value(self) -> str:
+        """The size of the payload and its beginning."""
+        return self.metadata.get("value", "")
 
 
 class SequenceError(TickwheelError):

@@ -2,8 +2,8 @@
 
 Owns the count, and the end of each lease. Invariants: there are never more held deliveries than credits. A credit
 returns when its delivery is settled, or when its lease is certainly over. Returned credits are collected and sent a
-quarter at a time, or as soon as nothing is held. With `messages_max` no more than that are ever requested. No lease
-is renewed once its batch was held for `hold_s`. Used by `consumer.py` only.
+quarter at a time, or as soon as nothing is held, and after `stop` not any more. With `messages_max` no more than that
+are ever requested. No lease is renewed once its batch was held for `hold_s`. Used by `consumer.py` only.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class HeldDeliveries:
         self._send = send
         self._messages_max = messages_max
         self._hold_s = hold_s
+        self._stopped = False
         self._taken = 0
         self._out = 0
         """Credits that the node of the open stream has."""
@@ -92,7 +93,13 @@ class HeldDeliveries:
         """Whether `messages_max` deliveries have come."""
         return 0 < self._messages_max <= self._taken
 
+    def stop(self) -> None:
+        """Ask for nothing more. What a node has credits for may still come."""
+        self._stopped = True
+
     def _wanted(self, credits: int) -> int:
+        if self._stopped:
+            return 0
         if not self._messages_max:
             return credits
         return max(0, min(credits, self._messages_max - self._taken - self._out))

@@ -1,32 +1,26 @@
 """Messages to schedule and their receipts: checks the arguments and builds the columns of a batch.
 
-Owns the four ways to state the due time, and the layout of a batch. No I/O.
+Owns the ways to state the due time, and the layout of a batch. No I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.client.errors import RequestRefused
+from tickwheel.client.errors import refused
 from tickwheel.client.ids import id_text
+from tickwheel.client.moments import moment_of, ms_of, span_ms_of, span_of
+from tickwheel.client.payloads import Payload, encoded, with_content_type
 from tickwheel.proto import common_pb2, scheduler_pb2
 
 KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
 JITTER_MS_MAX = 86_400_000
-
-
-def refused(field: str, value: object, limit: str) -> RequestRefused:
-    """The error for a wrong argument, with the text and metadata that a node would use."""
-    shown = str(value)[:100]
-    return RequestRefused(
-        f"{field}: {shown}: {limit}", "INVALID_FIELD", {"field": field, "value": shown, "limit": limit}
-    )
 
 
 class Content(TypedDict, total=False):
@@ -39,29 +33,36 @@ class Content(TypedDict, total=False):
 
 
 class MessageOptions(Content, total=False):
-    """When a message is due, by exactly one of the first four, and what it carries."""
+    """When a message is due, by exactly one of the first five, and what it carries."""
 
-    due_ms: int | None
-    delay_ms: int | None
+    at: datetime | None
+    """With a time zone."""
     delay: timedelta | None
+    due_ms: int | None
+    """Milliseconds since the Unix epoch."""
+    delay_ms: int | None
     level: int | None
     """A delay level of the cluster; 0 is no delay."""
     jitter: timedelta | None
     """The master adds a random part of this; the receipt has the resulting time."""
 
 
-def when_of(due_ms: int | None, delay_ms: int | None, delay: timedelta | None, level: int | None) -> tuple[int, int]:
+def when_of(
+    at: datetime | None, delay: timedelta | None, due_ms: int | None, delay_ms: int | None, level: int | None
+) -> tuple[int, int]:
     """(kind, value) of the one argument that is not None. Raises RequestRefused unless exactly one is given."""
-    if (due_ms is not None) + (delay_ms is not None) + (delay is not None) + (level is not None) != 1:
-        raise refused("when", "none or several", "exactly one of due_ms, delay_ms, delay and level")
+    given = (at is not None) + (delay is not None) + (due_ms is not None) + (delay_ms is not None) + (level is not None)
+    if given != 1:
+        raise refused("when", "none or several", "exactly one of at, delay, due_ms, delay_ms and level")
     if due_ms is not None:
         return KIND_DUE, _number("due_ms", due_ms, -(1 << 50), 1 << 50)
-    if level is not None:
-        return KIND_LEVEL, _number("level", level, 0, (1 << 32) - 1)
+    if delay_ms is not None:
+        return KIND_DELAY, _number("delay_ms", delay_ms, 0, 1 << 50)
     if delay is not None:
-        delay_ms = round(delay / timedelta(milliseconds=1))
-    assert delay_ms is not None
-    return KIND_DELAY, _number("delay_ms", delay_ms, 0, 1 << 50)
+        return KIND_DELAY, _number("delay", span_ms_of("delay", delay), 0, 1 << 50)
+    if at is not None:
+        return KIND_DUE, ms_of("at", at)
+    return KIND_LEVEL, _number("level", level, 0, (1 << 32) - 1)
 
 
 def _number(field: str, value: object, least: int, most: int) -> int:
@@ -108,20 +109,25 @@ class Row:
 
 def row_of(
     topic: str,
-    payload: bytes | str,
+    payload: Payload,
     *,
+    at: datetime | None = None,
+    delay: timedelta | None = None,
     due_ms: int | None = None,
     delay_ms: int | None = None,
-    delay: timedelta | None = None,
     level: int | None = None,
     jitter: timedelta | None = None,
     **content: Unpack[Content],
 ) -> Row:
-    """A message of MessageOptions; text becomes UTF-8. Raises RequestRefused for a wrong argument."""
-    kind, when = when_of(due_ms, delay_ms, delay, level)
-    meta = meta_of(**content)
+    """A message of MessageOptions. Raises RequestRefused for a wrong argument."""
+    kind, when = when_of(at, delay, due_ms, delay_ms, level)
     if isinstance(payload, str):
         payload = payload.encode()
+    elif not isinstance(payload, bytes):
+        payload, content_type = encoded(payload)
+        if content_type:
+            content["headers"] = with_content_type(content.get("headers"), content_type)
+    meta = meta_of(**content)
     serialized = meta.SerializeToString() if meta is not None else b""
     return Row(topic, payload, kind, when, serialized, jitter_ms_of(jitter))
 
@@ -130,7 +136,7 @@ def jitter_ms_of(jitter: timedelta | None) -> int:
     """The jitter window in milliseconds; 0 for none. Raises RequestRefused out of bounds."""
     if jitter is None:
         return 0
-    return _number("jitter", round(jitter / timedelta(milliseconds=1)), 0, JITTER_MS_MAX)
+    return _number("jitter", span_ms_of("jitter", jitter), 0, JITTER_MS_MAX)
 
 
 def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:
@@ -169,6 +175,16 @@ class Receipt:
     """The delay level applied, at most the highest that exists; 0 if none was requested, or for a repeat."""
     delay_ms: int = 0
     """The delay of that level."""
+
+    @property
+    def due(self) -> datetime:
+        """The due time that applies, in UTC."""
+        return moment_of(self.due_ms)
+
+    @property
+    def delay(self) -> timedelta:
+        """The delay of the level applied; zero if none was requested."""
+        return span_of(self.delay_ms)
 
 
 @dataclass(frozen=True, slots=True)

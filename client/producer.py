@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Unpack
 
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tickwheel.client.batch_stream import Batch, BatchStream
 from tickwheel.client.cluster import Cluster
-from tickwheel.client.errors import ClientClosed, TickwheelError
+from tickwheel.client.errors import ClientClosed, TickwheelError, refused
 from tickwheel.client.messages import (
     BatchReceipt,
     MessageOptions,
@@ -26,10 +26,11 @@ from tickwheel.client.messages import (
     batch_of,
     jitter_ms_of,
     receipts_of,
-    refused,
     row_of,
 )
+from tickwheel.client.moments import ms_of
 from tickwheel.client.numbered import new_producer_id
+from tickwheel.client.payloads import Payload
 from tickwheel.proto import scheduler_pb2
 
 BATCH_MESSAGES_MAX = 1_000
@@ -101,7 +102,7 @@ class Producer:
     async def send(
         self,
         topic: str,
-        payload: bytes | str,
+        payload: Payload,
         **options: Unpack[MessageOptions],
     ) -> asyncio.Future[Receipt]:
         """Add a message to the next batch; waits only for room. The future gets the receipt or a TickwheelError."""
@@ -123,7 +124,7 @@ class Producer:
     async def schedule(
         self,
         topic: str,
-        payload: bytes | str,
+        payload: Payload,
         **options: Unpack[MessageOptions],
     ) -> Receipt:
         """Send a message and wait for its receipt."""
@@ -132,27 +133,35 @@ class Producer:
     # -- many at once
 
     async def schedule_many(
-        self, topic: str, messages: Iterable[tuple[int, bytes]]
+        self, topic: str, messages: Iterable[tuple[int | datetime, bytes]]
     ) -> list[asyncio.Future[BatchReceipt]]:
-        """Send messages of one topic, given as (due_ms, payload), in batches. Returns a future for each batch."""
+        """Send messages of one topic, given as (due time, payload), in batches. Returns a future for each batch.
+
+        A due time is milliseconds since the Unix epoch, or an aware datetime.
+        """
         futures: list[asyncio.Future[BatchReceipt]] = []
-        due: list[int] = []
+        due: list[int | datetime] = []
         payloads: list[bytes] = []
         total = 0
-        for due_ms, payload in messages:
+        for when, payload in messages:
             if due and (len(due) >= self._batch_messages_max or total + len(payload) > self._batch_bytes_max):
                 futures.append(await self._send_payloads(topic, due, payloads))
                 due, payloads, total = [], [], 0
-            due.append(due_ms)
+            due.append(when)
             payloads.append(payload)
             total += len(payload)
         if due:
             futures.append(await self._send_payloads(topic, due, payloads))
         return futures
 
-    async def _send_payloads(self, topic: str, due: list[int], payloads: list[bytes]) -> asyncio.Future[BatchReceipt]:
+    async def _send_payloads(
+        self, topic: str, due: list[int | datetime], payloads: list[bytes]
+    ) -> asyncio.Future[BatchReceipt]:
         sizes = np.fromiter(map(len, payloads), "<u4", len(payloads))
-        return await self.schedule_columns(topic, np.array(due, "<i8"), sizes, b"".join(payloads))
+        due_ms = np.array(due)
+        if due_ms.dtype.kind == "O":  # some are datetimes, or no times at all
+            due_ms = np.array([ms_of("at", when) if isinstance(when, datetime) else when for when in due])
+        return await self.schedule_columns(topic, due_ms, sizes, b"".join(payloads))
 
     async def schedule_columns(
         self,
@@ -176,19 +185,19 @@ class Producer:
             raise refused("due_ms", "several or none", "exactly one of due_ms, delay_ms and delay_levels")
         columns = scheduler_pb2.ColumnBatch(
             topic=topic,
-            payload_sizes=_column(payload_sizes, "<u4"),
+            payload_sizes=_column("payload_sizes", payload_sizes, "<u4"),
             payloads=payloads,
             metas=metas,
             jitter_ms=jitter_ms_of(jitter),
         )
         if due_ms is not None:
-            columns.due_ms = _column(due_ms, "<i8")
+            columns.due_ms = _column("due_ms", due_ms, "<i8")
         elif delay_ms is not None:
-            columns.delay_ms = _column(delay_ms, "<i8")
+            columns.delay_ms = _column("delay_ms", delay_ms, "<i8")
         elif delay_levels is not None:
-            columns.delay_levels = _column(delay_levels, "<u4")
+            columns.delay_levels = _column("delay_levels", delay_levels, "<u4")
         if meta_sizes is not None:
-            columns.meta_sizes = _column(meta_sizes, "<u4")
+            columns.meta_sizes = _column("meta_sizes", meta_sizes, "<u4")
         self._send_rows()
         return await self._put(scheduler_pb2.ScheduleBatch(columns=columns))
 
@@ -265,8 +274,11 @@ class Producer:
         self._give_room(batch.bytes)
 
 
-def _column(values: ArrayLike, kind: str) -> bytes:
-    array: NDArray[np.generic] = np.ascontiguousarray(values, dtype=kind)
+def _column(field: str, values: ArrayLike, kind: str) -> bytes:
+    given = np.asarray(values)
+    if given.dtype.kind not in "iu" and given.size:  # numpy would turn fractions and datetimes into some integer
+        raise refused(field, f"an array of {given.dtype}", "an array of whole numbers")
+    array: NDArray[np.generic] = np.ascontiguousarray(given, dtype=kind)
     return array.tobytes()
 
 

@@ -11,12 +11,14 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import grpc
 
 from tickwheel.client.cluster import Cluster
-from tickwheel.client.messages import refused
+from tickwheel.client.errors import refused
+from tickwheel.client.moments import moment_of, ms_of, range_ms, span_ms_of
+from tickwheel.client.states import SweepState
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
@@ -24,16 +26,46 @@ LOOK_S = 0.2
 """Pause between two questions of `follow`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Selection:
-    """Selects pending messages that meet all given conditions; at least one of the first four must be given."""
+    """Selects pending messages that meet all given conditions; a sweep needs one of the first four at least."""
 
-    topic: str = ""
-    tag: str = ""
-    key: str = ""
-    key_prefix: str = ""
-    due_ms_min: int = 0
-    due_ms_max: int = 0
+    topic: str
+    tag: str
+    key: str
+    key_prefix: str
+    due_ms_min: int
+    """From this time on; 0: no limit."""
+    due_ms_max: int
+    """Below this time; 0: no limit."""
+
+    def __init__(
+        self,
+        topic: str = "",
+        *,
+        tag: str = "",
+        key: str = "",
+        key_prefix: str = "",
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        due_ms_min: int = 0,
+        due_ms_max: int = 0,
+    ) -> None:
+        """The bounds of the due time are datetimes with a time zone, or milliseconds since the Unix epoch."""
+        due_ms_min, due_ms_max = range_ms(due_from, due_before, due_ms_min, due_ms_max)
+        values = (topic, tag, key, key_prefix, due_ms_min, due_ms_max)
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def due_from(self) -> datetime | None:
+        """The first due time that counts, in UTC; None: no limit."""
+        return moment_of(self.due_ms_min) if self.due_ms_min else None
+
+    @property
+    def due_before(self) -> datetime | None:
+        """The first due time that does not count any more, in UTC; None: no limit."""
+        return moment_of(self.due_ms_max) if self.due_ms_max else None
 
     def message(self) -> scheduler_pb2.Selection:
         """The selection as a protobuf message."""
@@ -52,8 +84,7 @@ class Sweep:
     """The state of a job."""
 
     job_id: str
-    state: str
-    """RUNNING, FINISHED or STOPPED."""
+    state: SweepState
     action: str
     """The action in words: cancel, move to a time, shift by milliseconds, or delete a topic or group by name."""
     selection: Selection
@@ -77,14 +108,24 @@ class Sweep:
     """For a finished deletion: dead letters."""
 
     @property
+    def begun_at(self) -> datetime:
+        """When it began, in UTC."""
+        return moment_of(self.begun_ms)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended, in UTC; None while it runs."""
+        return moment_of(self.ended_ms) if self.ended else None
+
+    @property
     def ended(self) -> bool:
         """Whether the job has ended."""
-        return self.state != "RUNNING"
+        return self.state != SweepState.RUNNING
 
     @property
     def fraction(self) -> float:
         """Approximate progress, from 0 to 1."""
-        if self.state == "FINISHED":
+        if self.state == SweepState.FINISHED:
             return 1.0
         return min(0.99, self.examined / self.pending) if self.pending else 0.0
 
@@ -100,10 +141,15 @@ def _sweep(found: scheduler_pb2.Sweep) -> Sweep:
     chosen = found.selection
     return Sweep(
         job_id=found.job_id,
-        state=scheduler_pb2.SweepState.Name(found.state).removeprefix("SWEEP_"),
+        state=SweepState(scheduler_pb2.SweepState.Name(found.state).removeprefix("SWEEP_")),
         action=action,
         selection=Selection(
-            chosen.topic, chosen.tag, chosen.key, chosen.key_prefix, chosen.due_ms_min, chosen.due_ms_max
+            chosen.topic,
+            tag=chosen.tag,
+            key=chosen.key,
+            key_prefix=chosen.key_prefix,
+            due_ms_min=chosen.due_ms_min,
+            due_ms_max=chosen.due_ms_max,
         ),
         begun_ms=found.begun_ms,
         ended_ms=found.ended_ms,
@@ -135,21 +181,25 @@ class SweepClient:
         self,
         selection: Selection,
         *,
-        due_ms: int | None = None,
+        at: datetime | None = None,
         delay: timedelta | None = None,
+        due_ms: int | None = None,
         shift: timedelta | None = None,
         job_id: str | None = None,
     ) -> Sweep:
-        """Start a job that moves all to `due_ms`, all to `delay` from now, or each by `shift`; returns at once."""
+        """Start a job that moves all `at` a time, which `due_ms` states in milliseconds, all to `delay` from now, or
+        each by `shift`; returns at once."""
         request = scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=selection.message())
-        if (due_ms is not None) + (delay is not None) + (shift is not None) != 1:
-            raise refused("when", "", "exactly one of due_ms, delay and shift")
-        if due_ms is not None:
-            request.due_ms = due_ms
+        if (at is not None) + (delay is not None) + (due_ms is not None) + (shift is not None) != 1:
+            raise refused("when", "none or several", "exactly one of at, delay, due_ms and shift")
+        if at is not None:
+            request.due_ms = ms_of("at", at)
         elif delay is not None:
-            request.delay_ms = round(delay / timedelta(milliseconds=1))
+            request.delay_ms = span_ms_of("delay", delay)
+        elif due_ms is not None:
+            request.due_ms = due_ms
         elif shift is not None:
-            request.shift_ms = round(shift / timedelta(milliseconds=1))
+            request.shift_ms = span_ms_of("shift", shift)
         return await self._begin(request)
 
     async def _begin(self, request: scheduler_pb2.BeginSweepRequest) -> Sweep:

@@ -44,16 +44,23 @@ class SyncDelivery(Blocking[Delivery]):
     attempt = reading(Delivery.attempt)
     term = reading(Delivery.term)
     due_ms = reading(Delivery.due_ms)
+    due = reading(Delivery.due)
     payload = reading(Delivery.payload)
     meta = reading(Delivery.meta)
     key = reading(Delivery.key)
     tags = reading(Delivery.tags)
     headers = reading(Delivery.headers)
     message_group = reading(Delivery.message_group)
+    content_type = reading(Delivery.content_type)
+    json = calling(Delivery.json)
     ack = waiting(Delivery.ack)
     nack = waiting(Delivery.nack)
     dead = waiting(Delivery.dead)
     extend = waiting(Delivery.extend)
+
+    def decode(self, model: type[A]) -> A:
+        """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
+        return self.inner.decode(model)
 
     @property
     def batch(self) -> SyncBatch:
@@ -75,6 +82,7 @@ class SyncBatch(Blocking[DeliveredBatch]):
     topic = reading(DeliveredBatch.topic)
     term = reading(DeliveredBatch.term)
     lease_until_ms = reading(DeliveredBatch.lease_until_ms)
+    lease_until = reading(DeliveredBatch.lease_until)
     ids = reading(DeliveredBatch.ids)
     attempts = reading(DeliveredBatch.attempts)
     due_ms = reading(DeliveredBatch.due_ms)
@@ -107,6 +115,7 @@ class SyncConsumer(Blocking[Consumer]):
     """Iterate it for deliveries, `batches()` for batches, or `run(handler)`; in one thread at a time."""
 
     drain = waiting(Consumer.drain)
+    stop_taking = calling(Consumer.stop_taking)
     _batches = each(Consumer.batches)
     _coming: AsyncIterator[Delivery] | None = None
     _pending: asyncio.Task[Delivery | None] | None = None

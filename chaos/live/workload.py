@@ -307,7 +307,7 @@ class Workload:
         try:
             if self._rng.random() < 0.5:
                 self._history.write("cancel", b=number, uid=uid, id=message_id)
-                outcome = await client.cancel(message_id)
+                outcome: str = await client.cancel(message_id)
                 self._history.write("cancelled", b=number, uid=uid, outcome=outcome)
                 if outcome == "CANCELLED":
                     self._consuming.forget(uid)

@@ -1,0 +1,47 @@
+"""How the messages of a group come again after a nack, an error of their handler, or a lease that ran out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tickwheel.client.moments import span_ms_of
+from tickwheel.proto import admin_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExponentialBackoff:
+    """Pauses that grow: `initial` after the first attempt, each further one `factor` times as long, none above
+    `maximum`."""
+
+    initial: timedelta
+    """At least a millisecond."""
+    factor: float = 2.0
+    """1 to 100."""
+    maximum: timedelta
+    jitter: float = 0.0
+    """A pause is longer or shorter by up to this share of it, by chance: 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """A group's own policy. Without `backoff` the pauses are the delay levels from level 3 on."""
+
+    backoff: ExponentialBackoff | None = None
+    attempts_max: int = 0
+    """Deliveries of a message before it is a dead letter, 1 to 255; 0: the cluster's setting, 16 at first."""
+
+    def message(self) -> admin_pb2.RetryPolicy:
+        """The policy as a protobuf message."""
+        policy = admin_pb2.RetryPolicy(attempts_max=self.attempts_max)
+        if self.backoff is not None:
+            policy.exponential.initial_ms = span_ms_of("initial", self.backoff.initial)
+            policy.exponential.factor = self.backoff.factor
+            policy.exponential.max_ms = span_ms_of("maximum", self.backoff.maximum)
+            policy.exponential.jitter = self.backoff.jitter
+        return policy
+
+
+def policy_message(policy: RetryPolicy | admin_pb2.RetryPolicy | None) -> admin_pb2.RetryPolicy | None:
+    """The policy for a node; None stays None."""
+    return policy.message() if isinstance(policy, RetryPolicy) else policy
