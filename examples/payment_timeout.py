@@ -4,15 +4,18 @@ import asyncio
 import sys
 from datetime import timedelta
 
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, CancelOutcome
 
 
 async def main(addresses: str) -> None:
     async with AsyncClient(addresses) as client:
         paid = await client.schedule("order-timeouts", "order 1", delay=timedelta(seconds=30), key="order-1")
         await client.schedule("order-timeouts", "order 2", delay=timedelta(milliseconds=500), key="order-2")
-        # Order 1 is paid. CANCELLED: the timeout will never be delivered. ALREADY_DISPATCHED: it was too late.
-        print("order 1 paid:", await client.cancel(paid.id))
+        # Order 1 is paid before its time-out, and the answer is final.
+        outcome = await client.cancel(paid.id)
+        if outcome is CancelOutcome.ALREADY_DISPATCHED:
+            print("too late: order 1 is being given up")
+        print("order 1 paid:", outcome)
         print("once more:", await client.cancel(paid.id))
         async with client.consumer("orders", "order-timeouts") as consumer:
             async for delivery in consumer:

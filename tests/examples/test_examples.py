@@ -18,6 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
     "quickstart": "received",
     "reminders": "reminded 200",
+    "retries": "dead after 3 attempts: RuntimeError: a bug",
     "payment_timeout": "order 1 paid: CANCELLED\nonce more: CANCELLED\ngiven up: order 2",
     "idempotent_consumer": "balance 35",
     "sync_client": "received dear reader ['paper']",
