@@ -27,7 +27,8 @@ def span_ms_of(field: str, span: timedelta) -> int:
     """A span in milliseconds. Raises RequestRefused, which names `field`, for anything but a timedelta."""
     if not isinstance(span, timedelta):
         raise refused(field, repr(span), "a timedelta, such as timedelta(seconds=5)")
-    return -(-span // MILLISECOND)
+    ms, rest = divmod(span, MILLISECOND)
+    return ms + bool(rest)
 
 
 def moment_of(ms: int) -> datetime:
