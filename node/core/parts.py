@@ -257,15 +257,15 @@ class Parts:
 
     def _all_understand(self, level: int) -> bool:
         """Whether every other member reads a log of a level. For a founder that has said nothing yet, perhaps because
-        it is away, its part in the founding says it."""
-
-        def understands(peer_id: str) -> bool:
-            said = self.sync.understands(level, peer_id)
-            return said if said is not None else level <= FOUNDERS_LOG_LEVEL and bool(self.founding.disk_of(peer_id))
-
-        return all(understands(peer_id) for peer_id in self._peers())
-
-    def _peers(self) -> list[str]:
-        """Every other member, including learners."""
+        it is away, its part in the founding says it. A learner that has said nothing holds nobody up: if it is of an
+        earlier version, it stops at the first entry that it cannot read and says so, as it would where the log had
+        such entries before it came."""
         core = self._core
-        return [member.node_id for member in core.log.members() if member.node_id != core.identity.node_id]
+
+        def understands(peer: Member) -> bool:
+            said = self.sync.understands(level, peer.node_id)
+            if said is not None:
+                return said
+            return peer.learner or (level <= FOUNDERS_LOG_LEVEL and bool(self.founding.disk_of(peer.node_id)))
+
+        return all(understands(member) for member in core.log.members() if member.node_id != core.identity.node_id)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.node.core.test_membership import add
 from tests.node.core.test_when import change, schedule
 from tests.node.core.trio import Node, World, digests
 from tickwheel.node.core.delivery.sync import SyncState
@@ -436,3 +437,19 @@ def test_rows_and_columns_of_the_same_messages_have_one_checksum(
         scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages), **fields), Settings()
     )
     assert other.checksum != in_rows.checksum
+
+
+def test_a_learner_that_has_said_nothing_does_not_hold_checksums_up() -> None:
+    """It was just added, and nobody has heard from it yet. Two programs with one producer id by accident are told all
+    the same; the second one's message was taken for a repeat of the first one's."""
+    world = World(42)
+    master = world.elect()
+    assert master.host is not None
+    core, answers = master.host.core, list[object]()
+    core.serving.start(core.parts.requests.admin(add("n4")), answers.append)
+    master.wake()
+    world.run_until(lambda: bool(answers))
+    assert any(member.learner for member in core.log.members()) and not core.state.states_checksums
+    schedule(master, call(b"x", 1))
+    assert core.state.states_checksums
+    taken(schedule(master, call(b"y", 1)), "sequence")
