@@ -75,7 +75,7 @@ class Operators:
 
     def remove(self, machine: Machine) -> None:
         """Remove a member, and stop its machine once that is certain."""
-        if self.lost not in ("", machine.name):
+        if machine.name in self.removed or self.lost not in ("", machine.name):
             return
         command = AdminCommand(remove_member=RemoveMemberRequest(node_id=machine.name))
 

@@ -115,6 +115,9 @@ class Cluster:
             done(False)
             return
         others = [m.name for m in self._machines if m is not master and not (m.joining and not self._counts(m))]
+        if not others:  # a lost member was removed, and the one in its place does not count yet
+            done(False)
+            return
         asked_ns = self.world.now_ns
 
         def ended(came_about: bool) -> None:

@@ -185,6 +185,15 @@ GOOD: dict[str, Case] = {
             delivered(2_200, 2),
         ],
     ),
+    "leases written late for a disk that hangs beyond the end of its fault": (
+        LeasesWritten,
+        [
+            FaultBegan(1_000 * MS, "#1 hung-disk n1"),
+            FaultEnded(1_500 * MS, "#1 hung-disk n1"),
+            delivered(1_600, 1),
+            delivered(3_800, 2),
+        ],
+    ),
     "after the lease": (FewDuplicates, [began(), delivered(1, 1), delivered(1_001, 1, attempt=2)]),
     "after its session": (
         FewDuplicates,

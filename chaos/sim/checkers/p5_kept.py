@@ -17,6 +17,9 @@ from tickwheel.chaos.sim.world import SECOND
 KEPT_WITHIN_NS = 2 * SECOND
 HARMLESS = frozenset({"kill", "kill-all", "kill-returning", "handover"})
 """Faults that delay no file of a node that runs."""
+HUNG = "hung-disk"
+HUNG_NS_MOST = 4 * SECOND
+"""A disk may hang so long. At the end of a run this fault ends before the disk goes on."""
 
 
 class LeasesWritten(Checker):
@@ -32,7 +35,7 @@ class LeasesWritten(Checker):
         """By node: its first delivery since then."""
         self._faults: set[str] = set()
         self._disturbed_ns = 0
-        """A fault that may delay files ended then."""
+        """Until then at most a fault that has ended may delay files."""
 
     def observe(self, record: Record) -> None:
         match record:
@@ -46,7 +49,8 @@ class LeasesWritten(Checker):
             case FaultEnded():
                 if record.fault in self._faults:
                     self._faults.discard(record.fault)
-                    self._disturbed_ns = record.at_ns
+                    hung_ns = HUNG_NS_MOST if record.fault.split()[1] == HUNG else 0
+                    self._disturbed_ns = max(self._disturbed_ns, record.at_ns + hung_ns)
             case Delivered():
                 self._judge(record.node, record.at_ns)
                 waiting = self._later if record.node in self._gathered else self._owed
