@@ -156,9 +156,7 @@ def test_all_that_is_imported_is_declared(imports: list[Import]) -> None:
     """Each foreign module comes from a distribution that pyproject.toml names, so an installation is complete."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = project["dependencies"] + [
-        line
-        for extra in ("bench", "demo", "payloads", "spark", "testing")
-        for line in project["optional-dependencies"][extra]
+        line for extra in ("bench", "demo", "payloads", "spark") for line in project["optional-dependencies"][extra]
     ]
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
     known = packages_distributions()
