@@ -274,9 +274,16 @@ class Producer:
         self._give_room(batch.bytes)
 
 
+EXACT_MAX = 1 << 53
+"""Floating-point numbers up to this one hold each whole number exactly."""
+
+
 def _column(field: str, values: ArrayLike, kind: str) -> bytes:
     given = np.asarray(values)
-    if given.dtype.kind not in "iu" and given.size:  # numpy would turn fractions and datetimes into some integer
+    whole = given.dtype.kind in "iu"
+    if given.dtype.kind == "f":  # as numpy.ones makes
+        whole = bool(((given == np.floor(given)) & (np.abs(given) <= EXACT_MAX)).all())
+    if not whole and given.size:  # numpy would turn fractions and datetimes into some integer
         raise refused(field, f"an array of {given.dtype}", "an array of whole numbers")
     array: NDArray[np.generic] = np.ascontiguousarray(given, dtype=kind)
     return array.tobytes()

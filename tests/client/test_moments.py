@@ -181,10 +181,13 @@ async def test_columns_take_whole_numbers_only(nodes: list[FakeNode]) -> None:
     import numpy as np
 
     async with AsyncClient(nodes[0].address) as client, client.producer() as producer:
-        wrong: list[Any] = [[1.5], np.array(["2030-01-01"], "datetime64[us]"), [1 << 80], [True]]
+        wrong: list[Any] = [[1.5], np.array(["2030-01-01"], "datetime64[us]"), [1 << 80], [True], [1e300]]
         for due_ms in wrong:
             with pytest.raises(RequestRefused, match="whole numbers"):
                 await producer.schedule_columns("t", due_ms, [1], b"x")
+        due_ms = np.full(2, 1_900_000_000_000.0)
+        receipt = await (await producer.schedule_columns("t", due_ms, np.ones(2), b"xy"))
+        assert len(receipt.ids) == 2
         with pytest.raises(RequestRefused, match="whole numbers"):
             await producer.schedule_many("t", [("soon", b"x")])  # type: ignore[list-item]
 
