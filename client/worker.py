@@ -258,7 +258,9 @@ class Worker:
         self._settle(call, error)
 
     def _ended(self, call: _Call) -> None:
-        """The handler runs no more, or nobody waits for it any more."""
+        """The handler runs no more, or nobody waits for it any more; only the first time."""
+        if call not in self._calls:
+            return
         if call.timer is not None:
             call.timer.cancel()
         self._calls.discard(call)
@@ -283,7 +285,7 @@ class Worker:
         call.timed_out = True
         call.metrics.timed_out += 1
         if call.in_thread:
-            # Nobody can end a thread: the message goes on without it.
+            # A thread cannot be stopped: settle the message now and let the handler run on.
             self._settle(call, self._timeout_error(call))
         elif call.task is not None:
             call.task.cancel()

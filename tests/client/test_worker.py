@@ -219,7 +219,7 @@ async def test_a_handler_beyond_its_time_is_cancelled(nodes: list[FakeNode]) -> 
 
 
 async def test_a_handler_that_ignores_its_cancellation(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its message goes on without it; it keeps its place, and what it returns in the end settles nothing."""
+    """The message is settled while the handler runs on. The handler keeps its place, and its result settles nothing."""
     monkeypatch.setattr("tickwheel.client.worker.CANCEL_S", 0.05)
     may_end = asyncio.Event()
 
@@ -298,6 +298,63 @@ async def test_a_stop_waits_for_what_runs(nodes: list[FakeNode]) -> None:
         second.stop()
         await running
     assert sorted(again) == ["16", "17", "18", "19"]
+
+
+async def test_after_a_stop_places_that_become_free_stay_free(nodes: list[FakeNode]) -> None:
+    """Handlers end one by one: no other begins, and the node hands out nothing for what was settled."""
+    began: list[asyncio.Event] = []
+
+    async def handler(delivery: Delivery) -> None:
+        may_end = asyncio.Event()
+        began.append(may_end)
+        nodes[0].state.poke()
+        await may_end.wait()
+
+    state = nodes[0].state
+    async with AsyncClient(nodes[0].address) as client:
+        for number in range(12):
+            await client.schedule("t", str(number), delay_ms=0)
+        worker = Worker(client, "g", {"t": handler}, concurrency=2, prefetch=2, drain_max=timedelta(minutes=5))
+        running = asyncio.ensure_future(worker.run())
+        await until(nodes, lambda: len(began) == 2 and len({*state.leased, *state.settled}) == 4)
+        worker.stop()
+        for _ in range(10):
+            await asyncio.sleep(0)  # the worker notices
+        for settled in (1, 2):
+            began[settled - 1].set()
+            await until(nodes, lambda settled=settled: acked(nodes) == settled)  # type: ignore[misc]
+        await asyncio.wait_for(running, SOON_S)
+    assert len(began) == 2 and len({*state.leased, *state.settled}) == 4
+
+
+async def test_a_handler_that_ends_after_its_worker_is_counted_once(
+    nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ignored that the worker cancelled it, and was given up."""
+    monkeypatch.setattr("tickwheel.client.worker.CANCEL_S", 0.05)
+    began, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        began.set()
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                asyncio.current_task().uncancel()  # type: ignore[union-attr]
+        ended.set()
+
+    async with AsyncClient(nodes[0].address) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        worker = Worker(client, "g", {"t": handler}, drain_max=timedelta(0))
+        running = asyncio.ensure_future(worker.run())
+        await asyncio.wait_for(began.wait(), SOON_S)
+        worker.stop()
+        await asyncio.wait_for(running, SOON_S)
+        assert worker.running == 0 and worker.metrics.topics["t"].abandoned == 1
+        may_end.set()
+        await asyncio.wait_for(ended.wait(), SOON_S)
+        await asyncio.sleep(0)
+        assert worker.metrics.topics["t"].running == 0 and not nodes[0].settles
 
 
 @pytest.mark.parametrize("how", ["over", "second"])
