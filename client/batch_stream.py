@@ -78,7 +78,6 @@ class BatchStream:
         self._halted = False
         self._refused = False
         self._changed = asyncio.Event()
-        self._closing = False
         self._talking: asyncio.Task[Fault | None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._deadline: Deadline | None = None
@@ -101,7 +100,6 @@ class BatchStream:
 
     async def close(self) -> None:
         """Stop. Batches without an answer end with OutcomeUnknown."""
-        self._closing = True
         self._cluster.unwatch(self)
         running, self._running = self._running, None
         if running is not None:
