@@ -172,7 +172,7 @@ class DeliverySection:
         "staged_bytes_max",
         8 * MIB,
         4 * GIB,
-        "FIFO topics: no more is read ahead for a group once such messages of one topic have this many bytes.",
+        "Bytes of such messages. Beyond that they wait on disk; one larger message is still read.",
     )
     batch_messages_max: int = fields.core_number(
         "batch_messages_max", 1, 10_000, "Messages in one batch to a consumer."

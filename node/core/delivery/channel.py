@@ -2,7 +2,8 @@
 
 A channel reads ahead. It claims positions in order, fetches their units and records (from memory if they
 were dispatched just now, else by jobs in a worker) and prefetches them. A prefetched message leaves to a
-consumer when it is due and a consumer has credit. Returned messages go first.
+consumer when it is due and a consumer has credit. Returned messages go first. Records are read as far as
+`staged_bytes_max` has room, at least one at a time; messages beyond that are parked, with their units, until some left.
 
 A channel is soft state: the subscription in the replicated state records which messages are settled, and a
 new master builds new channels.
@@ -30,7 +31,7 @@ UNREAD_MAX = 1_000
 """Messages of one channel whose records cannot be read. A channel with this many claims nothing more."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Prefetched:
     """Messages on their way to a consumer. `records` is None until they are read. All arrays have one element for
     each message."""
@@ -46,6 +47,10 @@ class Prefetched:
     taken: int = 0
     """How many messages, from the first on, have left."""
     failed: str = ""
+    parked: bool = False
+    """The units are known, and there was no room for the records yet."""
+    bytes: int = 0
+    """Of the records that were read or are being read and have not left."""
     kept: NDArray[np.bool_] | None = None
     """Set if some messages were removed with their hour during the read: True for each message that remains."""
 
@@ -106,6 +111,10 @@ class Channel:
     _held: set[int] = field(default_factory=set)
     _fetching: int = 0
     _prefetched_count: int = 0
+    _parked: int = 0
+    """How many Prefetched are parked."""
+    _bytes: int = 0
+    """Of all records that were read or are being read and have not left."""
     _unread: dict[int, int] = field(default_factory=dict)
     """Positions withheld because their records cannot be read -> their attempt (record_repair.py)."""
 
@@ -158,8 +167,9 @@ class Channel:
         """Claim and fetch until `demand` messages are prefetched, within the channel's limits. `ready_count`: length of
         the topic's ready queue."""
         config = self.config
+        self._resume()
         wanted = min(demand, config.staged_messages_max) - self._prefetched_count
-        if wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
+        if self._parked or wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
             return
         wanted -= self._claim_returned(wanted)
         while wanted > 0 and self._fetching < FETCHES_MAX and self.next_position < ready_count:
@@ -179,6 +189,61 @@ class Channel:
             if len(positions):
                 self._start(self._prefetched, positions, ids, attempts)
                 wanted -= len(positions)
+
+    @property
+    def _bytes_ahead(self) -> int:
+        return self._bytes
+
+    def admit(self, prefetched: Prefetched) -> bool:
+        """The units of a fetch are known: keep as many messages as there is room for, and park the others. False: there
+        is no room at all, and nothing is to be read."""
+        assert prefetched.units is not None
+        ends = np.cumsum(prefetched.units["size"], dtype=np.int64)
+        room = self.config.staged_bytes_max - self._bytes_ahead
+        fit = int(np.searchsorted(ends, room, "right"))
+        if not fit and not self._bytes_ahead:
+            fit = 1  # larger than all of the room
+        if not fit:
+            self._fetching -= 1
+            prefetched.parked = True
+            self._parked += 1
+            return False
+        if fit < len(ends):
+            queue = self._urgent if prefetched in self._urgent else self._prefetched
+            tail = Prefetched(
+                prefetched.positions[fit:],
+                prefetched.ids[fit:],
+                prefetched.attempts[fit:],
+                prefetched.due_ms[fit:],
+                units=prefetched.units[fit:],
+                parked=True,
+            )
+            queue.insert(queue.index(prefetched) + 1, tail)
+            self._parked += 1
+            prefetched.positions, prefetched.ids = prefetched.positions[:fit], prefetched.ids[:fit]
+            prefetched.attempts, prefetched.due_ms = prefetched.attempts[:fit], prefetched.due_ms[:fit]
+            prefetched.units = prefetched.units[:fit]
+        self._account(prefetched, int(ends[fit - 1]))
+        return True
+
+    def _account(self, prefetched: Prefetched, size: int) -> None:
+        """Records of `size` bytes of this Prefetched are read or being read, and have not left."""
+        self._bytes += size - prefetched.bytes
+        prefetched.bytes = size
+
+    def _resume(self) -> None:
+        """Read the first parked messages if there is room by now."""
+        for queue in (self._urgent, self._prefetched) if self._parked else ():
+            for prefetched in queue:
+                if self._fetching >= FETCHES_MAX or self._bytes_ahead >= self.config.staged_bytes_max:
+                    return
+                if prefetched.parked:
+                    prefetched.parked = False
+                    self._parked -= 1
+                    if not prefetched.failed:
+                        self._fetching += 1
+                        self.fetch(self, prefetched)
+                        return  # the next ones once it is known how much of it has room
 
     def push(self, first_position: int, units: Units, credits: int) -> bool:
         """Prefetch units ahead of the dispatch that will bring them. False: they come after the dispatch."""
@@ -245,6 +310,7 @@ class Channel:
         meanwhile, the rest is fetched again."""
         if prefetched.kept is not None:
             keep, prefetched.kept = prefetched.kept, None
+            self._account(prefetched, 0)
             self._prefetched_count -= int(np.count_nonzero(~keep))
             prefetched.positions, prefetched.ids = prefetched.positions[keep], prefetched.ids[keep]
             prefetched.attempts = prefetched.attempts[keep]
@@ -274,6 +340,7 @@ class Channel:
             prefetched.ids[rows],
             prefetched.attempts[rows],
         )
+        self._account(prefetched, sum(len(record) for record in records if record is not None))
         if rows:
             prefetched.units, prefetched.records = units[rows], [record for record in records if record is not None]
         else:
@@ -295,6 +362,7 @@ class Channel:
         )
         self._urgent.append(prefetched)
         self._prefetched_count += 1
+        self._account(prefetched, len(record))
 
     def forsake(self, position: int) -> None:
         """Stop withholding a message: it is settled or gone."""
@@ -339,8 +407,7 @@ class Channel:
             while queue:
                 head = queue[0]
                 if head.failed:
-                    queue.popleft()
-                    self._prefetched_count -= head.count
+                    self._drop_head(queue)
                     continue
                 if head.records is None:
                     break
@@ -358,10 +425,18 @@ class Channel:
                 self.pace.used = True
                 head.taken = first + count
                 self._prefetched_count -= count
+                self._account(head, int(head.ends[-1] - head.ends[first + count - 1]))
                 if head.count == 0:
                     queue.popleft()
                 return head, first, first + count
         return None
+
+    def _drop_head(self, queue: deque[Prefetched]) -> Prefetched:
+        head = queue.popleft()
+        self._prefetched_count -= head.count
+        self._parked -= head.parked
+        self._account(head, 0)
+        return head
 
     def _join(self, head: Prefetched, now_ms: int, limit: int) -> None:
         """Join the queue's next Prefetched into its first if both have due messages: they leave in one batch instead
@@ -382,6 +457,7 @@ class Channel:
             head.records = head.records[head.taken :] + behind.records[behind.taken :]
             head.ends = np.cumsum(head.units["size"], dtype=np.int64)
             head.taken = 0
+            head.bytes += behind.bytes
             del queue[1]
 
     def _fitting(self, prefetched: Prefetched, first: int) -> int:

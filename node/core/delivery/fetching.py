@@ -55,7 +55,7 @@ class Fetching:
         if not self._claims:
             return
         claims, self._claims = self._claims, []
-        with_units = [claim for claim in claims if claim[1].units is not None]
+        with_units = [(channel, one) for channel, one in claims if one.units is not None and channel.admit(one)]
         without = [claim for claim in claims if claim[1].units is None]
         for some in (with_units, without):
             for together in _in_pieces(some):
@@ -95,13 +95,19 @@ class Fetching:
                 count = len(prefetched.positions)
                 prefetched.units = units[at : at + count]
                 at += count
-            self._background.read_records(units, records_read)
+            self._read_admitted(claims)
 
         known = [prefetched.units for _, prefetched in claims if prefetched.units is not None]
         if known:
             self._background.read_records(join_units(known), records_read)
         else:
             self._background.read_units(np.concatenate([prefetched.ids for _, prefetched in claims]), units_found)
+
+    def _read_admitted(self, claims: Sequence[_Claim]) -> None:
+        """The units are known: read the records for which the channels have room."""
+        admitted = [(channel, prefetched) for channel, prefetched in claims if channel.admit(prefetched)]
+        if admitted:
+            self._read(admitted)
 
     def _read_one(self, channel: Channel, prefetched: Prefetched) -> None:
         mastership = self._mastership
@@ -146,7 +152,7 @@ class Fetching:
                 records_read(None, error)
                 return
             prefetched.units = units
-            self._background.read_records(units, records_read)
+            self._read_admitted([(channel, prefetched)])
 
         if prefetched.units is not None:
             self._background.read_records(prefetched.units, records_read)

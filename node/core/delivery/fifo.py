@@ -101,6 +101,10 @@ class FifoChannel(Channel):
         """As in Channel. A settlement or the end of a pause frees a lane, so every unsettled message counts."""
         return bool(self.subscription.backlog) or not self.idle_at(ready_count)
 
+    @property
+    def _bytes_ahead(self) -> int:
+        return self._bytes + self._ahead_bytes
+
     def push(self, first_position: int, units: Units, credits: int) -> bool:
         """Always False: a message has no place in its lane before its dispatch."""
         return False
@@ -119,10 +123,12 @@ class FifoChannel(Channel):
         if demand <= 0:
             return
         self._sort()
+        self._resume()
         while (
             self._fetching < FETCHES_MAX
+            and not self._parked
             and self.next_position < ready_count
-            and self._ahead_bytes < self.config.staged_bytes_max
+            and self._bytes_ahead < self.config.staged_bytes_max
             and (wanted := AHEAD_MAX - self._ahead - self._prefetched_count) > 0
         ):
             limit = min(wanted, self.config.batch_messages_max)
@@ -136,8 +142,7 @@ class FifoChannel(Channel):
     def _sort(self) -> None:
         """Sort the messages that were read into their lanes, in order."""
         while self._prefetched and (self._prefetched[0].failed or self._prefetched[0].records is not None):
-            prefetched = self._prefetched.popleft()
-            self._prefetched_count -= prefetched.count
+            prefetched = self._drop_head(self._prefetched)
             if prefetched.failed or prefetched.records is None or prefetched.units is None:
                 continue
             meta_sizes = prefetched.units["meta_size"].tolist()
