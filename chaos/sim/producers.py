@@ -93,6 +93,7 @@ class Producers:
         machine = self._wires.machine(producer.target)
         self._history.add(ScheduleSent(self._world.now_ns, producer.name, sequence, machine.name, producer.rows))
         batch = self._batch(producer)
+        batch.connection = producer.name
         relative = tuple(row.uid for row in producer.rows if row.due_ms is None)
 
         def taken(core: NodeCore) -> None:

@@ -125,6 +125,7 @@ class Stewards:
             for _ in range(self._rng.choice((1, FEW, 20)))
         )
         batch = labelled_batch(f"steward-{self._wires.number()}", 1, rows)
+        batch.connection = "steward"
         machine = self._wires.machine(self._rng.randrange(3))
         if len(rows) == FEW:
             self._wires.call(machine, lambda core: one_by_one(core, rows))
@@ -175,5 +176,5 @@ def one_by_one(core: NodeCore, rows: Sequence[Row]) -> None:
 
     for row in rows:
         message = intake.Row(row.topic, intake.KIND_DUE, row.due_ms or 0, UID.pack(row.uid))
-        caller = RowCaller(partial(note, row.uid), partial(note, row.uid))
+        caller = RowCaller(partial(note, row.uid), partial(note, row.uid), "steward")
         core.parts.requests.schedule_row(message, "", "", caller)

@@ -27,6 +27,7 @@ class _Program:
     id: str
     owner: str
     """Name given to the cluster; empty: the program does not identify itself."""
+    connection: str
     sequence: int = 1
     rows: tuple[Row, ...] = ()
     asked: int = 0
@@ -43,7 +44,9 @@ class Twins:
         self._history = wires.history
         self._rng = wires.world.stream("clients/twins")
         owned = IDS[1]
-        self._programs = [_Program(id, f"{id}/{side}" if id == owned else "") for id in IDS for side in range(2)]
+        self._programs = [
+            _Program(id, f"{id}/{side}" if id == owned else "", f"{id}-{side}") for id in IDS for side in range(2)
+        ]
 
     def start(self) -> None:
         for program in self._programs:
@@ -69,7 +72,7 @@ class Twins:
         id, sequence, rows = program.id, program.sequence, program.rows
         self._history.add(ScheduleSent(self._world.now_ns, id, sequence, machine.name, rows))
         batch = plain_batch(id, sequence, rows)
-        batch.owner = program.owner
+        batch.owner, batch.connection = program.owner, program.connection
 
         def answered(outcome: BatchOutcome | Failure) -> None:
             if self._rng.random() < 0.9:  # else the answer is lost on the way

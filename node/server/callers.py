@@ -32,6 +32,8 @@ class CallingContext(AuthenticatedContext, Protocol):
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
+    def peer(self) -> str: ...
+
 
 def right_required(right: int, kind: str, name: str) -> Failure:
     """The refusal of a user that lacks `right`. `kind`: topic or group; empty: the whole cluster."""
@@ -56,6 +58,8 @@ class Caller:
     sha256: bytes = b""
     """Hash of its token; empty without one."""
     now_ms: Callable[[], int] = lambda: 0
+    connection: str = ""
+    """Address and port of its end of the connection."""
 
     @property
     def free(self) -> bool:
@@ -154,24 +158,24 @@ class Callers:
 
     def of(self, context: CallingContext, needed: Permission) -> Caller | Failure:
         """The caller, or the refusal of any call of it. `needed` is checked only while rights are off."""
-        control = self._control()
+        control, connection = self._control(), context.peer()
         certified = self._access.name_of(context)
         if not self._enforced():
             refusal = self._access.refusal(context, needed)
             by = "certificate" if certified else "none"
-            return refusal or Caller(certified, by, False, control, self._enforced)
+            return refusal or Caller(certified, by, False, control, self._enforced, connection=connection)
         secret = _bearer(context)
         if secret:
             sha256 = hashlib.sha256(secret.encode()).digest() if len(secret) <= SECRET_LENGTH_MAX else b""
             user = control.bearer(sha256, self._now_ms())
             if user is None:
                 return unauthenticated("the token is not known, was revoked, or has expired")
-            return Caller(user.name, "token", False, control, self._enforced, sha256, self._now_ms)
+            return Caller(user.name, "token", False, control, self._enforced, sha256, self._now_ms, connection)
         if self._access.refusal(context, Permission.ADMIN) is None and self._access.certifies:
-            return Caller(certified, "certificate", True, control, self._enforced)
+            return Caller(certified, "certificate", True, control, self._enforced, connection=connection)
         if certified and control.user(certified) is not None:
             refusal = self._access.refusal(context, Permission.CLIENT)
-            return refusal or Caller(certified, "certificate", False, control, self._enforced)
+            return refusal or Caller(certified, "certificate", False, control, self._enforced, connection=connection)
         if certified:
             return unauthenticated(f"no user is named {certified[:127]}, as the certificate is")
         return unauthenticated("this cluster needs a token (authorization: Bearer ...) or a certificate of a user")

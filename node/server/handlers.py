@@ -136,7 +136,7 @@ def schedule(
 
     row = row_of(request, core.state.settings)
     if row is not None:
-        mine, client, whom = row, caller.name or request.client_name, RowCaller(placed, answer)
+        mine, client, whom = row, caller.name or request.client_name, RowCaller(placed, answer, caller.connection)
         node.calls.begin(lambda core, _: core.parts.requests.schedule_row(mine, client, caller.actor, whom), answer)
         return
     try:

@@ -2,7 +2,8 @@
 
 A stream reads no further while `stream_batches_max` batches are in work, or ROWS_A_BATCH times as many small ones of
 one message: the client's flow control window then fills, so memory stays bounded. Neither does it while the node's
-queue is crowded: streams are held back where other requests are refused. One writer sends the receipts in the
+queue is half full and the stream's connection has its share of that: streams are held back where other requests are
+refused. One writer sends the receipts in the
 order of the batches, all that are ready with one write.
 A batch of one message without a producer id is joined with others (joining.py).
 """
@@ -20,7 +21,7 @@ import numpy as np
 
 from tickwheel.node.core.schedule.intake import KIND_DUE, KIND_LEVEL, IncomingBatch, Row, from_batch, row_of
 from tickwheel.node.core.schedule.joining import RowCaller
-from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.core.schedule.publisher import ROWS, BatchOutcome
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, owner_of
@@ -72,6 +73,7 @@ def state_caller(batch: IncomingBatch, caller: Caller, producer_owner: str) -> N
     """Note in a batch who sends it."""
     batch.client = caller.name or batch.client
     batch.actor = caller.actor
+    batch.connection = caller.connection
     batch.owner = owner_of(caller.name, producer_owner)
 
 
@@ -180,19 +182,20 @@ class ScheduleStreams:
                         raise
                     self._refuse(error.message, error.failure, line.take_place(), line)
                 else:
-                    await self._wait_for_intake()
-                    self._take(batch, line, caller)
+                    row = row_of(batch, self._calls.core.state.settings)
+                    await self._wait_for_intake(caller.connection if row is None else ROWS)
+                    self._take(batch, row, line, caller)
                 await line.wait_for_room()
         finally:
             line.end()
 
-    async def _wait_for_intake(self) -> None:
+    async def _wait_for_intake(self, flow: str) -> None:
         """Wait while the node's queue is crowded. One stream after the other is let in: all at once would fill it."""
-        crowded = self._turn.locked()
+        crowded = False
 
         def look() -> None:
             nonlocal crowded
-            crowded = crowded or self._calls.core.parts.publisher.crowded
+            crowded = self._calls.core.parts.publisher.crowded(flow)
 
         self._calls.serve(lambda failure: None, look)
         if not crowded:
@@ -217,9 +220,8 @@ class ScheduleStreams:
         told = self._calls.core.parts.senders.told(Sender(request.producer_id, request.sequence), failure)
         line.fill(place, scheduler_pb2.BatchReceipt(sequence=request.sequence, error=serialized_status(told)))
 
-    def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, caller: Caller) -> None:
+    def _take(self, request: scheduler_pb2.ScheduleBatch, row: Row | None, line: ReceiptLine, caller: Caller) -> None:
         core, sequence = self._calls.core, request.sequence
-        row = row_of(request, core.state.settings)
         if row is not None:
             place = line.take_place(min(ROWS_A_BATCH, 1 + len(row.payload) // ROW_BYTES))
             self._take_row(row, request, place, line, caller)
@@ -265,5 +267,5 @@ class ScheduleStreams:
         if refusal is not None:
             fail(refusal)
             return
-        client, whom = caller.name or request.client_name, RowCaller(placed, fail)
+        client, whom = caller.name or request.client_name, RowCaller(placed, fail, caller.connection)
         self._calls.begin(lambda core, _: core.parts.requests.schedule_row(row, client, caller.actor, whom), fail)

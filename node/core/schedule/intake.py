@@ -70,6 +70,8 @@ class IncomingBatch:
     """Name that the client gave itself, for quotas."""
     actor: str = ""
     """The authenticated user while rights are on. Topics that the request creates belong to this user."""
+    connection: str = ""
+    """By which it came: the connections of a node have equal shares of its queue. Empty: by none, as the node's own."""
     checksum: int | None = None
     """`checksum_of` the content. None: the request has no producer id, so no sequence is at stake."""
     owner: str = ""

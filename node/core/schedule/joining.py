@@ -23,11 +23,13 @@ ROW_BYTES = 32
 
 
 class RowCaller(NamedTuple):
-    """The callbacks of a row's caller. Exactly one of them is called, unless `fail` also tells of a later mistake."""
+    """The caller of a row. Exactly one callback is called, unless `fail` also tells of a later mistake."""
 
     placed: Callable[[int, int, int, int], None]
     """Gets id, due time (ms), delay level and that level's delay (ms); 0 and 0: no level was asked for."""
     fail: Callable[[Failure], None]
+    connection: str = ""
+    """As in `IncomingBatch`."""
 
 
 class JoinedRows:

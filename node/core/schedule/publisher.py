@@ -1,11 +1,11 @@
-"""The path of a schedule request into the log: it waits in order, gets topics and due times, becomes a publish.
+"""The path of a schedule request into the log: it waits for its turn, gets topics and due times, becomes a publish.
 
-Owns the bounded queue of accepted requests. Requests are served in order of arrival, so that a
-producer's sequences stay in order. A request that needs a new topic waits until the topic has been
+Owns the bounded queue of accepted requests. Connections have equal shares of it (fair_queue.py); the requests of one
+connection, and those of one producer, keep their order. A request that needs a new topic waits until the topic has been
 created through the log, and all requests behind it wait too.
 
-Messages that come one by one wait together (joining.py). They keep the order of arrival within their topic. Each is
-judged, refused and answered by itself; only the columns and the log have them as one request.
+Messages that come one by one wait together (joining.py), whatever connections they came by, and have one share
+together. Each is judged, refused and answered by itself; only the columns and the log have them as one request.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Done
 from tickwheel.node.core.schedule.creations import Creations
+from tickwheel.node.core.schedule.fair_queue import FairQueue, Waiting
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, Row
 from tickwheel.node.core.schedule.joining import ROW_BYTES, JoinedRows, RowCaller
@@ -41,6 +42,8 @@ from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish
 from tickwheel.proto.scheduler_pb2 import RescheduleOutcome
 
 EMPTY = b""
+ROWS = "rows"
+"""The flow of the messages that wait together."""
 BUFFERS_ACCEPTED_MAX = 2
 """A master refuses schedules once unmerged messages fill this many arrival buffers."""
 REFUSALS_MAX = 64
@@ -127,11 +130,9 @@ class Publisher(Part):
         self._senders = senders
         self._flow = flow
         self._disk_room = disk_room
-        self._queue: deque[_Request | JoinedRows] = deque()
-        self._queue_bytes = 0
-        self._queue_requests = 0
-        self._open: dict[str, JoinedRows] = {}
-        """Topic -> rows in the queue that its next row may join: nothing of the topic waits behind them."""
+        self._queue: FairQueue[_Request | JoinedRows] = FairQueue()
+        self._open: dict[str, tuple[JoinedRows, int]] = {}
+        """Topic -> rows in the queue that its next row may join, and their tag."""
         self._creating: set[str] = set()
         self._outside: deque[Promise[None]] = deque()
         """Streams that wait for room in the queue."""
@@ -143,24 +144,36 @@ class Publisher(Part):
     @property
     def waiting(self) -> int:
         """Accepted requests that are not yet proposed."""
-        return self._queue_requests
+        return self._queue.all.requests
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes of the accepted requests that are not yet proposed; 0: there are none."""
-        return self._queue_bytes
+        return self._queue.all.bytes
 
-    @property
-    def crowded(self) -> bool:
-        """The queue is half full: who can wait, as streams can, waits (`room`) rather than be refused."""
+    def crowded(self, flow: str) -> bool:
+        """Whether a caller that can wait, as a stream can, should wait (`room`) rather than be refused: the queue is
+        half full and its flow has its share of that half, or little is left for anybody."""
+        return (self._filled(2) and self._over(flow, 2)) or self._filled(3)
+
+    def _filled(self, quarters: int) -> bool:
+        """Whether so much of the queue is taken."""
+        return self._reaches(self._queue.all, quarters)
+
+    def _over(self, flow: str, quarters: int) -> bool:
+        """Whether a flow takes its share, or more, of so much of the queue."""
+        return self._reaches(self._queue.of(flow), quarters, self._queue.flows)
+
+    def _reaches(self, waiting: Waiting, quarters: int, flows: int = 1) -> bool:
         config = self._config
         return (
-            2 * self._queue_requests >= config.intake_requests_max or 2 * self._queue_bytes >= config.intake_bytes_max
+            4 * flows * waiting.requests >= quarters * config.intake_requests_max
+            or 4 * flows * waiting.bytes >= quarters * config.intake_bytes_max
         )
 
     async def room(self) -> None:
-        """Wait while the queue is crowded; not for ever, since callers that do not wait could keep it so."""
-        if self.crowded:
+        """Wait while the queue is half full; not for ever, since callers that do not wait could keep it so."""
+        if self._filled(2):
             promise: Promise[None] = Promise()
             self._outside.append(promise)
             await promise
@@ -173,7 +186,7 @@ class Publisher(Part):
     def tick(self, now: Now) -> None:
         if not self._outside:
             self._let_in_ms = 0
-        elif not self.crowded:
+        elif not self._filled(2):
             self._let_in()
         elif not self._let_in_ms:
             self._let_in_ms = now.steady_ms + ROOM_WAIT_MS
@@ -187,63 +200,72 @@ class Publisher(Part):
 
     def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
         """Queue a request. Refuse it at once if the disk, the arrival buffers or the queue are full."""
-        size = batch.bytes
-        refusal = self._refusal(size)
+        size, flow = batch.bytes, batch.connection
+        refusal = self._refusal(size, flow)
         if refusal is not None:
             answer(refusal)
             return
-        for topic in batch.topics if self._open else ():
-            self._open.pop(topic, None)
         serving = self._proposer.serving
-        self._queue.append(_Request(batch, serving.bound(answer), size, serving.caller))
-        self._note_queued(size)
+        producer = (f"producer {batch.producer_id}",) if batch.producer_id else ()
+        self._queue.put(_Request(batch, serving.bound(answer), size, serving.caller), flow, (flow, *producer))
 
     def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
         """Queue a message that may be joined with others; refused like a request. `client` and `actor` as in
         `IncomingBatch`."""
-        size = len(row.payload) + ROW_BYTES
-        refusal = self._refusal(size)
+        size, connection = len(row.payload) + ROW_BYTES, caller.connection
+        refusal = self._refusal(size, ROWS)
         if refusal is not None:
             caller.fail(refusal)
             return
-        rows = self._open.get(row.topic)
-        if rows is None or not rows.takes(row, client, actor):
-            rows = self._open[row.topic] = JoinedRows(row.topic, row.kind, client, actor)
-            self._queue.append(rows)
+        rows, tag = self._open.get(row.topic, (None, 0))
+        if rows is not None and rows.takes(row, client, actor) and self._queue.may_grow(tag, connection):
+            rows.add(row.when, row.payload, caller)
+            self._queue.grow(tag, ROWS, connection, size)
+            return
+        rows = JoinedRows(row.topic, row.kind, client, actor)
         rows.add(row.when, row.payload, caller)
-        self._note_queued(size)
+        if self._queue.of(connection).requests:
+            # Behind what this connection has waiting, where those of others would wait for nothing.
+            self._queue.put(rows, connection, (connection,))
+        else:
+            self._open[row.topic] = rows, self._queue.put(rows, ROWS, (connection,))
 
-    def _refusal(self, size: int) -> Failure | None:
-        """Why a request of `size` bytes cannot be queued."""
+    def _refusal(self, size: int, flow: str) -> Failure | None:
+        """Why a request of `size` bytes cannot be queued. Once the queue is three quarters full, the rest is kept for
+        flows that have less than their share."""
         config = self._config
         refusal = self._disk_room.refusal()
         if refusal is not None:
             return refusal
         if self.arrivals_full():
             return limit_reached("wheel.buffer_bytes_max", config.buffer_bytes_max, MERGE_HINT_MS)
-        if self._queue_bytes + size > config.intake_bytes_max and self._queue:
+        queue = self._queue
+        if queue.all.bytes + size > config.intake_bytes_max and queue:
             return limit_reached("intake_bytes", config.intake_bytes_max)
-        if self._queue_requests >= config.intake_requests_max:
+        if queue.all.requests >= config.intake_requests_max:
             return limit_reached("intake_requests", config.intake_requests_max)
+        if self._filled(3):
+            own, flows = queue.of(flow), queue.flows
+            if own.bytes * flows >= config.intake_bytes_max:
+                return limit_reached("intake_bytes", config.intake_bytes_max // flows)
+            if own.requests * flows >= config.intake_requests_max:
+                return limit_reached("intake_requests", config.intake_requests_max // flows)
         return None
-
-    def _note_queued(self, size: int) -> None:
-        self._queue_requests += 1
-        self._queue_bytes += size
 
     def _next(self) -> _Request | JoinedRows:
         """Take the first of the queue."""
-        item = self._queue.popleft()
-        self._queue_bytes -= item.bytes
-        self._queue_requests -= len(item)
-        if isinstance(item, JoinedRows) and self._open.get(item.topic) is item:
-            del self._open[item.topic]
+        item = self._queue.pop()
+        self._close(item)
         return item
+
+    def _close(self, item: _Request | JoinedRows) -> None:
+        """No more rows may join an item."""
+        if isinstance(item, JoinedRows) and self._open.get(item.topic, (None, 0))[0] is item:
+            del self._open[item.topic]
 
     def end(self, failure: Failure) -> None:
         """Answer all waiting requests with `failure`. None was proposed, so clients can safely send them elsewhere."""
-        queue, self._queue = self._queue, deque()
-        self._queue_bytes = self._queue_requests = 0
+        queue = self._queue.remove(lambda item: True)
         self._open.clear()
         self._creating.clear()
         for item in queue:
@@ -256,7 +278,7 @@ class Publisher(Part):
     def wait_ms(self, now: Now) -> int | None:
         """None; 0 if requests wait although the last publish had room for none of them, or somebody for room that is
         there; or until one of those who wait is let in."""
-        if (self.cut_short and self._queue and self._proposer.window.open) or (self._outside and not self.crowded):
+        if (self.cut_short and self._queue and self._proposer.window.open) or (self._outside and not self._filled(2)):
             return 0
         return self._let_in_ms - now.steady_ms if self._outside and self._let_in_ms else None
 
@@ -269,8 +291,8 @@ class Publisher(Part):
         now_ms = self._clock.now_ms()
         refused = 0
         self.cut_short = False
-        while self._queue and (not taken or size + self._queue[0].bytes <= bytes_max):
-            if not self._topics_known(self._queue[0]):
+        while self._queue and (not taken or size + self._queue.head.bytes <= bytes_max):
+            if not self._topics_known(self._queue.head):
                 break
             item = self._next()
             judged = self._judge_rows(item, now_ms) if isinstance(item, JoinedRows) else self._judge(item, now_ms)
@@ -408,12 +430,8 @@ class Publisher(Part):
         self._refuse(item, failure)
 
     def _refuse_topic(self, name: str, failure: Failure) -> None:
-        refused = [item for item in self._queue if name in item.topics]
-        self._queue = deque(item for item in self._queue if name not in item.topics)
-        self._queue_bytes -= sum(item.bytes for item in refused)
-        self._queue_requests -= sum(map(len, refused))
         self._open.pop(name, None)
-        for item in refused:
+        for item in self._queue.remove(lambda item: name in item.topics):
             self._refuse(item, failure)
 
     def _too_far(self, batch: IncomingBatch, now_ms: int) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.node.core.trio import World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.schedule.intake import from_batch, row_of
-from tickwheel.node.core.schedule.publisher import AppliedLevels, BatchOutcome
+from tickwheel.node.core.schedule.publisher import ROWS, AppliedLevels, BatchOutcome
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.schedule_stream import (
@@ -169,7 +169,7 @@ async def test_streams_that_come_and_go_while_the_queue_is_crowded_leave_nothing
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert core.parts.publisher.crowded and len(core.parts.publisher._outside) == 1
+    assert core.parts.publisher.crowded(ROWS) and len(core.parts.publisher._outside) == 1
     master.wake()
     context = Context()
     task = asyncio.ensure_future(streams.serve(requests(), EVERYBODY, cast(Any, context)))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from tests.node.core.test_serving import core_of
 from tests.node.core.trio import World
+from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.schedule.intake import KIND_DUE, Row
-from tickwheel.node.core.schedule.joining import RowCaller
-from tickwheel.node.core.schedule.publisher import ROOM_WAIT_MS
+from tickwheel.node.core.schedule.intake import KIND_DUE, Row, batch_of_rows
+from tickwheel.node.core.schedule.joining import ROW_BYTES, RowCaller
+from tickwheel.node.core.schedule.publisher import ROOM_WAIT_MS, ROWS
+from tickwheel.node.failure import Failure
+from tickwheel.proto import common_pb2 as pb
 from tickwheel.wheel.units import HOUR_MS
 
 
@@ -32,7 +38,7 @@ def test_who_waits_for_room_gets_in_though_the_queue_stays_crowded() -> None:
     publisher = core.parts.publisher
     core.proposer.window.bytes = 0
     schedule_rows(core, core.config.intake_requests_max // 2, world.now_ms + HOUR_MS)
-    assert publisher.crowded
+    assert publisher.crowded(ROWS)
     told: list[Any] = []
     for _ in range(2):
         core.serving.start(publisher.room(), told.append)
@@ -40,7 +46,7 @@ def test_who_waits_for_room_gets_in_though_the_queue_stays_crowded() -> None:
     world.run(ROOM_WAIT_MS // 2)
     assert not told
     world.run(ROOM_WAIT_MS)
-    assert publisher.crowded and told == [None]
+    assert publisher.crowded(ROWS) and told == [None]
 
 
 def test_nothing_turns_at_once_while_schedules_may_not_leave() -> None:
@@ -63,3 +69,83 @@ def test_nothing_turns_at_once_while_schedules_may_not_leave() -> None:
     assert publisher.wait_ms(now) == 0
     core.proposer.window.bytes = 0
     assert publisher.wait_ms(now) is None
+
+
+def flood(core: NodeCore, connection: str, count: int, due_ms: int, size: int = 1_000) -> list[Any]:
+    """Requests of one connection, of `size` bytes each; what they are told."""
+    told: list[Any] = []
+    for _ in range(count):
+        batch = batch_of_rows("t", KIND_DUE, [due_ms], [bytes(size - ROW_BYTES)])
+        batch.connection = connection
+        core.parts.requests.schedule(batch, told.append)
+    return told
+
+
+def held_back() -> tuple[World, NodeCore]:
+    """A master with the topic t whose schedules may not leave, with room for 64 requests of any size."""
+    config = replace(CoreConfig(), segment_bytes=1 << 20, intake_requests_max=64)
+    world = World(6, config=config)
+    master = world.elect()
+    core = core_of(master)
+    schedule_rows(core, 1, world.now_ms + HOUR_MS)
+    master.wake()
+    world.run(200)
+    assert core.state.topic_id("t") is not None and not core.parts.publisher.waiting
+    core.proposer.window.bytes = 0
+    return world, core
+
+
+def test_a_connection_with_much_waiting_does_not_hold_up_the_others() -> None:
+    """A message by a call of its own, and a batch of another connection, are in the next entry though a flood came
+    first. The flood keeps its order."""
+    world, core = held_back()
+    due_ms = world.now_ms + HOUR_MS
+    flood(core, "flood", 40, due_ms, 10_000)
+    flood(core, "other", 1, due_ms, 500)
+    told: list[Any] = []
+    caller = RowCaller(lambda *placed: None, told.append, "third")
+    core.parts.requests.schedule_row(Row("t", KIND_DUE, due_ms, b"single"), "", "", caller)
+    taken = core.parts.publisher.take(25_000)
+    assert taken is not None
+    sizes = np.frombuffer(taken[0].publish.sizes, "<u4").tolist()
+    assert sizes == [6, 500 - ROW_BYTES, 10_000 - ROW_BYTES, 10_000 - ROW_BYTES]
+
+
+def test_a_connection_keeps_the_order_of_single_messages_and_batches() -> None:
+    """Its single messages do not join those of others in front of its own batch, nor does the batch pass them."""
+    world, core = held_back()
+    due_ms = world.now_ms + HOUR_MS
+
+    def single(text: bytes, connection: str) -> None:
+        caller = RowCaller(lambda *placed: None, lambda failure: None, connection)
+        core.parts.requests.schedule_row(Row("t", KIND_DUE, due_ms, text), "", "", caller)
+
+    single(b"1", "a")
+    flood(core, "a", 1, due_ms, 5_000)
+    single(b"22", "b")
+    single(b"333", "a")
+    single(b"4444", "b")
+    taken = core.parts.publisher.take(1 << 20)
+    assert taken is not None
+    assert np.frombuffer(taken[0].publish.sizes, "<u4").tolist() == [1, 2, 4, 5_000 - ROW_BYTES, 3]
+
+
+def test_what_is_left_of_a_queue_is_for_those_who_have_less_than_their_share() -> None:
+    """A connection that fills the queue is refused before it is full. Others are not, and streams of theirs need not
+    wait while it is half full."""
+    world, core = held_back()
+    due_ms, publisher = world.now_ms + HOUR_MS, core.parts.publisher
+    flood(core, "other", 1, due_ms)
+    assert not any(isinstance(answer, Failure) for answer in flood(core, "flood", 40, due_ms))
+    assert publisher.crowded("flood") and not publisher.crowded("other") and not publisher.crowded("third")
+    told = flood(core, "flood", 24, due_ms)
+    assert len(told) == 17 and all(answer.reason == pb.LIMIT_REACHED for answer in told), "48 of 64 wait"
+    assert publisher.crowded("third"), "little is left for anybody"
+    assert not flood(core, "other", 10, due_ms) and not flood(core, "third", 6, due_ms)
+    assert len(flood(core, "fourth", 1, due_ms)) == 1 and publisher.waiting == 64
+
+
+def test_a_connection_alone_may_fill_the_queue() -> None:
+    world, core = held_back()
+    told = flood(core, "alone", 65, world.now_ms + HOUR_MS)
+    assert len(told) == 1 and told[0].reason == pb.LIMIT_REACHED
