@@ -6,10 +6,11 @@ Concurrent schedules, cancels and reschedules of one client travel together. Eve
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import grpc
 
@@ -45,6 +46,9 @@ from tickwheel.client.sweeps import Selection, SweepClient
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
+
+if TYPE_CHECKING:
+    from tickwheel.client.tracing import Tracing
 
 T = TypeVar("T")
 
@@ -179,15 +183,18 @@ class AsyncClient:
         timeout_s: float = TIMEOUT_S,
         name: str = "",
         token: str = "",
+        tracing: Tracing | None = None,
     ) -> None:
         """`name`: the client's name for quotas, unless a user or a certificate names it.
 
         `token`: sent with every call, for a cluster with rights; without TLS it crosses the network unencrypted.
+        `tracing`: makes spans of OpenTelemetry, and sends the trace along with messages.
         """
         if isinstance(addresses, str):
             addresses = [part.strip() for part in addresses.split(",") if part.strip()]
         self.cluster = Cluster(addresses, tls, token)
         self.timeout_s = timeout_s
+        self.tracing = tracing
         self.admin = AdminClient(self.cluster, timeout_s)
         self.access = AccessClient(self.cluster, timeout_s)
         self.dead = DeadClient(self.cluster, timeout_s)
@@ -239,7 +246,17 @@ class AsyncClient:
         `options`: exactly one of at, delay, due_ms, delay_ms and level; key, tags, headers, message_group, jitter.
         Raises OutcomeUnknown if no answer came in time: the message may be scheduled.
         """
-        return await self._scheduling.schedule(row_of(topic, payload, **options), timeout_s or self.timeout_s)
+        timeout_s = timeout_s or self.timeout_s
+        if self.tracing is None:
+            return await self._scheduling.schedule(row_of(topic, payload, **options), timeout_s)
+        span = self.tracing.sending(topic, options)
+        try:
+            receipt = await self._scheduling.schedule(row_of(topic, payload, **span.options), timeout_s)
+        except BaseException as error:
+            span.failed(error)
+            raise
+        span.received(receipt)
+        return receipt
 
     def producer(
         self,
@@ -266,6 +283,7 @@ class AsyncClient:
             closed=self._producers.discard,
             client_name=self._client_name,
             owner="" if producer_id else self._numbered.owner,
+            tracing=self.tracing,
         )
         self._producers.add(producer)
         return producer
@@ -279,7 +297,8 @@ class AsyncClient:
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CancelResponse:
             return await self._cancels.call(channel, request, try_s)
 
-        response = await self.cluster.call(invoke, self.timeout_s)
+        with self._span("cancel", message_id):
+            response = await self.cluster.call(invoke, self.timeout_s)
         return CancelOutcome(scheduler_pb2.CancelOutcome.Name(response.outcome))
 
     async def reschedule(
@@ -313,11 +332,15 @@ class AsyncClient:
             stated.MergeFrom(request)
             return lambda channel, try_s: self._reschedules.call(channel, stated, try_s)
 
-        response = await self._numbered.call(tries, self.timeout_s, counts=lambda answer: answer.remembered)
+        with self._span("reschedule", message_id):
+            response = await self._numbered.call(tries, self.timeout_s, counts=lambda answer: answer.remembered)
         outcome = RescheduleOutcome(scheduler_pb2.RescheduleOutcome.Name(response.outcome).removeprefix("RESCHEDULE_"))
         if outcome is not RescheduleOutcome.RESCHEDULED:
             return RescheduleResult(outcome, None)
         return RescheduleResult(outcome, Receipt(text_of(response.id), response.due_ms))
+
+    def _span(self, name: str, message_id: str) -> AbstractContextManager[None]:
+        return self.tracing.calling(name, message_id) if self.tracing is not None else nullcontext()
 
     async def get(self, message_id: str, *, content: bool = False) -> Message:
         """The state of a message, and with `content` its payload and meta. Raises NotFound."""
@@ -464,6 +487,7 @@ class AsyncClient:
             unavailable_s_max=unavailable_s_max,
             hold_s_max=hold_max.total_seconds(),
             closed=self._consumers.discard,
+            tracing=self.tracing,
         )
         self._consumers.add(consumer)
         return consumer

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -42,6 +42,9 @@ from tickwheel.client.settling import acknowledge, by_topic, extend, extend_batc
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 
+if TYPE_CHECKING:
+    from tickwheel.client.tracing import Tracing
+
 CREDITS = 4_096
 UNKNOWN_TRIES_MAX = 20
 """Tries of a settlement that a new master gets before it has applied the dispatch."""
@@ -54,6 +57,8 @@ RENEW_MESSAGES_MAX = 10_000
 """Messages in one renewal; a node accepts ten times as many."""
 RENEW_PAUSE_S_MIN = 0.03
 IDS_SHOWN_MAX = 5
+SETTLEMENT_NAMES = {consumer_pb2.ACK: "ack", consumer_pb2.RETRY: "nack", consumer_pb2.DEAD: "dead"}
+"""Of the settlements that a program asks for, as traces show them."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,11 +88,13 @@ class Consumer:
         unavailable_s_max: float = UNAVAILABLE_S_MAX,
         hold_s_max: float = HOLD_S_MAX,
         closed: Callable[[Consumer], None] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._cluster = cluster
         self._open = open_request
         self._unavailable_s_max = unavailable_s_max
         self._closed_hook = closed
+        self._tracing = tracing
         self._ready: asyncio.Queue[DeliveredBatch | TickwheelError | None] = asyncio.Queue()
         self._waiting: dict[int, _Settle] = {}
         self._next_sequence = 1
@@ -149,7 +156,11 @@ class Consumer:
 
         async def handle(delivery: Delivery) -> None:
             try:
-                await handler(delivery)
+                if self._tracing is None:
+                    await handler(delivery)
+                else:
+                    with self._tracing.processing(delivery, self._open.group):
+                        await handler(delivery)
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # raised by the handler; the message is delivered again
@@ -201,6 +212,7 @@ class Consumer:
         settle = settle_batch(batch, rows, outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason)
         future: asyncio.Future[SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
         self._held.give_back(batch.leave(rows))
+        self._trace(batch, rows, outcome, future)
         return future
 
     def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[SettleReceipt]:
@@ -214,7 +226,20 @@ class Consumer:
         if shared is None:
             shared = self._acks_by_key[key] = loop.create_future()
             shared.add_done_callback(_seen)
+        self._trace(batch, [row], consumer_pb2.ACK, shared)
         return shared
+
+    def _trace(
+        self,
+        batch: DeliveredBatch,
+        rows: Sequence[int] | NDArray[np.int64] | None,
+        outcome: consumer_pb2.Outcome.ValueType,
+        receipt: asyncio.Future[SettleReceipt],
+    ) -> None:
+        name = SETTLEMENT_NAMES.get(outcome)
+        if self._tracing is not None and name is not None:
+            message_id = id_text(int(batch.ids[0 if rows is None else rows[0]]))
+            self._tracing.settling(name, batch.topic, len(batch if rows is None else rows), message_id, receipt)
 
     def _send_acks(self) -> None:
         acks, self._acks = self._acks, {}

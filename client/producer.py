@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +32,9 @@ from tickwheel.client.moments import ms_of
 from tickwheel.client.numbered import new_producer_id
 from tickwheel.client.payloads import Payload
 from tickwheel.proto import scheduler_pb2
+
+if TYPE_CHECKING:
+    from tickwheel.client.tracing import Tracing
 
 BATCH_MESSAGES_MAX = 1_000
 BATCH_BYTES_MAX = 1 << 20
@@ -60,6 +63,7 @@ class Producer:
         closed: Callable[[Producer], None] | None = None,
         client_name: str = "",
         owner: str = "",
+        tracing: Tracing | None = None,
     ) -> None:
         self.producer_id = producer_id or new_producer_id()
         self._batch_messages_max = batch_messages_max
@@ -67,6 +71,7 @@ class Producer:
         self._linger_s = linger_ms / 1_000
         self._buffer_bytes_max = buffer_bytes_max
         self._closed_hook = closed
+        self._tracing = tracing
         self._stream = BatchStream(
             cluster,
             self.producer_id,
@@ -106,7 +111,18 @@ class Producer:
         **options: Unpack[MessageOptions],
     ) -> asyncio.Future[Receipt]:
         """Add a message to the next batch; waits only for room. The future gets the receipt or a TickwheelError."""
-        row = row_of(topic, payload, **options)
+        if self._tracing is None:
+            return await self._add(row_of(topic, payload, **options))
+        span = self._tracing.sending(topic, options)
+        try:
+            receipt = await self._add(row_of(topic, payload, **span.options))
+        except BaseException as error:
+            span.failed(error)
+            raise
+        span.watch(receipt)
+        return receipt
+
+    async def _add(self, row: Row) -> asyncio.Future[Receipt]:
         size = len(row.payload) + len(row.meta) + ROW_BYTES
         await self._take_room(size)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()

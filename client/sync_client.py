@@ -10,7 +10,7 @@ import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client.access import AccessClient
 from tickwheel.client.admin import AdminClient
@@ -28,6 +28,9 @@ from tickwheel.client.pulling import PullClient
 from tickwheel.client.snapshot import SnapshotClient
 from tickwheel.client.staging import StagedAttemptWriter, StagingClient
 from tickwheel.client.sweeps import SweepClient
+
+if TYPE_CHECKING:
+    from tickwheel.client.tracing import Tracing
 
 A = TypeVar("A")
 
@@ -401,13 +404,14 @@ class Client(Blocking[AsyncClient]):
         timeout_s: float = TIMEOUT_S,
         name: str = "",
         token: str = "",
+        tracing: Tracing | None = None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tickwheel-client", daemon=True)
         self._thread.start()
 
         async def make() -> AsyncClient:
-            return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, name=name, token=token)
+            return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, name=name, token=token, tracing=tracing)
 
         try:
             inner = self.wait(make())

@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -35,6 +36,8 @@ from tickwheel.client.worker_metrics import TopicMetrics, WorkerMetrics
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+    from tickwheel.client.tracing import Handling
 
 _log = logging.getLogger("tickwheel.worker")
 
@@ -85,7 +88,9 @@ class WorkerOptions(TypedDict, total=False):
 class _Call:
     """One call of a handler."""
 
-    __slots__ = ("began_s", "delivery", "handler", "in_thread", "metrics", "settled", "task", "timed_out", "timer")
+    __slots__ = (
+        "began_s", "delivery", "handler", "in_thread", "metrics", "settled", "span", "task", "timed_out", "timer",
+    )  # fmt: skip
 
     def __init__(self, delivery: Delivery, handler: Handler, metrics: TopicMetrics) -> None:
         self.delivery = delivery
@@ -97,6 +102,11 @@ class _Call:
         self.timed_out = False
         self.timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
+        self.span: Handling | None = None
+
+    def traced(self) -> AbstractContextManager[None]:
+        """Spans begun inside are children of the handler's."""
+        return self.span.current() if self.span is not None else contextlib.nullcontext()
 
 
 class Worker:
@@ -221,7 +231,7 @@ class Worker:
 
     def _abandon(self) -> None:
         for call in list(self._calls):
-            self._ended(call)
+            self._ended(call, asyncio.CancelledError("the worker ended"))
             if not call.settled:
                 call.settled = True
                 call.metrics.abandoned += 1
@@ -234,6 +244,8 @@ class Worker:
         call = _Call(delivery, self._handlers.get(delivery.topic, self._no_handler), metrics)
         metrics.running += 1
         metrics.lateness.note(time.time() - delivery.due_ms / 1_000)
+        if self._client.tracing is not None:
+            call.span = self._client.tracing.handling(delivery, self.group)
         call.task = asyncio.ensure_future(self._run(call))
         self._calls.add(call)
         if call.handler.timeout is not None:
@@ -243,7 +255,8 @@ class Worker:
     async def _run(self, call: _Call) -> None:
         error: Exception | None = None
         try:
-            await self._called(call)
+            with call.traced():
+                await self._called(call)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None
@@ -254,10 +267,10 @@ class Worker:
             error = self._timeout_error(call) if call.timed_out else RuntimeError("the handler cancelled itself")
         except Exception as raised:
             error = raised
-        self._ended(call)
+        self._ended(call, error)
         self._settle(call, error)
 
-    def _ended(self, call: _Call) -> None:
+    def _ended(self, call: _Call, error: BaseException | None) -> None:
         """The handler runs no more, or nobody waits for it any more; only the first time."""
         if call not in self._calls:
             return
@@ -267,6 +280,10 @@ class Worker:
         self._slots.release()
         call.metrics.running -= 1
         call.metrics.handler.note(time.monotonic() - call.began_s)
+        if call.span is not None:
+            if error is not None:
+                call.span.failed(error)
+            call.span.end()
 
     async def _called(self, call: _Call) -> None:
         handler, delivery = call.handler.call, call.delivery
@@ -307,6 +324,12 @@ class Worker:
         if call.settled:
             return
         call.settled = True
+        with call.traced():
+            self._settle_once(call, error)
+
+    def _settle_once(self, call: _Call, error: Exception | None) -> None:
+        if error is not None and call.span is not None:
+            call.span.failed(error)  # unless it has ended: this may be the end of its time
         if error is None:
             call.metrics.done += 1
             self._answered(call, call.delivery.ack())
