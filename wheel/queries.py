@@ -54,8 +54,20 @@ class Wanted:
 
     def of(self, units: Units) -> Units:
         """The selected units, in their order."""
+        keep = self._rows(units)
+        return units if keep is None else picked(units, keep)
+
+    def ranked(self, units: Units) -> tuple[Units, NDArray[np.int64]]:
+        """The selected units, and for each the number of units up to and including it, selected or not."""
+        keep = self._rows(units)
+        if keep is None:
+            return units, np.arange(1, len(units) + 1)
+        return picked(units, keep), np.flatnonzero(keep) + 1
+
+    def _rows(self, units: Units) -> NDArray[np.bool_] | None:
+        """True for each selected unit; None: all are."""
         if self.everything or not len(units):
-            return units
+            return None
         keep = np.ones(len(units), dtype=np.bool_)
         if self.topic_id is not None:
             keep &= units["topic_id"] == self.topic_id
@@ -72,7 +84,7 @@ class Wanted:
             keep &= units["target_group"] == self.target_group
         if not self.retries:
             keep &= units["target_group"] == 0
-        return units if keep.all() else picked(units, keep)
+        return None if keep.all() else keep
 
 
 _ALL = Wanted()
@@ -161,34 +173,52 @@ class ScanJob:
 
     kind = "scan"
 
-    def __init__(self, schedule: Schedule, start: CursorKey | None, limit: int, wanted: Wanted = _ALL) -> None:
-        """Finds at most `limit` units from `start` on, inclusive."""
+    def __init__(
+        self, schedule: Schedule, start: CursorKey | None, limit: int, wanted: Wanted = _ALL, surplus: int = 0
+    ) -> None:
+        """Finds at most `limit` units from `start` on, inclusive; and up to `surplus` more, if it has read them anyway.
+
+        A job reads a tick as a whole, however many units that has. So whoever takes a full tick in many steps asks for
+        a surplus; a job for each step would make the work quadratic.
+        """
         self._schedule = schedule
         self._start = start
         self._limit = limit
         self._wanted = wanted
+        self._surplus = surplus
+        self._examined = 0
+        """Units read, about: what the job costs."""
         self.units: Units = np.zeros(0, dtype=UNIT)
+        self.ranks: NDArray[np.int64] = np.zeros(0, np.int64)
+        """For each of `units` the number of pending units from `start` up to and including it, selected or not."""
+        self.passed = 0
+        """Pending units from `start` up to `next_key`, selected or not."""
         self.next_key: CursorKey | None = None
-        self.examined = 0
-        """Units looked at, about."""
         self.done = False
 
     def run(self) -> None:
         """Read until enough units are found or examined."""
         parts: list[Units] = []
+        ranks: list[NDArray[np.int64]] = []
         missing = self._limit
         try:
             for units, high_ms in self._windows():
-                wanted = self._wanted.of(units)
+                wanted, numbers = self._wanted.ranked(units)
                 if len(wanted) >= missing:
-                    parts.append(wanted[:missing])
+                    taken = missing + self._surplus
+                    # A copy, because a surplus is kept for long and a window has up to some megabytes.
+                    parts.append(wanted[:taken].copy() if self._surplus else wanted[:taken])
+                    ranks.append(self.passed + numbers[:taken])
+                    self.passed = int(ranks[-1][-1])
                     last = parts[-1][-1]
                     self.next_key = CursorKey(int(last["due_ms"]), int(last["index"]) + 1)
                     break
                 missing -= len(wanted)
                 if len(wanted):
                     parts.append(wanted)
-                if self.examined >= EXAMINED_MAX:
+                    ranks.append(self.passed + numbers)
+                self.passed += len(units)
+                if self._examined >= EXAMINED_MAX:
                     self.next_key = CursorKey(high_ms, 0)
                     break
             else:
@@ -198,6 +228,7 @@ class ScanJob:
             self._schedule.close()
         if parts:
             self.units = join_units(parts)
+            self.ranks = np.concatenate(ranks)
         self.done = True
 
     def _windows(self) -> Iterator[tuple[Units, int]]:
@@ -206,7 +237,7 @@ class ScanJob:
         units_first = min(max(WINDOW_UNITS_FIRST, self._limit), WINDOW_UNITS_MAX)
         for hour in schedule.hours:
             for low_ms, high_ms, count in schedule.windows(hour, first_ms, units_first):
-                self.examined += count
+                self._examined += count
                 units_first = min(units_first * 4, WINDOW_UNITS_MAX)
                 block = schedule.between(hour, low_ms, high_ms)
                 if block is not None:

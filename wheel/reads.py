@@ -55,13 +55,19 @@ class Reads:
                 self.lookup(ids[rows[in_files]], following=False).run()
 
     def scan(
-        self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted | None = None
+        self,
+        due_min: int,
+        due_max: int,
+        start: CursorKey | None,
+        limit: int,
+        wanted: Wanted | None = None,
+        surplus: int = 0,
     ) -> ScanJob:
         """A job that finds pending units with due_min <= due_ms < due_max from `start` on, in dispatch order; at most
-        `limit`, or as many as one job may examine."""
+        `limit` and a `surplus` (see ScanJob), or as many as one job may examine."""
         if start is not None:
             due_min = max(due_min, start.due_ms)
-        return ScanJob(self._schedule(due_min, due_max), start, limit, wanted or Wanted())
+        return ScanJob(self._schedule(due_min, due_max), start, limit, wanted or Wanted(), surplus)
 
     def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted | None = None) -> CountJob:
         """A job that counts pending units by bucket, as many as one job may examine."""

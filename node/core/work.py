@@ -276,9 +276,11 @@ class Background:
             return Found(None, ids)
         return Found(job.units[:1], job.resolved[:1], bool(job.cancelled[0]))
 
-    async def scan(self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted) -> ScanJob:
+    async def scan(
+        self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted, surplus: int = 0
+    ) -> ScanJob:
         """Find pending units of a time range in dispatch order, as far as one job goes."""
-        job = self._wheel.reads.scan(due_min, due_max, start, limit, wanted)
+        job = self._wheel.reads.scan(due_min, due_max, start, limit, wanted, surplus)
         await self._read(job)
         return job
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
@@ -23,7 +24,7 @@ from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.proto import common_pb2, scheduler_pb2
-from tickwheel.wheel.queries import Wanted
+from tickwheel.wheel.queries import ScanJob, Wanted
 from tickwheel.wheel.tags import key_hash, tag_mask
 from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units, picked
 
@@ -41,6 +42,9 @@ INDEX_MAX = 1 << 32
 """Upper bound of the index in a page token: one beyond the last index of an hour."""
 TEXT_BYTES_MAX = 1_024
 """Longest tag, key or prefix in a query."""
+
+
+_FIRST_KEY = CursorKey(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,10 @@ class Found:
 
     units: Units
     next_key: CursorKey | None
-    examined: int
+    passed: int
+    """Pending messages from the step's beginning up to `next_key`, selected or not."""
+    ranks: NDArray[np.int64]
+    """For each unit the number of those messages up to and including it."""
 
 
 def make_query(
@@ -126,35 +133,69 @@ def deletion_query(job: scheduler_pb2.Sweep) -> Query:
 
 
 class Finder:
-    """Single steps of a query, shared by pages, counts by text and sweeps."""
+    """Single steps of a query, for pages, counts by text and sweeps."""
 
-    def __init__(self, core: Kernel) -> None:
+    def __init__(self, core: Kernel, surplus: int = 0) -> None:
+        """`surplus`: messages that a step keeps for the ones after it, if it has read them. Only for the steps of one
+        query; what became of a message meanwhile is for the caller to find out."""
         self._core = core
+        self._surplus = surplus
+        self._ahead: ScanJob | None = None
+        """The last job, whose later units may not have been taken yet."""
+        self._last_start = _FIRST_KEY
+        """Where the last step began. One that begins no later is a repeat, or begins anew: it looks again."""
 
     async def step(self, query: Query, start: CursorKey | None, limit: int) -> Found:
         """Find at most `limit` units (and at most MATCHES_MAX) from `start` on. A step's work is bounded, so it may
         find fewer although more follow. Raises UnreadableError."""
-        background = self._core.background
         candidates = MATCHES_MAX if query.by_text else min(limit, MATCHES_MAX)
         while True:
-            job = await background.scan(query.due_min, query.due_max, start, candidates, query.wanted)
-            units = job.units
+            found = await self._candidates(query, start, candidates)
+            units, ranks = found.units, found.ranks
             if not query.by_text or not len(units):
-                return Found(units, job.next_key, job.examined)
+                return found
             metas = units.copy()
             metas["size"] = metas["meta_size"]  # the payloads are not read
             try:
-                records = await background.records_of(metas)
+                records = await self._core.background.records_of(metas)
             except RemovedError:
                 # Some messages were settled meanwhile and removed with their hour; the others are found again.
                 continue
             rows = np.flatnonzero([query.matches(meta_of(record)) for record in records])
-            next_key = job.next_key
-            if len(rows) > limit:
-                rows = rows[:limit]
-                last = units[rows[-1]]
-                next_key = CursorKey(int(last["due_ms"]), int(last["index"]) + 1)
-            return Found(picked(units, rows), next_key, job.examined)
+            if len(rows) <= limit:
+                return Found(picked(units, rows), found.next_key, found.passed, ranks[rows])
+            rows = rows[:limit]
+            return Found(picked(units, rows), _behind(units[rows[-1]]), int(ranks[rows[-1]]), ranks[rows])
+
+    async def _candidates(self, query: Query, start: CursorKey | None, limit: int) -> Found:
+        """At most `limit` units from `start` on that the query's units select: of those read ahead, or of a new job."""
+        row, job = self._left(start)
+        if job is None:
+            background = self._core.background
+            job = await background.scan(query.due_min, query.due_max, start, limit, query.wanted, self._surplus)
+            self._ahead = job if self._surplus else None
+        self._last_start = start or _FIRST_KEY
+        before = int(job.ranks[row - 1]) if row else 0
+        end = row + limit
+        if end >= len(job.units):
+            return Found(job.units[row:], job.next_key, job.passed - before, job.ranks[row:] - before)
+        ranks = job.ranks[row:end] - before
+        return Found(job.units[row:end], _behind(job.units[end - 1]), int(ranks[-1]), ranks)
+
+    def _left(self, start: CursorKey | None) -> tuple[int, ScanJob | None]:
+        """The first unit from `start` on of what was read ahead, and that job; None: there is no such unit."""
+        job = self._ahead
+        if job is None or start is None or start <= self._last_start:
+            return 0, None
+        due_ms = job.units["due_ms"]
+        low, high = due_ms.searchsorted((start.due_ms, start.due_ms + 1)).tolist()
+        row = low + int(job.units["index"][low:high].searchsorted(start.index))
+        return (row, job) if row < len(job.units) else (0, None)
+
+
+def _behind(unit: np.void) -> CursorKey:
+    """The key that follows this unit's."""
+    return CursorKey(int(unit["due_ms"]), int(unit["index"]) + 1)
 
 
 class PendingRequests:

@@ -2,7 +2,8 @@
 
 A sweep goes step by step: find the next messages of its selection (bounded, see pending.py), propose their cancelling
 or move, and go on when that is applied. Each job has at most one step under way. If a step is lost with mastership, the
-next master finds its messages again. The only thing kept here about a job is that a step is under way.
+next master finds its messages again. All that is kept here about a job can be lost: that a step is under way, and what
+its last step has read beyond its own messages.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ STEP_HOURS_MAX = 256
 """Hours of one step: each costs apply about 20 us."""
 STEP_BYTES_MAX = 512 << 10
 """Bytes of payloads that a step of a move carries through the log; a single larger one makes a step of its own."""
+AHEAD_MAX = 65_536
+"""Messages of a job that a step reads ahead for the next ones, if they are in the same tick: 6.5 MiB for each of the
+jobs that may run."""
 RETRY_MS = 500
 """Pause after a step that failed."""
 
@@ -36,7 +40,8 @@ RETRY_MS = 500
 class Sweeper(Part):
     def __init__(self, core: Kernel) -> None:
         self._core = core
-        self._finder = Finder(core)
+        self._finders: dict[str, Finder] = {}
+        """By running job."""
         self._under_way: set[str] = set()
         self._wait_until_ms: dict[str, int] = {}
         self.failures = 0
@@ -112,9 +117,13 @@ class Sweeper(Part):
         """Start a step of each running job that has none under way. Cheap when there is no job."""
         core = self._core
         if not now.acting or not core.state.sweeps.running or not core.clock.known:
+            self._finders.clear()
             return
         for job in core.state.sweeps:
-            if job.state != SWEEP_RUNNING or job.job_id in self._under_way:
+            if job.state != SWEEP_RUNNING:
+                self._finders.pop(job.job_id, None)
+                continue
+            if job.job_id in self._under_way:
                 continue
             if now.steady_ms < self._wait_until_ms.get(job.job_id, 0):
                 continue
@@ -123,7 +132,8 @@ class Sweeper(Part):
 
     def _begin_step(self, job: Sweep) -> None:
         job_id = job.job_id
-        step = _Step(self._core, self._finder, job)
+        finder = self._finders.setdefault(job_id, Finder(self._core, AHEAD_MAX))
+        step = _Step(self._core, finder, job)
 
         def ended(answer: Failure | None) -> None:
             self._under_way.discard(job_id)
@@ -140,6 +150,7 @@ class Sweeper(Part):
     def end(self, failure: Failure) -> None:
         """Forget the steps under way; they notice by themselves."""
         self._wait_until_ms.clear()
+        self._finders.clear()
 
 
 class _Step:
@@ -180,12 +191,12 @@ class _Step:
     def _take(self, found: Found) -> Units:
         """Note what the step examines and changes, and where the next one begins. Returns the messages to change."""
         units, next_key = found.units, found.next_key
-        self._step.examined = found.examined
+        self._step.examined = found.passed
         hours = np.flatnonzero(np.diff(units["due_ms"] // HOUR_MS)) + 1
         if len(hours) >= STEP_HOURS_MAX:
-            units, next_key = self._cut(units, int(hours[STEP_HOURS_MAX - 1]))
+            units, next_key = self._cut(found, int(hours[STEP_HOURS_MAX - 1]))
         if self._moves and len(units):
-            units, next_key = self._movable(units, next_key)
+            units, next_key = self._movable(found, units, next_key)
         if next_key is None:
             self._step.last = True
         else:
@@ -194,12 +205,13 @@ class _Step:
         self._step.due_ms = units["due_ms"].astype("<i8").tobytes()
         return units
 
-    def _movable(self, units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
-        """The units that one step carries, without those that would move too far ahead."""
+    def _movable(self, found: Found, units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
+        """Of `units`, the first of what was found, those that one step carries, without those that would move too far
+        ahead."""
         fitting = int(np.searchsorted(np.cumsum(units["size"], dtype=np.int64), STEP_BYTES_MAX, side="right"))
         fitting = max(1, fitting)
         if fitting < len(units):
-            units, next_key = self._cut(units, fitting)
+            units, next_key = self._cut(found, fitting)
         if self._action == "shift_ms":
             latest_ms = self._core.clock.now_ms() + self._core.state.settings.delay_ms_max
             near = units["due_ms"] + self._target_ms <= latest_ms
@@ -207,11 +219,11 @@ class _Step:
             units = picked(units, near)
         return units, next_key
 
-    def _cut(self, units: Units, count: int) -> tuple[Units, CursorKey]:
+    def _cut(self, found: Found, count: int) -> tuple[Units, CursorKey]:
         """The first `count` units, and where the next step begins."""
-        self._step.examined = count
-        first = units[count]
-        return units[:count], CursorKey(int(first["due_ms"]), int(first["index"]))
+        self._step.examined = int(found.ranks[count - 1])
+        first = found.units[count]
+        return found.units[:count], CursorKey(int(first["due_ms"]), int(first["index"]))
 
     def _move(self, units: Units, records: list[bytes]) -> None:
         """Put the messages at their new times into the step."""

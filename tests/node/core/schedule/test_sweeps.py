@@ -16,6 +16,7 @@ from tickwheel.node.failure import Failure
 from tickwheel.node.state import sweeps
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2 import ALREADY_DISPATCHED, CANCELLED, NOT_FOUND, Selection
+from tickwheel.wheel.queries import ScanJob
 
 HOUR_MS = 3_600_000
 
@@ -228,3 +229,36 @@ def test_shifted_too_far_is_left_alone() -> None:
     ended = finish(world, "job")
     assert (ended.done, ended.too_far) == (1, 1)
     assert counted(world, due_ms_min=world.now_ms + 2 * HOUR_MS) == 2
+
+
+@pytest.mark.parametrize("selection", [Selection(topic="t0"), Selection(topic="t0", key="k")], ids=["units", "text"])
+@pytest.mark.parametrize("action", ["cancel", "move"])
+def test_a_full_tick_is_read_once_and_its_progress_is_true(
+    action: str, selection: Selection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six hundred messages of one millisecond, half of them selected, in steps of ten: the tick is not read again for
+    each step, and what was examined at each moment is what lies before the place that was reached."""
+    monkeypatch.setattr(pending, "MATCHES_MAX", 10)
+    world = trio(step_messages=10)
+    schedule(world, [(f"t{n % 2}", HOUR_MS, "k", []) for n in range(600)])
+    scans: list[ScanJob] = []
+    run = ScanJob.run
+
+    def counted_run(scan: ScanJob) -> None:
+        scans.append(scan)
+        run(scan)
+
+    monkeypatch.setattr(ScanJob, "run", counted_run)
+    what: dict[str, Any] = {"cancel": True} if action == "cancel" else {"due_ms": world.now_ms + 2 * HOUR_MS}
+    begun(world, "job", selection=selection, **what)
+    seen: list[tuple[int, int]] = []
+    while (found := job(world, "job")).state == scheduler_pb2.SWEEP_RUNNING:
+        seen.append((found.done, found.examined))
+        world.run(1)
+    assert (found.done, found.examined) == (300, 600 if action == "cancel" else 900), (
+        "a move's successors are passed, too"
+    )
+    halfway = [(done, examined) for done, examined in seen if 0 < done < 300]
+    assert len(set(halfway)) > 20
+    assert all(0 <= examined - 2 * done + 1 <= 1 for done, examined in halfway), halfway
+    assert len(scans) <= 3
