@@ -111,7 +111,12 @@ METRICS: tuple[MetricSpec, ...] = (
         "Offset of a member's wall clock (this node's own included) from the cluster's time.",
         ("peer",),
     ),
-    MetricSpec("clock_skew_error_seconds", "gauge", "Bound of the error of that offset.", ("peer",)),
+    MetricSpec(
+        "clock_skew_error_seconds",
+        "gauge",
+        "Bound of the error of the offset between a member's wall clock and the cluster's time.",
+        ("peer",),
+    ),
     MetricSpec(
         "clock_disagreement_seconds", "gauge", "Difference between a peer's cluster time and this node's.", ("peer",)
     ),
@@ -136,7 +141,12 @@ METRICS: tuple[MetricSpec, ...] = (
         "Pending messages of the fullest topics that have a limit (master).",
         ("topic",),
     ),
-    MetricSpec("topic_pending_limit", "gauge", "Limit of those topics by topic_pending_max (master).", ("topic",)),
+    MetricSpec(
+        "topic_pending_limit",
+        "gauge",
+        "Limit of pending messages by topic_pending_max, of the fullest topics that have one (master).",
+        ("topic",),
+    ),
     MetricSpec("ready_messages", "gauge", "Messages dispatched and not yet settled by every group."),
     MetricSpec("staged_bytes", "gauge", "Bytes of rows that bulk writers have staged and not published."),
     MetricSpec("bulk_received_bytes", "counter", "Bytes of bundles received from clients and peers."),
@@ -208,6 +218,34 @@ METRICS: tuple[MetricSpec, ...] = (
         "histogram",
         "From due time to delivery, by the cluster clock (master).",
     ),
+    # Consumer groups
+    MetricSpec(
+        "group_backlog_messages",
+        "gauge",
+        "Messages dispatched and not settled by the group (master; of the 1,000 groups created first).",
+        ("group",),
+    ),
+    MetricSpec(
+        "group_oldest_unsettled_age_seconds",
+        "gauge",
+        "Time since the oldest message that the group has not settled was due, to the second. 0 means none. "
+        "(Master; a page looks at 2,000 subscriptions with unsettled messages.)",
+        ("group",),
+    ),
+    MetricSpec(
+        "group_in_flight_messages",
+        "gauge",
+        "Messages of the group out with consumers under a lease (master).",
+        ("group",),
+    ),
+    MetricSpec(
+        "group_redelivered_messages",
+        "counter",
+        "Deliveries to the group by this node that were not the first attempt (master).",
+        ("group",),
+    ),
+    MetricSpec("group_dead_letters", "gauge", "Dead letters kept for the group (master).", ("group",)),
+    MetricSpec("groups_left_out", "gauge", "Groups that have no metrics of their own because there are too many."),
     # Requests and limits
     MetricSpec(
         "refused_calls",

@@ -245,7 +245,8 @@ class StateMachine(StateView):
             return len(units)
         first, targeted = topic.ready.append(units, ids, stamped_ms, targeted=targeted)
         subscriptions = self._state.groups.of_topic(topic_id)
-        self._state.backlog.add(topic_id, len(units) * len(subscriptions))
+        for subscription in subscriptions:
+            self._state.backlog.add(subscription.group_id, topic_id, len(units))
         for subscription in subscriptions:
             if subscription.start_ms:
                 subscription.skip_before_start(first, units["due_ms"])

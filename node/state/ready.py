@@ -156,6 +156,16 @@ class ReadyLog:
             return None
         return self._hours[bisect_right(self._hour_positions, position) - 1]
 
+    def due_tick_ms(self, position: int) -> int | None:
+        """Due time of the message at a retained position, rounded down to its tick; None if there is none (yet)."""
+        if position >= self.count:
+            return None
+        place = bisect_right(self._hour_positions, position) - 1
+        low = self._hour_ticks[place]
+        high = self._hour_ticks[place + 1] if place + 1 < len(self._hours) else self.ticks.count
+        ticks = self.ticks.read(low, high - low)
+        return int(ticks["tick"][ticks["position"].searchsorted(position, side="right") - 1]) * self._slot_ms
+
     def remove_hours(self, hour_min_kept: int) -> None:
         """Drop the messages of hours below."""
         self.first_retained = self.first_of_hour(hour_min_kept)

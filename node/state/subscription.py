@@ -103,6 +103,11 @@ class Subscription:
         return self._window.floor
 
     @property
+    def oldest_unsettled_ms(self) -> int | None:
+        """Due time of the first unsettled message, rounded down to its tick; None: all are settled."""
+        return self._ready.due_tick_ms(self.floor)
+
+    @property
     def returned_count(self) -> int:
         """Unsettled messages that were delivered before and came back."""
         return self._window.returned_count

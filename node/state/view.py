@@ -6,6 +6,7 @@ The state machine is a StateView; node/core reads it through these methods alone
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,8 +255,29 @@ class StateView:
         group = self._state.groups.get(group_id)
         return [] if group is None else list(group.subscriptions)
 
+    @property
+    def group_count(self) -> int:
+        """Number of groups."""
+        return len(self._state.groups)
+
+    def group_dead(self, group_id: int) -> int:
+        """Dead letters of a group."""
+        group = self._state.groups.get(group_id)
+        return 0 if group is None else group.dead.count
+
+    def oldest_unsettled(self, looks_max: int) -> dict[int, int]:
+        """Group id -> due time of its oldest unsettled message, rounded down to its tick; for groups that have one. Of
+        at most `looks_max` subscriptions to topics with unsettled messages."""
+        oldest: dict[int, int] = {}
+        topics = self._state.backlog.by_topic
+        for subscription in islice((s for t in topics for s in self._state.groups.of_topic(t)), looks_max):
+            due_ms = subscription.oldest_unsettled_ms
+            if due_ms is not None:
+                oldest[subscription.group_id] = min(due_ms, oldest.get(subscription.group_id, due_ms))
+        return oldest
+
     def named_groups(self) -> Iterator[tuple[int, str]]:
-        """Id and name of each group."""
+        """Id and name of each group, by rising id."""
         return ((group.group_id, group.name) for group in self._state.groups)
 
     def group_message(self, name: str) -> admin_pb2.Group | None:

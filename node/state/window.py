@@ -65,12 +65,12 @@ class Window:
         """Position of `_values[0]`."""
         self._returned_from = 0
         """No position below is returned; only saves searching."""
-        backlog.add(topic_id, ready.count)
+        backlog.add(group_id, topic_id, ready.count)
 
     def forget(self) -> None:
         """The group or topic is gone: take its messages off the backlog."""
         self._hold(_NOTHING)
-        self._backlog.add(self._topic_id, self.settled - self._ready.count)
+        self._backlog.add(self._group_id, self._topic_id, self.settled - self._ready.count)
 
     # -- settled positions
 
@@ -220,7 +220,7 @@ class Window:
 
     def _note_settled(self, count: int) -> None:
         self.settled += count
-        self._backlog.add(self._topic_id, -count)
+        self._backlog.add(self._group_id, self._topic_id, -count)
 
     def _held(self) -> Values:
         return self._values[self.floor - self._base : self.end - self._base]

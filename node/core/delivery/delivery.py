@@ -298,6 +298,9 @@ class Delivery(Part):
             ):
                 self._broadcasts.drop(key)
                 self._leases.drop(key)
+        again = self.counters.redelivered_by_group
+        for group_id in [group_id for group_id in again if not self._state.group_name(group_id)]:
+            del again[group_id]
         for group_id in list(self.sessions.groups()):
             for session in list(self.sessions.of_group(group_id)):
                 refusal = self._state.filter_refusal(group_id, session.filter)
@@ -615,7 +618,8 @@ class Delivery(Part):
             self._leases.give(lease)
             self.feed.add(lease)
         batch = batch_of(shares, self.term, until_ms, self._state.group_filter(group_id))
-        self.counters.note_delivery(now_ms, np.frombuffer(batch.due_ms, "<i8"), np.frombuffer(batch.attempts, "<u4"))
+        due_ms, attempts = np.frombuffer(batch.due_ms, "<i8"), np.frombuffer(batch.attempts, "<u4")
+        self.counters.note_delivery(group_id, now_ms, due_ms, attempts)
         session.deliver(batch)
         topics = tuple((share.channel.key[1], share.channel.topic, share.count) for share in shares)
         self._announce(Delivered(now_ms, topics, session.name, batch))
@@ -656,7 +660,6 @@ class Delivery(Part):
             sum=counters.late_sum_ms / 1_000,
         )
         return {
-            "in_flight_messages": float(self.in_flight),
             "delivered_messages": float(counters.delivered),
             "redelivered_messages": float(counters.redelivered),
             "expired_messages": float(counters.expired),

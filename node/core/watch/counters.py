@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.sweeps import CANCELLING
 from tickwheel.proto.scheduler_pb2 import CANCELLED
 
-LATE_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 60_000, 600_000)
+LATE_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
 _LATE_BOUNDS = np.array(LATE_BOUNDS_MS, np.int64)
 
 
@@ -25,16 +26,23 @@ class Counters:
 
     delivered: int = 0
     redelivered: int = 0
+    redelivered_by_group: Counter[int] = field(default_factory=Counter)
+    """By group id."""
     expired: int = 0
     late_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(LATE_BOUNDS_MS) + 1, np.int64))
     """Deliveries by lateness: for each bound those at most that late and later than the bound before; the last for all
     others."""
     late_sum_ms: int = 0
 
-    def note_delivery(self, now_ms: int, due_ms: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None:
+    def note_delivery(
+        self, group_id: int, now_ms: int, due_ms: NDArray[np.int64], attempts: NDArray[np.uint32]
+    ) -> None:
         """Count a batch. The arrays have one element for each message."""
         self.delivered += len(due_ms)
-        self.redelivered += int((attempts > 1).sum())
+        again = int((attempts > 1).sum())
+        if again:
+            self.redelivered += again
+            self.redelivered_by_group[group_id] += again
         late_ms = now_ms - due_ms
         self.late_counts += np.bincount(np.searchsorted(_LATE_BOUNDS, late_ms), minlength=len(LATE_BOUNDS_MS) + 1)
         self.late_sum_ms += int(late_ms.sum())

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.schedule.dispatcher import Phase
+from tickwheel.node.core.watch.groups import group_metrics
 from tickwheel.node.metrics import MetricValue
 from tickwheel.proto import admin_pb2
 from tickwheel.replication.cluster_clock import ClusterClock
@@ -266,6 +267,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
     """Name -> value of the metrics that the core owns (names of node/metrics.py): its parts' and those below."""
     status = node_vitals(core)
     peers = {(peer.node_id,): peer for peer in status.peers}
+    in_flight = core.parts.delivery.in_flight_by_group()
     values: dict[str, MetricValue] = {}
     for part in core.parts.ordered:
         values.update(part.metrics())
@@ -286,6 +288,8 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "peer_sync_age_seconds": {key: peer.sync_age_ms / 1_000 for key, peer in peers.items()},
         "sync_age_seconds": status.sync_age_ms / 1_000,
         **clock_metrics(core),
+        **group_metrics(core, in_flight),
+        "in_flight_messages": float(in_flight.total()),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),
         "bulk_bundles_taken_over": float(core.parts.totals.loaded_bundles),

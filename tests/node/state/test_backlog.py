@@ -17,21 +17,30 @@ from tickwheel.proto.log_pb2 import SETTLE_RETURN
 from tickwheel.wheel.units import HOUR_MS
 
 
-def recounted(solo: Solo) -> Counter[int]:
-    """By topic, from the windows themselves."""
-    waiting: Counter[int] = Counter()
-    for (_, topic_id), subscription in solo.state.subscriptions():
+def recounted(solo: Solo) -> Counter[tuple[int, int]]:
+    """By (group, topic), from the windows themselves."""
+    waiting: Counter[tuple[int, int]] = Counter()
+    for (group_id, topic_id), subscription in solo.state.subscriptions():
         values = np.frombuffer(subscription.window_bytes(), "<u2")
         settled = subscription.floor + int(np.count_nonzero(values == 0))
         assert subscription.backlog == solo.state.ready_count(topic_id) - settled
-        waiting[topic_id] += subscription.backlog
-    return Counter({topic_id: count for topic_id, count in waiting.items() if count})
+        waiting[group_id, topic_id] += subscription.backlog
+    return waiting
+
+
+def summed(waiting: Counter[tuple[int, int]], place: int) -> dict[int, int]:
+    """By group (0) or topic (1), where it is not 0."""
+    sums: Counter[int] = Counter()
+    for key, count in waiting.items():
+        sums[key[place]] += count
+    return {key: count for key, count in sums.items() if count}
 
 
 def check(solo: Solo) -> None:
     """The counts that are kept are those."""
     expected = recounted(solo)
-    assert solo.state.backlog.by_topic == dict(expected)
+    assert solo.state.backlog.by_group == summed(expected, 0)
+    assert solo.state.backlog.by_topic == summed(expected, 1)
     assert solo.state.ready_messages() == expected.total()
 
 
@@ -81,12 +90,14 @@ def test_counts_agree_with_the_windows_after_everything_that_changes_them(seed: 
     solo.apply(admin(delete_topic=admin_pb2.DeleteTopicRequest(name="t")))
     check(solo)
     assert not solo.state.backlog.by_topic
+    assert {group_id for group_id, _ in solo.state.named_groups()} == {2, 3, 4}
+    assert not solo.state.backlog.by_group
 
 
 def test_the_fullest_topics_come_first_and_no_more_than_asked_for() -> None:
     backlog = Backlog()
     for topic_id in range(1, 50):
-        backlog.add(topic_id, topic_id % 7)
+        backlog.add(1, topic_id, topic_id % 7)
     found = backlog.fullest(10)
     assert found == [6, 13, 20, 27, 34, 41, 48, 5, 12, 19]
 

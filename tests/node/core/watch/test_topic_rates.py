@@ -21,7 +21,7 @@ def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
         rates.add(1, SCHEDULED, 100)
         totals.scheduled += 100
         rates.add(2, DELIVERED, second)
-        counters.note_delivery(5_000, np.array([5_000, 4_997 - 100 * second]), np.array([1, 2], np.uint32))
+        counters.note_delivery(1, 5_000, np.array([5_000, 4_997 - 100 * second]), np.array([1, 2], np.uint32))
     assert rates.per_second() == {1: (100.0, 0, 0, 0), 2: (0, 0, (4 + 5 + 6 + 7 + 8) / 5, 0)}
     assert rates.in_all_per_second() == (100.0, 0, 2.0, 0)
     assert rates.redelivered_per_second() == 1

@@ -1,0 +1,48 @@
+"""Metrics of consumer groups: backlog, age of the oldest unsettled message, what is out, redeliveries, dead letters.
+
+Read from counts that are kept anyway, when a page is asked for, and by the master only. A page names GROUPS_MAX groups
+and looks at LOOKS_MAX subscriptions, so its cost does not grow with groups or topics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
+
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.metrics import MetricValue
+
+GROUPS_MAX = 1_000
+"""Groups with metrics of their own: those that were created first, so that the same ones are there on each page."""
+LOOKS_MAX = 2_000
+"""Subscriptions of one page whose oldest message is looked for: some milliseconds of the core's thread."""
+
+Rows = dict[tuple[str, ...], float]
+
+
+def group_metrics(core: NodeCore, in_flight: Counter[int]) -> Mapping[str, MetricValue]:
+    """Name -> value of the metrics by group; without rows unless the node leads. `in_flight`: by group id."""
+    backlog, oldest, out, again, dead = (Rows() for _ in range(5))
+    left_out = 0
+    if core.leading:
+        state = core.state
+        left_out = max(0, state.group_count - GROUPS_MAX)
+        now_ms = core.clock.now_ms()
+        oldest_ms = state.oldest_unsettled(LOOKS_MAX)
+        redelivered = core.parts.delivery.counters.redelivered_by_group
+        for group_id, name in islice(state.named_groups(), GROUPS_MAX):
+            key = (name,)
+            backlog[key] = float(state.backlog.by_group.get(group_id, 0))
+            oldest[key] = max(0, now_ms - oldest_ms[group_id]) / 1_000 if group_id in oldest_ms else 0.0
+            out[key] = float(in_flight[group_id])
+            again[key] = float(redelivered[group_id])
+            dead[key] = float(state.group_dead(group_id))
+    return {
+        "group_backlog_messages": backlog,
+        "group_oldest_unsettled_age_seconds": oldest,
+        "group_in_flight_messages": out,
+        "group_redelivered_messages": again,
+        "group_dead_letters": dead,
+        "groups_left_out": float(left_out),
+    }
