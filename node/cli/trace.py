@@ -13,11 +13,11 @@ from rich.markup import escape
 
 from tickwheel.client import AsyncClient, Message, NotFound
 from tickwheel.client.admin import Traced
-from tickwheel.client.errors import Fault, TickwheelError
+from tickwheel.client.errors import Fault, PermissionRefused, RequestRefused, TickwheelError
 from tickwheel.client.ids import text_of
 from tickwheel.node.cli.messages import MessageId
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import open_client, out, print_json, time_text, use_json
+from tickwheel.node.cli.output import open_client, out, print_json, time_text, use_json, warn
 from tickwheel.proto.admin_pb2 import TraceEvent
 
 trace_app = typer.Typer()
@@ -73,8 +73,10 @@ async def gather(client: AsyncClient, message_id: str) -> Story:
             story.ids.append(story.message.id)
     except NotFound:
         pass  # removed after all had settled it; the notes may be there
+    except (RequestRefused, PermissionRefused):
+        raise
     except TickwheelError as error:
-        out.print(f"no master answers for it now: {error}", style="yellow", markup=False)
+        warn(f"no master answers for it now: {error}")
     asked = 0
     merged: dict[tuple[Any, ...], Event] = {}
     while asked < len(story.ids) <= IDS_MAX:

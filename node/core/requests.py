@@ -45,8 +45,12 @@ def everybody(topic: str) -> Failure | None:
     return None
 
 
-def id_of(message_id: common_pb2.MessageId) -> int:
-    """A message id as one number: the hour in the upper 32 bits, the index in the lower."""
+def id_of(message_id: common_pb2.MessageId, wheel_group: int) -> int:
+    """A message id as one number: the hour in the upper 32 bits, the index in the lower. Raises RequestError for an id
+    of another wheel group, which would name another message here."""
+    if message_id.wheel_group != wheel_group:
+        shown = f"{message_id.wheel_group}-{message_id.hour}-{message_id.index}"
+        raise invalid("id", shown, f"an id of wheel group {wheel_group}, which begins with {wheel_group}-")
     return message_id.hour << 32 | message_id.index
 
 
@@ -213,7 +217,7 @@ class ClientRequests:
             found = await self._find(retries[0][1], permitted)
         units = found.units
         if units is None:
-            raise RequestError(no_message(number))
+            raise RequestError(no_message(number, core.identity.wheel_group))
         state = scheduler_pb2.PENDING
         if retries:
             state = scheduler_pb2.DISPATCHED
@@ -223,7 +227,7 @@ class ClientRequests:
             state = scheduler_pb2.DISPATCHED
         messages = await self._pending.describe(units, content, content)
         if not messages:
-            raise RequestError(no_message(number))
+            raise RequestError(no_message(number, core.identity.wheel_group))
         response = scheduler_pb2.GetResponse(message=messages[0], state=state)
         waiting = [
             scheduler_pb2.WaitingRetry(group=group, due_ms=due_ms, attempts=attempts)

@@ -172,7 +172,8 @@ async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller
 
 
 async def cancel(core: NodeCore, request: scheduler_pb2.CancelRequest, caller: Caller) -> scheduler_pb2.CancelResponse:
-    outcome = await core.parts.requests.cancel(id_of(request.id), permitted(caller, RIGHT_CANCEL))
+    number = id_of(request.id, core.identity.wheel_group)
+    outcome = await core.parts.requests.cancel(number, permitted(caller, RIGHT_CANCEL))
     return scheduler_pb2.CancelResponse(outcome=outcome)
 
 
@@ -186,7 +187,8 @@ async def reschedule(
     owner = owner_of(caller.name, request.producer_owner)
     sender = Sender(request.producer_id, request.sequence, owner=owner)
     when, kind, may = getattr(request, name), WHEN_KINDS[name], permitted(caller, RIGHT_CANCEL)
-    result = await core.parts.requests.reschedule(id_of(request.id), when, kind, may, sender)
+    number = id_of(request.id, core.identity.wheel_group)
+    result = await core.parts.requests.reschedule(number, when, kind, may, sender)
     response = scheduler_pb2.RescheduleResponse(
         outcome=result.outcome, due_ms=result.due_ms, remembered=result.remembered
     )
@@ -205,9 +207,13 @@ async def cancel_many(
 ) -> scheduler_pb2.CancelManyResponse:
     """Cancel each message by itself. Their commands wait together, so they share an entry of the log."""
     _check_rows("ids", len(request.ids))
-    cancel, may = core.parts.requests.cancel, permitted(caller, RIGHT_CANCEL)
+    may = permitted(caller, RIGHT_CANCEL)
+
+    async def one(message_id: common_pb2.MessageId) -> scheduler_pb2.CancelOutcome.ValueType:
+        return await core.parts.requests.cancel(id_of(message_id, core.identity.wheel_group), may)
+
     response = scheduler_pb2.CancelManyResponse()
-    for outcome in await core.serving.each(cancel(id_of(message_id), may) for message_id in request.ids):
+    for outcome in await core.serving.each(map(one, request.ids)):
         if isinstance(outcome, Failure):
             response.results.add(error=serialized_status(outcome))
         else:
@@ -230,7 +236,8 @@ async def reschedule_many(
 
 
 async def get(core: NodeCore, request: scheduler_pb2.GetRequest, caller: Caller) -> scheduler_pb2.GetResponse:
-    return await core.parts.requests.get(id_of(request.id), request.content, permitted(caller, RIGHT_READ))
+    number = id_of(request.id, core.identity.wheel_group)
+    return await core.parts.requests.get(number, request.content, permitted(caller, RIGHT_READ))
 
 
 async def list_sweeps(

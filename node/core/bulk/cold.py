@@ -15,9 +15,9 @@ from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler
 from tickwheel.proto.log_pb2 import Command
 
 
-def no_message(number: int) -> Failure:
+def no_message(number: int, wheel_group: int) -> Failure:
     """The refusal of an id that names no message."""
-    text = f"{number >> 32}-{number & 0xFFFFFFFF}"
+    text = f"{wheel_group}-{number >> 32}-{number & 0xFFFF_FFFF}"
     return Failure(common_pb2.UNKNOWN_NAME, f"no message {text}", {"field": "id", "value": text})
 
 
@@ -103,7 +103,7 @@ class ColdRequests:
         place = self._core.state.cold.place(number)
         if place is None:
             require_current(self._core)
-            raise RequestError(no_message(number))
+            raise RequestError(no_message(number, self._core.identity.wheel_group))
         return place
 
     def describe(self, number: int, place: Place) -> scheduler_pb2.GetResponse:

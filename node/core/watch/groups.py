@@ -6,12 +6,11 @@ and looks at LOOKS_MAX subscriptions, so its cost does not grow with groups or t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 
-from tickwheel.node.core.core import NodeCore
 from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.view import StateView
 
 GROUPS_MAX = 1_000
 """Groups with metrics of their own: those that were created first, so that the same ones are there on each page."""
@@ -21,28 +20,24 @@ LOOKS_MAX = 2_000
 Rows = dict[tuple[str, ...], float]
 
 
-def group_metrics(core: NodeCore, in_flight: Counter[int]) -> Mapping[str, MetricValue]:
-    """Name -> value of the metrics by group; without rows unless the node leads. `in_flight`: by group id."""
+def group_metrics(
+    state: StateView, now_ms: int, in_flight: Mapping[int, int], redelivered: Mapping[int, int]
+) -> Mapping[str, MetricValue]:
+    """Name -> value of a master's metrics by group. `in_flight` and `redelivered`: by group id, without those of 0."""
+    oldest_ms = state.oldest_unsettled(LOOKS_MAX)
     backlog, oldest, out, again, dead = (Rows() for _ in range(5))
-    left_out = 0
-    if core.leading:
-        state = core.state
-        left_out = max(0, state.group_count - GROUPS_MAX)
-        now_ms = core.clock.now_ms()
-        oldest_ms = state.oldest_unsettled(LOOKS_MAX)
-        redelivered = core.parts.delivery.counters.redelivered_by_group
-        for group_id, name in islice(state.named_groups(), GROUPS_MAX):
-            key = (name,)
-            backlog[key] = float(state.backlog.by_group.get(group_id, 0))
-            oldest[key] = max(0, now_ms - oldest_ms[group_id]) / 1_000 if group_id in oldest_ms else 0.0
-            out[key] = float(in_flight[group_id])
-            again[key] = float(redelivered[group_id])
-            dead[key] = float(state.group_dead(group_id))
+    for group_id, name in islice(state.named_groups(), GROUPS_MAX):
+        key = (name,)
+        backlog[key] = float(state.backlog.by_group.get(group_id, 0))
+        oldest[key] = max(0, now_ms - oldest_ms[group_id]) / 1_000 if group_id in oldest_ms else 0.0
+        out[key] = float(in_flight.get(group_id, 0))
+        again[key] = float(redelivered.get(group_id, 0))
+        dead[key] = float(state.group_dead(group_id))
     return {
         "group_backlog_messages": backlog,
         "group_oldest_unsettled_age_seconds": oldest,
         "group_in_flight_messages": out,
         "group_redelivered_messages": again,
         "group_dead_letters": dead,
-        "groups_left_out": float(left_out),
+        "groups_left_out": float(max(0, state.group_count - GROUPS_MAX)),
     }

@@ -267,7 +267,12 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
     """Name -> value of the metrics that the core owns (names of node/metrics.py): its parts' and those below."""
     status = node_vitals(core)
     peers = {(peer.node_id,): peer for peer in status.peers}
-    in_flight = core.parts.delivery.in_flight_by_group()
+    delivery = core.parts.delivery
+    in_flight = delivery.in_flight_by_group()
+    by_group: Mapping[str, MetricValue] = {}
+    if core.leading:
+        again = delivery.counters.redelivered_by_group
+        by_group = group_metrics(core.state, core.clock.now_ms(), in_flight, again)
     values: dict[str, MetricValue] = {}
     for part in core.parts.ordered:
         values.update(part.metrics())
@@ -288,7 +293,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "peer_sync_age_seconds": {key: peer.sync_age_ms / 1_000 for key, peer in peers.items()},
         "sync_age_seconds": status.sync_age_ms / 1_000,
         **clock_metrics(core),
-        **group_metrics(core, in_flight),
+        **by_group,
         "in_flight_messages": float(in_flight.total()),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),

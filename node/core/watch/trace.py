@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.requests import id_of
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.watch.events import Events, FindJob
 from tickwheel.node.core.work import read
@@ -43,7 +44,7 @@ class Tracer:
             raise invalid("ids", len(request.ids), f"1 to {IDS_MAX}")
         if self._under_way >= TRACES_MAX:
             raise RequestError(limit_reached("traces", TRACES_MAX, 500))
-        ids = np.array([number.hour << 32 | number.index for number in request.ids], np.uint64)
+        ids = np.array([id_of(number, self._identity.wheel_group) for number in request.ids], np.uint64)
         found: Promise[FindJob] = Promise()
         self._under_way += 1
         try:

@@ -109,6 +109,19 @@ def test_life_of_a_message(run: Run) -> None:
     assert "CANCELLED" in run("get", name).out
 
 
+def test_an_id_is_named_as_it_was_given_and_one_of_another_group_is_refused(run: Run) -> None:
+    """An unknown id comes back whole. The id of another wheel group names no message here, also if its hour and index
+    would: cancelling it cancels nothing."""
+    name = run("schedule", "life", "hello", "--delay", "1h", "--json").json["id"]
+    assert "no message 0-5-7" in run("get", "0-5-7").err
+    other = "7" + name[1:]
+    for command in (("get",), ("cancel",), ("reschedule", "--delay", "2h"), ("trace",)):
+        refused = run(command[0], other, *command[1:])
+        assert refused.code == 1 and f"{other}: an id of wheel group 0" in refused.err, refused
+    assert run("get", name, "--json").json["state"] == "PENDING"
+    assert run("cancel", name).code == 0
+
+
 def test_schedule_and_consume(run: Run) -> None:
     """What is due is printed, after its time."""
     due_ms = run("schedule", "now", "ring", "--delay", "20ms", "--json").json["due_ms"]
