@@ -22,7 +22,10 @@ from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.core import NodeCore
 
 LOOK_NS = 20 * MS
-COARSE = (("loop_gap_us", 5_000), ("sync_period_ms", 50), ("thin", 1), ("sharing_percent", 100))
+COARSE = (("loop_gap_us", 10_000), ("sync_period_ms", 50), ("thin", 3), ("sharing_percent", 100))
+"""A third of the clients' calls show a wrong clock too, and so do nodes that turn a hundred times a second."""
+FINE = (("loop_gap_us", 5_000), *COARSE[1:])
+"""Where clocks are wrong by milliseconds: what came that much too early would hide in longer gaps."""
 
 
 class _Load(NodeLoad):
@@ -61,9 +64,11 @@ class Off:
 class ClockCluster(Cluster):
     """Machines on which a script is played. `watch` is fed with the time of the master, while it may dispatch."""
 
-    def __init__(self, seed: int, nodes: int = 3, seconds: int = 20, **changes: Any) -> None:
+    def __init__(
+        self, seed: int, nodes: int = 3, seconds: int = 20, shape: tuple[tuple[str, int], ...] = COARSE, **changes: Any
+    ) -> None:
         self._changes = changes
-        super().__init__(seed, SimulationConfig(nodes=nodes, seconds=seconds, faults=(), shape=COARSE))
+        super().__init__(seed, SimulationConfig(nodes=nodes, seconds=seconds, faults=(), shape=shape))
         self.watch = Off()
 
     def _make_load(self) -> _Load:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.clock_cluster import ClockCluster, ClockScript
+from tests.chaos.clock_cluster import FINE, ClockCluster, ClockScript
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleRefused
 from tickwheel.chaos.sim.node import Machine
@@ -83,7 +83,7 @@ def test_the_masters_clock_steps_in_full_flight(by_ms: int) -> None:
 @pytest.mark.parametrize("ppm", [20_000, -20_000])
 def test_two_percent_of_drift(ppm: int) -> None:
     """P3: on the master, then on a slave that becomes master. Never early by more than 5 ms plus the error it tells."""
-    cluster = ClockCluster(3, seconds=14)
+    cluster = ClockCluster(3, seconds=14, shape=FINE)
     handed: list[bool] = []
     steps: dict[float, Callable[[], None]] = {
         3: lambda: cluster.leader.clock.set_drift(ppm),
