@@ -1,10 +1,10 @@
 """Settings for every test: hypothesis profiles, the seed of a failing run in the output, and lanes of a whole run.
 
-`make test` runs all tests in three processes (pytest-xdist). Tests with Spark are one lane, those with other real
-nodes or the time of day a second one, each of them one test after the other as without lanes. What happens in
-simulated time, or takes only a processor, is handed out test by test to whoever is free, and stands back when others
-want the same processor. So real nodes have nearly the machine that they would have alone, and no processor rests
-while they wait.
+`make test` runs all tests in three processes (pytest-xdist). Tests with real nodes, Spark or the time of day are in
+lanes: in each one test runs after the other, and two lanes run at a time, so real nodes have nearly the machine that
+they would have alone. What happens in simulated time, or takes only a processor, is handed out test by test to the
+third process, and to the others once no lane is left. It stands back when others want the same processor; so no
+processor rests while real nodes wait.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 import tickwheel  # noqa: F401  # before a test imports grpc: it says how grpc forks
 
@@ -31,8 +32,14 @@ COMPUTING = tuple(
     f"tests/{folder}/" for folder in ("chaos", "node/core", "node/state", "project", "replication", "storage", "wheel")
 )
 """Folders whose tests may run beside any others, in any process."""
-SPARK = "tests/pipeline/"
-"""Folder whose tests share one Spark session."""
+LANES = {
+    "spark": ("tests/pipeline/",),
+    "clusters": ("tests/process/", "tests/chaos_live/", "tests/bench/"),
+    "real": ("tests/",),
+}
+"""The lanes of all other tests, the longest first: a test is in the first one that has its folder. All tests with Spark
+share one session."""
+LANES_AT_ONCE = 2
 NICE = 5
 """Of a process that computes: next to one with real nodes it gets a quarter of a processor, which is enough for every
 test to end in its time."""
@@ -41,18 +48,29 @@ PRODUCT = (
 )
 
 
-class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
-    """The lanes of real nodes and of Spark each go to one process as a whole, and first, as they are the largest."""
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
+    """Each lane goes to one process as a whole; a process that has begun to compute gets none any more."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return lane(nodeid)
+        return lane(nodeid) or nodeid
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        lanes = [name for name in LANES if name in self.workqueue]
+        computing = next((name for name in self.workqueue if name not in LANES), None)
+        taken = [name in LANES for name in self.assigned_work[node]]
+        in_lanes = sum(any(name in LANES for name in scopes) for scopes in self.assigned_work.values())
+        if lanes and (computing is None or (all(taken) if taken else in_lanes < LANES_AT_ONCE)):
+            self.workqueue.move_to_end(lanes[0], last=False)
+        elif computing is not None:
+            self.workqueue.move_to_end(computing, last=False)
+        super()._assign_work_unit(node)
 
 
 def lane(nodeid: str) -> str:
-    """Of a test; each one that computes is a lane of its own."""
+    """Of a test; none for one that computes."""
     if nodeid.startswith(COMPUTING):
-        return nodeid
-    return "spark" if nodeid.startswith(SPARK) else "real"
+        return ""
+    return next(name for name, folders in LANES.items() if nodeid.startswith(folders))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,12 +93,12 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     """For runs in several processes."""
-    return Lanes(config, log)
+    return Scheduling(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A process of such a run stands back from its first test that computes: after that it gets no others."""
-    if os.environ.get("PYTEST_XDIST_WORKER") and item.nodeid.startswith(COMPUTING) and os.nice(0) < NICE:
+    """A process of such a run stands back from its first test that computes."""
+    if os.environ.get("PYTEST_XDIST_WORKER") and not lane(item.nodeid) and os.nice(0) < NICE:
         os.nice(NICE - os.nice(0))
