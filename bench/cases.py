@@ -95,7 +95,7 @@ async def t2(quick: bool) -> list[Figure]:
             # Each connects, and learns the master.
             await asyncio.gather(*(one.schedule("bench", b"first", delay_ms=HOUR_MS) for one in clients))
             async with costing(nodes, client) as cost:
-                result = await call_unary(clients, 2.0 if quick else 10.0, spread(HOUR_MS, DAY_MS))
+                result = await call_unary(clients, 1.0 if quick else 10.0, spread(HOUR_MS, DAY_MS))
             p50, p99 = np.percentile(result.call_ms, (50, 99))
             figures += [
                 Figure("rate", result.rate, "call/s", target, load),
@@ -132,7 +132,7 @@ async def t3(quick: bool) -> list[Figure]:
 async def t4(quick: bool) -> list[Figure]:
     """Lateness at 5,000/s, due times at random milliseconds."""
     targets = {"lateness_p50": "2", "lateness_p99": "8", "lateness_p99_9": "20", "nodes_cpu": "0.12 with load"}
-    return await _end_to_end(5_000.0, 250, 4.0 if quick else 30.0, (1_000, 2_000), targets)
+    return await _end_to_end(5_000.0, 250, 2.0 if quick else 30.0, (1_000, 2_000), targets)
 
 
 async def t16(quick: bool) -> list[Figure]:
@@ -286,7 +286,7 @@ async def _drain_rate(config: Mapping[str, object], messages: int) -> float:
 async def t9(quick: bool) -> list[Figure]:
     """Dispatch pipelined against one at a time, with 2 ms between nodes each way: messages due at once are drained."""
     small: dict[str, object] = {"messages_max": 32}
-    count = 500 if quick else 20_000
+    count = 200 if quick else 20_000
     one_at_a_time = await _drain_rate({**small, "in_flight_max": 1}, count)
     pipelined = await _drain_rate(small, count)
     return [

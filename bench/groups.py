@@ -79,7 +79,7 @@ async def t11(quick: bool) -> list[Figure]:
 
 async def t12(quick: bool) -> list[Figure]:
     """A group takes one tag of a hundred: how fast are the others passed, if it is there, and if it comes late?"""
-    count = 50_000 if quick else 500_000
+    count = 20_000 if quick else 500_000
     metas = [common_pb2.MessageMeta(tags=[f"tag-{number}"]).SerializeToString() for number in range(TAGS)]
     figures = []
     async with cluster() as (_, client):

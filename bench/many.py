@@ -110,7 +110,7 @@ async def t17(quick: bool) -> list[Figure]:
                 await consumed.drained(first, DRAIN_S)
                 consumed.clear()
                 async with costing(nodes, client) as cost:
-                    rate, seconds = (QUICK_RATE, 2.0) if quick else (RATE, 20.0)
+                    rate, seconds = (QUICK_RATE, 1.0) if quick else (RATE, 20.0)
                     result = await send_rows(client, seconds, SOON, rate, topics=topics)
                     await consumed.drained(result.messages, DRAIN_S)
         part = through_figures(result, consumed, cost, load)
@@ -195,7 +195,7 @@ async def t19(quick: bool) -> list[Figure]:
     async with cluster() as (nodes, client):
         await asyncio.sleep(1.0 if quick else SETTLE_S)
         async with costing(nodes, client) as cost:
-            await asyncio.sleep(2.0 if quick else 30.0)
+            await asyncio.sleep(1.0 if quick else 30.0)
     return _shares(cost, "", "2")
 
 
@@ -203,7 +203,7 @@ async def t20(quick: bool) -> list[Figure]:
     """Schedule row by row, `Producer.send` with an answer for each, due over 24 h. `make bench-peers` has Go's."""
     async with cluster() as (nodes, client):
         async with costing(nodes, client) as cost:
-            result = await send_rows(client, 2.0 if quick else 20.0, spread(HOUR_MS, DAY_MS))
+            result = await send_rows(client, 1.0 if quick else 20.0, spread(HOUR_MS, DAY_MS))
         pending = (await client.admin.master_status()).pending
     return [
         Figure("rate", result.rate, "msg/s", "120,000"),
