@@ -4,6 +4,7 @@ A channel reads ahead. It claims positions in order, fetches their units and rec
 were dispatched just now, else by jobs in a worker) and prefetches them. A prefetched message leaves to a
 consumer when it is due and a consumer has credit. Returned messages go first. Records are read as far as
 `staged_bytes_max` has room, at least one at a time; messages beyond that are parked, with their units, until some left.
+Room is given in the order in which messages leave: what cannot leave yet must not take the room of what is before it.
 
 A channel is soft state: the subscription in the replicated state records which messages are settled, and a
 new master builds new channels.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +60,11 @@ class Prefetched:
     def count(self) -> int:
         """Messages not yet taken."""
         return len(self.positions) - self.taken
+
+    @property
+    def has_no_room(self) -> bool:
+        """Whether its records are still to be read, and have no room yet."""
+        return self.records is None and not self.bytes and not self.failed
 
 
 @dataclass(slots=True, eq=False)
@@ -167,9 +174,9 @@ class Channel:
         """Claim and fetch until `demand` messages are prefetched, within the channel's limits. `ready_count`: length of
         the topic's ready queue."""
         config = self.config
-        self._resume()
+        resumed = self._resume()
         wanted = min(demand, config.staged_messages_max) - self._prefetched_count
-        if self._parked or wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
+        if resumed or self._parked or wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
             return
         wanted -= self._claim_returned(wanted)
         while wanted > 0 and self._fetching < FETCHES_MAX and self.next_position < ready_count:
@@ -196,20 +203,26 @@ class Channel:
 
     def admit(self, prefetched: Prefetched) -> bool:
         """The units of a fetch are known: keep as many messages as there is room for, and park the others. False: there
-        is no room at all, and nothing is to be read."""
+        is no room at all, or messages before them have none yet, and nothing is to be read."""
         assert prefetched.units is not None
+        if prefetched.failed:  # its dispatch was not applied, and it may have left the queue
+            self._fetching -= 1
+            return False
+        queue = self._urgent if prefetched in self._urgent else self._prefetched
+        place = queue.index(prefetched)
         ends = np.cumsum(prefetched.units["size"], dtype=np.int64)
         room = self.config.staged_bytes_max - self._bytes_ahead
         fit = int(np.searchsorted(ends, room, "right"))
         if not fit and not self._bytes_ahead:
             fit = 1  # larger than all of the room
+        if any(before.has_no_room for before in islice(queue, place)):
+            fit = 0
         if not fit:
             self._fetching -= 1
             prefetched.parked = True
             self._parked += 1
             return False
         if fit < len(ends):
-            queue = self._urgent if prefetched in self._urgent else self._prefetched
             tail = Prefetched(
                 prefetched.positions[fit:],
                 prefetched.ids[fit:],
@@ -218,7 +231,7 @@ class Channel:
                 units=prefetched.units[fit:],
                 parked=True,
             )
-            queue.insert(queue.index(prefetched) + 1, tail)
+            queue.insert(place + 1, tail)
             self._parked += 1
             prefetched.positions, prefetched.ids = prefetched.positions[:fit], prefetched.ids[:fit]
             prefetched.attempts, prefetched.due_ms = prefetched.attempts[:fit], prefetched.due_ms[:fit]
@@ -231,19 +244,23 @@ class Channel:
         self._bytes += size - prefetched.bytes
         prefetched.bytes = size
 
-    def _resume(self) -> None:
-        """Read the first parked messages if there is room by now."""
+    def _resume(self) -> bool:
+        """Read what is parked if there may be room by now: `admit` says for how much of it. False: nothing is read."""
+        resumed = False
         for queue in (self._urgent, self._prefetched) if self._parked else ():
             for prefetched in queue:
                 if self._fetching >= FETCHES_MAX or self._bytes_ahead >= self.config.staged_bytes_max:
-                    return
+                    return resumed
                 if prefetched.parked:
                     prefetched.parked = False
                     self._parked -= 1
                     if not prefetched.failed:
                         self._fetching += 1
                         self.fetch(self, prefetched)
-                        return  # the next ones once it is known how much of it has room
+                        resumed = True
+                elif prefetched.has_no_room:
+                    break  # its units are being looked for; those behind have to wait
+        return resumed
 
     def push(self, first_position: int, units: Units, credits: int) -> bool:
         """Prefetch units ahead of the dispatch that will bring them. False: they come after the dispatch."""
@@ -308,7 +325,7 @@ class Channel:
     def fetched(self, prefetched: Prefetched) -> None:
         """A fetch ended: `prefetched` has its units and records, or has failed. If some messages were removed
         meanwhile, the rest is fetched again."""
-        if prefetched.kept is not None:
+        if prefetched.kept is not None and not prefetched.failed:
             keep, prefetched.kept = prefetched.kept, None
             self._account(prefetched, 0)
             self._prefetched_count -= int(np.count_nonzero(~keep))
@@ -326,6 +343,9 @@ class Channel:
 
     def withhold(self, prefetched: Prefetched, found: ReadRows) -> None:
         """Some records cannot be read. Their messages wait for `supply` or `forsake`; the rest goes on."""
+        if prefetched.failed:  # its dispatch was not applied, and it may have left the queue
+            self._fetching -= 1
+            return
         for row in found.failed:
             self._unread[int(prefetched.positions[row])] = int(prefetched.attempts[row])
         self._cut(prefetched, found.units, found.records)

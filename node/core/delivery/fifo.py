@@ -123,10 +123,10 @@ class FifoChannel(Channel):
         if demand <= 0:
             return
         self._sort()
-        self._resume()
+        resumed = self._resume()
         while (
             self._fetching < FETCHES_MAX
-            and not self._parked
+            and not (resumed or self._parked)
             and self.next_position < ready_count
             and self._bytes_ahead < self.config.staged_bytes_max
             and (wanted := AHEAD_MAX - self._ahead - self._prefetched_count) > 0
@@ -259,8 +259,12 @@ class FifoChannel(Channel):
             attempt = int(self.subscription.attempts_of(np.array([waiting[0].position], np.uint64))[0])
             if attempt:
                 return attempt
+            settled = waiting.popleft()
             self._ahead -= 1
-            self._ahead_bytes -= waiting.popleft().bytes
+            self._ahead_bytes -= settled.bytes
+            if settled.prefetched.records is not None:
+                # Those that were read together with it may wait for long, and would keep its record in memory.
+                settled.prefetched.records[settled.row] = b""
         del self._lanes[name]
         return 0
 

@@ -113,6 +113,10 @@ class FairQueue(Generic[AnItem]):
         heapq.heapify(self._heap)
         for _, _, flow, item in out:
             self._note(flow, -item.bytes, -len(item))
+        if not self._heap:
+            # Nobody is served for tags of items that were taken out: later items must not wait for their turns.
+            self._flow_tags.clear()
+            self._key_tags.clear()
         return [item for *_, item in out]
 
     def _note(self, flow: str, size: int, requests: int) -> None:

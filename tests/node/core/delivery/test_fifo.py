@@ -83,6 +83,26 @@ def test_a_nack_blocks_its_message_group_and_nobody_else() -> None:
     assert len(digests(world)) == 1
 
 
+def test_a_blocked_message_keeps_no_record_but_its_own_in_memory() -> None:
+    """Records read together with it are forgotten once they are settled, or many blocked message groups would take
+    more memory than is counted."""
+    world, client = cluster(8)
+    client.judge = lambda record, attempt: None if b"hold" in record else ACK
+    client.consume()
+    for part in range(3):
+        client.schedule_of([f"hold{part}", *["b"] * 20])
+        world.run_until(lambda part=part: len(client.got) == 21 * (part + 1))  # type: ignore[misc]
+    world.run(200)
+    master = world.elect()
+    assert master.host is not None
+    [channel] = master.host.core.parts.delivery._channels.values()
+    assert isinstance(channel, FifoChannel)
+    waiting = [one for lane in channel._lanes.values() for one in lane.waiting]
+    assert len(waiting) == 3
+    records = {id(one.prefetched): one.prefetched.records or [] for one in waiting}
+    assert sum(len(record) for some in records.values() for record in some) == channel._ahead_bytes > 0
+
+
 def test_death_and_expiry_unblock_their_message_group() -> None:
     """After attempts_max it is a dead letter and the next one goes; a lease that runs out is a retry in place."""
     world, client = cluster(2)

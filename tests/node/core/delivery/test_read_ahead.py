@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -68,9 +67,10 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Channel, "fetched", fetched)
 
 
-def cluster(seed: int, *, fifo: bool = False) -> tuple[World, Sized]:
+def cluster(seed: int, *, fifo: bool = False, batch_messages_max: int = 4_096) -> tuple[World, Sized]:
     """With little room for what is read ahead."""
-    world = World(seed, config=replace(CoreConfig(), segment_bytes=1 << 20, staged_bytes_max=ROOM))
+    config = CoreConfig(segment_bytes=1 << 20, staged_bytes_max=ROOM, batch_messages_max=batch_messages_max)
+    world = World(seed, config=config)
     admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t", fifo=fifo))
     admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"]))
     return world, Sized(world)
@@ -108,6 +108,21 @@ def test_a_new_master_reads_the_backlog_within_the_bound() -> None:
     world.run_until(lambda: world.master() not in (None, master))
     client.consume()
     world.run_until(lambda: len(client.got) == 80)
+    assert not client.repeated()
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_later_messages_do_not_take_the_room_of_earlier_ones(fifo: bool) -> None:
+    """A new master has to look for the units of the backlog, while it has those of newer messages in memory. The newer
+    ones cannot leave first, so they must not fill the room."""
+    world, client = cluster(5, fifo=fifo, batch_messages_max=10)
+    client.schedule_sizes([60_000] * 20)
+    master = world.elect()
+    master.kill()
+    world.run_until(lambda: world.master() not in (None, master))
+    client.schedule_sizes([60_000] * 20)
+    client.consume()
+    world.run_until(lambda: len(client.got) == 40)
     assert not client.repeated()
 
 

@@ -57,6 +57,19 @@ def test_a_flow_that_waited_for_nothing_saves_nothing_up() -> None:
     assert 49 <= served.count("a") <= 51
 
 
+def test_flows_are_equal_again_once_the_queue_was_emptied() -> None:
+    """As at the end of a mastership: a flow whose items were all taken out owes nothing for them."""
+    queue: FairQueue[Thing] = FairQueue()
+    for number in range(3 * STALE_TAGS_MAX):
+        queue.put(Thing("a", 1_000), "a", (f"key{number}",))
+    assert len(queue.remove(lambda thing: True)) == 3 * STALE_TAGS_MAX
+    for _ in range(100):
+        queue.put(Thing("b", 1_000), "b")
+    queue.put(Thing("a", 1_000), "a")
+    assert "a" in [queue.pop().name for _ in range(2)]
+    assert len(queue._key_tags) + len(queue._flow_tags) <= 2, "old tags would be looked at with each new item"
+
+
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50)), min_size=1, max_size=200), st.data())
 def test_order_within_flows_and_shares_between_them(arrivals: list[tuple[str, int]], data: st.DataObject) -> None:
     """Arrivals and service mixed: each flow keeps its order. While two flows wait all the time, what they are served
