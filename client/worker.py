@@ -80,7 +80,7 @@ class WorkerOptions(TypedDict, total=False):
     lease: timedelta | None
     """Of a delivery; None: the node's default."""
     hold_max: timedelta | None
-    """How long leases are renewed; None: an hour, or longer if a time-out needs that."""
+    """How long leases are renewed; 0: never; None: an hour, or longer if a time-out needs that."""
     unavailable_s_max: float
     """Seconds without a master after which `run` raises ClusterUnavailable; 60. math.inf: never."""
 
@@ -137,6 +137,7 @@ class Worker:
         self._handlers = {topic: _completed(handler, timeout, rules) for topic, handler in handlers.items()}
         self._no_handler = Handler(_no_handler, None, rules)
         self._concurrency = concurrency
+        hold_max = options.get("hold_max")
         self._drain_s = span_ms_of("drain_max", options.get("drain_max", DRAIN_MAX)) / 1_000
         self._signals = options.get("signals", SIGNALS)
         self._options: dict[str, Any] = {
@@ -145,7 +146,7 @@ class Worker:
             "start_from": options.get("start_from", StartFrom.EARLIEST),
             "filter": options.get("filter", ""),
             "lease": options.get("lease"),
-            "hold_max": options.get("hold_max") or _hold_max(self._handlers.values(), prefetch / concurrency),
+            "hold_max": _hold_max(self._handlers.values(), prefetch / concurrency) if hold_max is None else hold_max,
             "unavailable_s_max": options.get("unavailable_s_max", UNAVAILABLE_S_MAX),
         }
         self.metrics = WorkerMetrics(group)

@@ -571,6 +571,22 @@ async def test_wrong_arguments_are_refused(handlers: Any, options: Any, field: s
         assert caught.value.field == field
 
 
+async def test_renewals_can_be_switched_off(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `hold_max` of nothing is nothing, as for a consumer: it must not count as left out."""
+    held: list[timedelta] = []
+
+    def consumer(*args: object, hold_max: timedelta, **options: object) -> None:
+        held.append(hold_max)
+        raise AssertionError("enough is known")
+
+    async with AsyncClient(nodes[0].address) as client:
+        monkeypatch.setattr(client, "consumer", consumer)
+        for given in (timedelta(0), timedelta(seconds=3)):
+            with pytest.raises(AssertionError, match="enough"):
+                await Worker(client, "g", {"t": lambda delivery: None}, hold_max=given).run()
+    assert held == [timedelta(0), timedelta(seconds=3)]
+
+
 async def test_a_worker_runs_once(nodes: list[FakeNode]) -> None:
     """A second run says so."""
     async with AsyncClient(nodes[0].address) as client:
