@@ -48,10 +48,10 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
     assert not {f"src/{name}" for name in expected} - held
     assert {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt"} <= held
 
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
-    constraints = ROOT / "constraints.txt"
-    run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", constraints, wheel, cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     assert run(tmp_path / "venv" / "bin" / "tickwheel", "--version", cwd=tmp_path).strip().endswith(version_of(wheel))
     # bench, traces, what runs on Spark and what writes for it draw on extras; the rest must come up without them.
     extras = ("tickwheel.bench", "tickwheel.pipeline.", "tickwheel.chaos.live.audit_export", "tickwheel.client.tracing")

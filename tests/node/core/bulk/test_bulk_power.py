@@ -23,7 +23,7 @@ def _random_loads(seed: int, harm: Callable[[World, Random], None]) -> None:
     wanted: dict[bytes, int] = {}
     datas = []
     for number in range(4):
-        due = [world.now_ms + rng.choice([500, 2_000, 6_000, 20_000]) + rng.randrange(900) for _ in range(200)]
+        due = [world.now_ms + rng.choice([500, 2_000, 6_000, 20_000]) + rng.randrange(0, 900, 20) for _ in range(200)]
         data, brings = bundle_of(due, f"l{number}-")
         datas.append(data)
         wanted |= brings
