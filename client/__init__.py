@@ -1,6 +1,6 @@
 """Python clients of a tickwheel cluster: `AsyncClient`, and `Client` for code without a loop. See docs/CLIENT.md."""
 
-from tickwheel.client.async_client import AsyncClient, Bucket, Message, PendingCount, RescheduleResult
+from tickwheel.client.async_client import AsyncClient, Bucket, Message, PendingCount, PendingPage, RescheduleResult
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.consumer import Consumer
 from tickwheel.client.dead import DeadLetter
@@ -64,6 +64,7 @@ __all__ = [
     "OutcomeUnknown",
     "PayloadError",
     "PendingCount",
+    "PendingPage",
     "PermissionRefused",
     "Producer",
     "Receipt",

@@ -132,6 +132,15 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingPage:
+    """Some pending messages, in delivery order. It may hold none and still have a next one."""
+
+    messages: tuple[Message, ...]
+    next: str
+    """Names the next page; empty: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """The number of pending messages in a span of time."""
 
@@ -371,6 +380,28 @@ class AsyncClient:
         `meta`: with key, tags and headers. `content`: with the payload too. `conditions`: tag, key, key_prefix,
         due_from and due_before, or due_ms_min and due_ms_max.
         """
+        after = ""
+        while True:
+            page = await self.pending_page(
+                topic, content=content, meta=meta, page_size=page_size, after=after, **conditions
+            )
+            for message in page.messages:
+                yield message
+            after = page.next
+            if not after:
+                return
+
+    async def pending_page(
+        self,
+        topic: str = "",
+        *,
+        content: bool = False,
+        meta: bool = False,
+        page_size: int = 0,
+        after: str = "",
+        **conditions: Unpack[Conditions],
+    ) -> PendingPage:
+        """One page of `list_pending`. `after`: `next` of the page before, with the same conditions."""
         chosen = Selection(topic, **conditions)
         request = scheduler_pb2.ListPendingRequest(
             topic=topic,
@@ -382,18 +413,15 @@ class AsyncClient:
             content=content,
             meta=meta,
             page_size=page_size,
+            page_token=after,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListPendingResponse:
             return await self.cluster.stub(SchedulerStub, channel).ListPending(request, timeout=try_s)
 
-        while True:
-            page = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
-            for pending in page.messages:
-                yield _message(pending, MessageState.PENDING, content)
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
+        page = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
+        messages = tuple(_message(pending, MessageState.PENDING, content) for pending in page.messages)
+        return PendingPage(messages, page.next_page_token)
 
     async def count_pending(
         self,

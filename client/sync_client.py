@@ -392,6 +392,7 @@ class Client(Blocking[AsyncClient]):
     reschedule = waiting(AsyncClient.reschedule)
     get = waiting(AsyncClient.get)
     list_pending = each(AsyncClient.list_pending)
+    pending_page = waiting(AsyncClient.pending_page)
     count_pending = waiting(AsyncClient.count_pending)
     producer = making(AsyncClient.producer, SyncProducer)
     consumer = making(AsyncClient.consumer, SyncConsumer, credits=CREDITS)

@@ -116,10 +116,12 @@ def print_table(
     Console(width=PIPE_WIDTH_MAX, highlight=False).print(made)
 
 
-def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:
+def open_client(addresses: str, timeout_s: float = 15.0, token: str | None = None) -> AsyncClient:
     """A client from the shared options; certificates come from TICKWHEEL_TLS_CA, _CERT, _KEY and _NAME,
-    a token from TICKWHEEL_TOKEN."""
+    a token from TICKWHEEL_TOKEN unless one is given."""
     ca = os.environ.get("TICKWHEEL_TLS_CA")
+    if token is None:
+        token = os.environ.get("TICKWHEEL_TOKEN", "")
     tls = None
     if ca:
         tls = TlsFiles(
@@ -128,7 +130,7 @@ def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:
             os.environ.get("TICKWHEEL_TLS_KEY"),
             os.environ.get("TICKWHEEL_TLS_NAME"),
         )
-    return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, token=os.environ.get("TICKWHEEL_TOKEN", ""))
+    return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, token=token)
 
 
 def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 15.0) -> T:

@@ -1,0 +1,275 @@
+"""The REST API, as an ASGI application. Its OpenAPI document is at /openapi.json."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from tickwheel.client import AsyncClient, CancelOutcome, RescheduleOutcome, TickwheelError
+from tickwheel.gateway.clients import Clients
+from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, Idempotency, KeyReusedError
+from tickwheel.gateway.models import (
+    Cancelled,
+    MessageView,
+    Moved,
+    NewMessage,
+    NewTopic,
+    Pending,
+    Problem,
+    Scheduled,
+    TopicView,
+    When,
+)
+from tickwheel.gateway.problems import problem, problem_of, problem_of_validation
+from tickwheel.gateway.times import moment_of
+
+_log = logging.getLogger("tickwheel.gateway")
+
+BODY_BYTES_MAX = 8 << 20
+PAGE_MAX = 1_000
+BEARER = "bearer "
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "content": {"application/problem+json": {}}}
+    for status in (401, 403, 404, 409, 422, 429, 503, 504)
+}
+
+
+@dataclass(slots=True)
+class Api:
+    """What the routes share."""
+
+    clients: Clients
+    registry: CollectorRegistry
+    own_credentials: bool
+    """Callers' tokens are not passed on."""
+    ready: Callable[[], Awaitable[bool]]
+    """Whether the cluster answers."""
+    repeats: Idempotency[Scheduled] = field(default_factory=Idempotency)
+
+
+def api_of(request: Request) -> Api:
+    """The Api of the application."""
+    api: Api = request.app.state.api
+    return api
+
+
+def token_of(request: Request, authorization: Annotated[str, Header(max_length=4_096)] = "") -> str:
+    """The caller's token; empty without one."""
+    if api_of(request).own_credentials or not authorization.lower().startswith(BEARER):
+        return ""
+    return authorization[len(BEARER) :].strip()
+
+
+Token = Annotated[str, Depends(token_of)]
+
+
+async def client_of(request: Request, token: Token) -> AsyncIterator[AsyncClient]:
+    """The client of the caller's token."""
+    async with api_of(request).clients.of(token) as client:
+        yield client
+
+
+Caller = Annotated[AsyncClient, Depends(client_of)]
+TopicName = Annotated[str, Path(min_length=1, max_length=200)]
+MessageId = Annotated[str, Path(min_length=1, max_length=100, description="As `id` of the receipt.")]
+Text = Annotated[str, Query(max_length=1_000)]
+
+messages = APIRouter(prefix="/v1", responses=ERRORS)
+itself = APIRouter(include_in_schema=False)
+
+
+@messages.post("/topics/{topic}/messages", status_code=201, response_model=Scheduled, summary="Schedule a message")
+async def schedule(
+    topic: TopicName,
+    message: NewMessage,
+    request: Request,
+    response: Response,
+    token: Token,
+    idempotency_key: Annotated[
+        str, Header(max_length=KEY_LENGTH_MAX, description="A repeat with the same key gets the first answer.")
+    ] = "",
+) -> Scheduled | JSONResponse:
+    """The answer means that the message is on stable storage of a majority."""
+    api = api_of(request)
+
+    async def work() -> Scheduled:
+        async with api.clients.of(token) as client:  # it may outlive this request
+            return Scheduled.of(topic, await client.schedule(topic, message.payload(), **message.message_options()))
+
+    if not idempotency_key:
+        return await work()
+    content = f"{topic}\n{message.model_dump_json()}".encode()
+    try:
+        scheduled, repeated = await api.repeats.once(token, idempotency_key, content, work)
+    except KeyReusedError:
+        return problem(
+            409, "the key came before with another message", "KEY_REUSED",
+            field="Idempotency-Key", value=idempotency_key, limit="a new key for each message",
+        )  # fmt: skip
+    if repeated:
+        response.headers["Idempotent-Replayed"] = "true"
+    return scheduled
+
+
+@messages.get("/messages/{id}", summary="A message and its state")
+async def get(id: MessageId, client: Caller, content: bool = False) -> MessageView:
+    """`content`: with payload, key, tags and headers."""
+    return MessageView.of(await client.get(id, content=content))
+
+
+@messages.delete("/messages/{id}", response_model=Cancelled, summary="Cancel a message")
+async def cancel(id: MessageId, client: Caller) -> Cancelled | JSONResponse:
+    """The outcome is final. 409: it was dispatched before."""
+    outcome = await client.cancel(id)
+    if outcome is CancelOutcome.CANCELLED:
+        return Cancelled(id=id, outcome=outcome)
+    return _not_done(id, outcome, "cancelled")
+
+
+@messages.patch("/messages/{id}", response_model=Moved, summary="Move a message to another time")
+async def reschedule(id: MessageId, when: When, client: Caller) -> Moved | JSONResponse:
+    """The outcome is final. The message keeps its id."""
+    outcome, receipt = await client.reschedule(id, **when.options())
+    if receipt is None:
+        return _not_done(id, outcome, "moved")
+    return Moved(id=id, outcome=outcome, due=receipt.due, due_ms=receipt.due_ms)
+
+
+@messages.get("/topics/{topic}/messages", response_model=Pending, summary="Pending messages, in order of delivery")
+async def pending(
+    topic: TopicName,
+    client: Caller,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+    after: Text = "",
+    content: bool = False,
+    tag: Text = "",
+    key: Text = "",
+    due_from: Text = "",
+    due_before: Text = "",
+) -> Pending | JSONResponse:
+    """`after`: `next` of the page before, with the same conditions. A page may be empty and still have a next one."""
+    times = []
+    for name, text in (("due_from", due_from), ("due_before", due_before)):
+        try:
+            times.append(moment_of(text) if text else None)
+        except ValueError as error:
+            return problem(422, f"{name}: {text}: {error}", "INVALID_FIELD", field=name, value=text, limit=str(error))
+    page = await client.pending_page(
+        topic,
+        content=content,
+        meta=True,
+        page_size=limit,
+        after=after,
+        tag=tag,
+        key=key,
+        due_from=times[0],
+        due_before=times[1],
+    )
+    return Pending(messages=[MessageView.of(message) for message in page.messages], next=page.next)
+
+
+@messages.get("/topics", summary="All topics")
+async def topics(client: Caller) -> list[TopicView]:
+    """In the order in which they were made."""
+    return [TopicView.of(topic) for topic in await client.admin.topics()]
+
+
+@messages.put("/topics/{topic}", summary="Create a topic; no error if the same one exists")
+async def create_topic(topic: TopicName, kind: NewTopic, client: Caller) -> TopicView:
+    """Topics also come into being with their first message, if the cluster's settings allow that."""
+    return TopicView.of(await client.admin.create_topic(topic, fifo=kind.fifo))
+
+
+@itself.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    return Response(generate_latest(api_of(request).registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@itself.get("/livez")
+async def livez() -> Response:
+    """Whether the process answers."""
+    return PlainTextResponse("ok")
+
+
+@itself.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """Whether a master answers."""
+    return PlainTextResponse("ok") if await api_of(request).ready() else PlainTextResponse("no master answers", 503)
+
+
+def make_app(api: Api) -> FastAPI:
+    """The application."""
+    app = FastAPI(
+        title="tickwheel",
+        version="1",
+        description="Schedule messages for later, over HTTP. See docs/HTTP.md.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.api = api
+    app.include_router(messages)
+    app.include_router(itself)
+    requests = Counter(
+        "tickwheel_gateway_requests", "Requests to the REST API, by route and status.", ["route", "status"],
+        registry=api.registry,
+    )  # fmt: skip
+
+    async def bounded_and_counted(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        try:
+            response = _too_large(request) or await call_next(request)
+        except Exception:  # a mistake of ours fails this request alone
+            number = uuid.uuid4().hex
+            _log.exception("request %s: %s %s failed", number, request.method, request.url.path)
+            response = problem(500, f"the gateway failed; its log has this under {number}", "GATEWAY_FAULT")
+        route = request.scope.get("route")
+        requests.labels(getattr(route, "path", "none"), str(response.status_code)).inc()
+        return response
+
+    app.middleware("http")(bounded_and_counted)
+    app.exception_handler(TickwheelError)(_of_cluster)
+    app.exception_handler(RequestValidationError)(_of_validation)
+    app.exception_handler(HTTPException)(_of_http)
+    return app
+
+
+async def _of_cluster(request: Request, error: TickwheelError) -> JSONResponse:
+    return problem_of(error)
+
+
+async def _of_validation(request: Request, error: RequestValidationError) -> JSONResponse:
+    return problem_of_validation(error)
+
+
+async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
+    return problem(error.status_code, str(error.detail), "HTTP", headers=error.headers)
+
+
+def _too_large(request: Request) -> JSONResponse | None:
+    length = request.headers.get("content-length", "0")
+    stated = "transfer-encoding" not in request.headers and length.isascii() and length.isdecimal()
+    if stated and int(length[:20]) <= BODY_BYTES_MAX:
+        return None
+    return problem(
+        413, f"a body has at most {BODY_BYTES_MAX:,} bytes, and its content-length says how many", "TOO_LARGE",
+        field="content-length", value=length, limit=f"{BODY_BYTES_MAX:,}",
+    )  # fmt: skip
+
+
+def _not_done(id: str, outcome: CancelOutcome | RescheduleOutcome, done: str) -> JSONResponse:
+    status = 404 if outcome.value == "NOT_FOUND" else 409
+    what = outcome.value.replace("_", " ").lower()
+    return problem(
+        status, f"message {id} was not {done}: {what}", outcome.value, field="id", value=id,
+        limit="a message that is pending",
+    )  # fmt: skip

@@ -1,0 +1,54 @@
+"""The command `tickwheel gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
+from tickwheel.node.cli.output import fail, open_client
+
+app = typer.Typer(help="HTTP in and out: a REST API, and deliveries posted to HTTP targets. See docs/HTTP.md.")
+
+EXIT_CONFIG = 2
+EXIT_LISTEN = 1
+
+
+@app.callback(invoke_without_command=True)
+def gateway(
+    config: Annotated[
+        Path, typer.Option("--config", "-c", metavar="FILE", help="A TOML file; docs/HTTP.md has its fields.")
+    ],
+    addresses: Addresses = ADDRESS_DEFAULT,
+    check: Annotated[bool, typer.Option("--check", help="Only check the file.")] = False,
+) -> None:
+    """HTTP in and out: a REST API, and deliveries posted to HTTP targets. See docs/HTTP.md."""
+    from tickwheel.gateway.config import GatewayConfigError, read_config
+    from tickwheel.gateway.running import Gateway
+
+    try:
+        read = read_config(config)
+    except GatewayConfigError as error:
+        for line in str(error).splitlines():
+            fail(line, "CONFIG", {})
+        raise typer.Exit(EXIT_CONFIG) from None
+    if check:
+        print(
+            f"{config}: {len(read.targets)} targets, "
+            + (f"REST API on {read.listen.bind}" if read.listen else "no REST API")
+        )
+        return
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    async def go() -> None:
+        await Gateway(read, lambda token: open_client(addresses, token=token)).run()
+
+    try:
+        asyncio.run(go())
+    except SystemExit as error:  # uvicorn's way to say that it cannot listen; it has logged why
+        raise typer.Exit(EXIT_LISTEN if error.code else 0) from None

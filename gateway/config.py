@@ -1,0 +1,197 @@
+"""The configuration of a gateway: one TOML file, checked whole."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tickwheel.gateway.addresses import is_public, literal
+from tickwheel.gateway.breaker import FAILURES_MAX
+from tickwheel.gateway.signing import secret_of
+from tickwheel.gateway.times import duration_of
+
+FILE_BYTES_MAX = 1 << 20
+URL_LENGTH_MAX = 2_000
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
+DEAD_ON = (400, 405, 410, 413, 415, 422)
+"""Answers that will be the same next time: the message or the target is wrong."""
+
+
+class GatewayConfigError(Exception):
+    """A configuration that a gateway must not start with. Its text has one line a problem."""
+
+
+def _span(value: object) -> object:
+    return duration_of(value) if isinstance(value, str) else value
+
+
+Span = Annotated[timedelta, BeforeValidator(_span)]
+"""A duration: text such as `10s` or `1h30m`."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Listen(_Section):
+    """The REST API."""
+
+    bind: str = "127.0.0.1:7780"
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    insecure: bool = False
+    """Allow an address other than loopback without TLS."""
+    credentials: Literal["caller", "own"] = "caller"
+    """Whose token the cluster sees: the caller's, or the gateway's for everybody."""
+
+    @property
+    def host(self) -> str:
+        """The host of `bind`."""
+        return self.bind.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port of `bind`."""
+        return int(self.bind.rpartition(":")[2])
+
+    @field_validator("bind")
+    @classmethod
+    def _is_address(cls, bind: str) -> str:
+        host, colon, port = bind.rpartition(":")
+        if not (host and colon and port.isdigit() and int(port) < 65_536):
+            raise ValueError("host:port")
+        return bind
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Listen:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together")
+        address = literal(self.host)
+        loopback = address.is_loopback if address is not None else self.host == "localhost"
+        if not (loopback or self.cert_file or self.insecure):
+            raise ValueError(
+                f"bind {self.bind} needs cert_file and key_file, or insecure = true behind a proxy with TLS"
+            )
+        return self
+
+
+class Target(_Section):
+    """Where the messages of a group are posted."""
+
+    url: str
+    group: str
+    topics: Annotated[tuple[str, ...], Field(min_length=1)]
+    secret_file: Path | None = None
+    """One secret a line (signing.py); read again when it changes. Without it posts are not signed."""
+    timeout: Span = timedelta(seconds=10)
+    """Of one post, from the connection to the end of the answer."""
+    concurrency: Annotated[int, Field(ge=1, le=1_000)] = 8
+    rate: Annotated[float, Field(ge=0, le=100_000)] = 0
+    """Posts a second; 0: any number."""
+    failures_max: Annotated[int, Field(ge=1, le=1_000)] = FAILURES_MAX
+    """Failures in a row after which posts pause."""
+    dead_on: tuple[Annotated[int, Field(ge=300, le=599)], ...] = DEAD_ON
+    """Answers after which a message becomes a dead letter at once."""
+    private_addresses: bool = False
+    """Allow addresses that are not public."""
+    event_type: Annotated[str, Field(min_length=1, max_length=200)] = "tickwheel.message"
+    """`ce-type` of the posts."""
+    filter: str = ""
+    """Tags that a new group takes."""
+
+    @field_validator("timeout")
+    @classmethod
+    def _is_sane(cls, timeout: timedelta) -> timedelta:
+        if not timedelta(milliseconds=100) <= timeout <= timedelta(minutes=10):
+            raise ValueError("100ms to 10m")
+        return timeout
+
+    @model_validator(mode="after")
+    def _may_be_posted_to(self) -> Target:
+        try:
+            parts = urlsplit(self.url)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError(f"url {self.url!r}: {error}") from None
+        if parts.scheme not in ("http", "https") or not host or len(self.url) > URL_LENGTH_MAX or parts.fragment:
+            raise ValueError(f"url {self.url[:100]!r}: http:// or https://, at most {URL_LENGTH_MAX} characters")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("url: no user or password in it; sign posts with secret_file instead")
+        address = literal(host)
+        if address is not None and not is_public(address) and not self.private_addresses:
+            raise ValueError(f"url: {host} is not public: private_addresses = true allows it")
+        if self.secret_file is not None:
+            read_secrets(self.secret_file)
+        return self
+
+
+class GatewayConfig(_Section):
+    """The whole file."""
+
+    source: Annotated[str, Field(min_length=1, max_length=200)] = "/tickwheel"
+    """`ce-source` of the posts."""
+    listen: Listen | None = None
+    """Absent: no REST API."""
+    targets: dict[str, Target] = Field(default_factory=dict)
+
+    @field_validator("targets")
+    @classmethod
+    def _have_names_and_groups(cls, targets: dict[str, Target]) -> dict[str, Target]:
+        groups: dict[str, str] = {}
+        for name, target in targets.items():
+            if not NAME.match(name):
+                raise ValueError(f"{name!r}: a name has 1 to 63 of a-z, 0-9 and -")
+            if target.group in groups:
+                raise ValueError(f"{name} and {groups[target.group]} have the same group {target.group}")
+            groups[target.group] = name
+        return targets
+
+    @model_validator(mode="after")
+    def _does_something(self) -> GatewayConfig:
+        if self.listen is None and not self.targets:
+            raise ValueError("neither [listen] nor [targets.NAME]: nothing to do")
+        return self
+
+
+def read_secrets(path: Path) -> list[bytes]:
+    """The secrets of a file, the newest first as its lines are. Raises ValueError."""
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"secret_file {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not 1 <= len(lines) <= 10:
+        raise ValueError(f"secret_file {path}: 1 to 10 secrets, one a line")
+    try:
+        return [secret_of(line) for line in lines]
+    except ValueError as error:
+        raise ValueError(f"secret_file {path}: {error}") from None
+
+
+def read_config(path: Path) -> GatewayConfig:
+    """Raises GatewayConfigError with all problems."""
+    try:
+        data = path.read_bytes()
+        if len(data) > FILE_BYTES_MAX:
+            raise GatewayConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes")
+        return GatewayConfig.model_validate(tomllib.loads(data.decode()))
+    except OSError as error:
+        raise GatewayConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise GatewayConfigError(f"{path}: is not TOML: {error}") from None
+    except ValidationError as error:
+        raise GatewayConfigError("\n".join(_lines(path, error))) from None
+
+
+def _lines(path: Path, error: ValidationError) -> Iterator[str]:
+    for problem in error.errors(include_url=False):
+        where = ".".join(map(str, problem["loc"]))
+        value: Any = problem["input"]
+        shown = f" = {value!r}"[:120] if isinstance(value, str | int | float | bool) else ""
+        yield f"{path}: {where}{shown}: {problem['msg'].removeprefix('Value error, ')}".replace(": :", ":")

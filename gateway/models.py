@@ -1,0 +1,255 @@
+"""What the REST API takes and answers. The OpenAPI document is made from these."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from datetime import datetime, timedelta
+from typing import Annotated, Any, TypedDict
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from tickwheel.client import Message, MessageState, Receipt
+from tickwheel.client.messages import MessageOptions
+from tickwheel.client.moments import moment_of as datetime_of_ms
+from tickwheel.gateway.times import duration_of, moment_of
+from tickwheel.proto import admin_pb2
+
+INT64_MAX = (1 << 63) - 1
+
+
+def _duration(text: str) -> str:
+    duration_of(text)
+    return text
+
+
+def _moment(text: str) -> str:
+    moment_of(text)
+    return text
+
+
+Duration = Annotated[str, AfterValidator(_duration), Field(max_length=100, examples=["250ms", "1h30m"])]
+Moment = Annotated[
+    str, AfterValidator(_moment), Field(max_length=100, examples=["2026-12-24T18:00:00+01:00", "2026-12-24T17:00:00Z"])
+]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Due(TypedDict):
+    """When, as the client takes it: all but one are None."""
+
+    at: datetime | None
+    delay: timedelta | None
+    due_ms: int | None
+    delay_ms: int | None
+    level: int | None
+
+
+class When(_Model):
+    """Exactly one of these."""
+
+    at: Moment | None = Field(None, description="A time of RFC 3339 with a zone.")
+    delay: Duration | None = Field(None, description="From now on.")
+    due_ms: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = Field(None, description="Milliseconds since 1970.")
+    level: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(None, description="A delay level of the cluster.")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> When:
+        if sum(value is not None for value in (self.at, self.delay, self.due_ms, self.level)) != 1:
+            raise ValueError("exactly one of at, delay, due_ms and level")
+        return self
+
+    def options(self) -> Due:
+        """For the client."""
+        moment: datetime | None = moment_of(self.at) if self.at is not None else None
+        delay: timedelta | None = duration_of(self.delay) if self.delay is not None else None
+        return {"at": moment, "delay": delay, "due_ms": self.due_ms, "delay_ms": None, "level": self.level}
+
+
+class NewMessage(When):
+    """A message to schedule: when, and exactly one of text, json and base64."""
+
+    text: str | None = Field(None, description="The payload, as UTF-8.")
+    value: Any = Field(None, alias="json", description="The payload, as JSON; with content-type application/json.")
+    base64: str | None = Field(None, description="The payload, in base64.")
+    key: str = ""
+    tags: list[str] = Field(default_factory=list)
+    headers: dict[str, str] = Field(default_factory=dict)
+    message_group: str = ""
+    jitter: Duration | None = Field(None, description="The message is moved later by a random part of this.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, data: Any) -> Any:
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text has half of a pair of surrogates, which is no character") from None
+        return data
+
+    @model_validator(mode="after")
+    def _has_one_payload(self) -> NewMessage:
+        if sum(name in self.model_fields_set for name in ("text", "value", "base64")) != 1:
+            raise ValueError("exactly one of text, json and base64")
+        if self.base64 is not None:
+            try:
+                base64.b64decode(self.base64, validate=True)
+            except (binascii.Error, ValueError):
+                raise ValueError("base64: not base64") from None
+        return self
+
+    def payload(self) -> bytes:
+        """The bytes."""
+        if self.text is not None:
+            return self.text.encode()
+        if self.base64 is not None:
+            return base64.b64decode(self.base64)
+        return _json_bytes(self.value)
+
+    def message_options(self) -> MessageOptions:
+        """For the client."""
+        headers = dict(self.headers)
+        if "value" in self.model_fields_set and not any(name.lower() == "content-type" for name in headers):
+            headers["content-type"] = "application/json"
+        return {
+            **self.options(),
+            "key": self.key,
+            "tags": self.tags,
+            "headers": headers,
+            "message_group": self.message_group,
+            "jitter": duration_of(self.jitter) if self.jitter is not None else None,
+        }
+
+
+def _json_bytes(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+class Scheduled(_Model):
+    """A message on stable storage of a majority."""
+
+    id: str
+    topic: str
+    due: datetime
+    due_ms: int
+    level: int = 0
+    delay_ms: int = 0
+
+    @classmethod
+    def of(cls, topic: str, receipt: Receipt) -> Scheduled:
+        """From the client's receipt."""
+        return cls(
+            id=receipt.id,
+            topic=topic,
+            due=receipt.due,
+            due_ms=receipt.due_ms,
+            level=receipt.level,
+            delay_ms=receipt.delay_ms,
+        )
+
+
+class Cancelled(_Model):
+    """The outcome is final."""
+
+    id: str
+    outcome: str
+
+
+class Moved(_Model):
+    """The outcome is final; the due time is the new one."""
+
+    id: str
+    outcome: str
+    due: datetime | None = None
+    due_ms: int | None = None
+
+
+class MessageView(_Model):
+    """A message as a node reports it."""
+
+    id: str
+    topic: str
+    state: MessageState
+    due: datetime
+    due_ms: int
+    scheduled: datetime | None
+    payload_bytes: int
+    text: str | None = Field(None, description="The payload if it is UTF-8 and was asked for.")
+    base64: str | None = Field(None, description="The payload if it is no UTF-8 and was asked for.")
+    key: str = ""
+    tags: list[str] = Field(default_factory=list)
+    headers: dict[str, str] = Field(default_factory=dict)
+    message_group: str = ""
+    attempts: int = 0
+    group: str = ""
+
+    @classmethod
+    def of(cls, message: Message) -> MessageView:
+        """From the client's."""
+        text = encoded = None
+        if message.payload is not None:
+            try:
+                text = message.payload.decode()
+            except UnicodeDecodeError:
+                encoded = base64.b64encode(message.payload).decode()
+        return cls(
+            id=message.id,
+            topic=message.topic,
+            state=message.state,
+            due=message.due,
+            due_ms=message.due_ms,
+            scheduled=datetime_of_ms(message.scheduled_ms) if message.scheduled_ms else None,
+            payload_bytes=message.payload_bytes,
+            text=text,
+            base64=encoded,
+            key=message.key,
+            tags=list(message.tags),
+            headers=dict(message.headers or {}),
+            message_group=message.message_group,
+            attempts=message.attempts,
+            group=message.group,
+        )
+
+
+class Pending(_Model):
+    """A page of pending messages, in order of delivery."""
+
+    messages: list[MessageView]
+    next: str = Field("", description="Give it as `after` for the next page; empty: there is none.")
+
+
+class NewTopic(_Model):
+    """A topic's kind."""
+
+    fifo: bool = False
+
+
+class TopicView(_Model):
+    """A topic."""
+
+    name: str
+    fifo: bool
+    paused: bool
+    dispatched: int = Field(description="Messages that have become due so far.")
+
+    @classmethod
+    def of(cls, topic: admin_pb2.Topic) -> TopicView:
+        """From the client's."""
+        return cls(name=topic.name, fifo=topic.fifo, paused=topic.paused, dispatched=topic.dispatched)
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    reason: str = Field(description="A name for programs, as in proto/common.proto.")
+    field: str = ""
+    value: str = ""
+    limit: str = ""

@@ -1,0 +1,111 @@
+"""Errors as HTTP has them: status and problem details (RFC 9457), with field, value and limit where they are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from tickwheel.client import (
+    ClusterUnavailable,
+    LimitReached,
+    NotFound,
+    OutcomeUnknown,
+    PermissionRefused,
+    RequestRefused,
+    TickwheelError,
+)
+from tickwheel.gateway.models import Problem
+
+MEDIA_TYPE = "application/problem+json"
+TITLES = {
+    400: "Bad request",
+    401: "Not authenticated",
+    403: "Not permitted",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Conflict",
+    413: "Too large",
+    415: "Wrong media type",
+    422: "Not allowed",
+    429: "Limit reached",
+    500: "Internal error",
+    503: "Cluster unavailable",
+    504: "Outcome unknown",
+}
+VALUE_LENGTH_MAX = 200
+
+
+def problem(
+    status: int,
+    detail: str,
+    reason: str,
+    *,
+    field: str = "",
+    value: str = "",
+    limit: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """The response for an error."""
+    body = Problem(
+        title=TITLES.get(status, "Error"),
+        status=status,
+        detail=detail,
+        reason=reason,
+        field=field,
+        value=value[:VALUE_LENGTH_MAX],
+        limit=limit,
+    )
+    content = body.model_dump(exclude_defaults=True) | {"type": body.type}
+    return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
+
+
+def problem_of(error: TickwheelError) -> JSONResponse:
+    """The response for an error of the cluster or the client."""
+    headers = {}
+    if isinstance(error, LimitReached):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    data = error.metadata
+    return problem(
+        _status_of(error),
+        str(error),
+        error.reason or type(error).__name__,
+        field=data.get("field", ""),
+        value=data.get("value", ""),
+        limit=data.get("limit", ""),
+        headers=headers,
+    )
+
+
+def _status_of(error: TickwheelError) -> int:
+    if isinstance(error, RequestRefused):
+        return 409 if error.reason in ("NAME_TAKEN", "WRONG_STATE", "FILTER_DIFFERS") else 422
+    if isinstance(error, PermissionRefused):
+        return 401 if error.reason == "UNAUTHENTICATED" else 403
+    if isinstance(error, NotFound):
+        return 404
+    if isinstance(error, LimitReached):
+        return 429
+    if isinstance(error, OutcomeUnknown):
+        return 504
+    return 503 if isinstance(error, ClusterUnavailable) else 500
+
+
+def problem_of_validation(error: RequestValidationError) -> JSONResponse:
+    """The response for a request that does not fit its model: the first problem, and how many there are."""
+    problems = error.errors()
+    first = problems[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == "json_invalid":
+        return problem(
+            400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}", "INVALID_JSON", field="body"
+        )
+    field = ".".join(place[1:]) or place[0]
+    limit = str(first["msg"]).removeprefix("Value error, ")
+    value = first.get("input")
+    shown = str(value) if isinstance(value, str | int | float | bool) else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    text = f"{field}: {shown[:VALUE_LENGTH_MAX]}: {limit}{more}" if shown else f"{field}: {limit}{more}"
+    return problem(422, text, "INVALID_FIELD", field=field, value=shown, limit=limit)

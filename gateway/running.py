@@ -1,0 +1,157 @@
+"""Runs a gateway: the REST API and a worker for each target, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from tickwheel.client import AsyncClient, TickwheelError, Worker
+from tickwheel.gateway.app import Api, make_app
+from tickwheel.gateway.clients import Clients
+from tickwheel.gateway.config import GatewayConfig, Listen, Target
+from tickwheel.gateway.posting import Poster
+from tickwheel.gateway.posting_metrics import PostMetrics
+
+_log = logging.getLogger("tickwheel.gateway")
+
+AGAIN_S = 5.0
+"""Pause before a target's worker that the cluster refused is started again."""
+READY_S = 2.0
+
+
+class Gateway:
+    """One gateway. `run` returns after `stop`, once running posts have ended."""
+
+    def __init__(self, config: GatewayConfig, make_client: Callable[[str | None], AsyncClient]) -> None:
+        """`make_client`: gets a caller's token, or None for the gateway's own client."""
+        self._config = config
+        self._make_client = make_client
+        self._registry = CollectorRegistry()
+        self._metrics = PostMetrics(self._registry)
+        self._stopping = asyncio.Event()
+        self._workers: set[Worker] = set()
+        self._server: uvicorn.Server | None = None
+        self._listening: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """Take nothing more; the second call cancels what runs."""
+        again = self._stopping.is_set()
+        self._stopping.set()
+        for worker in self._workers:
+            worker.stop(now=again)
+        if self._server is not None:
+            self._server.should_exit = True
+            self._server.force_exit = again
+
+    async def listening(self) -> tuple[str, int]:
+        """Host and port of the REST API, once it listens."""
+        return await asyncio.shield(self._listening)
+
+    async def run(self) -> None:
+        """Serve and deliver until `stop`, or until the REST API cannot listen."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError, NotImplementedError):  # not the main thread: its owner stops us
+                loop.add_signal_handler(number, self.stop)
+        async with self._make_client(None) as client:
+            tasks = [asyncio.ensure_future(self._deliver(client, *item)) for item in self._config.targets.items()]
+            try:
+                if self._config.listen is not None:
+                    await self._serve(client, self._config.listen)
+                else:
+                    await self._stopping.wait()
+            finally:
+                self._stopping.set()
+                for worker in self._workers:
+                    worker.stop()
+                await asyncio.gather(*tasks)
+
+    async def _serve(self, client: AsyncClient, listen: Listen) -> None:
+        own = listen.credentials == "own"
+        clients = Clients(lambda token: self._make_client(None if own else token))
+
+        async def ready() -> bool:
+            try:
+                await client.admin.master_status(timeout_s=READY_S)
+            except TickwheelError:
+                return False
+            return True
+
+        self._server = _Server(
+            uvicorn.Config(
+                make_app(Api(clients, self._registry, own, ready)),
+                host=listen.host,
+                port=listen.port,
+                ssl_certfile=listen.cert_file,
+                ssl_keyfile=listen.key_file,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                limit_concurrency=1_000,
+                timeout_keep_alive=60,
+                timeout_graceful_shutdown=20,
+                server_header=False,
+            ),
+            self._listening,
+        )
+        if self._stopping.is_set():
+            return
+        try:
+            await self._server.serve()
+        finally:
+            await clients.close()
+
+    async def _deliver(self, client: AsyncClient, name: str, target: Target) -> None:
+        """Post the messages of one target until `stop`. A refusal of the cluster is logged, and tried again."""
+        poster = Poster(name, target, self._config.source, self._metrics.of(name))
+        try:
+            while not self._stopping.is_set():
+                worker = Worker(
+                    client,
+                    target.group,
+                    dict.fromkeys(target.topics, poster),
+                    concurrency=target.concurrency,
+                    name=f"gateway {name}",
+                    filter=target.filter,
+                    signals=(),
+                    unavailable_s_max=math.inf,
+                )
+                self._workers.add(worker)
+                try:
+                    await worker.run()
+                except TickwheelError as error:
+                    _log.error("target %s: %s; tried again in %g s", name, error, AGAIN_S)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._stopping.wait(), AGAIN_S)
+                finally:
+                    self._workers.discard(worker)
+        finally:
+            await poster.close()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the gateway, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: asyncio.Future[tuple[str, int]]) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Of uvicorn: takes the signals for itself."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Of uvicorn: begins to listen."""
+        await super().startup(sockets)
+        if self.started and not self._listening.done():
+            host, port, *_ = self.servers[0].sockets[0].getsockname()
+            self._listening.set_result((host, port))

@@ -1,0 +1,251 @@
+"""The parts of the gateway that need no cluster: addresses, signatures, breaker, configuration, repeats."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.gateway.addresses import AddressRefusedError, PublicResolver, is_public
+from tickwheel.gateway.breaker import PAUSE_S_MAX, Breaker, Pace
+from tickwheel.gateway.config import GatewayConfigError, read_config
+from tickwheel.gateway.idempotency import Idempotency, KeyReusedError
+from tickwheel.gateway.posting import RETRY_AFTER_MAX, Secrets, retry_after_of
+from tickwheel.gateway.signing import secret_of, signature_headers
+from tickwheel.gateway.times import duration_of, moment_of
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+PRIVATE = [
+    "0.0.0.0",
+    "10.0.0.1",
+    "100.64.0.1",
+    "127.0.0.1",
+    "169.254.169.254",
+    "172.16.0.1",
+    "192.168.1.1",
+    "224.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "fe80::1",
+    "fc00::1",
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "64:ff9b::a00:1",
+    "2002:7f00:1::",
+]
+
+
+@pytest.mark.parametrize("text", PRIVATE)
+def test_addresses_that_are_not_public(text: str) -> None:
+    """Private, link-local, loopback, multicast, and IPv6 addresses that lead to such IPv4 ones."""
+    assert not is_public(ipaddress.ip_address(text))
+
+
+@pytest.mark.parametrize("text", ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_addresses_that_are(text: str) -> None:
+    """Those of the internet."""
+    assert is_public(ipaddress.ip_address(text))
+
+
+class Fixed(AbstractResolver):
+    """Answers each name alike."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = hosts
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(hostname=host, host=one, port=port, family=family, proto=0, flags=0) for one in self.hosts
+        ]
+
+    async def close(self) -> None: ...
+
+
+async def test_names_lead_to_public_addresses_only() -> None:
+    """Of several addresses the public ones remain; a name without any is refused, and the error names them."""
+    assert [one["host"] for one in await PublicResolver(Fixed("10.0.0.1", "8.8.8.8")).resolve("a")] == ["8.8.8.8"]
+    with pytest.raises(AddressRefusedError, match=r"a resolves to 127\.0\.0\.1, ::1: not public"):
+        await PublicResolver(Fixed("127.0.0.1", "::1")).resolve("a")
+
+
+def test_signatures_are_those_of_standard_webhooks() -> None:
+    """The vector of the specification's own tests; with two secrets there are two signatures."""
+    old, new = secret_of(SECRET), bytes(range(32))
+    headers = signature_headers([old], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    both = signature_headers([new, old], "m", 1, b"")["webhook-signature"].split()
+    assert len(both) == 2 and both[1] == signature_headers([old], "m", 1, b"")["webhook-signature"]
+    assert set(signature_headers([], "m", 1, b"")) == {"webhook-id", "webhook-timestamp"}
+
+
+@pytest.mark.parametrize("text", ["", "abc", "whsec_", "whsec_!!", "whsec_YWJj"])
+def test_secrets_that_are_none(text: str) -> None:
+    """Without the prefix, no base64, or too short."""
+    with pytest.raises(ValueError, match="a secret"):
+        secret_of(text)
+
+
+def test_secrets_change_with_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read anew when the file is replaced; a file that is wrong leaves those of before."""
+    monkeypatch.setattr("tickwheel.gateway.posting.SECRETS_LOOK_S", 0.0)
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    secrets = Secrets(path)
+    assert len(secrets.keys) == 1
+    for text, count in ((f"{SECRET}\n{SECRET}\n", 2), ("nonsense", 2), (SECRET, 1)):
+        fresh = tmp_path / "fresh"
+        fresh.write_text(text)
+        fresh.replace(path)
+        assert len(secrets.keys) == count
+
+
+def test_the_breaker_opens_tries_one_and_closes() -> None:
+    """After its failures it lets nothing pass for a while, then one; each failure of that doubles the pause."""
+    breaker = Breaker(3)
+    assert [breaker.failed(0.0) for _ in range(3)] == [False, False, True] and breaker.is_open
+    assert breaker.wait_s(0.0) == 1.0 and breaker.wait_s(1.0) == 0.0 and breaker.wait_s(1.0) > 0
+    pauses, now_s = [], 1.0
+    for _ in range(12):
+        breaker.failed(now_s)
+        pauses.append(breaker.wait_s(now_s))
+        now_s += pauses[-1]
+        assert breaker.wait_s(now_s) == 0.0
+    assert pauses[:3] == [2.0, 4.0, 8.0] and pauses[-1] == PAUSE_S_MAX
+    breaker.gave_up()
+    assert breaker.wait_s(now_s) == 0.0
+    breaker.succeeded()
+    assert not breaker.is_open and breaker.wait_s(now_s) == 0.0 and breaker.wait_s(now_s) == 0.0
+
+
+def test_failures_that_were_under_way_do_not_open_it_further() -> None:
+    """Eight posts fail together: the pause is that of one failure."""
+    breaker = Breaker(2)
+    for _ in range(8):
+        breaker.failed(0.0)
+    assert breaker.wait_s(0.0) == 1.0
+
+
+@given(st.floats(0.1, 1e4), st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_the_pace_is_kept(rate: float, gaps: list[float]) -> None:
+    """However calls come, turns are at least 1/rate apart."""
+    pace, now_s, turns = Pace(rate), 0.0, []
+    for gap in gaps:
+        now_s += gap
+        turns.append(now_s + pace.turn_s(now_s))
+    assert all(later - earlier >= 1 / rate - 1e-6 for earlier, later in pairwise(turns))
+
+
+def test_retry_after() -> None:
+    """Seconds or a date, at most a day; nonsense and the past are nothing."""
+    assert retry_after_of("120") == timedelta(minutes=2)
+    assert retry_after_of("9" * 5_000) == RETRY_AFTER_MAX == retry_after_of("Fri, 31 Dec 9999 23:59:59 GMT")
+    soon = retry_after_of(format_datetime(datetime.now(UTC) + timedelta(minutes=5), usegmt=True))
+    assert soon is not None and timedelta(minutes=4) < soon <= timedelta(minutes=5)
+    assert [retry_after_of(text) for text in ("", "0", "-1", "soon", "Fri, 31 Dec 1999 23:59:59 GMT", "²")] == [
+        None
+    ] * 6
+
+
+def test_times_as_text() -> None:
+    """Durations and moments; what is none says what one is."""
+    assert duration_of("1h30m") == timedelta(minutes=90) and duration_of("250ms") == timedelta(milliseconds=250)
+    assert moment_of("2026-12-24T18:00:00+01:00") == datetime(2026, 12, 24, 17, tzinfo=UTC)
+    for text in ("", "5", "5 s", "1x", "-5s", "1e3s", "9" * 400 + "d", "999999999999d"):
+        with pytest.raises(ValueError, match="a duration is numbers"):
+            duration_of(text)
+    for text in ("", "tomorrow", "2026-12-24T18:00:00", "2026-12-24"):
+        with pytest.raises(ValueError, match="a time of RFC 3339"):
+            moment_of(text)
+
+
+GOOD = """
+[listen]
+bind = "127.0.0.1:0"
+[targets.billing]
+url = "https://billing.example.com/hook"
+group = "billing-http"
+topics = ["invoices"]
+timeout = "5s"
+"""
+
+BAD = {
+    "": "neither",
+    "[listen": "is not TOML",
+    "[listen]\nbind = '0.0.0.0:80'": "needs cert_file and key_file, or insecure = true",
+    "[listen]\nbind = 'nonsense'": "listen.bind = 'nonsense': host:port",
+    "[listen]\nport = 1": "listen.port = 1: Extra inputs",
+    GOOD.replace("https://", "ftp://"): "url 'ftp://",
+    GOOD.replace("https://", "https://u:p@"): "no user or password",
+    GOOD.replace("billing.example.com", "169.254.169.254"): "169.254.169.254 is not public",
+    GOOD.replace("billing.example.com", "[::1]"): "::1 is not public",
+    GOOD.replace("billing.example.com", "[::1"): "url",
+    GOOD.replace('"5s"', '"5 hours"'): "a duration is numbers",
+    GOOD.replace('"5s"', '"5h"'): "100ms to 10m",
+    GOOD.replace('["invoices"]', "[]"): "targets.billing.topics",
+    GOOD.replace("targets.billing", "targets.Billing"): "'Billing': a name has",
+    GOOD + "secret_file = '/nowhere'": "secret_file /nowhere: No such file",
+    GOOD + GOOD[GOOD.index("[targets") :].replace("targets.billing", "targets.other"): "the same group billing-http",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_configurations_that_are_refused(text: str, tmp_path: Path) -> None:
+    """Each with the file, the field and what is allowed."""
+    path = tmp_path / "gateway.toml"
+    path.write_text(text)
+    with pytest.raises(GatewayConfigError) as refusal:
+        read_config(path)
+    assert BAD[text] in str(refusal.value) and str(refusal.value).startswith(str(path))
+
+
+def test_a_configuration_that_is_taken(tmp_path: Path) -> None:
+    """With its defaults."""
+    path = tmp_path / "gateway.toml"
+    path.write_text(GOOD)
+    config = read_config(path)
+    assert config.targets["billing"].timeout == timedelta(seconds=5) and config.targets["billing"].concurrency == 8
+    assert config.listen is not None and config.listen.credentials == "caller"
+
+
+async def test_repeats_get_the_first_answer() -> None:
+    """Also while the first is under way, or if its caller has left. A failure is forgotten."""
+    repeats: Idempotency[int] = Idempotency(keys_max=2)
+    begun, go = 0, asyncio.Event()
+
+    async def work() -> int:
+        nonlocal begun
+        begun += 1
+        await go.wait()
+        return begun
+
+    async def fail() -> int:
+        raise ZeroDivisionError
+
+    first = asyncio.ensure_future(repeats.once("me", "k", b"x", work))
+    await asyncio.sleep(0)
+    first.cancel()
+    second = asyncio.ensure_future(repeats.once("me", "k", b"x", work))
+    await asyncio.sleep(0)
+    go.set()
+    assert await second == (1, True) and await repeats.once("me", "k", b"x", work) == (1, True)
+    with pytest.raises(KeyReusedError):
+        await repeats.once("me", "k", b"y", work)
+    assert await repeats.once("you", "k", b"x", work) == (2, False)
+    with pytest.raises(ZeroDivisionError):
+        await repeats.once("me", "f", b"x", fail)
+    assert await repeats.once("me", "f", b"x", work) == (3, False)
+    assert await repeats.once("me", "k", b"x", work) == (4, False)  # forgotten for the third key

@@ -1,0 +1,351 @@
+"""Gateways beside three real nodes: REST in, posts out, through a SIGKILL of the master and of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from tickwheel.client import AsyncClient, ExponentialBackoff, RetryPolicy
+from tickwheel.gateway.config import read_config
+from tickwheel.gateway.running import Gateway
+from tickwheel.gateway.signing import secret_of, signature_headers
+from tickwheel.node.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SOON_S = 60.0
+QUICK = ExponentialBackoff(initial=timedelta(milliseconds=10), maximum=timedelta(milliseconds=10))
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+Respond = Callable[[web.Request, bytes], Awaitable[web.Response]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    """Three nodes for all tests here."""
+    async with LocalCluster(tmp_path_factory.mktemp("cluster"), 3) as started:
+        yield started
+
+
+class Receiver:
+    """An HTTP server that keeps what is posted to it."""
+
+    def __init__(self, respond: Respond) -> None:
+        self._respond = respond
+        self.posts: list[tuple[dict[str, str], bytes]] = []
+        self.changed = asyncio.Condition()
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        async with self.changed:
+            self.posts.append((dict(request.headers), body))
+            self.changed.notify_all()
+        return await self._respond(request, body)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for posts."""
+        async with asyncio.timeout(SOON_S), self.changed:
+            await self.changed.wait_for(condition)
+
+
+@asynccontextmanager
+async def receiving(respond: Respond) -> AsyncIterator[Receiver]:
+    """A receiver on a port of its own."""
+    receiver = Receiver(respond)
+    app = web.Application(client_max_size=8 << 20)
+    app.router.add_post("/hook", receiver.handle)
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    try:
+        yield receiver
+    finally:
+        await runner.cleanup()
+
+
+async def fine(request: web.Request, body: bytes) -> web.Response:
+    return web.Response(status=204)
+
+
+@asynccontextmanager
+async def running(cluster: LocalCluster, path: Path, text: str) -> AsyncIterator[Gateway]:
+    """A gateway of this configuration."""
+    await asyncio.to_thread(path.write_text, text)
+    gateway = Gateway(read_config(path), lambda token: AsyncClient(cluster.addresses, token=token or ""))
+    task = asyncio.ensure_future(gateway.run())
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+        await asyncio.wait_for(task, SOON_S)
+
+
+def target(name: str, url: str, more: str = "") -> str:
+    return f"[targets.{name}]\nurl = '{url}'\ngroup = '{name}'\ntopics = ['{name}']\nprivate_addresses = true\n{more}\n"
+
+
+@asynccontextmanager
+async def api(cluster: LocalCluster, path: Path) -> AsyncIterator[Callable[..., Awaitable[tuple[int, Any, Any]]]]:
+    """A gateway with the REST API; calls it and returns status, JSON and headers."""
+    async with (
+        running(cluster, path, "[listen]\nbind = '127.0.0.1:0'") as gateway,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(SOON_S)) as session,
+    ):
+        host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
+
+        async def call(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+            data = (
+                body
+                if isinstance(body, bytes | io.BytesIO)
+                else json.dumps(body).encode()
+                if body is not None
+                else None
+            )
+            headers.setdefault("content-type", "application/json")
+            async with session.request(method, f"http://{host}:{port}{path}", data=data, headers=headers) as response:
+                text = await response.text()
+                kind = response.content_type
+                return response.status, json.loads(text) if "json" in kind else text, response.headers
+
+        yield call
+
+
+async def test_a_message_from_schedule_to_cancel(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Scheduled, found, listed page by page, moved, cancelled; then there is nothing left to cancel."""
+    async with api(cluster, tmp_path / "g.toml") as call:
+        body = {"json": {"n": 1}, "delay": "1h", "key": "k1", "tags": ["a"], "headers": {"x": "y"}}
+        status, made, _ = await call("POST", "/v1/topics/orders/messages", body)
+        assert status == 201 and made["topic"] == "orders"
+        status, found, _ = await call("GET", f"/v1/messages/{made['id']}?content=true")
+        assert status == 200 and found["state"] == "PENDING" and json.loads(found["text"]) == {"n": 1}
+        assert found["headers"] == {"x": "y", "content-type": "application/json"} and found["tags"] == ["a"]
+        for number in range(3):
+            await call(
+                "POST", "/v1/topics/orders/messages", {"base64": "/w==", "at": f"2027-01-0{number + 1}T00:00:00Z"}
+            )
+        seen, after = [], ""
+        while True:
+            status, page, _ = await call("GET", f"/v1/topics/orders/messages?limit=2&after={after}&content=true")
+            assert status == 200 and len(page["messages"]) <= 2
+            seen += page["messages"]
+            after = page["next"]
+            if not after:
+                break
+        assert seen[0]["id"] == made["id"] and len(seen) == 4
+        assert base64.b64decode(seen[1]["base64"]) == b"\xff"
+        status, moved, _ = await call("PATCH", f"/v1/messages/{made['id']}", {"at": "2027-02-01T00:00:00+01:00"})
+        assert status == 200 and moved["outcome"] == "RESCHEDULED" and moved["due"] == "2027-01-31T23:00:00Z"
+        assert (await call("DELETE", f"/v1/messages/{made['id']}"))[:2] == (
+            200,
+            {"id": made["id"], "outcome": "CANCELLED"},
+        )
+        status, _, headers = await call("DELETE", f"/v1/messages/{made['id']}")
+        assert status in (404, 409, 200) and (status == 200 or headers["content-type"] == "application/problem+json")
+        assert "orders" in {topic["name"] for topic in (await call("GET", "/v1/topics"))[1]}
+        assert (await call("PUT", "/v1/topics/lanes", {"fifo": True}))[1]["fifo"]
+        assert (await call("GET", "/readyz"))[0] == 200 == (await call("GET", "/livez"))[0]
+        assert "tickwheel_gateway_requests_total" in (await call("GET", "/metrics"))[1]
+        schema = (await call("GET", "/openapi.json"))[1]
+        assert set(schema["paths"]["/v1/messages/{id}"]) == {"get", "delete", "patch"}
+
+
+async def test_repeats_with_an_idempotency_key(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Ten at once are one message; another message under the key is refused."""
+    async with api(cluster, tmp_path / "g.toml") as call:
+        body = {"text": "x", "delay": "1h"}
+        answers = await asyncio.gather(
+            *(call("POST", "/v1/topics/once/messages", body, **{"Idempotency-Key": "k"}) for _ in range(10))
+        )
+        assert {status for status, _, _ in answers} == {201} and len({made["id"] for _, made, _ in answers}) == 1
+        assert sum(headers.get("Idempotent-Replayed") == "true" for _, _, headers in answers) == 9
+        status, answer, _ = await call(
+            "POST", "/v1/topics/once/messages", body | {"text": "y"}, **{"Idempotency-Key": "k"}
+        )
+        assert status == 409 and answer["reason"] == "KEY_REUSED"
+        assert len((await call("GET", "/v1/topics/once/messages"))[1]["messages"]) == 1
+
+
+async def dead_letters(client: AsyncClient, group: str, count: int) -> dict[bytes | None, str]:
+    """Payload and reason of each, once there are so many."""
+    async with asyncio.timeout(SOON_S):
+        while True:
+            letters = [letter async for letter in client.dead.list(group)]
+            if len(letters) >= count:
+                found = [await client.dead.get(group, letter.number) for letter in letters]
+                return {letter.payload: letter.error for letter in found}
+            await asyncio.sleep(0.05)
+
+
+BAD = [
+    ("POST", "/v1/topics/t/messages", b"{", 400, "body"),
+    ("POST", "/v1/topics/t/messages", b"[" * 100_000, 400, ""),
+    ("POST", "/v1/topics/t/messages", {}, 422, "body"),
+    ("POST", "/v1/topics/t/messages", {"text": "x"}, 422, "body"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "json": 1, "delay": "1s"}, 422, "body"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "soon"}, 422, "delay"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "at": "2026-01-01T00:00:00"}, 422, "at"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "due_ms": 1 << 70}, 422, "due_ms"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "1s", "unknown": 1}, 422, "unknown"),
+    ("POST", "/v1/topics/t/messages", {"base64": "!", "delay": "1s"}, 422, "body"),
+    ("POST", "/v1/topics/t/messages", {"text": "\ud800", "delay": "1s"}, 422, ""),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "99999d"}, 422, ""),
+    ("POST", "/v1/topics/.bad/messages", {"text": "x", "delay": "1s"}, 422, "topic"),
+    ("GET", "/v1/messages/nonsense", None, 422, "id"),
+    ("GET", "/v1/messages/0-1-1", None, 404, ""),
+    ("PATCH", "/v1/messages/nonsense", {"delay": "1s"}, 422, "id"),
+    ("GET", "/v1/topics/t/messages?limit=0", None, 422, "limit"),
+    ("GET", "/v1/topics/t/messages?after=nonsense", None, 422, "page_token"),
+    ("GET", "/v1/topics/t/messages?due_from=x", None, 422, "due_from"),
+    ("GET", "/nowhere", None, 404, ""),
+    ("PUT", "/v1/messages/0-1-1", {}, 405, ""),
+]
+
+
+async def test_bad_requests_are_problems_with_field_and_limit(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Each a client's error in problem details, none the gateway's; too large a body is not read."""
+    async with api(cluster, tmp_path / "g.toml") as call:
+        for method, path, body, status, field in BAD:
+            got, answer, headers = await call(method, path, body)
+            assert got == status, (path, body, answer)
+            assert headers["content-type"] == "application/problem+json" and answer["detail"] and answer["reason"]
+            assert not field or answer["field"].startswith(field), answer
+        assert (await call("POST", "/v1/topics/t/messages", io.BytesIO(b" " * (9 << 20))))[0] == 413
+
+
+async def test_posts_are_signed_events(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The body as it was, attributes as headers, a signature that verifies; hostile headers do no harm."""
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    async with (
+        receiving(fine) as receiver,
+        running(cluster, tmp_path / "g.toml", target("events", receiver.url, f"secret_file = '{secret}'")),
+        AsyncClient(cluster.addresses) as client,
+    ):
+        hostile = {
+            "traceparent": "00-1-2-03",
+            "Host": "evil",
+            "a b": "c",
+            "note": "é\r\nx-evil: 1",
+            "Authorization": "x",
+        }
+        receipt = await client.schedule("events", {"a": 1}, delay_ms=0, key="k\u20ac", tags=["t"], headers=hostile)
+        await receiver.until(lambda: len(receiver.posts) == 1)
+        large = b"x" * (3 << 20)
+        await client.schedule("events", large, delay_ms=0)
+        await receiver.until(lambda: len(receiver.posts) == 2)
+    assert receiver.posts[1][1] == large
+    headers, body = receiver.posts[0]
+    got = {name.lower(): value for name, value in headers.items()}
+    assert body == b'{"a":1}' and got["content-type"] == "application/json"
+    assert (got["ce-id"], got["ce-subject"], got["ce-specversion"]) == (receipt.id, "events", "1.0")
+    assert (got["ce-partitionkey"], got["ce-tickwheelattempt"]) == ("k%E2%82%AC", "1")
+    assert got["traceparent"] == "00-1-2-03" and got["tickwheel-header-note"] == "%C3%A9%0D%0Ax-evil: 1"
+    assert "127.0.0.1" in got["host"] and "authorization" not in got and "x-evil" not in got
+    signed = signature_headers([secret_of(SECRET)], receipt.id, int(got["webhook-timestamp"]), body)
+    assert got["webhook-signature"] == signed["webhook-signature"]
+
+
+async def test_what_follows_an_answer(cluster: LocalCluster, tmp_path: Path) -> None:
+    """503 with Retry-After comes again, 422 is a dead letter with the answer, a redirect is not followed."""
+    tried: Counter[bytes] = Counter()
+
+    async def respond(request: web.Request, body: bytes) -> web.Response:
+        tried[body] += 1
+        if body == b"again" and tried[body] == 1:
+            return web.Response(status=503, headers={"Retry-After": "1"})
+        if body == b"wrong":
+            return web.Response(status=422, text="no such\ninvoice" + "x" * 100_000)
+        if body == b"moved":
+            return web.Response(status=307, headers={"Location": "http://127.0.0.1:1/elsewhere"})
+        return web.Response()
+
+    async with receiving(respond) as receiver, AsyncClient(cluster.addresses) as client:
+        policy = RetryPolicy(attempts_max=2, backoff=QUICK)
+        await client.admin.create_topic("answers")
+        await client.admin.create_group("answers", ["answers"], retry=policy)
+        async with running(cluster, tmp_path / "g.toml", target("answers", receiver.url)):
+            for body in (b"again", b"wrong", b"moved"):
+                await client.schedule("answers", body, delay_ms=0)
+            await receiver.until(lambda: tried == {b"again": 2, b"wrong": 1, b"moved": 2})
+            reasons = await dead_letters(client, "answers", 2)
+    assert "answered 422: no such invoice" in reasons[b"wrong"] and "answered 307" in reasons[b"moved"]
+
+
+async def test_a_target_that_is_down_is_left_alone(cluster: LocalCluster, tmp_path: Path) -> None:
+    """After failures in a row posts pause; one tries; when it is up again, all comes, and nothing died meanwhile."""
+    up = asyncio.Event()
+
+    async def respond(request: web.Request, body: bytes) -> web.Response:
+        return web.Response(status=200 if up.is_set() else 500)
+
+    async with receiving(respond) as receiver, AsyncClient(cluster.addresses) as client:
+        policy = RetryPolicy(attempts_max=100, backoff=QUICK)
+        await client.admin.create_topic("down")
+        await client.admin.create_group("down", ["down"], retry=policy)
+        more = "failures_max = 3\nconcurrency = 2"
+        async with running(cluster, tmp_path / "g.toml", target("down", receiver.url, more)):
+            for number in range(20):
+                await client.schedule("down", str(number).encode(), delay_ms=0)
+            await receiver.until(lambda: len(receiver.posts) >= 6)
+            assert len(receiver.posts) < 20  # without the pause there would be hundreds
+            up.set()
+            good: set[bytes] = set()
+            seen = len(receiver.posts)
+            await receiver.until(lambda: len(good.union(body for _, body in receiver.posts[seen:])) == 20)
+        assert not [letter async for letter in client.dead.list("down")]
+
+
+async def test_two_gateways_share_the_work_through_kills(cluster: LocalCluster, tmp_path: Path) -> None:
+    """300 messages while the master is killed and one gateway ends: all are posted."""
+    async with (
+        receiving(fine) as receiver,
+        running(cluster, tmp_path / "a.toml", target("shared", receiver.url)),
+        AsyncClient(cluster.addresses) as client,
+    ):
+        async with running(cluster, tmp_path / "b.toml", target("shared", receiver.url)):
+            for number in range(300):
+                await client.schedule("shared", str(number).encode(), delay_ms=100)
+            await receiver.until(lambda: len(receiver.posts) >= 50)
+            master = await cluster.master()
+            await cluster.kill_node(master)
+            await receiver.until(lambda: len(receiver.posts) >= 150)
+        await receiver.until(lambda: len({body for _, body in receiver.posts}) == 300)
+    cluster.start_node(master)
+    await cluster.wait_ready()
+
+
+async def test_addresses_inside_are_refused(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that leads to loopback is refused after DNS, before anything is sent."""
+    down = asyncio.Event()
+
+    def warning(text: str, *values: object) -> None:
+        if "not public" in text % values:
+            down.set()
+
+    monkeypatch.setattr(logging.getLogger("tickwheel.gateway"), "warning", warning)
+    async with receiving(fine) as receiver, AsyncClient(cluster.addresses) as client:
+        text = target("inside", receiver.url.replace("127.0.0.1", "localhost"), "failures_max = 1")
+        text = text.replace("private_addresses = true", "")
+        async with running(cluster, tmp_path / "g.toml", text):
+            await client.schedule("inside", b"x", delay_ms=0)
+            async with asyncio.timeout(SOON_S):
+                await down.wait()
+        assert not receiver.posts
