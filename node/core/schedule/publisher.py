@@ -206,7 +206,8 @@ class Publisher(Part):
             answer(refusal)
             return
         serving = self._proposer.serving
-        producer = (f"producer {batch.producer_id}",) if batch.producer_id else ()
+        # With whom it comes from: naming somebody else's producer id holds nobody up.
+        producer = (f"{batch.actor} {batch.owner} {batch.producer_id}",) if batch.producer_id else ()
         self._queue.put(_Request(batch, serving.bound(answer), size, serving.caller), flow, (flow, *producer))
 
     def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:

@@ -71,12 +71,15 @@ def test_nothing_turns_at_once_while_schedules_may_not_leave() -> None:
     assert publisher.wait_ms(now) is None
 
 
-def flood(core: NodeCore, connection: str, count: int, due_ms: int, size: int = 1_000) -> list[Any]:
+def flood(
+    core: NodeCore, connection: str, count: int, due_ms: int, size: int = 1_000, producer_id: str = "", owner: str = ""
+) -> list[Any]:
     """Requests of one connection, of `size` bytes each; what they are told."""
     told: list[Any] = []
-    for _ in range(count):
+    for number in range(count):
         batch = batch_of_rows("t", KIND_DUE, [due_ms], [bytes(size - ROW_BYTES)])
-        batch.connection = connection
+        batch.connection, batch.producer_id, batch.owner = connection, producer_id, owner
+        batch.sequence = number + 1 if producer_id else 0
         core.parts.requests.schedule(batch, told.append)
     return told
 
@@ -109,6 +112,17 @@ def test_a_connection_with_much_waiting_does_not_hold_up_the_others() -> None:
     assert taken is not None
     sizes = np.frombuffer(taken[0].publish.sizes, "<u4").tolist()
     assert sizes == [6, 500 - ROW_BYTES, 10_000 - ROW_BYTES, 10_000 - ROW_BYTES]
+
+
+def test_naming_somebody_elses_producer_id_holds_nobody_up() -> None:
+    """Requests of one producer keep their order over all connections, but only those of its owner."""
+    world, core = held_back()
+    due_ms = world.now_ms + HOUR_MS
+    flood(core, "flood", 40, due_ms, 10_000, "victim", "somebody")
+    flood(core, "victim", 1, due_ms, 500, "victim", "its owner")
+    flood(core, "third", 1, due_ms, 600, "victim", "somebody")
+    order = [core.parts.publisher._queue.pop().bytes for _ in range(42)]
+    assert order[0] == 500 and order[-1] == 600
 
 
 def test_a_connection_keeps_the_order_of_single_messages_and_batches() -> None:
