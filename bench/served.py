@@ -25,9 +25,10 @@ TIMELINES: list[Timeline] = []
 
 
 @contextlib.asynccontextmanager
-async def cluster() -> AsyncIterator[tuple[LocalCluster, AsyncClient]]:
-    """Three nodes on this machine and a client."""
-    with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
+async def cluster(parent: Path | None = None) -> AsyncIterator[tuple[LocalCluster, AsyncClient]]:
+    """Three nodes on this machine and a client. Their data lies in a new directory in `parent`, or in the system's
+    temporary directory."""
+    with TemporaryDirectory(prefix="tickwheel-bench-", dir=parent) as directory:
         async with LocalCluster(Path(directory), 3) as nodes, nodes.client() as client:
             yield nodes, client
             # An orderly stop writes a checkpoint of all that was scheduled: minutes, for a directory that goes away.

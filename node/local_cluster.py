@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -275,9 +275,12 @@ class LocalCluster:
         """One node by its id."""
         return next(node for node in self.nodes if node.node_id == node_id)
 
-    def check_ports(self) -> None:
-        """Raise LocalClusterError if another process listens on a node's port: it would answer in the node's place."""
+    def check_ports(self, only: str = "") -> None:
+        """Raise LocalClusterError if another process listens on a node's port: it would answer in the node's place.
+        `only`: look at this node's alone."""
         for node in self.nodes:
+            if only and node.node_id != only:
+                continue
             purposes = {"clients": node.client_address, "peers": node.peer_address, "metrics": node.metrics_address}
             for purpose, address in purposes.items():
                 host, _, port = address.rpartition(":")
@@ -345,9 +348,15 @@ class LocalCluster:
 
     async def start(self) -> None:
         """Start all and wait until they are ready."""
+        await self.bring_up(lambda text: None)
+
+    async def bring_up(self, told: Callable[[str], None], only: str = "") -> None:
+        """Start all, or `only` this one, and wait until they are ready. `told` gets a sentence about each step."""
         for node in self.nodes:
-            self.start_node(node)
-        await self.wait_ready()
+            if not only or node.node_id == only:
+                self.start_node(node)
+                told(f"{node.node_id} started as process {node.pid}; its log is {node.log_file}")
+        await self.wait_ready(told=told)
 
     async def stop(self) -> None:
         """Stop all and wait."""
@@ -387,10 +396,12 @@ class LocalCluster:
         answers = await self.client().admin.statuses(timeout_s)
         return {node.node_id: answers[node.client_dialled] for node in self.nodes if node.client_dialled in answers}
 
-    async def wait_ready(self, *, all_serve: bool = True) -> LocalNode:
-        """Wait until a master serves and every running node follows it. Returns the master."""
+    async def wait_ready(self, *, all_serve: bool = True, told: Callable[[str], None] = lambda text: None) -> LocalNode:
+        """Wait until a master serves and every running node follows it. Returns the master. `told` gets a sentence
+        whenever what a node does has changed."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._ready_s
+        does: dict[str, str] = {}
         while True:
             for node in self.nodes:
                 if node.process is not None and node.process.poll() is not None and all_serve:
@@ -401,10 +412,18 @@ class LocalCluster:
             answers = await self.statuses()
             running = [answers.get(node.node_id) for node in self.nodes if node.running]
             serving = [status for status in running if isinstance(status, admin_pb2.NodeStatus)]
+            for status in serving:
+                if does.get(status.node_id) != _doing(status):
+                    does[status.node_id] = _doing(status)
+                    told(f"{status.node_id} {does[status.node_id]}")
+            # One that another command runs may lead, too.
             masters = [
                 status
-                for status in serving
-                if status.role == admin_pb2.MASTER and status.lease_held and status.state == admin_pb2.NODE_SERVING
+                for status in answers.values()
+                if isinstance(status, admin_pb2.NodeStatus)
+                and status.role == admin_pb2.MASTER
+                and status.lease_held
+                and status.state == admin_pb2.NODE_SERVING
             ]
             follow = [status for status in serving if masters and status.master_id == masters[-1].node_id]
             if masters and (not all_serve or len(follow) == len(running)):
@@ -457,6 +476,15 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
         if told:
             raise KeyboardInterrupt from None
         raise
+
+
+def _doing(status: admin_pb2.NodeStatus) -> str:
+    """What a node that starts is at, without numbers that change all the time."""
+    if status.state == admin_pb2.NODE_ALONE:
+        return "hears no master yet"
+    if status.state != admin_pb2.NODE_SERVING:
+        return f"is {admin_pb2.NodeState.Name(status.state).removeprefix('NODE_').lower().replace('_', ' ')}"
+    return "is the master" if status.role == admin_pb2.MASTER else f"follows {status.master_id}"
 
 
 def _cut_log(path: Path) -> None:

@@ -32,7 +32,7 @@ APPS: dict[str, dict[str, str]] = {
         "trace": "Show what became of one message, from schedule to settlement: when, and on which node.",
     },
     "top:top_app": {
-        "top": "Watch the wheel turn: load ahead, rates by topic, backlog, lateness, nodes. Ctrl-C stops it.",
+        "top": "Watch the wheel turn: load ahead, rates by topic, backlog, lateness, nodes. q or Ctrl-C stops it.",
     },
     "pending:plain_app": {
         "list": "List pending messages in the order of their delivery.",
@@ -54,6 +54,12 @@ APPS: dict[str, dict[str, str]] = {
         "audit": "Show who changed what, and what was refused: the newest records of all nodes, oldest first.",
         "user": "Users: who may call, and with which roles and quotas.",
         "role": "Roles: what their users may do with which topics and groups.",
+    },
+    "completion:completion_app": {
+        "completion": "Print the script that completes commands and options in a shell.",
+    },
+    "context:context_app": {
+        "context": "Clusters by name: add, use, list, show, remove.",
     },
     "backup:backup_app": {
         "backup": "Copy one node's whole state, consistent, while it serves. The first address is "
@@ -83,6 +89,7 @@ APPS: dict[str, dict[str, str]] = {
 """By module and Typer app: the commands, and what help says of each."""
 
 _OTHERS = {
+    "bench": "Measure this machine: disk, clock, rates and lateness of three nodes on it. Exit code 1: it is not fit.",
     "chaos": "Faults against the promises: simulated, seeded, replayable.",
     "pipeline": "Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.",
 }

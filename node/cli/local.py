@@ -13,11 +13,12 @@ from typing import Annotated
 
 import typer
 
+from tickwheel.node.cli.contexts import ADDRESSES_FALLBACK
 from tickwheel.node.cli.interrupts import importing
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, AsJson
+from tickwheel.node.cli.options import AsJson
 from tickwheel.node.cli.output import err, fail, out, print_json, print_table, table, use_json
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
-from tickwheel.node.made_files import MadeFiles
+from tickwheel.node.made_files import LocalClusterError, MadeFiles
 
 local_app = typer.Typer()
 
@@ -41,11 +42,24 @@ def up(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="First remove what an earlier `up` made in the directory.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the nodes' logs.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not print the nodes' logs, nor what they do while they start.")
+    ] = False,
+    node: Annotated[
+        str, typer.Option("--node", help="Start only this node, which has ended, beside the others that still run.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run a cluster on this machine until Ctrl-C. Print its addresses once it is ready."""
+    """Run a cluster on this machine until Ctrl-C. Print its addresses once it is ready.
+
+    If one node has ended, `tickwheel up --node n2` in another terminal starts it again.
+    """
     use_json(as_json)
+    if node:
+        if fresh:
+            raise typer.BadParameter("--fresh and --node do not go together")
+        ended = _start_again(data, node, as_json=as_json, quiet=quiet)
+        raise typer.Exit(ended)
     if port > PORT_MAX - nodes + 1:
         raise typer.BadParameter(f"{port}: {nodes} nodes need {nodes} ports, the last at most {PORT_MAX}")
     made = MadeFiles(data)
@@ -59,8 +73,20 @@ def up(
         raise typer.Exit(1)
 
 
-async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) -> bool:
-    """Run the cluster until a signal comes or no node is left. Returns whether a node ended by itself.
+def _start_again(data: Path, node_id: str, *, as_json: bool, quiet: bool) -> bool:
+    """Run one node of a cluster that was made here. Returns whether it ended by itself. Raises LocalClusterError."""
+    known = MadeFiles(data).names()
+    if node_id not in known:
+        there = f"there are {', '.join(known)}" if known else "no cluster was made there"
+        raise LocalClusterError(f"{data} has no node {node_id}: {there}")
+    cluster = LocalCluster(data)
+    cluster.check_ports(only=node_id)
+    return asyncio.run(_run_until_told(cluster, as_json=as_json, quiet=quiet, only=node_id))
+
+
+async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool, only: str = "") -> bool:
+    """Run the cluster, or `only` this node of it, until a signal comes or no node is left. Returns whether a node ended
+    by itself.
 
     Raises typer.Abort if the signal came before the cluster was ready.
     """
@@ -68,7 +94,13 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    starting = asyncio.ensure_future(cluster.start())
+
+    def told(text: str) -> None:
+        if not (quiet or as_json):
+            err.print(f"{loop.time() - begun_s:5.1f} s  {text}", style="dim", markup=False, soft_wrap=True)
+
+    begun_s = loop.time()
+    starting = asyncio.ensure_future(cluster.bring_up(told, only))
     stopping = asyncio.ensure_future(stop.wait())
     ended = [False]
     try:
@@ -76,8 +108,9 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) 
         if not starting.done():
             raise typer.Abort
         starting.result()
-        _show(cluster, as_json)
-        ended = await asyncio.gather(*(_follow(node, stop, quiet or as_json) for node in cluster.nodes))
+        run = [node for node in cluster.nodes if not only or node.node_id == only]
+        _show(cluster, run, as_json)
+        ended = await asyncio.gather(*(_follow(node, stop, quiet or as_json) for node in run))
     finally:
         for task in (starting, stopping):
             task.cancel()
@@ -90,10 +123,11 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) 
 
 def _address_option(cluster: LocalCluster) -> str:
     """The option by which other commands find the cluster; empty if a node has the default address."""
-    return "" if ADDRESS_DEFAULT in cluster.addresses else f" --addresses {','.join(cluster.addresses)}"
+    return "" if ADDRESSES_FALLBACK in cluster.addresses else f" --addresses {','.join(cluster.addresses)}"
 
 
-def _show(cluster: LocalCluster, as_json: bool) -> None:
+def _show(cluster: LocalCluster, run: list[LocalNode], as_json: bool) -> None:
+    """`run`: the nodes that this command has started."""
     if as_json:
         print_json(
             {
@@ -107,20 +141,17 @@ def _show(cluster: LocalCluster, as_json: bool) -> None:
                         "log": str(node.log_file),
                         "pid": node.pid,
                     }
-                    for node in cluster.nodes
+                    for node in run
                 ],
             }
         )
         return
-    rows = [
-        (node.node_id, node.client_address, f"http://{node.metrics_address}/metrics", node.pid, node.log_file)
-        for node in cluster.nodes
-    ]
-    print_table("", ("node", "clients", "metrics", "process", "log"), rows)
+    rows = [(node.node_id, node.client_address, f"http://{node.metrics_address}/metrics", node.pid) for node in run]
+    print_table("", ("node", "clients", "metrics", "process"), rows)
     place = cluster.directory if cluster.directory.is_absolute() else f"./{cluster.directory}"
     out.print(
         f"\nReady. Try:\n  tickwheel schedule hello world --delay 5s{_address_option(cluster)}\n"
-        f"Data is in {place}. Ctrl-C stops it.\n",
+        f"Data is in {place}, the log of each node in its folder there. Ctrl-C stops it.\n",
         markup=False,
         soft_wrap=True,
     )

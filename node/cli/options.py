@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-ADDRESS_DEFAULT = "127.0.0.1:7700"
+ADDRESS_DEFAULT = ""
+"""Neither flag nor environment names addresses: those of the context hold, or the fallback (contexts.py)."""
+
+
+def _or_of_the_context(given: str) -> str:
+    from tickwheel.node.cli.contexts import addresses_or
+
+    return addresses_or(given)
+
 
 Addresses = Annotated[
     str,
@@ -15,6 +23,8 @@ Addresses = Annotated[
         "--address",  # of version 0.1; taken for one version more, as the variable is
         "-a",
         envvar=["TICKWHEEL_ADDRESSES", "TICKWHEEL_ADDRESS"],
+        callback=_or_of_the_context,
+        show_default="those of the context, or 127.0.0.1:7700",
         help="Nodes of the cluster, host:port separated by commas. Any node will do.",
     ),
 ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,6 +24,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tickwheel.client import AsyncClient, TlsFiles
+from tickwheel.node.cli.contexts import access_for
+from tickwheel.node.cli.hints import hint_for
 
 PIPE_WIDTH_MAX = 100_000
 
@@ -70,11 +71,14 @@ def as_dict(message: Message) -> dict[str, Any]:
 
 
 def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
-    """Print an error, as text or JSON."""
+    """Print an error with what to do about it, as text or JSON."""
+    hint = hint_for(reason, metadata)
     if _Mode.json:
-        sys.stderr.write(json.dumps({"error": message, "reason": reason, **metadata}, ensure_ascii=False) + "\n")
+        told = {"error": message, "reason": reason, **metadata, "hint": hint}
+        sys.stderr.write(json.dumps(told, ensure_ascii=False) + "\n")
     else:
         err.print(f"[red]tickwheel:[/red] {escape(message)}", markup=True, soft_wrap=True)
+        err.print(f"Hint: {hint}.", style="dim", markup=False, soft_wrap=True)
 
 
 def warn(message: str) -> None:
@@ -117,19 +121,14 @@ def print_table(
 
 
 def open_client(addresses: str, timeout_s: float = 15.0, token: str | None = None) -> AsyncClient:
-    """A client from the shared options; certificates come from TICKWHEEL_TLS_CA, _CERT, _KEY and _NAME,
-    a token from TICKWHEEL_TOKEN unless one is given."""
-    ca = os.environ.get("TICKWHEEL_TLS_CA")
-    if token is None:
-        token = os.environ.get("TICKWHEEL_TOKEN", "")
+    """A client from the shared options. Certificates come from TICKWHEEL_TLS_CA, _CERT, _KEY and _NAME or the context,
+    a token from TICKWHEEL_TOKEN or the context, unless one is given."""
+    values = access_for(addresses).values
     tls = None
-    if ca:
-        tls = TlsFiles(
-            Path(ca),
-            os.environ.get("TICKWHEEL_TLS_CERT"),
-            os.environ.get("TICKWHEEL_TLS_KEY"),
-            os.environ.get("TICKWHEEL_TLS_NAME"),
-        )
+    if "tls_ca" in values:
+        tls = TlsFiles(Path(values["tls_ca"]), values.get("tls_cert"), values.get("tls_key"), values.get("tls_name"))
+    if token is None:
+        token = values.get("token", "")
     return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, token=token)
 
 
@@ -149,6 +148,16 @@ def duration(text: str) -> timedelta:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise typer.BadParameter(f"{text!r}: a duration is a number and ms, s, m, h or d, such as 250ms or 1h30m")
     return timedelta(milliseconds=sum(float(number) * _UNIT_MS[unit] for number, unit in parts))
+
+
+def span_text(ms: int) -> str:
+    """A duration for people, as `duration` reads it: 3d, 1h30m; the largest units first."""
+    parts = []
+    for unit, unit_ms in reversed(_UNIT_MS.items()):
+        count, ms = divmod(ms, unit_ms)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
 
 
 def moment_ms(text: str) -> int:

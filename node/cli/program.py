@@ -9,12 +9,15 @@ unavailable; 4 the outcome is unknown; 5 not permitted; 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
 import typer
+from typer.completion import get_completion_inspect_parameters
 
 from tickwheel.node.cli.commands import Root
+from tickwheel.node.cli.contexts import ContextError, choose
 from tickwheel.node.cli.interrupts import EXIT_INTERRUPTED
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNKNOWN, EXIT_PERMISSION = 1, 2, 3, 4, 5
@@ -27,7 +30,7 @@ app = typer.Typer(
     cls=Root,
     help="A scheduler for delayed messages that keeps delivering when its master dies.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=False,  # `tickwheel completion` prints the scripts
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -46,8 +49,13 @@ def root(
     show_version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
     ] = False,
+    context: Annotated[
+        str | None,
+        typer.Option("--context", help="Use this context (tickwheel context list). TICKWHEEL_CONTEXT does the same."),
+    ] = None,
 ) -> None:
     """A scheduler for delayed messages that keeps delivering when its master dies."""
+    choose(context)
 
 
 def _told(error: Exception, named: str) -> int:
@@ -63,6 +71,9 @@ def _told(error: Exception, named: str) -> int:
         if isinstance(error, OutcomeUnknown):
             return EXIT_UNKNOWN
         return EXIT_PERMISSION if isinstance(error, PermissionRefused) else EXIT_FAILED
+    if isinstance(error, ContextError):
+        fail(str(error), "CONTEXT", {})
+        return EXIT_USAGE
     if isinstance(error, LocalClusterError):
         fail(str(error), "LOCAL_CLUSTER", {})
         return EXIT_FAILED
@@ -80,15 +91,30 @@ def _told(error: Exception, named: str) -> int:
     raise error
 
 
+def _wrong_usage(error: Any) -> int:
+    """Tell what is wrong with the arguments, and where their help is."""
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        error.show()
+    else:
+        # Found by the command itself, which no context goes with.
+        from tickwheel.node.cli.output import fail
+
+        fail(error.format_message(), "USAGE", {})
+    return EXIT_USAGE
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    if "_TICKWHEEL_COMPLETE" in os.environ:
+        # A shell asks what may come next; see completion.py.
+        get_completion_inspect_parameters()
     command: Any = typer.main.get_command(app)
     try:
         result = command.main(args=arguments, prog_name="tickwheel", standalone_mode=False)
     except USAGE_ERROR as error:
-        error.show()
-        return EXIT_USAGE
+        return _wrong_usage(error)
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:

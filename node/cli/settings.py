@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated
 
 import typer
 
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import ask, print_json, print_table, use_json
+from tickwheel.node.cli.output import ask, duration, print_json, print_table, span_text, use_json
 from tickwheel.proto import admin_pb2
 
 settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings: show, change.")
@@ -22,7 +23,10 @@ def settings_get(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) 
 
 @settings_app.command("set")
 def settings_set(
-    changes: Annotated[list[str], typer.Argument(help="NAME=VALUE.")],
+    changes: Annotated[
+        list[str],
+        typer.Argument(help="NAME=VALUE. A time as a duration: retention=7d; retention_ms=604800000 is the same."),
+    ],
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -31,14 +35,26 @@ def settings_set(
     settings = admin_pb2.Settings()
     for change in changes:
         name, equals, text = change.partition("=")
-        if not equals or name not in admin_pb2.Settings.DESCRIPTOR.fields_by_name:
-            known = ", ".join(admin_pb2.Settings.DESCRIPTOR.fields_by_name)
-            raise typer.BadParameter(f"{change}: must be NAME=VALUE, where NAME is one of {known}")
+        known = admin_pb2.Settings.DESCRIPTOR.fields_by_name
+        name = {plain_name(found): found for found in known}.get(name, name)
+        if not equals or name not in known:
+            names = ", ".join(map(plain_name, known))
+            raise typer.BadParameter(f"{change}: must be NAME=VALUE, where NAME is one of {names}")
         try:
             setattr(settings, name, _value(name, text))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, typer.BadParameter) as error:
             raise typer.BadParameter(f"{change}: {error}") from None
     _show_settings(ask(address, lambda client: client.admin.update_settings(settings)), as_json)
+
+
+def is_time(name: str) -> bool:
+    """Whether a setting is a time in milliseconds. Its value may be given as a duration."""
+    return "ms" in name.split("_")
+
+
+def plain_name(name: str) -> str:
+    """The name without its unit, which may be left out: `retention`, `delay_max`."""
+    return "_".join(part for part in name.split("_") if part != "ms")
 
 
 def _value(name: str, text: str) -> object:
@@ -49,6 +65,8 @@ def _value(name: str, text: str) -> object:
         if text not in {"true", "false"}:
             raise ValueError("true or false")
         return text == "true"
+    if is_time(name) and not text.lstrip("-").isdigit():
+        return round(duration(text) / timedelta(milliseconds=1))
     return int(text)
 
 
@@ -57,5 +75,12 @@ def _show_settings(settings: admin_pb2.Settings, as_json: bool) -> None:
     if as_json:
         print_json(values)
     else:
-        rows = [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in values.items()]
-        print_table("", ("setting", "value"), rows)
+        print_table("", ("setting", "value"), [_shown(name, value) for name, value in values.items()], whole=(0,))
+
+
+def _shown(name: str, value: object) -> tuple[str, str]:
+    if isinstance(value, bool):
+        return name, str(value).lower()
+    if is_time(name) and isinstance(value, int):
+        return plain_name(name), span_text(value)
+    return name, str(value)

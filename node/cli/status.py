@@ -70,7 +70,10 @@ def status_table(answers: dict[str, Seen], why: Callable[[Fault], str]) -> Table
     answers = dict(sorted(answers.items(), key=_by_node))
     columns = [[*_column_of(status, peers, why), *_server(info)] for status, info in answers.values()]
     rows = [(name, *cells) for name, cells in zip(ROWS, zip(*columns, strict=True), strict=True) if any(cells)]
-    return table("", ("", *answers), rows, right=range(1, len(answers) + 1))
+    made = table("", ("", *answers), rows, right=range(1, len(answers) + 1), whole=(0,))
+    for column in made.columns[1:]:
+        column.no_wrap = False  # a long reason must not push the names of the rows out of the terminal
+    return made
 
 
 def _clock(status: admin_pb2.NodeStatus) -> str:

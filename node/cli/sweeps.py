@@ -56,13 +56,15 @@ def said_of(sweep: Sweep) -> str:
     return "; ".join(words)
 
 
-async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> None:
-    """Show the number of messages and ask for confirmation. Raises BadParameter without a terminal, Abort on a no."""
+async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> int:
+    """Show the number of messages, ask for confirmation, and return the number. Raises BadParameter without a terminal,
+    Abort on a no."""
     count = (await client.count_pending(**chosen)).total
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{count:,} messages would be {verb}; pass --yes to confirm")
     if not await asyncio.to_thread(typer.confirm, f"{count:,} messages will be {verb}. Continue?", err=True):
         raise typer.Abort
+    return count
 
 
 async def _say_cold(client: AsyncClient) -> None:
@@ -71,21 +73,26 @@ async def _say_cold(client: AsyncClient) -> None:
         err.print(cold, style="dim", markup=False)
 
 
-async def follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
-    """Show the progress of a job until it has ended. Returns its last state."""
+async def follow(client: AsyncClient, begun: Sweep, as_json: bool, selected: int | None = None) -> Sweep:
+    """Show the progress of a job until it has ended. Returns its last state. `selected`: how many messages it is to
+    change, if that is known."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
-        TextColumn("{task.fields[done]:,} done"),
+        TextColumn("{task.fields[done]}"),
         TimeElapsedColumn(),
     )
     last = begun
     with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
-        task = progress.add_task(begun.action, total=1.0, done=0)
+        task = progress.add_task(begun.action, total=1.0, done="")
         try:
             async for last in client.sweeps.follow(begun.job_id):
-                progress.update(task, completed=last.fraction, done=last.done)
+                handled = last.done + last.too_late + last.gone + last.too_far
+                # A job looks at what is pending and not selected, too: both are progress.
+                share = max(last.fraction, min(1.0, handled / selected) if selected else 0.0)
+                said = f"{last.done:,} of {selected:,} done" if selected else f"{last.done:,} done"
+                progress.update(task, completed=share, done=said)
         except asyncio.CancelledError:
             err.print(
                 "The job keeps running in the cluster. See: tickwheel pending sweeps. "
@@ -124,10 +131,9 @@ def cancel(
     async def go() -> Sweep:
         async with open_client(address) as client:
             await _say_cold(client)
-            if not yes:
-                await _ask(client, chosen, "cancelled")
+            count = None if yes else await _ask(client, chosen, "cancelled")
             begun = await client.sweeps.cancel(Selection(**chosen))
-            return begun if detach else await follow(client, begun, as_json)
+            return begun if detach else await follow(client, begun, as_json, count)
 
     _report(asyncio.run(go()), as_json)
 
@@ -165,10 +171,9 @@ def reschedule(
     async def go() -> Sweep:
         async with open_client(address) as client:
             await _say_cold(client)
-            if not yes:
-                await _ask(client, chosen, "moved")
+            count = None if yes else await _ask(client, chosen, "moved")
             begun = await client.sweeps.reschedule(Selection(**chosen), **when)
-            return begun if detach else await follow(client, begun, as_json)
+            return begun if detach else await follow(client, begun, as_json, count)
 
     _report(asyncio.run(go()), as_json)
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
+import termios
 import time
+import tty
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -117,7 +122,7 @@ def top(
     interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between updates of the nodes.")] = 1.0,
     address: Addresses = ADDRESS_DEFAULT,
 ) -> None:
-    """Watch the wheel turn: load ahead, rates by topic, backlog, lateness, nodes. Ctrl-C stops it.
+    """Watch the wheel turn: load ahead, rates by topic, backlog, lateness, nodes. q or Ctrl-C stops it.
 
     Exit code 3 if no node answers.
     """
@@ -139,15 +144,43 @@ def top(
         asyncio.run(go())
 
 
+@contextlib.contextmanager
+def _told_to_quit() -> Iterator[asyncio.Event]:
+    """Set once somebody types q. Meanwhile keys are read one by one and not shown. Without a terminal nobody types."""
+    quitting = asyncio.Event()
+    if not sys.stdin.isatty():
+        yield quitting
+        return
+    keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(keyboard)
+
+    def typed() -> None:
+        keys = os.read(keyboard, 64)
+        if not keys or b"q" in keys.lower():
+            loop.remove_reader(keyboard)  # at the end of the input it would be called for ever
+            quitting.set()
+
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, typed)
+    try:
+        yield quitting
+    finally:
+        loop.remove_reader(keyboard)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
 async def _live(watcher: Watcher, interval_s: float) -> None:
     tasks = [asyncio.ensure_future(watcher.keep_nodes(interval_s)), asyncio.ensure_future(watcher.keep_load())]
     try:
-        with Live(console=out, screen=True, auto_refresh=False) as live:
+        with _told_to_quit() as quitting, Live(console=out, screen=True, auto_refresh=False) as live:
             while not any(task.done() for task in tasks):
                 now_ms = watcher.now_ms()
                 live.update(draw(watcher.heard, now_ms, out.width, out.height), refresh=True)
                 # The hand moves on the second.
-                await asyncio.sleep(min(interval_s, (1_000 - now_ms % 1_000) / 1_000 + 0.01))
+                pause_s = min(interval_s, (1_000 - now_ms % 1_000) / 1_000 + 0.01)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(quitting.wait(), pause_s)
+                    return
             await asyncio.gather(*tasks)
     finally:
         for task in tasks:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import io
 import json
+import os
+import re
 import signal
 import socket
 import subprocess
@@ -120,6 +122,40 @@ def test_an_id_is_named_as_it_was_given_and_one_of_another_group_is_refused(run:
         assert refused.code == 1 and f"{other}: an id of wheel group 0" in refused.err, refused
     assert run("get", name, "--json").json["state"] == "PENDING"
     assert run("cancel", name).code == 0
+
+
+def test_times_are_given_and_shown_as_durations(run: Run) -> None:
+    """With or without the unit in the name; what is no duration is refused with the change and what is allowed."""
+    assert run("settings", "set", "retention=7d", "delay_max=1000d", "cold_lead_ms=2h30m").code == 0
+    values = run("settings", "get", "--json").json
+    assert (values["retention_ms"], values["delay_ms_max"], values["cold_lead_ms"]) == (
+        7 * 86_400_000,
+        1_000 * 86_400_000,
+        9_000_000,
+    )
+    assert run("settings", "set", "retention_ms=259200000").code == 0
+    shown = run("settings", "get").out
+    assert re.search(r"retention +3d\b", shown) and re.search(r"cold_lead +2h30m\b", shown)
+    for change in ("retention=7x", "retention=", "topics_max=7d", "nothing=1"):
+        refused = run("settings", "set", change)
+        assert refused.code == 2 and change.partition("=")[0] in refused.err
+
+
+def test_q_ends_the_live_view(address: str) -> None:
+    """In a terminal, without Ctrl-C; other keys do nothing."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "tickwheel.node.cli.main", "top", "-a", address]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    seen = b""
+    while b"n1" not in seen:
+        seen += os.read(ours, 65_536)
+    os.write(ours, b"x q")
+    with contextlib.suppress(OSError):  # the terminal has gone
+        while os.read(ours, 65_536):
+            pass
+    assert process.wait(60) == 0
+    os.close(ours)
 
 
 def test_schedule_and_consume(run: Run) -> None:

@@ -110,3 +110,33 @@ def test_a_signal_before_it_is_ready_ends_it_and_its_nodes(tmp_path: Path, numbe
     assert (process.returncode, said) == (130, "")
     assert "Traceback" not in complaint and "Traceback" not in log.read_text()
     assert not [node for node in nodes if Path(f"/proc/{node}").exists()]
+
+
+def test_one_node_that_was_killed_starts_again(tmp_path: Path) -> None:
+    """`up` says what it does while it starts, and how a node that ended comes back; the node that is started again
+    joins the one that still runs. An unknown node and one that runs are refused."""
+    command = [*COMMAND[: COMMAND.index("--nodes")], "--nodes", "2", "--port", "0", "--data", str(tmp_path / "data")]
+    errors = tmp_path / "errors"
+    with errors.open("w") as told:
+        first = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=told, text=True)
+        assert first.stdout is not None
+        said = json.loads(first.stdout.readline())
+    try:
+        assert "has no node n9: there are n1, n2" in refused(tmp_path / "data", "--node", "n9")
+        assert "cannot be used for clients of n2" in refused(tmp_path / "data", "--node", "n2")
+        os.kill(said["nodes"][1]["pid"], signal.SIGKILL)
+        while "up --node n2" not in errors.read_text():
+            assert first.poll() is None
+        again = subprocess.Popen([*command, "--node", "n2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert again.stdout is not None
+        while (line := again.stdout.readline()) and "Ready" not in line:
+            pass
+        assert line
+        with Client(said["addresses"]) as client:
+            client.schedule("kept", "x", delay_ms=3_600_000)
+        again.send_signal(signal.SIGINT)
+        steps = again.communicate(timeout=60)[1]
+        assert again.returncode == 0
+        assert "n2 started as process" in steps and ("n2 follows n1" in steps or "n2 is the master" in steps)
+    finally:
+        assert stopped(first) == 1, "a node of it had ended"

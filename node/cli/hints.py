@@ -1,0 +1,87 @@
+"""What to do about an error: one sentence for each reason that an error of the command line can have.
+
+The reasons are those of ErrorReason in proto/common.proto, names of gRPC's codes, and the command line's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_STATUS = "`tickwheel status` shows which nodes are up, and why one does not serve"
+_RIGHTS = "`tickwheel whoami` shows who you are to the cluster, `tickwheel context show` which token and certificate go"
+_LATER = "repeat it; `tickwheel top` shows how busy the cluster is"
+_LOOK = "see whether it took effect before you repeat it: `tickwheel get`, `tickwheel list`"
+_HELP = "`tickwheel COMMAND --help` shows what is allowed"
+_DATA = "read docs/DEPLOY.md, The data is damaged, before you change anything"
+
+HINTS: Mapping[str, str] = {
+    # What a node says
+    "INVALID_FIELD": _HELP,
+    "NOT_MASTER": _STATUS,
+    "NO_MASTER": _STATUS,
+    "OUTCOME_UNKNOWN": _LOOK,
+    "LIMIT_REACHED": f"{_LATER}; `tickwheel settings get` shows the limits",
+    "SEQUENCE_GAP": "one program at a time may use a producer id: give each its own",
+    "SEQUENCE_FORGOTTEN": "one program at a time may use a producer id: give each its own",
+    "SEQUENCE_TAKEN": "one program at a time may use a producer id: give each its own",
+    "UNKNOWN_NAME": "`tickwheel list`, `topic list`, `group list` and `member list` show what there is",
+    "NAME_TAKEN": "take another name, or change what has this one",
+    "DISK_FULL": "`tickwheel disk` shows what holds the space on each node",
+    "ROLE_REQUIRED": _RIGHTS,
+    "RIGHT_REQUIRED": _RIGHTS,
+    "UNAUTHENTICATED": _RIGHTS,
+    "RECOVERING": "wait until the node has replayed its log: `tickwheel status --watch`",
+    "WRONG_STATE": _STATUS,
+    "NO_AGREED_TIME": "`tickwheel status` shows each node's clock; a due time (--at) needs no agreed one",
+    "FILTER_DIFFERS": "`tickwheel group list` shows the group's filter, `tickwheel group filter` changes it",
+    "NODE_FAULT": "this is a bug: please report what the node's log says under that id",
+    # What gRPC says, if no node gave a reason
+    "UNAVAILABLE": f"{_STATUS}; `tickwheel context show` says where its addresses come from",
+    "DEADLINE_EXCEEDED": _STATUS,
+    "UNIMPLEMENTED": "nodes of an earlier version do not know this: `tickwheel status` shows each node's version",
+    "INVALID_ARGUMENT": _HELP,
+    "FAILED_PRECONDITION": _STATUS,
+    "OUT_OF_RANGE": _HELP,
+    "NOT_FOUND": "`tickwheel list`, `topic list`, `group list` and `member list` show what there is",
+    "PERMISSION_DENIED": _RIGHTS,
+    "RESOURCE_EXHAUSTED": _LATER,
+    "CANCELLED": _LOOK,
+    "ABORTED": _LATER,
+    "UNKNOWN": _STATUS,
+    "INTERNAL": _STATUS,
+    # What this program finds out itself
+    "BACKUP": "`tickwheel backup --help` and docs/DEPLOY.md, Backup and restore, say what a backup needs",
+    "CONFIG": "`tickwheel config reference` explains every field",
+    "CONTEXT": "`tickwheel context list` shows the contexts, `tickwheel context --help` what to do with them",
+    "DATA": _DATA,
+    "LOCAL_CLUSTER": "`tickwheel up --help` shows how to take another directory or other ports",
+    "NODE_ENDED": "`tickwheel up --node ID` starts it again, with the same --data",
+    "NOT_CONFIRMED": "--yes confirms it without a question",
+    "NO_DATA": "data_dir of the configuration names the directory: `tickwheel config check`",
+    "PACKAGE": "a virtual environment of its own keeps optional packages apart",
+    "PACKAGE_MISSING": "a virtual environment of its own keeps optional packages apart",
+    "REBUILD": _DATA,
+    "RECOVER": "docs/DEPLOY.md, A majority is lost for good, has the steps",
+    "SYSTEM": "the operating system refused: look at path, owner and free space",
+    "USAGE": _HELP,
+}
+
+_BY_FIELD = {
+    "topic": "`tickwheel topic list` shows the topics",
+    "group": "`tickwheel group list` shows the groups",
+    "job_id": "`tickwheel pending sweeps` shows the jobs",
+    "id": "`tickwheel list` shows what is pending; a message that all groups have settled goes with its hour",
+    "node_id": "`tickwheel member list` shows the members",
+    "user": "`tickwheel user list` shows the users",
+    "role": "`tickwheel role list` shows the roles",
+}
+"""Of an unknown name."""
+
+
+def hint_for(reason: str, metadata: Mapping[str, str]) -> str:
+    """What to do; never empty."""
+    if reason in ("UNKNOWN_NAME", "NOT_FOUND") and metadata.get("field") in _BY_FIELD:
+        return _BY_FIELD[metadata["field"]]
+    if reason == "NODE_ENDED":
+        return HINTS[reason].replace("ID", metadata.get("node_id", "ID"))
+    return HINTS.get(reason, _HELP)
