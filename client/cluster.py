@@ -34,7 +34,9 @@ from tickwheel.client.errors import (
     error_of,
     fault_of_call,
 )
+from tickwheel.client.in_process import found as found_in_process
 from tickwheel.client.lanes import Doubt
+from tickwheel.client.timing import REAL, Time
 from tickwheel.client.tries import Tries, TryFailedError, TryLeftError
 from tickwheel.client.versions import OlderNodes
 from tickwheel.proto import admin_pb2
@@ -191,6 +193,9 @@ class Cluster:
         if tls and tls.server_name:
             self._options += (("grpc.ssl_target_name_override", tls.server_name),)
         self._token = token
+        in_process = found_in_process(self._addresses[0])
+        self.time: Time = REAL if in_process is None else in_process.time
+        """By which leases and time-outs of handlers pass."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[tuple[object, grpc.aio.Channel], Any] = {}
         self._master: str | None = None
@@ -225,7 +230,10 @@ class Cluster:
         self._renew()
         found = self._channels.get(address)
         if found is None:
-            if self._credentials is None:
+            in_process = found_in_process(address)
+            if in_process is not None:
+                found = in_process.channel()
+            elif self._credentials is None:
                 found = grpc.aio.insecure_channel(address, options=self._options)
             else:
                 found = grpc.aio.secure_channel(address, self._credentials, options=self._options)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
@@ -39,6 +38,7 @@ from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
 from tickwheel.client.settling import acknowledge, by_topic, extend, extend_batch, receipts, settle_batch, together
+from tickwheel.client.timing import sleep
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 
@@ -56,6 +56,8 @@ HOLD_S_MAX = 3_600.0
 RENEW_MESSAGES_MAX = 10_000
 """Messages in one renewal; a node accepts ten times as many."""
 RENEW_PAUSE_S_MIN = 0.03
+EXPIRE_PAUSE_S_MIN = 0.01
+"""Least pause between two looks for leases that are over."""
 IDS_SHOWN_MAX = 5
 SETTLEMENT_NAMES = {consumer_pb2.ACK: "ack", consumer_pb2.RETRY: "nack", consumer_pb2.DEAD: "dead"}
 """Of the settlements that a program asks for, as traces show them."""
@@ -100,7 +102,12 @@ class Consumer:
         self._next_sequence = 1
         self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
         self._outbox_changed = asyncio.Event()
-        self._held = HeldDeliveries(open_request.credits, self._send_credits, messages_max, hold_s_max)
+        self._time = cluster.time
+        self._held = HeldDeliveries(
+            open_request.credits, self._send_credits, messages_max, hold_s_max, self._time.monotonic_s
+        )
+        self._has_held = asyncio.Event()
+        """Set whenever a batch came."""
         self._mixes = False
         """Whether the node of the open stream takes settlements of several topics."""
         self._gathered: list[_Settle] = []
@@ -155,6 +162,7 @@ class Consumer:
         tasks: set[asyncio.Task[None]] = set()
 
         async def handle(delivery: Delivery) -> None:
+            self._time.hold(delivery)
             try:
                 if self._tracing is None:
                     await handler(delivery)
@@ -171,6 +179,8 @@ class Consumer:
                 await delivery.nack(reason=f"{type(error).__name__}: {error}")
             else:
                 await delivery.ack()
+            finally:
+                self._time.release(delivery)
 
         def done(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
@@ -262,7 +272,10 @@ class Consumer:
     async def _renew_while_open(self) -> None:
         while True:
             self._renew()
-            await asyncio.sleep(max(RENEW_PAUSE_S_MIN, self._lease_s / 6))
+            if not self._held.has_leases:
+                self._has_held.clear()
+                await self._has_held.wait()
+            await sleep(self._time, max(RENEW_PAUSE_S_MIN, self._lease_s / 6))
 
     def _renew(self) -> None:
         """Renew the leases of held deliveries, once a third of a lease has passed."""
@@ -280,7 +293,7 @@ class Consumer:
 
     def _renew_part(self, part: list[HeldBatch]) -> None:
         rows = [(held.batch, held.batch.held_rows()) for held in part]
-        asked_s, lease_s, generation = time.monotonic(), part[0].lease_s, self._generation
+        asked_s, lease_s, generation = self._time.monotonic_s(), part[0].lease_s, self._generation
         for held in part:
             held.asked = True
 
@@ -293,7 +306,7 @@ class Consumer:
             self.renewed += receipt.extended
             if receipt.extended:
                 # A repeat on another stream was sent later than the first try: count from now to be safe.
-                from_s = asked_s if generation == self._generation else time.monotonic()
+                from_s = asked_s if generation == self._generation else self._time.monotonic_s()
                 self._held.renewed(part, from_s, lease_s)
             elif any(held.batch.unsettled for held in part):
                 for held in part:
@@ -490,14 +503,16 @@ class Consumer:
                 await call.write(self._outbox.popleft())
                 continue
             self._outbox_changed.clear()
-            if self._held.has_leases:
-                # Not wait_for: before Python 3.12 it may swallow the cancellation that ends this task.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(1.0):
-                        await self._outbox_changed.wait()
-                self._held.expire()
-            else:
+            end_s = self._held.next_end_s
+            if end_s is None:
                 await self._outbox_changed.wait()
+                continue
+            timer = self._time.call_later(max(EXPIRE_PAUSE_S_MIN, end_s), self._outbox_changed.set)
+            try:
+                await self._outbox_changed.wait()
+            finally:
+                timer.cancel()
+            self._held.expire()
 
     def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
         for part in by_topic(wire) if wire.topics else (wire,):
@@ -514,6 +529,7 @@ class Consumer:
                 return
         batch = DeliveredBatch(wire, self)
         self._held.take(batch, self._lease_s)
+        self._has_held.set()
         self._outbox_changed.set()
         self._ready.put_nowait(batch)
         if self._held.full:

@@ -9,11 +9,11 @@ are ever requested. No lease is renewed once its batch was held for `hold_s`. Us
 from __future__ import annotations
 
 import bisect
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tickwheel.client.delivery import DeliveredBatch
+from tickwheel.client.timing import REAL
 
 LEASE_MARGIN_S = 1.0
 """A lease counts as over this long after its end by this clock."""
@@ -29,7 +29,7 @@ class HeldBatch:
     taken_s: float
     lease_s: float
     end_s: float
-    """When the lease is certainly over, by time.monotonic()."""
+    """When the lease is certainly over, by `now_s` of its holder."""
     asked: bool = False
     """Whether a renewal is under way."""
     left_alone: bool = False
@@ -43,7 +43,7 @@ class HeldBatch:
 
     @property
     def renew_s(self) -> float:
-        """When the lease must be renewed, by time.monotonic()."""
+        """When the lease must be renewed, by the same time."""
         return self.end_s - LEASE_MARGIN_S - self.lease_s * (1 - RENEW_AFTER)
 
 
@@ -51,9 +51,18 @@ class HeldDeliveries:
     """The held deliveries of one consumer. `send` grants credits over the open stream.
 
     `messages_max`: deliveries in total; 0 for no limit. `hold_s`: how long after it came a delivery's lease is renewed.
+    `now_s`: seconds by which leases pass.
     """
 
-    def __init__(self, credits: int, send: Callable[[int], None], messages_max: int = 0, hold_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        credits: int,
+        send: Callable[[int], None],
+        messages_max: int = 0,
+        hold_s: float = 0.0,
+        now_s: Callable[[], float] = REAL.monotonic_s,
+    ) -> None:
+        self._now_s = now_s
         self._credits = credits
         self._send = send
         self._messages_max = messages_max
@@ -69,8 +78,13 @@ class HeldDeliveries:
 
     @property
     def has_leases(self) -> bool:
-        """Whether `expire` may have something to do."""
+        """Whether there may be something to renew."""
         return bool(self._held)
+
+    @property
+    def next_end_s(self) -> float | None:
+        """Seconds until `expire` may have something to do; None: nothing is held."""
+        return max(0.0, self._held[0].end_s - self._now_s()) if self._held else None
 
     def opening(self) -> int:
         """The credits for a new stream: all that no held delivery takes, credits not yet sent included."""
@@ -111,7 +125,7 @@ class HeldDeliveries:
 
     def take(self, batch: DeliveredBatch, lease_s: float) -> None:
         """A batch has come, under a lease of `lease_s`."""
-        now = time.monotonic()
+        now = self._now_s()
         bisect.insort(self._held, HeldBatch(batch, now, lease_s, now + lease_s + LEASE_MARGIN_S), key=_end_of)
 
     def give_back(self, count: int) -> None:
@@ -120,11 +134,11 @@ class HeldDeliveries:
 
     def hold(self, batch: DeliveredBatch, lease_s: float) -> None:
         """The batch got a longer lease; its credits stay taken until that is certainly over."""
-        self.renewed((held for held in self._held if held.batch is batch), time.monotonic(), lease_s)
+        self.renewed((held for held in self._held if held.batch is batch), self._now_s(), lease_s)
 
     def to_renew(self) -> list[HeldBatch]:
         """The batches whose leases must be renewed now."""
-        now = time.monotonic()
+        now = self._now_s()
         due = [
             held
             for held in self._held
@@ -142,7 +156,7 @@ class HeldDeliveries:
 
     def expire(self) -> None:
         """Take back the credits of leases that are certainly over."""
-        now = time.monotonic()
+        now = self._now_s()
         place = 0
         while place < len(self._held) and (not self._held[place].batch.unsettled or self._held[place].end_s <= now):
             place += 1

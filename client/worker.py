@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from tickwheel.client.async_client import AsyncClient
@@ -32,6 +33,7 @@ from tickwheel.client.handler_threads import HandlerThreads
 from tickwheel.client.handling import DEFAULT_RULES, Dead, Drop, Handler, Retry, Rules, action_of
 from tickwheel.client.moments import span_ms_of
 from tickwheel.client.states import StartFrom
+from tickwheel.client.timing import Timer
 from tickwheel.client.worker_metrics import TopicMetrics, WorkerMetrics
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ class _Call:
         self.began_s = time.monotonic()
         self.settled = False
         self.timed_out = False
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: Timer | None = None
         self.task: asyncio.Task[None] | None = None
         self.span: Handling | None = None
 
@@ -131,6 +133,7 @@ class Worker:
         if prefetch < 0:
             raise refused("prefetch", prefetch, "0 or more")
         self._client = client
+        self._time = client.cluster.time
         self.group = group
         rules = {**DEFAULT_RULES, **options.get("on_error", {})}
         timeout, registry = options.get("timeout"), options.get("registry")
@@ -244,14 +247,14 @@ class Worker:
         metrics = self.metrics.topic(delivery.topic)
         call = _Call(delivery, self._handlers.get(delivery.topic, self._no_handler), metrics)
         metrics.running += 1
-        metrics.lateness.note(time.time() - delivery.due_ms / 1_000)
+        metrics.lateness.note(self._time.wall_s() - delivery.due_ms / 1_000)
         if self._client.tracing is not None:
             call.span = self._client.tracing.handling(delivery, self.group)
+        self._time.hold(call)
         call.task = asyncio.ensure_future(self._run(call))
         self._calls.add(call)
         if call.handler.timeout is not None:
-            loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(call.handler.timeout.total_seconds(), self._time_out, call)
+            call.timer = self._time.call_later(call.handler.timeout.total_seconds(), partial(self._time_out, call))
 
     async def _run(self, call: _Call) -> None:
         error: Exception | None = None
@@ -278,6 +281,7 @@ class Worker:
         if call.timer is not None:
             call.timer.cancel()
         self._calls.discard(call)
+        self._time.release(call)
         self._slots.release()
         call.metrics.running -= 1
         call.metrics.handler.note(time.monotonic() - call.began_s)
@@ -307,7 +311,7 @@ class Worker:
             self._settle(call, self._timeout_error(call))
         elif call.task is not None:
             call.task.cancel()
-            call.timer = asyncio.get_running_loop().call_later(CANCEL_S, self._give_up, call)
+            call.timer = self._time.call_later(CANCEL_S, partial(self._give_up, call))
 
     def _give_up(self, call: _Call) -> None:
         """The handler did not end when it was cancelled."""

@@ -173,11 +173,10 @@ async def test_an_exception_of_a_handler_is_logged(nodes: list[FakeNode], caplog
     assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
 
 
-def test_only_what_is_held_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_held_is_renewed() -> None:
     """Rows that were settled are not, nor what was delivered just now, nor a batch whose renewal is under way."""
     now = [100.0]
-    monkeypatch.setattr("tickwheel.client.held.time.monotonic", lambda: now[0])
-    holder = HeldDeliveries(10, lambda credits: None, hold_s=100.0)
+    holder = HeldDeliveries(10, lambda credits: None, hold_s=100.0, now_s=lambda: now[0])
     old, new = (DeliveredBatch(consumer_pb2.DeliverBatch(ids=bytes(8 * 3)), None) for _ in range(2))  # type: ignore[arg-type]
     holder.take(old, 30.0)
     now[0] = 109.0
