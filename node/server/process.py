@@ -30,12 +30,8 @@ from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
 from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import MetricValue, registry_of
-from tickwheel.node.server.access import Access
-from tickwheel.node.server.audit import AuditLog
-from tickwheel.node.server.backup import Backups
-from tickwheel.node.server.callers import Callers
-from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.certificates import Certificates
+from tickwheel.node.server.client_port import ClientPort
 from tickwheel.node.server.clock_watch import ClockWatch, Line
 from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.connections import ConnectionLimiter
@@ -45,7 +41,6 @@ from tickwheel.node.server.door import KINDS as REFUSED_KINDS
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LoopDriver
 from tickwheel.node.server.fault_log import FaultLog
-from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
@@ -55,9 +50,6 @@ from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.probes import Answer, Seen, health_page, live_page, ready_page
 from tickwheel.node.server.process_metrics import ProcessMetrics
 from tickwheel.node.server.resolving import resolve
-from tickwheel.node.server.schedule_stream import ScheduleStreams
-from tickwheel.node.server.services import client_server
-from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
@@ -166,12 +158,13 @@ class NodeProcess:
             refused=self._refused,
             failed=self._failed,
         )
+        ports = Ports(disk, self._clock, reads, syncs, network, system_random())
         try:
             host = self._host = NodeHost(
                 config.core,
                 raft_config(config.core),
                 NodeIdentity(config.cluster.id, config.node.id, 0, identity.disk_uuid),
-                Ports(disk, self._clock, reads, syncs, network, system_random()),
+                ports,
                 seed=config.seed_settings,
                 members=config.members,
                 joining=config.cluster.join == "existing",
@@ -187,31 +180,19 @@ class NodeProcess:
         limiter = ConnectionLimiter(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
         driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
         wakers.append(driver.wake)
-        calls = Calls(lambda: host.core, driver.wake, self._failed)
-        callers = Callers(
-            Access(
-                tls=tls.current.client is not None,
-                admin_names=config.tls.admin_names,
-                client_names=config.tls.client_names,
-            ),
-            lambda: host.core.state.access,
-            lambda: host.core.state.settings.rights,
-            lambda: host.core.clock.now_ms(),
-        )
-        status = StatusStreams(calls, config.limits.status_streams_max, tls.reason)
-        self._role_changed = status.look
-        node = Node(
-            calls,
-            AuditLog(disk, reads, self._clock.wall_ms, config.node.id),
-            ScheduleStreams(calls, config.limits.stream_batches_max),
-            ConsumerStreams(calls, config.delivery.stream_bytes_max),
-            status,
-            Backups(calls, disk, reads),
+        port = ClientPort(
+            config,
+            lambda: host.core,
+            ports,
+            driver.wake,
+            self._failed,
+            self._refused_calls,
             tls=tls.current.client is not None,
+            certificate_reason=tls.reason,
+            limiter=limiter,
         )
-        gate = Gate(callers, lambda: host.core.state, node.audit, limiter.admit)
-        health = HealthReporter()
-        clients = client_server(config.limits, node, gate, health, self._refused_calls, limiter)
+        node, health, clients = port.node, port.health, port.server
+        self._role_changed = node.status.look
         client_port = self._bind(clients, "client_bind", config.listen.client_bind, tls.server_context("client"))
         peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, limiter)
         limiter.watch(client_port, peer_port)
