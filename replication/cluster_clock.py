@@ -144,6 +144,10 @@ class ClusterClock:
         """The cluster's time in milliseconds since the Unix epoch; due times are compared with it."""
         return self._time.at(self._monotonic_ns()) // NS_PER_MS
 
+    def next_full_ms(self) -> int:
+        """The same, rounded up: the first full millisecond that is not before now."""
+        return -(-self._time.at(self._monotonic_ns()) // NS_PER_MS)
+
     def at_ms(self, now_ns: int) -> int:
         """The cluster's time in milliseconds at a reading of the monotonic clock."""
         return self._time.at(now_ns) // NS_PER_MS

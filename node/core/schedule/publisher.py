@@ -437,7 +437,7 @@ class Publisher(Part):
 
     def _too_far(self, batch: IncomingBatch, now_ms: int) -> NDArray[np.bool_]:
         """Which of the messages `_due` will refuse for their time."""
-        due = resolve_when(batch.when, batch.kinds, now_ms + 1, self._state.delay_levels_ms)
+        due = resolve_when(batch.when, batch.kinds, self._clock.next_full_ms(), self._state.delay_levels_ms)
         return due > now_ms + self._state.settings.delay_ms_max
 
     def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
@@ -448,7 +448,7 @@ class Publisher(Part):
             return None
         # Relative times count from the next full millisecond: no delay may be short by a fraction of one.
         table_ms = self._state.delay_levels_ms
-        due = resolve_when(batch.when, batch.kinds, now_ms + 1, table_ms)
+        due = resolve_when(batch.when, batch.kinds, self._clock.next_full_ms(), table_ms)
         request.levels = applied_levels(batch.when, batch.kinds, table_ms)
         limit_ms = self._state.settings.delay_ms_max
         latest = int(due[0]) if len(due) == 1 else int(due.max())
