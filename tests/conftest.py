@@ -29,7 +29,8 @@ settings.register_profile("thorough", parent=settings.get_profile("default"), ma
 settings.load_profile(os.environ.get("TICKWHEEL_HYPOTHESIS_PROFILE", "default"))
 
 COMPUTING = tuple(
-    f"tests/{folder}/" for folder in ("chaos", "node/core", "node/state", "project", "replication", "storage", "wheel")
+    f"tests/{folder}/"
+    for folder in ("chaos", "node/core", "node/state", "project", "replication", "storage", "testing", "wheel")
 )
 """Folders whose tests may run beside any others, in any process."""
 LANES = {
@@ -44,7 +45,8 @@ NICE = 5
 """Of a process that computes: next to one with real nodes it gets a quarter of a processor, which is enough for every
 test to end in its time."""
 PRODUCT = (
-    *("bench", "chaos", "client", "node", "pipeline", "proto", "replication", "src", "storage", "transport", "wheel"),
+    *("bench", "chaos", "client", "node", "pipeline", "proto", "replication", "src", "storage", "testing"),
+    *("transport", "wheel"),
 )
 
 

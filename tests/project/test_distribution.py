@@ -53,8 +53,12 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     run(*pip, "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     assert run(tmp_path / "venv" / "bin" / "tickwheel", "--version", cwd=tmp_path).strip().endswith(version_of(wheel))
-    # bench, traces, what runs on Spark and what writes for it draw on extras; the rest must come up without them.
-    extras = ("tickwheel.bench", "tickwheel.pipeline.", "tickwheel.chaos.live.audit_export", "tickwheel.client.tracing")
+    # bench, traces, what runs on Spark and what writes for it draw on extras, the fixtures on pytest; the rest must
+    # come up without them.
+    extras = (
+        *("tickwheel.bench", "tickwheel.pipeline.", "tickwheel.chaos.live.audit_export", "tickwheel.client.tracing"),
+        "tickwheel.testing.fixtures",
+    )
     importable = [name for name, _ in names if not name.startswith(extras)]
     importable += ["tickwheel.pipeline", "pyspark_tickwheel"]
     run(python, "-c", "\n".join(f"import {name}" for name in importable if not name.endswith("__main__")), cwd=tmp_path)

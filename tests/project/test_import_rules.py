@@ -23,6 +23,7 @@ MAY_KNOW = {
     "chaos": {"proto", "storage", "wheel", "replication", "client", "node", "pipeline"},
     "pipeline": {"proto", "client", "storage"},
     "gateway": {"client", "node", "proto"},
+    "testing": {"proto", "storage", "transport", "replication", "client", "node"},
     "bench": {"proto", "storage", "wheel", "replication", "client", "node", "chaos", "pipeline"},
 }
 """Folder -> the other folders it may import. Only bench imports chaos, and only these two pipeline; the
@@ -65,6 +66,9 @@ PYSYNCOBJ_ONLY_IN = ("tickwheel.replication.pysyncobj_seam", "tickwheel.replicat
 UNSAFE = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve")
 WRITES_PICKLES = "tickwheel.chaos.sim.library_faults"
 """Writes what a stranger would send, and reads nothing."""
+
+WITH_PYTEST = "tickwheel.testing.fixtures"
+"""Imported by pytest alone: who uses it has pytest."""
 
 OTHER_NAMES = {"google": {"protobuf", "googleapis-common-protos", "google-crc32c"}}
 """Import names that several distributions share."""
@@ -164,7 +168,7 @@ def test_all_that_is_imported_is_declared(imports: list[Import]) -> None:
     wrong = []
     for item in imports:
         top = item.name.split(".")[0]
-        if top == "tickwheel" or top in sys.stdlib_module_names:
+        if top == "tickwheel" or top in sys.stdlib_module_names or (item.importer, top) == (WITH_PYTEST, "pytest"):
             continue
         sources = OTHER_NAMES.get(top) or {canonicalize_name(name) for name in known.get(top, [])}
         if not sources & declared:
