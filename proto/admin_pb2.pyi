@@ -226,6 +226,7 @@ class TraceEvent(_message.Message):
     SETTLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     kind: Global___TraceEvent.Kind.ValueType
     at_ms: _builtins.int
     """Cluster time on the node that noted it,"""
@@ -243,6 +244,8 @@ class TraceEvent(_message.Message):
     settle: _builtins.str
     """ACK, RETRY, DEAD, SKIP or RETURN (its lease ran out)."""
     reason: _builtins.str
+    schedule: _builtins.str
+    """SCHEDULED: the recurring schedule whose run it is; empty: none."""
     @_builtins.property
     def id(self) -> _common_pb2.MessageId: ...
     @_builtins.property
@@ -271,10 +274,11 @@ class TraceEvent(_message.Message):
         settle: _builtins.str = ...,
         reason: _builtins.str = ...,
         unit: _common_pb2.MessageId | None = ...,
+        schedule: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "new_id", b"new_id", "unit", b"unit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "attempt", b"attempt", "consumer", b"consumer", "due_ms", b"due_ms", "group", b"group", "id", b"id", "kind", b"kind", "log_index", b"log_index", "new_id", b"new_id", "reason", b"reason", "settle", b"settle", "stamped_ms", b"stamped_ms", "term", b"term", "topic", b"topic", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "attempt", b"attempt", "consumer", b"consumer", "due_ms", b"due_ms", "group", b"group", "id", b"id", "kind", b"kind", "log_index", b"log_index", "new_id", b"new_id", "reason", b"reason", "schedule", b"schedule", "settle", b"settle", "stamped_ms", b"stamped_ms", "term", b"term", "topic", b"topic", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from tickwheel.proto import access_pb2 as _access_pb2
 from tickwheel.proto import admin_pb2 as _admin_pb2
 from tickwheel.proto import cold_pb2 as _cold_pb2
 from tickwheel.proto import scheduler_pb2 as _scheduler_pb2
+from tickwheel.proto import schedules_pb2 as _schedules_pb2
 from tickwheel.proto import staging_pb2 as _staging_pb2
 import builtins as _builtins
 import sys
@@ -142,6 +143,7 @@ class Command(_message.Message):
     PURGE_DEAD_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
     COLD_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lead(self) -> Global___Lead: ...
     @_builtins.property
@@ -170,6 +172,8 @@ class Command(_message.Message):
     def sweep(self) -> Global___SweepCommand: ...
     @_builtins.property
     def cold(self) -> _cold_pb2.ColdCommand: ...
+    @_builtins.property
+    def schedule(self) -> Global___ScheduleCommand: ...
     def __init__(
         self,
         *,
@@ -187,12 +191,13 @@ class Command(_message.Message):
         purge_dead: Global___PurgeDead | None = ...,
         sweep: Global___SweepCommand | None = ...,
         cold: _cold_pb2.ColdCommand | None = ...,
+        schedule: Global___ScheduleCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "cold", b"cold", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "cold", b"cold", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "schedule", b"schedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "cold", b"cold", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "cold", b"cold", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "schedule", b"schedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging", "replay_dead", "purge_dead", "sweep", "cold"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging", "replay_dead", "purge_dead", "sweep", "cold", "schedule"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -699,6 +704,305 @@ class SweepStep(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SweepStep: _TypeAlias = SweepStep  # noqa: Y015
+
+@_typing.final
+class ScheduleCommand(_message.Message):
+    """A change of recurring schedules. The master computes every time in it; apply compares what the master had read with the
+    state, and does nothing if that has changed since.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUT_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    DELETE_FIELD_NUMBER: _builtins.int
+    EXTRA_FIELD_NUMBER: _builtins.int
+    MAKE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def put(self) -> Global___PutSchedule: ...
+    @_builtins.property
+    def pause(self) -> Global___PauseSchedule: ...
+    @_builtins.property
+    def resume(self) -> Global___ResumeSchedule: ...
+    @_builtins.property
+    def delete(self) -> Global___DeleteSchedule: ...
+    @_builtins.property
+    def extra(self) -> Global___ExtraRuns: ...
+    @_builtins.property
+    def make(self) -> Global___MakeRuns: ...
+    def __init__(
+        self,
+        *,
+        put: Global___PutSchedule | None = ...,
+        pause: Global___PauseSchedule | None = ...,
+        resume: Global___ResumeSchedule | None = ...,
+        delete: Global___DeleteSchedule | None = ...,
+        extra: Global___ExtraRuns | None = ...,
+        make: Global___MakeRuns | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delete", b"delete", "extra", b"extra", "make", b"make", "pause", b"pause", "put", b"put", "resume", b"resume"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delete", b"delete", "extra", b"extra", "make", b"make", "pause", b"pause", "put", b"put", "resume", b"resume"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["put", "pause", "resume", "delete", "extra", "make"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___ScheduleCommand: _TypeAlias = ScheduleCommand  # noqa: Y015
+
+@_typing.final
+class PutSchedule(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    READ_REVISION_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    TAG_HASH_FIELD_NUMBER: _builtins.int
+    TAG_MASK_FIELD_NUMBER: _builtins.int
+    KEY_HASH_FIELD_NUMBER: _builtins.int
+    META_FIELD_NUMBER: _builtins.int
+    read_revision: _builtins.int
+    """Of the schedule of this name when the master read it; 0: there was none."""
+    from_ms: _builtins.int
+    """Until then, inclusive, the plan before holds: runs planned for later that were made ahead are cancelled."""
+    next_ms: _builtins.int
+    """The first planned time behind from_ms."""
+    paused: _builtins.bool
+    owner: _builtins.str
+    tag_hash: _builtins.int
+    """Of the meta, as in Publish."""
+    tag_mask: _builtins.int
+    key_hash: _builtins.int
+    meta: _builtins.bytes
+    """A serialized MessageMeta."""
+    @_builtins.property
+    def definition(self) -> _schedules_pb2.ScheduleDefinition:
+        """Without its meta, which stands below: its bytes become part of records."""
+
+    def __init__(
+        self,
+        *,
+        definition: _schedules_pb2.ScheduleDefinition | None = ...,
+        read_revision: _builtins.int = ...,
+        from_ms: _builtins.int = ...,
+        next_ms: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+        owner: _builtins.str = ...,
+        tag_hash: _builtins.int = ...,
+        tag_mask: _builtins.int = ...,
+        key_hash: _builtins.int = ...,
+        meta: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "from_ms", b"from_ms", "key_hash", b"key_hash", "meta", b"meta", "next_ms", b"next_ms", "owner", b"owner", "paused", b"paused", "read_revision", b"read_revision", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutSchedule: _TypeAlias = PutSchedule  # noqa: Y015
+
+@_typing.final
+class PauseSchedule(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    READ_REVISION_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    read_revision: _builtins.int
+    from_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        read_revision: _builtins.int = ...,
+        from_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "name", b"name", "read_revision", b"read_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseSchedule: _TypeAlias = PauseSchedule  # noqa: Y015
+
+@_typing.final
+class ResumeSchedule(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    READ_REVISION_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    read_revision: _builtins.int
+    from_ms: _builtins.int
+    next_ms: _builtins.int
+    """0: the plan is over."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        read_revision: _builtins.int = ...,
+        from_ms: _builtins.int = ...,
+        next_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "name", b"name", "next_ms", b"next_ms", "read_revision", b"read_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeSchedule: _TypeAlias = ResumeSchedule  # noqa: Y015
+
+@_typing.final
+class DeleteSchedule(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    READ_REVISION_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    read_revision: _builtins.int
+    from_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        read_revision: _builtins.int = ...,
+        from_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "name", b"name", "read_revision", b"read_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteSchedule: _TypeAlias = DeleteSchedule  # noqa: Y015
+
+@_typing.final
+class ExtraRuns(_message.Message):
+    """Runs beside the plan: triggered, or backfilled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    READ_REVISION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    PLANNED_MS_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    NEXT_FROM_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    read_revision: _builtins.int
+    request_id: _builtins.str
+    outcome: _schedules_pb2.RunOutcome.ValueType
+    """RUN_TRIGGERED or RUN_BACKFILLED."""
+    from_ms: _builtins.int
+    """As asked for; 0 of a trigger."""
+    until_ms: _builtins.int
+    planned_ms: _builtins.bytes
+    """int64[n] rising."""
+    due_ms: _builtins.int
+    """When they are due."""
+    next_from_ms: _builtins.int
+    """Where a backfill goes on; 0: it is complete."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        read_revision: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        outcome: _schedules_pb2.RunOutcome.ValueType = ...,
+        from_ms: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+        planned_ms: _builtins.bytes = ...,
+        due_ms: _builtins.int = ...,
+        next_from_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "from_ms", b"from_ms", "name", b"name", "next_from_ms", b"next_from_ms", "outcome", b"outcome", "planned_ms", b"planned_ms", "read_revision", b"read_revision", "request_id", b"request_id", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtraRuns: _TypeAlias = ExtraRuns  # noqa: Y015
+
+@_typing.final
+class MakeRuns(_message.Message):
+    """The next runs of many schedules, and what comes behind them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleRuns]: ...
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___ScheduleRuns] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MakeRuns: _TypeAlias = MakeRuns  # noqa: Y015
+
+@_typing.final
+class ScheduleRuns(_message.Message):
+    """Without effect unless the schedule has this revision and this next planned time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    EXPECTED_MS_FIELD_NUMBER: _builtins.int
+    PLANNED_MS_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    MISSED_FIRST_MS_FIELD_NUMBER: _builtins.int
+    MISSED_LAST_MS_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    revision: _builtins.int
+    expected_ms: _builtins.int
+    planned_ms: _builtins.bytes
+    """int64[n] rising: the runs to make, and when each is due."""
+    due_ms: _builtins.bytes
+    missed: _builtins.int
+    """Planned times that are passed over by the policy for missed runs: how many, the first and the last of them."""
+    missed_first_ms: _builtins.int
+    missed_last_ms: _builtins.int
+    next_ms: _builtins.int
+    """The planned time behind these; 0: none."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        expected_ms: _builtins.int = ...,
+        planned_ms: _builtins.bytes = ...,
+        due_ms: _builtins.bytes = ...,
+        missed: _builtins.int = ...,
+        missed_first_ms: _builtins.int = ...,
+        missed_last_ms: _builtins.int = ...,
+        next_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "expected_ms", b"expected_ms", "missed", b"missed", "missed_first_ms", b"missed_first_ms", "missed_last_ms", b"missed_last_ms", "name", b"name", "next_ms", b"next_ms", "planned_ms", b"planned_ms", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleRuns: _TypeAlias = ScheduleRuns  # noqa: Y015
 
 @_typing.final
 class AdminCommand(_message.Message):

@@ -13,6 +13,7 @@ from tickwheel.proto import access_pb2 as _access_pb2
 from tickwheel.proto import admin_pb2 as _admin_pb2
 from tickwheel.proto import cold_pb2 as _cold_pb2
 from tickwheel.proto import scheduler_pb2 as _scheduler_pb2
+from tickwheel.proto import schedules_pb2 as _schedules_pb2
 from tickwheel.proto import staging_pb2 as _staging_pb2
 import builtins as _builtins
 import sys
@@ -372,6 +373,10 @@ class StateWindows(_message.Message):
     STAGING_FIELD_NUMBER: _builtins.int
     COLD_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
+    SCHEDULES_FIELD_NUMBER: _builtins.int
+    SCHEDULE_REVISION_FIELD_NUMBER: _builtins.int
+    schedule_revision: _builtins.int
+    """The last one given."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscriptionWindow]: ...
     @_builtins.property
@@ -388,6 +393,10 @@ class StateWindows(_message.Message):
     def cold(self) -> _cold_pb2.ColdSnapshot: ...
     @_builtins.property
     def access(self) -> _access_pb2.AccessSnapshot: ...
+    @_builtins.property
+    def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleSnapshot]:
+        """In any order."""
+
     def __init__(
         self,
         *,
@@ -397,14 +406,136 @@ class StateWindows(_message.Message):
         staging: _staging_pb2.StagingSnapshot | None = ...,
         cold: _cold_pb2.ColdSnapshot | None = ...,
         access: _access_pb2.AccessSnapshot | None = ...,
+        schedules: _abc.Iterable[Global___ScheduleSnapshot] | None = ...,
+        schedule_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "cold", b"cold", "staging", b"staging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "batches", b"batches", "cold", b"cold", "producers", b"producers", "staging", b"staging", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "batches", b"batches", "cold", b"cold", "producers", b"producers", "schedule_revision", b"schedule_revision", "schedules", b"schedules", "staging", b"staging", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StateWindows: _TypeAlias = StateWindows  # noqa: Y015
+
+@_typing.final
+class ScheduleSnapshot(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Answered(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        REQUEST_ID_FIELD_NUMBER: _builtins.int
+        OUTCOME_FIELD_NUMBER: _builtins.int
+        FROM_MS_FIELD_NUMBER: _builtins.int
+        UNTIL_MS_FIELD_NUMBER: _builtins.int
+        MADE_FIELD_NUMBER: _builtins.int
+        NEXT_FROM_MS_FIELD_NUMBER: _builtins.int
+        RUN_FIELD_NUMBER: _builtins.int
+        request_id: _builtins.str
+        outcome: _schedules_pb2.RunOutcome.ValueType
+        from_ms: _builtins.int
+        until_ms: _builtins.int
+        made: _builtins.int
+        next_from_ms: _builtins.int
+        run: _builtins.bytes
+        """Of a trigger: its row of `runs`."""
+        def __init__(
+            self,
+            *,
+            request_id: _builtins.str = ...,
+            outcome: _schedules_pb2.RunOutcome.ValueType = ...,
+            from_ms: _builtins.int = ...,
+            until_ms: _builtins.int = ...,
+            made: _builtins.int = ...,
+            next_from_ms: _builtins.int = ...,
+            run: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "made", b"made", "next_from_ms", b"next_from_ms", "outcome", b"outcome", "request_id", b"request_id", "run", b"run", "until_ms", b"until_ms"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
+    CHANGED_MS_FIELD_NUMBER: _builtins.int
+    TAG_HASH_FIELD_NUMBER: _builtins.int
+    TAG_MASK_FIELD_NUMBER: _builtins.int
+    KEY_HASH_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    META_FIELD_NUMBER: _builtins.int
+    LAST_ID_FIELD_NUMBER: _builtins.int
+    LAST_DUE_MS_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    paused: _builtins.bool
+    next_ms: _builtins.int
+    """0: none."""
+    owner: _builtins.str
+    created_ms: _builtins.int
+    changed_ms: _builtins.int
+    tag_hash: _builtins.int
+    tag_mask: _builtins.int
+    key_hash: _builtins.int
+    runs: _builtins.bytes
+    """Rows of node/state/schedules.py: the last runs, and those made that may not be dispatched yet."""
+    ahead: _builtins.bytes
+    meta: _builtins.bytes
+    """A serialized MessageMeta."""
+    last_id: _builtins.int
+    """The last run of the plan that was made."""
+    last_due_ms: _builtins.int
+    counted: _builtins.int
+    """Runs of the plan since the last put."""
+    @_builtins.property
+    def definition(self) -> _schedules_pb2.ScheduleDefinition:
+        """Without its meta."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Runs by outcome: its number is the place."""
+
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleSnapshot.Answered]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        definition: _schedules_pb2.ScheduleDefinition | None = ...,
+        revision: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+        next_ms: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        created_ms: _builtins.int = ...,
+        changed_ms: _builtins.int = ...,
+        tag_hash: _builtins.int = ...,
+        tag_mask: _builtins.int = ...,
+        key_hash: _builtins.int = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        runs: _builtins.bytes = ...,
+        ahead: _builtins.bytes = ...,
+        requests: _abc.Iterable[Global___ScheduleSnapshot.Answered] | None = ...,
+        meta: _builtins.bytes = ...,
+        last_id: _builtins.int = ...,
+        last_due_ms: _builtins.int = ...,
+        counted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "changed_ms", b"changed_ms", "counted", b"counted", "counts", b"counts", "created_ms", b"created_ms", "definition", b"definition", "key_hash", b"key_hash", "last_due_ms", b"last_due_ms", "last_id", b"last_id", "meta", b"meta", "next_ms", b"next_ms", "owner", b"owner", "paused", b"paused", "requests", b"requests", "revision", b"revision", "runs", b"runs", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleSnapshot: _TypeAlias = ScheduleSnapshot  # noqa: Y015
 
 @_typing.final
 class SubscriptionWindow(_message.Message):

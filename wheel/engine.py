@@ -217,20 +217,28 @@ class Wheel:
     def cancel(self, id: int, due_ms: int) -> CancelOutcome:
         """Cancel by id. `due_ms`: the unit's own due time; for a moved message it is looked up and this value is
         ignored."""
+        id, _, outcome = self.standing(id, due_ms)
+        if outcome is not None:
+            return outcome
+        self.marks.add(id >> 32, id & 0xFFFF_FFFF)
+        self.pending -= 1
+        return CancelOutcome.CANCELLED
+
+    def standing(self, id: int, due_ms: int) -> tuple[int, int, CancelOutcome | None]:
+        """A message's newest id, its due time, and why it can no longer be cancelled; None: it is pending. Arguments
+        as of `cancel`."""
         id, moved_due_ms = self.marks.moves.resolve(int(id))
         due_ms = due_ms if moved_due_ms is None else moved_due_ms
         hour, index = id >> 32, id & 0xFFFF_FFFF
         if hour < self.holdings.removed_below or index >= self.holdings.hours.units(hour):
-            return CancelOutcome.NOT_FOUND
+            return id, due_ms, CancelOutcome.NOT_FOUND
         if self.marks.has(hour, index):
-            return CancelOutcome.CANCELLED
+            return id, due_ms, CancelOutcome.CANCELLED
         if due_ms // HOUR_MS != hour:
-            return CancelOutcome.NOT_FOUND
+            return id, due_ms, CancelOutcome.NOT_FOUND
         if CursorKey(due_ms, index) < self.cursor:
-            return CancelOutcome.ALREADY_DISPATCHED
-        self.marks.add(hour, index)
-        self.pending -= 1
-        return CancelOutcome.CANCELLED
+            return id, due_ms, CancelOutcome.ALREADY_DISPATCHED
+        return id, due_ms, None
 
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
         """Cancel a unit and append its successor (one unit, as for `append`); the old id keeps naming it."""

@@ -316,7 +316,7 @@ class Proposer(Part):
             sound = read_entry(data) is not None
         except Exception:  # the errors that protobuf raises on writing have no common base
             return None
-        if sound and any(command.WhichOneof("body") in _FROM_MESSAGES and unknown_in(command) for command in commands):
+        if sound and any(_has_message(command) and unknown_in(command) for command in commands):
             return None
         return data if sound else None
 
@@ -444,8 +444,18 @@ def _accepted(command: Command, kind: type[R], result: CommandResult) -> R:
     return result
 
 
+def _has_message(command: Command) -> bool:
+    """Whether it contains messages from outside. Of the commands of schedules only a put does."""
+    kind = command.WhichOneof("body")
+    return kind in _FROM_MESSAGES or (kind == "schedule" and command.schedule.WhichOneof("body") == "put")
+
+
 def _changes_from_ms(command: Command) -> int:
     kind = command.WhichOneof("body")
+    if kind == "schedule" and command.schedule.WhichOneof("body") == "make":
+        # Runs enter the wheel.
+        runs = (int(np.frombuffer(row.due_ms, "<i8").min()) for row in command.schedule.make.rows if row.due_ms)
+        return min(runs, default=NO_CHANGE)
     if kind == "publish":
         # Sorted by due time: the first is the earliest.
         due: int = _FIRST_DUE.unpack_from(command.publish.due_ms)[0]

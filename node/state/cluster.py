@@ -10,6 +10,7 @@ from tickwheel.node.state.groups import Group, Groups
 from tickwheel.node.state.loads import Loads
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.rights import AccessControl
+from tickwheel.node.state.schedules import Schedules
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staging import Staging
@@ -43,6 +44,7 @@ class ClusterState:
     loads: Loads = field(default_factory=Loads)
     cold: ColdTier = field(default_factory=ColdTier)
     access: AccessControl = field(default_factory=AccessControl)
+    schedules: Schedules = field(default_factory=Schedules)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
     """Messages removed by retention or a deletion that a group had not settled (once per group), or removed by

@@ -30,6 +30,7 @@ from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import make_batch
 from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing, judge, sender_of
+from tickwheel.node.state.recurring import Recurring
 from tickwheel.node.state.results import (
     AdminResult,
     CancelResult,
@@ -42,6 +43,7 @@ from tickwheel.node.state.results import (
     PublishResult,
     Refused,
     RescheduleResult,
+    ScheduleResult,
     SettleResult,
     SweepResult,
 )
@@ -92,6 +94,7 @@ CommandResult = (
     | LeadResult
     | PublishResult
     | RescheduleResult
+    | ScheduleResult
     | SettleResult
     | StagingResult
     | SweepResult
@@ -141,6 +144,7 @@ class StateMachine(StateView):
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
         self.retrying = Retrying(self._state, wheel)
         self.burial = Burial(self._state, self.retrying)
+        self._recurring = Recurring(self._state, wheel)
         self._checkpoint: StateCheckpoint | None = None
         self.filtered = 0
         """Messages that filters left out since this process started, replays included. No part of the state."""
@@ -209,6 +213,8 @@ class StateMachine(StateView):
             return Refused(marked) if isinstance(marked, Failure) else marked
         if kind == "sweep":
             return self._sweep(command.sweep, entry.stamped_ms)
+        if kind == "schedule":
+            return self._recurring.apply(command.schedule, entry.stamped_ms)
         return Refused(Failure(pb.WRONG_STATE, f"command {kind or 'without a body'} is not known to this version"))
 
     def _lead(self, lead: Lead) -> LeadResult:

@@ -135,6 +135,10 @@ class ReadyLog:
                 high = middle
         return int(self.ticks.read(low, 1)["position"][0]) if low < self.ticks.count else self.count
 
+    def end_of_due(self, due_ms: int) -> int:
+        """First position behind the tick of `due_ms`."""
+        return self.position_of_due((due_ms // self._slot_ms + 1) * self._slot_ms)
+
     def first_of_hour(self, hour_min: int) -> int:
         """First position of a message of this hour or a later one."""
         place = bisect_left(self._hours, hour_min)

@@ -7,11 +7,13 @@ contradicts the state, so this node must stop before it does harm.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.failure import Failure
+from tickwheel.node.state.schedules import Answer, Run, Schedule
 from tickwheel.proto import access_pb2, admin_pb2, scheduler_pb2
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey, Ids
@@ -174,6 +176,34 @@ class AdminResult:
     unsettled_removed: int = 0
     user: access_pb2.User | None = None
     role: access_pb2.AccessRole | None = None
+
+
+class RunNote(NamedTuple):
+    """What a command did with a planned time of a schedule. `topic_id`: of the message; 0 without one, and of a
+    cancelled run."""
+
+    name: str
+    revision: int
+    run: Run
+    topic_id: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduleResult:
+    """Result of a command of recurring schedules. `schedule`: as it is afterwards; as it was last if it is deleted.
+
+    `stale`: nothing was done, since the schedule is no longer as the master had read it."""
+
+    schedule: Schedule | None = None
+    stale: bool = False
+    failure: Failure | None = None
+    notes: tuple[RunNote, ...] = ()
+    repeated: bool = False
+    """It repeats a trigger or backfill that was answered before."""
+    answer: Answer | None = None
+    """Of a trigger or backfill."""
+    stale_rows: int = 0
+    """Of `make`: rows that did nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,14 @@ EARLIER_SCHEMAS = frozenset({0x63B68C51})
 """`LogEntry.schema` of versions that copied clients' bytes into entries. An unknown field in such an entry comes from a
 client, not from a newer version: no node ever acted on it, and none stops for it."""
 
+CHECKSUMS_LEVEL = 1
+"""The level of log content that has checksums and owners of requests. A master writes what a level adds once all
+members have said that they read it, or the log contains some already. Each level includes the ones below."""
+SCHEDULES_LEVEL = 2
+"""Recurring schedules."""
+LOG_LEVEL = SCHEDULES_LEVEL
+"""What this version reads."""
+
 _TAIL = bytes([LogEntry.DESCRIPTOR.fields_by_name["schema"].number << 3 | 5]) + ENTRY_SCHEMA.to_bytes(4, "little")
 """Last bytes of an entry of this version: fields are written in the order of their numbers, and this one is the
 last."""

@@ -29,6 +29,7 @@ from tickwheel.node.state.producers import Batch, Span, make_batch
 from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, targets_path, ticks_path
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.retry_policy import policy_of
+from tickwheel.node.state.schedules import Schedule, snapshot_of
 from tickwheel.node.state.schema import STATE_SCHEMA, state_problem
 from tickwheel.node.state.sequence import Flush, Sequence
 from tickwheel.node.state.settings import BOUNDS, Settings, changed
@@ -89,6 +90,8 @@ class StateCheckpoint:
     staged_syncs: list[tuple[StagedFile, StagedSync]]
     cold: ColdCapture
     access: access_pb2.AccessSnapshot
+    schedules: list[Schedule]
+    schedule_revision: int
     ran: bool = False
     _files: list[ManifestFile] = field(default_factory=list)
 
@@ -147,7 +150,12 @@ class StateCheckpoint:
 
     def _windows_file(self) -> Iterator[bytes]:
         """A StateWindows message in pieces: protobuf reads consecutive messages as one."""
-        first_part = state_pb2.StateWindows(staging=self.staging, cold=self.cold.message(), access=self.access)
+        first_part = state_pb2.StateWindows(
+            staging=self.staging,
+            cold=self.cold.message(),
+            access=self.access,
+            schedule_revision=self.schedule_revision,
+        )
         yield first_part.SerializeToString()
         part, size = state_pb2.StateWindows(), 0
         for group_id, topic_id, values in self.windows:
@@ -170,6 +178,13 @@ class StateCheckpoint:
                 yield part.SerializeToString()
                 part, size = state_pb2.StateWindows(), 0
         yield part.SerializeToString()
+        part, size = state_pb2.StateWindows(), 0
+        for number, schedule in enumerate(self.schedules, 1):
+            part.schedules.append(snapshot_of(schedule))
+            size += schedule.size + len(schedule.runs) + ROW_BYTES
+            if size >= PIECE_BYTES or number == len(self.schedules):
+                yield part.SerializeToString()
+                part, size = state_pb2.StateWindows(), 0
 
     def remove_old(self) -> None:
         """Remove files that only earlier manifests named; call it once this one is durable. Any thread. Raises
@@ -324,6 +339,8 @@ def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None
         staged_syncs=[(file, file.begin_fsync()) for file in state.staging.files() if file.needs_fsync()],
         cold=state.cold.capture(),
         access=state.access.message(),
+        schedules=state.schedules.capture(),
+        schedule_revision=state.schedules.last_revision,
     )
 
 
@@ -420,6 +437,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     state.staging.restore(windows.staging)
     state.cold.restore(windows.cold)
     state.access.restore(windows.access)
+    state.schedules.restore(windows.schedules, windows.schedule_revision)
     _remove_leavings(state, snapshot.windows_path)
     state.producers.restore(
         ((span.producer_id, Span(span.first, span.last, sys.intern(span.owner))) for span in windows.producers),

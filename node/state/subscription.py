@@ -36,6 +36,8 @@ SETTLING = frozenset({SETTLE_ACK, SETTLE_SKIP, SETTLE_DEAD})
 RETURNING = frozenset({SETTLE_RETURN, SETTLE_RETRY})
 LOOK_BACK = 65_536
 """How far before the floor an id without a position is searched: among recently settled messages."""
+HOLDS_ROWS = 16_384
+"""Retries of a topic, the newest, among which `holds` searches."""
 NOT_JUDGED = 1 << 62
 """Value of `judged_from` after a checkpoint of an earlier version, which does not have it."""
 
@@ -266,6 +268,21 @@ class Subscription:
         hits, rows = self._ready.targets.of(places)
         names[hits] = rows["origin"]
         return places, names
+
+    def holds(self, id: int, due_ms: int) -> bool:
+        """Whether a dispatched message, or a dispatched retry of it, is unsettled. `id` and `due_ms`: of its own unit.
+        Reads what the topic dispatched of one tick; a retry is found among the topic's last HOLDS_ROWS."""
+        least = max(self._ready.first_retained, self.floor)
+        if self._ready.targets.last_position >= least:
+            rows = self.newest_targets(HOLDS_ROWS)
+            rows = rows[(rows["origin"] == np.uint64(id)) & (rows["position"] >= np.uint64(least))]
+            if self._window.at(rows["position"].astype(np.int64)).any():
+                return True
+        first, end = max(least, self._ready.position_of_due(due_ms)), self._ready.end_of_due(due_ms)
+        if first >= end:
+            return False
+        places = first + np.flatnonzero(self._ready.read(first, end - first) == np.uint64(id))
+        return bool(self._window.at(places).any())
 
     # -- commands of the log
 

@@ -27,6 +27,7 @@ from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import NO_IDS
 from tickwheel.node.state.retry_policy import RetryPolicy
 from tickwheel.node.state.rights import AccessControl
+from tickwheel.node.state.schedules import Schedules
 from tickwheel.node.state.settings import DELAY_LEVEL_MS_MAX, Settings
 from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.subscription import Subscription
@@ -49,6 +50,11 @@ class StateView:
     def sweeps(self) -> Sweeps:
         """Jobs over pending messages. Do not change them."""
         return self._state.sweeps
+
+    @property
+    def schedules(self) -> Schedules:
+        """Recurring schedules. Do not change them."""
+        return self._state.schedules
 
     @property
     def applied_index(self) -> int:

@@ -14,7 +14,7 @@ from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.synced import Synced
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.schedule.senders import LOG_LEVEL
+from tickwheel.node.state.schema import LOG_LEVEL
 from tickwheel.proto.peer_pb2 import PeerFrame, Sync, SyncReply
 
 ROOM_MS = 2_000

@@ -15,15 +15,12 @@ from typing import TypeVar
 
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.state.producers import Batch, Sender, owner_differs
+from tickwheel.node.state.schema import CHECKSUMS_LEVEL
 from tickwheel.node.state.view import StateView
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import PublishRequest
 
 A = TypeVar("A")
-
-LOG_LEVEL = 1
-"""The level of log content that this version adds without being told to: checksums and owners of requests. A master
-writes them once all members have said that they understand them, or the log contains some already."""
 
 _UNKNOWN_OUTCOME = frozenset({pb.OUTCOME_UNKNOWN, pb.NOT_MASTER, pb.NO_MASTER, pb.RECOVERING})
 
@@ -110,5 +107,5 @@ class Senders:
         return request
 
     def _may_state(self) -> bool:
-        self._states = self._states or self._state.states_checksums or self._all_understand(LOG_LEVEL)
+        self._states = self._states or self._state.states_checksums or self._all_understand(CHECKSUMS_LEVEL)
         return self._states

@@ -144,6 +144,11 @@ class ModelWheel:
             self.cancelled.append(number)
         return outcome or CancelOutcome.CANCELLED
 
+    def standing(self, id: int, due_ms: int) -> tuple[int, int, CancelOutcome | None]:
+        """Present id, its due time, and why it cannot be cancelled."""
+        number, outcome = self._state_of(id)
+        return number, self._key(number).due_ms if number in self.units else due_ms, outcome
+
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
         """Append anew; the old id goes on naming it."""
         number, outcome = self._state_of(id)
