@@ -193,6 +193,14 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("cancelled_messages", "counter", "Messages cancelled before their dispatch."),
     MetricSpec("sweeps_running", "gauge", "Bulk cancels and moves that have not ended."),
     MetricSpec("sweep_failures", "counter", "Steps of bulk cancels and moves that had to be repeated."),
+    MetricSpec("schedules", "gauge", "Recurring schedules."),
+    MetricSpec("schedules_bytes", "gauge", "Names, plans and messages of recurring schedules."),
+    MetricSpec(
+        "schedule_runs", "counter", "Planned times of recurring schedules, by what became of them.", ("outcome",)
+    ),
+    MetricSpec(
+        "schedule_runs_held_up", "counter", "Looks that made no run: limits, full disks, an unknown zone (master)."
+    ),
     MetricSpec("event_file_bytes_written", "counter", "Bytes written to event files, for traces and audits."),
     MetricSpec(
         "events_lost_batches",

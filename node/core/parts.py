@@ -43,8 +43,10 @@ from tickwheel.node.core.schedule.deleting import Deleter
 from tickwheel.node.core.schedule.dispatcher import Dispatcher
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.pending import PendingRequests
+from tickwheel.node.core.schedule.planner import Planner
 from tickwheel.node.core.schedule.publisher import Publisher
 from tickwheel.node.core.schedule.push import PushAhead
+from tickwheel.node.core.schedule.recurring import ScheduleRequests
 from tickwheel.node.core.schedule.retention import Retention
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.schedule.sweeper import Sweeper
@@ -100,6 +102,7 @@ class Parts:
             lambda: self.sync.roomy_peers(self.voters()),
         )
         self.publisher = Publisher(core, self.creations, self.senders, self.flow, self.disk_room)
+        self.planner = Planner(core, self.flow, self.publisher.full)
 
         # Dispatch and delivery.
         push = PushAhead(core) if core.config.delivery_order is DeliveryOrder.PUSH_FIRST else None
@@ -150,6 +153,7 @@ class Parts:
         self.requests = ClientRequests(
             core, self.senders, self.publisher, self.creations, self.cold, self.pending, self.members
         )
+        self.schedules = ScheduleRequests(core, self.requests, self._all_understand, self.flow, self.publisher.full)
         self.staging = StagedWrites(core, self.publisher, self.disk_room, self.requests)
         self.consumers = ConsumerRequests(core, self.delivery, self.requests)
         self.dead = DeadRequests(core)
@@ -163,6 +167,7 @@ class Parts:
             self.publisher,
             self.flow,
             self.topic_pending,
+            self.planner,
             self.staging,
             self.members,
             self.sweeper,

@@ -194,6 +194,13 @@ class Publisher(Part):
             self._let_in_ms = now.steady_ms + ROOM_WAIT_MS
             self._outside.popleft().keep(None)
 
+    def full(self) -> Failure | None:
+        """Why no message is accepted now: disks or arrival buffers are full. None: there is room."""
+        refusal = self._disk_room.refusal()
+        if refusal is None and self.arrivals_full():
+            return limit_reached("wheel.buffer_bytes_max", self._config.buffer_bytes_max, MERGE_HINT_MS)
+        return refusal
+
     def arrivals_full(self) -> bool:
         """Whether the messages waiting to be merged into hour files fill `BUFFERS_ACCEPTED_MAX` arrival buffers."""
         return self._wheel.holdings.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self._config.buffer_bytes_max
@@ -235,11 +242,9 @@ class Publisher(Part):
         """Why a request of `size` bytes cannot be queued. Once the queue is three quarters full, the rest is kept for
         flows that have less than their share."""
         config = self._config
-        refusal = self._disk_room.refusal()
+        refusal = self.full()
         if refusal is not None:
             return refusal
-        if self.arrivals_full():
-            return limit_reached("wheel.buffer_bytes_max", config.buffer_bytes_max, MERGE_HINT_MS)
         queue = self._queue
         if queue.all.bytes + size > config.intake_bytes_max and queue:
             return limit_reached("intake_bytes", config.intake_bytes_max)

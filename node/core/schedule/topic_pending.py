@@ -26,7 +26,8 @@ from tickwheel.node.failure import Failure
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
-from tickwheel.node.state.results import PublishResult, SettleResult
+from tickwheel.node.state.results import PublishResult, ScheduleResult, SettleResult
+from tickwheel.node.state.schedules import MESSAGES
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
 from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.units import CursorKey
@@ -116,6 +117,13 @@ class TopicPending(Part):
             return
         if isinstance(result, PublishResult):
             self._published(command, result)
+            return
+        if isinstance(result, ScheduleResult):
+            for note in result.notes:
+                if note.run.outcome in MESSAGES:
+                    self._add(note.topic_id, 1)
+                elif note.run.id:
+                    self.spoil()  # cancelled
             return
         kind = command.WhichOneof("body")
         retries = isinstance(result, SettleResult) and any(

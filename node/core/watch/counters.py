@@ -11,10 +11,19 @@ from numpy.typing import NDArray
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.machine import AnyResult
-from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult, SweepResult
+from tickwheel.node.state.results import (
+    CancelResult,
+    DispatchResult,
+    PublishResult,
+    ScheduleResult,
+    SettleResult,
+    SweepResult,
+)
+from tickwheel.node.state.schedules import MESSAGES, no_counts
 from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.sweeps import CANCELLING
 from tickwheel.proto.scheduler_pb2 import CANCELLED
+from tickwheel.proto.schedules_pb2 import RUN_CANCELLED
 
 LATE_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
 _LATE_BOUNDS = np.array(LATE_BOUNDS_MS, np.int64)
@@ -60,6 +69,8 @@ class Totals:
     """Messages that came in bundles; they count as `scheduled` too."""
     loaded_bundles: int = 0
     """Bundles that these messages came in."""
+    schedule_runs: list[int] = field(default_factory=lambda: list(no_counts()))
+    """Planned times of recurring schedules, by the number of their outcome."""
 
     def note(self, result: AnyResult) -> None:
         """Count one result of apply."""
@@ -82,3 +93,8 @@ class Totals:
                 self.cancelled += result.done
         elif isinstance(result, ColdResult):
             self.cancelled += result.cancelled
+        elif isinstance(result, ScheduleResult):
+            for note in result.notes:
+                self.schedule_runs[note.run.outcome] += note.run.times
+                self.scheduled += note.run.outcome in MESSAGES
+                self.cancelled += note.run.outcome == RUN_CANCELLED

@@ -25,9 +25,12 @@ from tickwheel.node.state.results import (
     CancelResult,
     PublishResult,
     RescheduleResult,
+    RunNote,
+    ScheduleResult,
     SettleResult,
     SweepResult,
 )
+from tickwheel.node.state.schedules import MESSAGES
 from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest
@@ -67,6 +70,9 @@ FOUND_MAX = 1_000
 """Events in the answer to one trace, at most."""
 UNITS_MAX = 1_000
 """Units that one trace follows. Each retry of a message is a unit of its own."""
+
+RUN_OF = "@"
+"""Begins a text of a record that names the schedule of a run: `@<message id>=<name>`."""
 
 Make = Callable[[], EventRecord | None]
 """Makes a record from queued references. Runs in a worker."""
@@ -159,6 +165,8 @@ class Events(Part):
                 self._ids(EventKind.CANCELLED, result.ids, facts)
             if result.sweep is not None and command.sweep.WhichOneof("body") == "step" and not result.stale:
                 self._deleted(result.sweep, facts)
+        elif isinstance(result, ScheduleResult):
+            self._runs(result.notes, facts)
         elif isinstance(result, ColdResult):
             if result.cancelled:
                 self._ids(EventKind.CANCELLED, np.array([command.cold.mark.id], np.uint64), facts)
@@ -220,6 +228,24 @@ class Events(Part):
         topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()
         texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
         self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
+
+    def _runs(self, notes: Sequence[RunNote], facts: Mapping[str, Any]) -> None:
+        """Record the messages of runs, with the names of their schedules, and those that were cancelled."""
+        made = [note for note in notes if note.run.outcome in MESSAGES]
+        for at in range(0, len(made), TOPICS_A_RECORD // 2):
+            part = made[at : at + TOPICS_A_RECORD // 2]
+            topics = [f"{number}={self._names.topic_name(number)}" for number in {note.topic_id for note in part}]
+            columns = {
+                "id": np.array([note.run.id for note in part], np.uint64),
+                "due_ms": np.array([note.run.at_ms for note in part], np.uint64),
+                "topic_id": np.array([note.topic_id for note in part], np.uint64),
+            }
+            texts = (*topics, *(f"{RUN_OF}{note.run.id}={note.name}" for note in part))
+            record = EventRecord(EventKind.SCHEDULED, **facts, count=len(part), texts=texts, columns=columns)
+            self._put(lambda record=record: record, 256 * len(part) + 512)  # type: ignore[misc]
+        cancelled = [note.run.id for note in notes if note.run.id and note.run.outcome not in MESSAGES]
+        if cancelled:
+            self._ids(EventKind.CANCELLED, np.array(cancelled, np.uint64), facts)
 
     def _loaded(self, ingest: Ingest, ingested: Ingested, facts: Mapping[str, Any]) -> None:
         """Record a bundle with a single record: readers find its messages in the bundle."""

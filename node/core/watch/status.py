@@ -10,6 +10,7 @@ from tickwheel.node.core.schedule.dispatcher import Phase
 from tickwheel.node.core.watch.groups import group_metrics
 from tickwheel.node.metrics import MetricValue
 from tickwheel.proto import admin_pb2
+from tickwheel.proto.schedules_pb2 import RunOutcome
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.cluster_clock_state import TimeState
 from tickwheel.replication.log import LogStatus, PeerProgress, Role
@@ -319,6 +320,13 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "dead_letters": float(core.state.dead_letters_kept()),
         "filtered_messages": float(core.state.filtered),
         "sweeps_running": float(core.state.sweeps.running),
+        "schedules": float(len(core.state.schedules)),
+        "schedules_bytes": float(core.state.schedules.bytes),
+        "schedule_runs": {
+            (RunOutcome.Name(RunOutcome.ValueType(number)).removeprefix("RUN_").lower(),): float(count)
+            for number, count in enumerate(core.parts.totals.schedule_runs)
+            if number
+        },
         "retention_removed_messages": float(core.state.removed_unsettled),
         "journal_bytes": float(core.log.entries_after(core.checkpointer.covered_index)),
         "segment_bytes": float(core.wheel.holdings.hours.merged_bytes),

@@ -17,7 +17,8 @@ from tickwheel.node.core.watch.counters import LATE_BOUNDS_MS, Counters, Totals
 from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.machine import AnyResult
-from tickwheel.node.state.results import PublishResult, SettleResult
+from tickwheel.node.state.results import PublishResult, ScheduleResult, SettleResult
+from tickwheel.node.state.schedules import MESSAGES
 from tickwheel.proto.log_pb2 import Command
 
 WINDOW_MS = 5_000
@@ -69,6 +70,10 @@ class TopicRates:
         elif isinstance(result, SettleResult):
             for batch, part in zip(command.settle.batches, result.parts, strict=False):
                 self.add(batch.topic_id, SETTLED, part.settled)
+        elif isinstance(result, ScheduleResult):
+            for note in result.notes:
+                if note.run.outcome in MESSAGES:
+                    self.add(note.topic_id, SCHEDULED, 1)
 
     def note(self, steady_ms: SteadyMs, totals: Totals, counters: Counters) -> None:
         """Keep the counts as a note and start new ones. Called once a second."""

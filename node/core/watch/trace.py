@@ -10,7 +10,7 @@ import numpy as np
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.requests import id_of
 from tickwheel.node.core.serving import Serving
-from tickwheel.node.core.watch.events import Events, FindJob
+from tickwheel.node.core.watch.events import RUN_OF, Events, FindJob
 from tickwheel.node.core.work import read
 from tickwheel.node.failure import RequestError, invalid, limit_reached
 from tickwheel.proto import admin_pb2, common_pb2
@@ -79,6 +79,7 @@ class Tracer:
         if record.kind is EventKind.SCHEDULED:
             names = dict(text.split("=", 1) for text in record.texts if "=" in text)
             event.topic = names.get(str(columns["topic_id"]), "")
+            event.schedule = names.get(f"{RUN_OF}{columns['id']}", "")
         if "new_id" in columns:
             event.new_id.CopyFrom(self._id(columns["new_id"]))
         if "unit" in columns:

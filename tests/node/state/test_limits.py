@@ -19,6 +19,8 @@ from tickwheel.proto import state_pb2
 NAME = "node.state.names.TOPIC_NAME_LENGTH_MAX"
 JOB = "node.state.names.PRODUCER_ID_LENGTH_MAX"
 TEXT = "node.core.schedule.pending.TEXT_BYTES_MAX"
+SCHEDULES = "node.state.schedules.SCHEDULES_BYTES_MAX"
+META = "node.state.publishing.META_BYTES_MAX"
 FIXED = "fixed"
 """One value of a width that does not change, as a checksum or a path that a node makes."""
 
@@ -100,6 +102,27 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "ColdPartSnapshot.sha256": (FIXED,),
     "ColdPartSnapshot.chunks": ("node.state.loads.CHUNKS_MAX",),
     "ColdMarksSnapshot.marks": ("node.state.cold.MARKS_MAX",),
+    "StateWindows.schedules": ("node.state.schedules.SCHEDULES_MAX", SCHEDULES),
+    "ScheduleSnapshot.owner": (NAME,),
+    "ScheduleSnapshot.counts": (FIXED,),
+    "ScheduleSnapshot.runs": ("node.state.schedules.RUNS_KEPT",),
+    "ScheduleSnapshot.ahead": ("node.state.schedules.AHEAD_MAX",),
+    "ScheduleSnapshot.requests": ("node.state.schedules.ANSWERS_KEPT",),
+    "ScheduleSnapshot.meta": (META, SCHEDULES),
+    "Answered.request_id": (JOB,),
+    "Answered.run": (FIXED,),
+    "ScheduleDefinition.name": ("node.state.schedules.NAME_BYTES_MAX",),
+    "ScheduleDefinition.topic": (NAME,),
+    "ScheduleDefinition.payload": ("node.state.schedules.PAYLOAD_BYTES_MAX", SCHEDULES),
+    "ScheduleSpec.cron": ("node.core.schedule.calendar.CRON_CHARACTERS_MAX",),
+    "ScheduleSpec.zone": ("node.core.schedule.calendar.ZONE_CHARACTERS_MAX",),
+    # A schedule keeps its meta serialized; the definition's own field for it stays empty.
+    "MessageMeta.tags": (META,),
+    "MessageMeta.key": (META,),
+    "MessageMeta.message_group": (META,),
+    "MessageMeta.headers": (META,),
+    "HeadersEntry.key": (META,),
+    "HeadersEntry.value": (META,),
 }
 
 GROWING = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
