@@ -38,6 +38,7 @@ from tickwheel.client.producer import (
 )
 from tickwheel.client.pulling import PullClient
 from tickwheel.client.row_calls import CancelCalls, RescheduleCalls
+from tickwheel.client.schedules import ScheduleClient
 from tickwheel.client.scheduling import Scheduling
 from tickwheel.client.snapshot import SnapshotClient
 from tickwheel.client.staging import StagingClient
@@ -213,6 +214,7 @@ class AsyncClient:
         self.bulk = BulkClient(self.cluster, timeout_s)
         self.cold = ColdClient(self.cluster, timeout_s)
         self.sweeps = SweepClient(self.cluster, timeout_s)
+        self.schedules = ScheduleClient(self.cluster, timeout_s)
         self._numbered = Numbered(self.cluster)
         self._client_name = name
         self._scheduling = Scheduling(self.cluster, self._numbered, name)

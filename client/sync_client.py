@@ -25,6 +25,7 @@ from tickwheel.client.delivery import DeliveredBatch, Delivery
 from tickwheel.client.errors import ClientClosed
 from tickwheel.client.producer import Producer
 from tickwheel.client.pulling import PullClient
+from tickwheel.client.schedules import ScheduleClient
 from tickwheel.client.snapshot import SnapshotClient
 from tickwheel.client.staging import StagedAttemptWriter, StagingClient
 from tickwheel.client.sweeps import SweepClient
@@ -357,6 +358,20 @@ class SyncSweeps(Blocking[SweepClient]):
     wait = waiting(SweepClient.wait)
 
 
+class SyncSchedules(Blocking[ScheduleClient]):
+    """`Client.schedules`."""
+
+    put = waiting(ScheduleClient.put)
+    get = waiting(ScheduleClient.get)
+    list = each(ScheduleClient.list)
+    pause = waiting(ScheduleClient.pause)
+    resume = waiting(ScheduleClient.resume)
+    trigger = waiting(ScheduleClient.trigger)
+    backfill = waiting(ScheduleClient.backfill)
+    delete = waiting(ScheduleClient.delete)
+    preview = waiting(ScheduleClient.preview)
+
+
 class SyncProducer(Blocking[Producer]):
     """As Producer: `send` returns once there is room, and its future gets the receipt. Use it as a context manager."""
 
@@ -429,6 +444,7 @@ class Client(Blocking[AsyncClient]):
         self.bulk = SyncBulk(self, inner.bulk)
         self.cold = SyncCold(self, inner.cold)
         self.sweeps = SyncSweeps(self, inner.sweeps)
+        self.schedules = SyncSchedules(self, inner.schedules)
         self.dead_letters = self.dead.list
         self.dead_letter = self.dead.get
         self.replay_dead = self.dead.replay

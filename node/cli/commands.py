@@ -28,6 +28,9 @@ APPS: dict[str, dict[str, str]] = {
         "reschedule": "Move a pending message to another time. Its first id stays valid.",
         "get": "Show state and content of one message.",
     },
+    "schedules:schedules_app": {
+        "schedules": "Recurring schedules: put, get, list, pause, resume, trigger, backfill, delete, preview.",
+    },
     "trace:trace_app": {
         "trace": "Show what became of one message, from schedule to settlement: when, and on which node.",
     },

@@ -50,6 +50,7 @@ from tickwheel.proto import (
     consumer_pb2,
     dead_pb2,
     scheduler_pb2,
+    schedules_pb2,
     snapshot_pb2,
     staging_pb2,
 )
@@ -187,6 +188,7 @@ CHANGES_DEAD = Right(group(RIGHT_ADMINISTER, by_group), Permission.ADMIN, audite
 PENDING = Right(topic(RIGHT_READ, by_topic))
 STAGES = Right(somewhere(RIGHT_SCHEDULE))
 READS = Right(somewhere(RIGHT_READ))
+CHANGES_RUNS = Right(somewhere(RIGHT_SCHEDULE), audited=True)
 CANCELS = Right(somewhere(RIGHT_CANCEL))
 
 SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
@@ -264,6 +266,59 @@ SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
             Right(sweeping, audited=True),
             MASTER,
             lambda core, request, caller: core.parts.sweeper.stop(request.job_id),
+        ),
+    },
+    "tickwheel.v1.Schedules": {
+        "Put": by_core(
+            schedules_pb2.PutScheduleRequest,
+            schedules_pb2.PutScheduleResponse,
+            Right(topic(RIGHT_SCHEDULE, lambda request: request.definition.topic or "(none)"), audited=True),
+            MASTER,
+            handlers.put_schedule,
+        ),
+        "Get": by_core(
+            schedules_pb2.GetScheduleRequest, schedules_pb2.GetScheduleResponse, READS, MASTER, handlers.get_schedule
+        ),
+        "List": by_core(
+            schedules_pb2.ListSchedulesRequest,
+            schedules_pb2.ListSchedulesResponse,
+            READS,
+            MASTER,
+            handlers.list_schedules,
+        ),
+        "Pause": by_core(
+            schedules_pb2.PauseScheduleRequest, schedules_pb2.Schedule, CHANGES_RUNS, MASTER, handlers.pause_schedule
+        ),
+        "Resume": by_core(
+            schedules_pb2.ResumeScheduleRequest, schedules_pb2.Schedule, CHANGES_RUNS, MASTER, handlers.resume_schedule
+        ),
+        "Trigger": by_core(
+            schedules_pb2.TriggerScheduleRequest,
+            schedules_pb2.TriggerScheduleResponse,
+            CHANGES_RUNS,
+            MASTER,
+            handlers.trigger_schedule,
+        ),
+        "Backfill": by_core(
+            schedules_pb2.BackfillScheduleRequest,
+            schedules_pb2.BackfillScheduleResponse,
+            CHANGES_RUNS,
+            MASTER,
+            handlers.backfill_schedule,
+        ),
+        "Delete": by_core(
+            schedules_pb2.DeleteScheduleRequest,
+            schedules_pb2.DeleteScheduleResponse,
+            CHANGES_RUNS,
+            MASTER,
+            handlers.delete_schedule,
+        ),
+        "Preview": by_core(
+            schedules_pb2.PreviewScheduleRequest,
+            schedules_pb2.PreviewScheduleResponse,
+            KNOWN,
+            MASTER,
+            lambda core, request, caller: core.parts.schedules.preview(request),
         ),
     },
     "tickwheel.v1.Consumer": {

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -130,6 +130,8 @@ class FakeNode:
         self.name = name
         self.address = ""
         self.server: grpc.aio.Server | None = None
+        self.services: list[Callable[[grpc.aio.Server], None]] = []
+        """Add further services when it starts."""
         self.drop_answers = 0
         """So many answers are lost after the work was done; the connection breaks each time."""
         self.limit_answers = 0
@@ -164,6 +166,8 @@ class FakeNode:
         )
         _add(consumer_pb2_grpc.add_ConsumerServicer_to_server, consumer_pb2_grpc.ConsumerServicer, self, self.server)
         _add(admin_pb2_grpc.add_AdminServicer_to_server, admin_pb2_grpc.AdminServicer, self, self.server)
+        for add in self.services:
+            add(self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
         await self.server.start()

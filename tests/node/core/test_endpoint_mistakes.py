@@ -48,6 +48,7 @@ from tickwheel.proto import (
     consumer_pb2,
     dead_pb2,
     scheduler_pb2,
+    schedules_pb2,
     snapshot_pb2,
     staging_pb2,
 )
@@ -71,6 +72,19 @@ REQUESTS: dict[str, Message] = {
     "GetSweep": scheduler_pb2.GetSweepRequest(job_id="s"),
     "ListSweeps": scheduler_pb2.ListSweepsRequest(),
     "StopSweep": scheduler_pb2.StopSweepRequest(job_id="s"),
+    "Schedules.Put": schedules_pb2.PutScheduleRequest(
+        definition=schedules_pb2.ScheduleDefinition(
+            name="s", topic="t", payload=b"x", spec=schedules_pb2.ScheduleSpec(interval_ms=86_400_000)
+        )
+    ),
+    "Schedules.Get": schedules_pb2.GetScheduleRequest(name="s"),
+    "Schedules.List": schedules_pb2.ListSchedulesRequest(),
+    "Schedules.Pause": schedules_pb2.PauseScheduleRequest(name="s"),
+    "Schedules.Resume": schedules_pb2.ResumeScheduleRequest(name="s"),
+    "Schedules.Trigger": schedules_pb2.TriggerScheduleRequest(name="s", request_id="a"),
+    "Schedules.Backfill": schedules_pb2.BackfillScheduleRequest(name="s", request_id="b", from_ms=0, until_ms=1),
+    "Schedules.Delete": schedules_pb2.DeleteScheduleRequest(name="s"),
+    "Schedules.Preview": schedules_pb2.PreviewScheduleRequest(spec=schedules_pb2.ScheduleSpec(interval_ms=1_000)),
     "Consume": consumer_pb2.ConsumeRequest(open=consumer_pb2.OpenConsumer(group="new", topics=["new"], credits=1)),
     "Pull": consumer_pb2.PullRequest(group="pulling", topics=["t"], messages_max=1, wait_ms=50),
     "Settle": consumer_pb2.SettleBatch(group="g", topic="t", outcome=consumer_pb2.ACK, **IDS),
@@ -150,10 +164,17 @@ BY_LOOP_ALONE = {
 """No piece of these runs in the core after their handler has begun: test_boundary.py is about them."""
 ANSWERED_AT_ONCE = {
     *("Get", "GetDead", "GetStagedJob", "GetSweep", "ListColdMoved", "ListColdParts", "ListDead", "ListSweeps"),
+    *("Schedules.Get", "Schedules.List", "Schedules.Preview"),
     *("Pin", "PinSettled", "ReadPinned", "ReadSettled", "ReplayDead", "TakeOver", "SendBundle", "Settle", "Extend"),
 }
 """The core answers the requests above without a wait: it has no later step of these."""
-METHODS = {name: endpoint for methods in SERVICES.values() for name, endpoint in methods.items()}
+SCHEDULES = "tickwheel.v1.Schedules"
+METHODS = {
+    f"Schedules.{name}" if service == SCHEDULES else name: endpoint
+    for service, methods in SERVICES.items()
+    for name, endpoint in methods.items()
+}
+"""Names are unique but for those of schedules."""
 
 
 @types.coroutine

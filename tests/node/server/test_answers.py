@@ -14,6 +14,7 @@ from tickwheel.node.core.delivery.settlements import SETTLE_TOPICS_MAX
 from tickwheel.node.core.membership import ADDRESS_LENGTH_MAX
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, LIST_BYTES_MAX, fitting
 from tickwheel.node.core.schedule.pending import BUCKETS_MAX, TEXT_BYTES_MAX
+from tickwheel.node.core.schedule.recurring import BACKFILL_RUNS_MAX, PREVIEW_MAX, UPCOMING
 from tickwheel.node.core.watch.events import FOUND_MAX
 from tickwheel.node.core.watch.status import STATUS_TOPICS_MAX
 from tickwheel.node.server import paging
@@ -29,6 +30,7 @@ from tickwheel.node.state.rights import (
     ROLES_OF_USER_MAX,
     TOKENS_OF_USER_MAX,
 )
+from tickwheel.node.state.schedules import PAYLOAD_BYTES_MAX, RUNS_KEPT
 from tickwheel.node.state.settings import BOUNDS
 from tickwheel.node.state.sweeps import SWEEPS_MAX
 from tickwheel.proto import admin_pb2
@@ -59,6 +61,7 @@ PAGES = {
     "DeadLetters.ListDead letters": "ANSWER_BYTES_MAX, next_page_token",
     "Scheduler.Get retries": "retries_left_out",
     "Scheduler.ListPending messages": "ANSWER_BYTES_MAX, next_page_token",
+    "Schedules.List schedules": "ANSWER_BYTES_MAX, next_page_token",
     "Snapshot.Pin topics": "topics_to",
     "Snapshot.PinSettled topics": "topics_to",
     "Snapshot.ReadPinned": "ANSWER_BYTES_MAX, next_due_ms",
@@ -77,6 +80,12 @@ ROWS = BOUNDS["batch_messages_max"][1]
 ERROR = 64 << 10
 REFUSAL = 10 * NAME
 """Of one row: the refusal of a cancel names its topic or its time, in text and metadata."""
+SCHEDULE = {
+    "definition.payload": PAYLOAD_BYTES_MAX,
+    "definition.meta.headers": META,
+    "definition.meta.tags": META,
+    "runs": RUNS_KEPT * 128,
+}
 SMALL = {
     "Access.RevokeToken roles": USER,
     "Access.RevokeToken tokens": USER,
@@ -117,6 +126,15 @@ SMALL = {
     "Scheduler.ScheduleStream due_ms": ROWS * 8,
     "Scheduler.ScheduleStream error": ERROR,
     "Scheduler.ScheduleStream ids": ROWS * 8,
+    "Schedules.Backfill ids": BACKFILL_RUNS_MAX * 8,
+    "Schedules.Backfill planned_ms": BACKFILL_RUNS_MAX * 8,
+    "Schedules.Get upcoming_ms": UPCOMING * 8,
+    "Schedules.Preview planned_ms": PREVIEW_MAX * 8,
+    **{
+        f"Schedules.{method}{path}": size
+        for method in ("Get schedule.", "Pause ", "Put schedule.", "Resume ")
+        for path, size in SCHEDULE.items()
+    },
     "Snapshot.Pin hours": HOURS * 4,
     "Snapshot.Pin units": HOURS * 4,
 }

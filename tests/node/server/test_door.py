@@ -38,6 +38,8 @@ from tickwheel.proto import (
     dead_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    schedules_pb2,
+    schedules_pb2_grpc,
     snapshot_pb2,
     snapshot_pb2_grpc,
     staging_pb2,
@@ -53,6 +55,7 @@ MODULES: dict[Any, Any] = {
     consumer_pb2: consumer_pb2_grpc,
     dead_pb2: dead_pb2_grpc,
     scheduler_pb2: scheduler_pb2_grpc,
+    schedules_pb2: schedules_pb2_grpc,
     snapshot_pb2: snapshot_pb2_grpc,
     staging_pb2: staging_pb2_grpc,
 }

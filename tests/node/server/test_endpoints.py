@@ -18,7 +18,7 @@ from tickwheel.node.server.endpoints import ANY_NODE, SERVICES, Endpoint
 from tickwheel.node.server.services import SERVED, serve_endpoints
 from tickwheel.transport.server import Server
 
-LOOKS = ("Get", "Await", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Pin", "Unpin")
+LOOKS = ("Get", "Await", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Pin", "Unpin", "Preview")
 """How methods that change nothing begin."""
 OF_CLIENTS = {
     *("Schedule", "ScheduleStream", "ScheduleMany", "Cancel", "CancelMany", "Reschedule", "RescheduleMany"),

@@ -1,0 +1,449 @@
+"""Recurring schedules: named plans of the cluster that make a message at each planned time. See docs/SCHEDULES.md.
+
+`AsyncClient.schedules`. Every call repeats itself safely after a lost answer: a definition that is there already
+changes nothing, and a run that is asked for (`trigger`, `backfill`) has a request id.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+
+from tickwheel.client.cluster import Cluster
+from tickwheel.client.errors import TickwheelError, refused
+from tickwheel.client.ids import text_of
+from tickwheel.client.messages import jitter_ms_of, meta_of
+from tickwheel.client.moments import moment_of, ms_of, span_ms_of, span_of
+from tickwheel.proto import schedules_pb2
+from tickwheel.proto.schedules_pb2_grpc import SchedulesStub
+
+if TYPE_CHECKING:
+    from tickwheel.proto.schedules_pb2_grpc import SchedulesAsyncStub
+
+A = TypeVar("A")
+N = TypeVar("N")
+P = TypeVar("P", bound=StrEnum)
+
+REQUEST_ID_CHARACTERS_MAX = 58
+"""Of a backfill: the parts of a long one get numbers behind it."""
+PAGE = 500
+TRY_TIMEOUT_S = 10.0
+"""Time-out of a backfill's part, in which up to 500 messages go through the log."""
+
+
+class Missed(StrEnum):
+    """What becomes of runs that nobody could make in time, since the cluster was down or at a limit."""
+
+    SKIP = "skip"
+    LAST = "last"
+    """The last one is made, late."""
+    ALL = "all"
+    """All within a window are made, late."""
+
+
+class Overlap(StrEnum):
+    """What becomes of a run while the one before it is not settled."""
+
+    ALLOW = "allow"
+    SKIP = "skip"
+
+
+class ScheduleState(StrEnum):
+    """Whether a schedule makes runs."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    ENDED = "ended"
+    """Its end or count is reached. It stays until it is deleted or replaced."""
+    UNKNOWN = "unknown"
+    """Of a node of a later version."""
+
+
+class RunOutcome(StrEnum):
+    """What became of a planned time, or of a run that was asked for."""
+
+    MADE = "made"
+    """Its message waits for its time, or was dispatched."""
+    SKIPPED_OVERLAP = "skipped_overlap"
+    """The run before it was not settled."""
+    MISSED = "missed"
+    TRIGGERED = "triggered"
+    BACKFILLED = "backfilled"
+    NO_TOPIC = "no_topic"
+    """The topic did not exist."""
+    CANCELLED = "cancelled"
+    """Made ahead, then cancelled when the schedule was paused, replaced or deleted."""
+    UNKNOWN = "unknown"
+    """Of a node of a later version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRun:
+    """A run, or several planned times that were missed together."""
+
+    planned: datetime
+    outcome: RunOutcome
+    id: str = ""
+    """Id of the message; empty if none was made."""
+    due: datetime | None = None
+    """When it is delivered: `planned` and the jitter. None if no message was made."""
+    count: int = 1
+    """Planned times that this stands for; at 100 they may be more."""
+    last_planned: datetime | None = None
+    """The last of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """Runs since the schedule was created."""
+
+    made: int = 0
+    skipped: int = 0
+    missed: int = 0
+    triggered: int = 0
+    backfilled: int = 0
+    no_topic: int = 0
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule as the cluster has it."""
+
+    name: str
+    topic: str
+    revision: int
+    """Every change of the definition and every pause gives it a new one."""
+    state: ScheduleState
+    cron: str = ""
+    every: timedelta | None = None
+    """An interval, instead of `cron`."""
+    zone: str = ""
+    """Empty: UTC."""
+    start: datetime | None = None
+    end: datetime | None = None
+    count: int = 0
+    jitter: timedelta = timedelta(0)
+    missed: Missed = Missed.SKIP
+    missed_window: timedelta = timedelta(0)
+    late_max: timedelta = timedelta(0)
+    """How late a run may be made before it counts as missed; 0: a minute."""
+    overlap: Overlap = Overlap.ALLOW
+    payload: bytes | None = None
+    """None in a list, as the next four are empty there."""
+    key: str = ""
+    tags: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_group: str = ""
+    next_run: datetime | None = None
+    """The next planned time whose message is not made yet."""
+    counts: RunCounts = RunCounts()
+    runs: tuple[ScheduleRun, ...] = ()
+    """The last ten, oldest first; empty in a list."""
+    upcoming: tuple[datetime, ...] = ()
+    """The next ten planned times, as if it were not paused; only `get` gives them."""
+    created: datetime | None = None
+    changed: datetime | None = None
+    owner: str = ""
+    """The user who put it last; empty if rights are off."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What `put` did. A repeat after a lost answer says that nothing was created or changed."""
+
+    schedule: Schedule
+    created: bool
+    changed: bool
+
+
+def _moment(ms: int) -> datetime | None:
+    return moment_of(ms) if ms else None
+
+
+_STATES = {
+    schedules_pb2.SCHEDULE_ACTIVE: ScheduleState.ACTIVE,
+    schedules_pb2.SCHEDULE_PAUSED: ScheduleState.PAUSED,
+    schedules_pb2.SCHEDULE_ENDED: ScheduleState.ENDED,
+}
+_OUTCOMES = {
+    schedules_pb2.RUN_MADE: RunOutcome.MADE,
+    schedules_pb2.RUN_SKIPPED_OVERLAP: RunOutcome.SKIPPED_OVERLAP,
+    schedules_pb2.RUN_MISSED: RunOutcome.MISSED,
+    schedules_pb2.RUN_TRIGGERED: RunOutcome.TRIGGERED,
+    schedules_pb2.RUN_BACKFILLED: RunOutcome.BACKFILLED,
+    schedules_pb2.RUN_NO_TOPIC: RunOutcome.NO_TOPIC,
+    schedules_pb2.RUN_CANCELLED: RunOutcome.CANCELLED,
+}
+_MISSED = {
+    Missed.SKIP: schedules_pb2.MISSED_SKIP,
+    Missed.LAST: schedules_pb2.MISSED_LAST,
+    Missed.ALL: schedules_pb2.MISSED_ALL,
+}
+_OVERLAP = {Overlap.ALLOW: schedules_pb2.OVERLAP_ALLOW, Overlap.SKIP: schedules_pb2.OVERLAP_SKIP}
+_MISSED_OF = {number: policy for policy, number in _MISSED.items()}
+_OVERLAP_OF = {number: policy for policy, number in _OVERLAP.items()}
+
+
+def _run(wire: schedules_pb2.ScheduleRun) -> ScheduleRun:
+    return ScheduleRun(
+        planned=moment_of(wire.planned_ms),
+        outcome=_OUTCOMES.get(wire.outcome, RunOutcome.UNKNOWN),
+        id=text_of(wire.id) if wire.HasField("id") else "",
+        due=_moment(wire.due_ms),
+        count=max(1, wire.count),
+        last_planned=_moment(wire.last_planned_ms),
+    )
+
+
+def _schedule(wire: schedules_pb2.Schedule, content: bool = True, upcoming_ms: Sequence[int] = ()) -> Schedule:
+    definition, spec, meta = wire.definition, wire.definition.spec, wire.definition.meta
+    return Schedule(
+        name=definition.name,
+        topic=definition.topic,
+        revision=wire.revision,
+        state=_STATES.get(wire.state, ScheduleState.UNKNOWN),
+        cron=spec.cron,
+        every=span_of(spec.interval_ms) if spec.interval_ms else None,
+        zone=spec.zone,
+        start=_moment(spec.start_ms),
+        end=_moment(spec.end_ms),
+        count=spec.count,
+        jitter=span_of(spec.jitter_ms),
+        missed=_MISSED_OF.get(definition.missed, Missed.SKIP),
+        missed_window=span_of(definition.missed_window_ms),
+        late_max=span_of(definition.late_ms_max),
+        overlap=_OVERLAP_OF.get(definition.overlap, Overlap.ALLOW),
+        payload=definition.payload if content else None,
+        key=meta.key,
+        tags=tuple(meta.tags),
+        headers=dict(meta.headers),
+        message_group=meta.message_group,
+        next_run=_moment(wire.next_ms),
+        counts=RunCounts(
+            wire.made, wire.skipped, wire.missed, wire.triggered, wire.backfilled, wire.no_topic, wire.cancelled
+        ),
+        runs=tuple(map(_run, wire.runs)),
+        upcoming=tuple(map(moment_of, upcoming_ms)),
+        created=_moment(wire.created_ms),
+        changed=_moment(wire.changed_ms),
+        owner=wire.owner,
+    )
+
+
+def _spec(
+    cron: str | None,
+    every: timedelta | None,
+    zone: str,
+    start: datetime | None,
+    end: datetime | None,
+    count: int,
+    jitter: timedelta | None,
+) -> schedules_pb2.ScheduleSpec:
+    """When it runs. Raises RequestRefused for a wrong argument."""
+    if (cron is None) == (every is None):
+        raise refused("cron", "none" if cron is None else cron, "exactly one of cron and every")
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 1 << 64:
+        raise refused("count", count, "a whole number from 1, or 0 for no limit")
+    spec = schedules_pb2.ScheduleSpec(
+        zone=zone,
+        start_ms=ms_of("start", start) if start is not None else 0,
+        end_ms=ms_of("end", end) if end is not None else 0,
+        count=count,
+        jitter_ms=jitter_ms_of(jitter),
+    )
+    if cron is not None:
+        spec.cron = cron
+    if every is not None:
+        spec.interval_ms = span_ms_of("every", every)
+    return spec
+
+
+def _policy(field_name: str, given: P, known: Mapping[P, N]) -> N:
+    """The number of a policy. Raises RequestRefused for anything else."""
+    number = known.get(given)
+    if number is None:
+        raise refused(field_name, given, ", ".join(known))
+    return number
+
+
+class ScheduleClient:
+    """`AsyncClient.schedules`."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+
+    async def _ask(
+        self,
+        method: Callable[[SchedulesAsyncStub], Callable[..., Awaitable[A]]],
+        request: Any,
+        try_timeout_s: float | None = None,
+    ) -> A:
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> A:
+            return await method(self._cluster.stub(SchedulesStub, channel))(request, timeout=try_s)
+
+        if try_timeout_s is None:
+            return await self._cluster.call(invoke, self._timeout_s)
+        return await self._cluster.call(invoke, self._timeout_s, try_timeout_s=try_timeout_s)
+
+    async def put(
+        self,
+        name: str,
+        topic: str,
+        payload: bytes | str,
+        *,
+        cron: str | None = None,
+        every: timedelta | None = None,
+        zone: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        count: int = 0,
+        jitter: timedelta | None = None,
+        missed: Missed = Missed.LAST,
+        missed_window: timedelta | None = None,
+        late_max: timedelta | None = None,
+        overlap: Overlap = Overlap.ALLOW,
+        key: str = "",
+        tags: Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        message_group: str = "",
+        paused: bool | None = None,
+        if_absent: bool = False,
+        expected_revision: int = 0,
+    ) -> PutResult:
+        """Create a schedule, or replace the one of this name.
+
+        `cron`: five fields, or six with the second first, in the IANA time zone `zone` (empty: UTC). `every`: an
+        interval from a second on, counted from `start`, without it from 1970. `start`, `end`: no planned time before or
+        behind them. `count`: it ends after so many runs. `jitter`: each run is due later by a random part of it.
+
+        `missed`, with `missed_window` for `Missed.ALL`: what becomes of runs that nobody could make within `late_max`
+        (a minute). `overlap`: whether a run is left out while the one before it is not settled. `paused`: None leaves
+        it as it is. `if_absent`: raises RequestRefused if another one has the name. `expected_revision`: raises
+        RequestRefused if it has another revision by now.
+        """
+        if missed_window is not None and missed != Missed.ALL:
+            raise refused("missed_window", missed_window, "only with missed=Missed.ALL")
+        definition = schedules_pb2.ScheduleDefinition(
+            name=name,
+            spec=_spec(cron, every, zone, start, end, count, jitter),
+            topic=topic,
+            payload=payload.encode() if isinstance(payload, str) else payload,
+            meta=meta_of(key, tags, headers, message_group),
+            missed=_policy("missed", missed, _MISSED),
+            missed_window_ms=span_ms_of("missed_window", missed_window) if missed_window is not None else 0,
+            late_ms_max=span_ms_of("late_max", late_max) if late_max is not None else 0,
+            overlap=_policy("overlap", overlap, _OVERLAP),
+        )
+        answer = await self._ask(
+            lambda stub: stub.Put,
+            schedules_pb2.PutScheduleRequest(
+                definition=definition, if_absent=if_absent, expected_revision=expected_revision, paused=paused
+            ),
+        )
+        return PutResult(_schedule(answer.schedule), answer.created, answer.changed)
+
+    async def get(self, name: str) -> Schedule:
+        """One schedule with its last and its next ten runs. Raises NotFound."""
+        answer = await self._ask(lambda stub: stub.Get, schedules_pb2.GetScheduleRequest(name=name))
+        return _schedule(answer.schedule, upcoming_ms=answer.upcoming_ms)
+
+    async def list(self, prefix: str = "", *, content: bool = False) -> AsyncIterator[Schedule]:
+        """All whose name begins with `prefix`, by name, fetched in pages. `content`: with payload, key, tags, headers
+        and message group."""
+        request = schedules_pb2.ListSchedulesRequest(prefix=prefix, page_size=PAGE, content=content)
+        while True:
+            page = await self._ask(lambda stub: stub.List, request)
+            for found in page.schedules:
+                yield _schedule(found, content)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def pause(self, name: str, *, expected_revision: int = 0) -> Schedule:
+        """Make no more runs. Those made ahead for a later time are cancelled. No error if it is paused."""
+        request = schedules_pb2.PauseScheduleRequest(name=name, expected_revision=expected_revision)
+        return _schedule(await self._ask(lambda stub: stub.Pause, request))
+
+    async def resume(self, name: str, *, expected_revision: int = 0) -> Schedule:
+        """Go on with the first planned time from now on; those that passed meanwhile are no missed runs."""
+        request = schedules_pb2.ResumeScheduleRequest(name=name, expected_revision=expected_revision)
+        return _schedule(await self._ask(lambda stub: stub.Resume, request))
+
+    async def trigger(self, name: str, *, request_id: str | None = None) -> ScheduleRun:
+        """Make one run now, beside the plan, also while it is paused. `request_id`: a call with the same one makes no
+        second run."""
+        request = schedules_pb2.TriggerScheduleRequest(name=name, request_id=_request_id(request_id))
+        return _run((await self._ask(lambda stub: stub.Trigger, request)).run)
+
+    async def backfill(self, name: str, start: datetime, end: datetime, *, request_id: str | None = None) -> int:
+        """Make the runs of a past time, from `start` on and before `end`, due at once. Returns how many.
+
+        A long one is made in parts of at most 500 runs. If a part fails, the error's metadata have `made` (runs of the
+        parts before), `next_from_ms` and `request_id`: with these as `start` and `request_id` the next call goes on and
+        makes no run twice.
+        """
+        base = _request_id(request_id)
+        request = schedules_pb2.BackfillScheduleRequest(
+            name=name, request_id=base, from_ms=ms_of("start", start), until_ms=ms_of("end", end)
+        )
+        made = parts = 0
+        while True:
+            try:
+                answer = await self._ask(lambda stub: stub.Backfill, request, TRY_TIMEOUT_S)
+            except TickwheelError as error:
+                error.metadata |= {
+                    "made": str(made),
+                    "next_from_ms": str(request.from_ms),
+                    "request_id": request.request_id,
+                }
+                raise
+            made += answer.made
+            if not answer.next_from_ms:
+                return made
+            parts += 1
+            request.from_ms, request.request_id = answer.next_from_ms, f"{base}.{parts}"
+
+    async def delete(self, name: str, *, expected_revision: int = 0) -> bool:
+        """Delete it; runs made ahead for a later time are cancelled. False: there was none, or an earlier try of this
+        call, whose answer was lost, has deleted it."""
+        request = schedules_pb2.DeleteScheduleRequest(name=name, expected_revision=expected_revision)
+        return (await self._ask(lambda stub: stub.Delete, request)).deleted
+
+    async def preview(
+        self,
+        *,
+        cron: str | None = None,
+        every: timedelta | None = None,
+        zone: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        count: int = 0,
+        after: datetime | None = None,
+        times: int = 10,
+    ) -> tuple[datetime, ...]:
+        """The first planned times of such a schedule after a moment (None: now), without creating it."""
+        if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= 1_000:
+            raise refused("times", times, "a whole number from 1 to 1000")
+        request = schedules_pb2.PreviewScheduleRequest(
+            spec=_spec(cron, every, zone, start, end, count, None),
+            after_ms=ms_of("after", after) if after is not None else 0,
+            times=times,
+        )
+        answer = await self._ask(lambda stub: stub.Preview, request)
+        return tuple(map(moment_of, answer.planned_ms))
+
+
+def _request_id(given: str | None) -> str:
+    if given is None:
+        return uuid.uuid4().hex
+    if not 1 <= len(given) <= REQUEST_ID_CHARACTERS_MAX:
+        raise refused("request_id", given, f"1 to {REQUEST_ID_CHARACTERS_MAX} characters of [A-Za-z0-9_-.]")
+    return given

@@ -1,0 +1,514 @@
+"""Commands about recurring schedules: `tickwheel schedules put|get|list|pause|...`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import typer
+from rich.markup import escape
+
+from tickwheel.client import (
+    AsyncClient,
+    Missed,
+    NotFound,
+    Overlap,
+    PutResult,
+    RunOutcome,
+    Schedule,
+    ScheduleRun,
+    ScheduleState,
+    TickwheelError,
+)
+from tickwheel.client.moments import moment_of, ms_of
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import (
+    ask,
+    duration,
+    err,
+    moment_ms,
+    open_client,
+    out,
+    print_json,
+    print_table,
+    time_text,
+    use_json,
+)
+
+schedules_group = typer.Typer(
+    no_args_is_help=True,
+    help="Recurring schedules: put, get, list, pause, resume, trigger, backfill, delete, preview.",
+)
+schedules_app = typer.Typer()
+schedules_app.add_typer(schedules_group, name="schedules")
+
+PAYLOAD_SHOWN = 200
+RUNS_MISSED_MAX = 100
+"""A node counts no further."""
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+
+Name = Annotated[str, typer.Argument(help="Name of the schedule.")]
+Cron = Annotated[
+    str | None,
+    typer.Option(
+        "--cron",
+        help="Five fields, minute hour day-of-month month day-of-week, or six with the second before them: "
+        "'0 9 * * MON-FRI'.",
+    ),
+]
+Every = Annotated[str | None, typer.Option("--every", help="Instead of --cron, an interval: 30s, 15m, 1h30m, 1d.")]
+Zone = Annotated[str, typer.Option("--zone", help="Time zone of --cron, such as Europe/Berlin. Without it: UTC.")]
+Start = Annotated[
+    str | None, typer.Option("--start", help="No run before it (ISO 8601 or milliseconds). --every counts from it.")
+]
+End = Annotated[str | None, typer.Option("--end", help="No run after it (ISO 8601 or milliseconds).")]
+Count = Annotated[int, typer.Option("--count", min=0, help="End after this many runs. 0: no limit.")]
+Revision = Annotated[
+    int, typer.Option("--revision", min=0, help="Only if this is still the revision, as `get` shows it.")
+]
+RequestId = Annotated[
+    str | None, typer.Option("--request-id", help="A name for this request: a repeat with it makes no run twice.")
+]
+
+
+def _timing(cron: str | None, every: str | None, zone: str, start: str | None, end: str | None) -> dict[str, Any]:
+    """The options that say when, as arguments of the client's methods."""
+    if (cron is None) == (every is None):
+        raise typer.BadParameter("give exactly one of --cron and --every")
+    return {
+        "cron": cron,
+        "every": duration(every) if every is not None else None,
+        "zone": zone,
+        "start": moment_of(moment_ms(start)) if start is not None else None,
+        "end": moment_of(moment_ms(end)) if end is not None else None,
+    }
+
+
+def _span(span: timedelta) -> str:
+    """A duration as --every takes it: 1h30m."""
+    rest, parts = round(span / timedelta(milliseconds=1)), []
+    for unit, unit_ms in _UNITS:
+        number, rest = divmod(rest, unit_ms)
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts) or "0s"
+
+
+def _plan(schedule: Schedule) -> str:
+    """When it runs, in a line."""
+    if schedule.every is not None:
+        return f"every {_span(schedule.every)}"
+    return f"{schedule.cron} {schedule.zone}".rstrip()
+
+
+def _utc(moment: datetime | None) -> str:
+    """A planned time in UTC; milliseconds only where there are some."""
+    return "" if moment is None else time_text(ms_of("time", moment)).replace(".000Z", "Z")
+
+
+def _local(moment: datetime, zone: str) -> str:
+    """As a wall clock there shows it."""
+    try:
+        return f"{moment.astimezone(ZoneInfo(zone)):%a %Y-%m-%d %H:%M:%S %z}"
+    except (ZoneInfoNotFoundError, OverflowError):
+        return ""
+
+
+def _print_times(title: str, times: Sequence[datetime], zone: str) -> None:
+    """Planned times in UTC, and in the schedule's own zone."""
+    if title:
+        out.print(title)
+    if zone in ("", "UTC"):
+        print_table("", ("UTC", "day"), [(_utc(moment), f"{moment:%a}") for moment in times])
+    else:
+        print_table("", ("UTC", zone), [(_utc(moment), _local(moment, zone)) for moment in times])
+
+
+def _state(schedule: Schedule) -> str:
+    colour = {ScheduleState.PAUSED: "yellow", ScheduleState.ENDED: "dim"}.get(schedule.state)
+    return f"[{colour}]{schedule.state}[/]" if colour else str(schedule.state)
+
+
+def _ms(moment: datetime | None) -> int | None:
+    return None if moment is None else ms_of("time", moment)
+
+
+def _run_dict(run: ScheduleRun) -> dict[str, Any]:
+    return {
+        "planned_ms": _ms(run.planned),
+        "outcome": run.outcome,
+        "id": run.id or None,
+        "due_ms": _ms(run.due),
+        "count": run.count,
+        "last_planned_ms": _ms(run.last_planned),
+    }
+
+
+def as_dict(schedule: Schedule) -> dict[str, Any]:
+    """The schedule as a JSON object. A payload is `payload` if it is UTF-8 text, else `payload_hex`."""
+    values: dict[str, Any] = {
+        "name": schedule.name,
+        "revision": schedule.revision,
+        "state": schedule.state,
+        "cron": schedule.cron or None,
+        "every_ms": schedule.every // timedelta(milliseconds=1) if schedule.every is not None else None,
+        "zone": schedule.zone,
+        "start_ms": _ms(schedule.start),
+        "end_ms": _ms(schedule.end),
+        "count": schedule.count,
+        "jitter_ms": schedule.jitter // timedelta(milliseconds=1),
+        "missed": schedule.missed,
+        "missed_window_ms": schedule.missed_window // timedelta(milliseconds=1),
+        "late_ms_max": schedule.late_max // timedelta(milliseconds=1),
+        "overlap": schedule.overlap,
+        "topic": schedule.topic,
+        "next_ms": _ms(schedule.next_run),
+        "created_ms": _ms(schedule.created),
+        "changed_ms": _ms(schedule.changed),
+        "owner": schedule.owner,
+        "runs_made": schedule.counts.made,
+        "runs_skipped": schedule.counts.skipped,
+        "runs_missed": schedule.counts.missed,
+        "runs_triggered": schedule.counts.triggered,
+        "runs_backfilled": schedule.counts.backfilled,
+        "runs_no_topic": schedule.counts.no_topic,
+        "runs_cancelled": schedule.counts.cancelled,
+    }
+    if schedule.payload is None:
+        return values
+    values |= {
+        "key": schedule.key,
+        "tags": list(schedule.tags),
+        "headers": dict(schedule.headers),
+        "message_group": schedule.message_group,
+    }
+    try:
+        return values | {"payload": schedule.payload.decode()}
+    except UnicodeDecodeError:
+        return values | {"payload_hex": schedule.payload.hex()}
+
+
+def _next_text(schedule: Schedule) -> str:
+    """What comes next, as the end of a sentence."""
+    if schedule.state == ScheduleState.PAUSED:
+        return f"It is paused; `tickwheel schedules resume {schedule.name}` lets it run"
+    if schedule.next_run is None:
+        return "No run is left"
+    zone = f" ({_local(schedule.next_run, schedule.zone)})" if schedule.zone not in ("", "UTC") else ""
+    return f"Next run {_utc(schedule.next_run)}{zone}"
+
+
+@schedules_group.command("put")
+def put(
+    name: Name,
+    topic: Annotated[str, typer.Argument(help="Topic of its messages.")],
+    payload: Annotated[str | None, typer.Argument(help="Payload as text. - reads standard input.")] = None,
+    cron: Cron = None,
+    every: Every = None,
+    zone: Zone = "",
+    start: Start = None,
+    end: End = None,
+    count: Count = 0,
+    jitter: Annotated[str | None, typer.Option(help="Delay each run by a random part of this: 30s, 10m.")] = None,
+    missed: Annotated[
+        Missed, typer.Option(help="Runs that nobody could make in time: make none, the last one, or all.")
+    ] = Missed.LAST,
+    missed_window: Annotated[
+        str | None, typer.Option("--missed-window", help="With --missed all: those of the last 1h, 2d.")
+    ] = None,
+    late_max: Annotated[
+        str | None, typer.Option("--late-max", help="How late a run may be before it counts as missed. Default 1m.")
+    ] = None,
+    overlap: Annotated[
+        Overlap, typer.Option(help="skip: no run while the one before it is not settled.")
+    ] = Overlap.ALLOW,
+    file: Annotated[Path | None, typer.Option(help="Payload from a file.", exists=True, dir_okay=False)] = None,
+    key: Annotated[str, typer.Option(help="Key kept with each message.")] = "",
+    tag: Annotated[list[str], typer.Option(help="Tag; repeat for more.")] = [],  # noqa: B006
+    header: Annotated[list[str], typer.Option(help="NAME=VALUE; repeat for more.")] = [],  # noqa: B006
+    message_group: Annotated[
+        str, typer.Option(help="FIFO topics deliver messages of one message group in order.")
+    ] = "",
+    paused: Annotated[
+        bool | None, typer.Option("--paused/--active", help="Create it paused. Default: as it is; a new one is active.")
+    ] = None,
+    if_absent: Annotated[bool, typer.Option("--if-absent", help="Refuse to replace another one of this name.")] = False,
+    revision: Revision = 0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a schedule, or replace the one of this name. Repeating the same changes nothing."""
+    use_json(as_json)
+    timing = _timing(cron, every, zone, start, end)
+    if (payload is None) == (file is None):
+        raise typer.BadParameter("give either a payload or --file")
+    if any("=" not in item for item in header):
+        raise typer.BadParameter("--header needs NAME=VALUE")
+    content = sys.stdin.buffer.read() if payload == "-" else file.read_bytes() if file else str(payload).encode()
+
+    async def go(client: AsyncClient) -> PutResult:
+        return await client.schedules.put(
+            name,
+            topic,
+            content,
+            **timing,
+            count=count,
+            jitter=duration(jitter) if jitter is not None else None,
+            missed=missed,
+            missed_window=duration(missed_window) if missed_window is not None else None,
+            late_max=duration(late_max) if late_max is not None else None,
+            overlap=overlap,
+            key=key,
+            tags=tag,
+            headers=dict(item.split("=", 1) for item in header),
+            message_group=message_group,
+            paused=paused,
+            if_absent=if_absent,
+            expected_revision=revision,
+        )
+
+    done = ask(address, go)
+    if as_json:
+        print_json({"created": done.created, "changed": done.changed, **as_dict(done.schedule)})
+        return
+    what = "created" if done.created else "replaced" if done.changed else "unchanged"
+    out.print(f"{name} {what}. {_next_text(done.schedule)}", markup=False)
+
+
+@schedules_group.command("get")
+def get(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Show one schedule: its definition, the next ten runs, the last ten and what became of them."""
+    use_json(as_json)
+
+    async def state(client: AsyncClient, run: ScheduleRun) -> str:
+        """Of the run's message, in small letters; empty if it has none."""
+        if not run.id:
+            return ""
+        try:
+            return (await client.get(run.id)).state.lower()
+        except NotFound:
+            return "removed"
+
+    async def go(client: AsyncClient) -> tuple[Schedule, list[str]]:
+        found = await client.schedules.get(name)
+        return found, await asyncio.gather(*(state(client, run) for run in found.runs))
+
+    schedule, states = ask(address, go)
+    if as_json:
+        runs = [
+            _run_dict(run) | {"message_state": said or None} for run, said in zip(schedule.runs, states, strict=True)
+        ]
+        print_json(as_dict(schedule) | {"upcoming_ms": [_ms(moment) for moment in schedule.upcoming], "runs": runs})
+        return
+    print_table("", ("schedule", escape(schedule.name)), _definition(schedule))
+    if schedule.upcoming:
+        paused = " (paused: they are not made)" if schedule.state == ScheduleState.PAUSED else ""
+        _print_times(f"\nnext runs{paused}", schedule.upcoming, schedule.zone)
+    else:
+        out.print("\nNo run is left.")
+    if schedule.runs:
+        titles = ("planned", "outcome", "later by", "message", "state")
+        rows = [
+            (_utc(run.planned), _outcome(run), _later(run), run.id, said)
+            for run, said in zip(schedule.runs, states, strict=True)
+        ]
+        out.print("\nlast runs")
+        print_table("", titles, rows, right=(2,), whole=(0, 3))
+    else:
+        out.print("\nNo run was made yet.")
+
+
+def _definition(schedule: Schedule) -> list[tuple[str, str]]:
+    """What was put, and counts; without what is not set."""
+    payload = schedule.payload or b""
+    text = payload[:PAYLOAD_SHOWN].decode(errors="backslashreplace")
+    window = f" within {_span(schedule.missed_window)}" if schedule.missed_window else ""
+    late = f", late after {_span(schedule.late_max)}" if schedule.late_max else ""
+    counts = {
+        "made": schedule.counts.made,
+        "skipped": schedule.counts.skipped,
+        "missed": schedule.counts.missed,
+        "triggered": schedule.counts.triggered,
+        "backfilled": schedule.counts.backfilled,
+        "without a topic": schedule.counts.no_topic,
+        "cancelled": schedule.counts.cancelled,
+    }
+    rows = [
+        ("state", _state(schedule)),
+        ("revision", str(schedule.revision)),
+        ("when", escape(_plan(schedule))),
+        ("start", _utc(schedule.start)),
+        ("end", _utc(schedule.end)),
+        ("count", f"{schedule.counts.made:,} of {schedule.count:,}" if schedule.count else ""),
+        ("jitter", _span(schedule.jitter) if schedule.jitter else ""),
+        ("missed runs", f"{schedule.missed}{window}{late}"),
+        ("overlap", str(schedule.overlap)),
+        ("topic", escape(schedule.topic)),
+        ("payload", escape(text) + ("..." if len(payload) > PAYLOAD_SHOWN else "")),
+        ("key", escape(schedule.key)),
+        ("tags", escape(", ".join(schedule.tags))),
+        ("headers", escape(", ".join(f"{name}={value}" for name, value in schedule.headers.items()))),
+        ("message group", escape(schedule.message_group)),
+        ("runs", ", ".join(f"{number:,} {what}" for what, number in counts.items() if number) or "none"),
+        ("created", _utc(schedule.created)),
+        ("changed", _utc(schedule.changed)),
+        ("owner", escape(schedule.owner)),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _outcome(run: ScheduleRun) -> str:
+    what = run.outcome.replace("_", " ")
+    if run.count <= 1:
+        return what
+    return f"{what} {run.count:,}" + ("+" if run.count >= RUNS_MISSED_MAX else "")
+
+
+def _later(run: ScheduleRun) -> str:
+    """How much later than planned it is due."""
+    if run.due is None or run.outcome == RunOutcome.TRIGGERED:
+        return ""
+    return f"{(run.due - run.planned).total_seconds():,.3f} s" if run.due > run.planned else ""
+
+
+@schedules_group.command("list")
+def list_schedules(
+    prefix: Annotated[str, typer.Argument(help="Beginning of the names. Without it: all.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """List schedules by name."""
+    use_json(as_json)
+
+    async def go(client: AsyncClient) -> tuple[list[Schedule], bool]:
+        found: list[Schedule] = []
+        async for schedule in client.schedules.list(prefix):
+            if len(found) == limit:
+                return found, True
+            found.append(schedule)
+        return found, False
+
+    found, more = ask(address, go)
+    if as_json:
+        print_json([as_dict(schedule) for schedule in found])
+        return
+    rows = [
+        (
+            escape(schedule.name),
+            escape(_plan(schedule)),
+            _state(schedule),
+            _utc(schedule.next_run) if schedule.state == ScheduleState.ACTIVE else "",
+            f"{schedule.counts.made:,}",
+        )
+        for schedule in found
+    ]
+    print_table("", ("name", "when", "state", "next run", "made"), rows, right=(4,), whole=(2, 3))
+    if more:
+        err.print(f"There are more; --limit shows more than {limit:,}.", style="dim")
+
+
+@schedules_group.command("pause")
+def pause(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Make no more runs until it is resumed. Runs made ahead for a later time are cancelled."""
+    use_json(as_json)
+    schedule = ask(address, lambda client: client.schedules.pause(name, expected_revision=revision))
+    print_json(as_dict(schedule)) if as_json else out.print(f"{name} is paused", markup=False)
+
+
+@schedules_group.command("resume")
+def resume(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Go on with the next planned time. Those that passed while it was paused are not made; see backfill."""
+    use_json(as_json)
+    schedule = ask(address, lambda client: client.schedules.resume(name, expected_revision=revision))
+    print_json(as_dict(schedule)) if as_json else out.print(
+        f"{name} is {schedule.state}. {_next_text(schedule)}", markup=False
+    )
+
+
+@schedules_group.command("trigger")
+def trigger(
+    name: Name, request_id: RequestId = None, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False
+) -> None:
+    """Make one run now, beside the plan. Print the id of its message."""
+    use_json(as_json)
+    run = ask(address, lambda client: client.schedules.trigger(name, request_id=request_id))
+    print_json(_run_dict(run)) if as_json else out.print(f"{run.id}  due {_utc(run.due)}")
+
+
+@schedules_group.command("backfill")
+def backfill(
+    name: Name,
+    start: Annotated[str, typer.Option("--from", help="From this planned time on (ISO 8601 or milliseconds).")],
+    end: Annotated[str, typer.Option("--until", help="Before this planned time; not in the future.")],
+    request_id: RequestId = None,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Make the runs of a past time again, due at once."""
+    use_json(as_json)
+    from_ms, until_ms = moment_ms(start), moment_ms(end)
+
+    async def go() -> int:
+        async with open_client(address) as client:
+            try:
+                return await client.schedules.backfill(
+                    name, moment_of(from_ms), moment_of(until_ms), request_id=request_id
+                )
+            except TickwheelError as error:
+                facts = error.metadata
+                if facts.get("made", "0") != "0":
+                    err.print(
+                        f"{int(facts['made']):,} runs are made. Go on with: tickwheel schedules backfill {name} "
+                        f"--from {facts['next_from_ms']} --until {until_ms} --request-id {facts['request_id']}",
+                        markup=False,
+                        soft_wrap=True,
+                    )
+                raise
+
+    made = asyncio.run(go())
+    print_json({"made": made}) if as_json else out.print(f"{made:,} runs made" if made else "No run was planned then")
+
+
+@schedules_group.command("delete")
+def delete(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a schedule. Runs made ahead for a later time are cancelled. Exit code 1 if there is none."""
+    use_json(as_json)
+    deleted = ask(address, lambda client: client.schedules.delete(name, expected_revision=revision))
+    if as_json:
+        print_json({"deleted": deleted})
+    else:
+        out.print(f"{name} deleted" if deleted else f"there is no schedule {name}", markup=False)
+    if not deleted:
+        raise typer.Exit(1)
+
+
+@schedules_group.command("preview")
+def preview(
+    cron: Cron = None,
+    every: Every = None,
+    zone: Zone = "",
+    start: Start = None,
+    end: End = None,
+    count: Count = 0,
+    after: Annotated[str | None, typer.Option("--after", help="Times after this one. Without it: after now.")] = None,
+    times: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Show at most this many.")] = 10,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show when such a schedule would run, without creating it."""
+    use_json(as_json)
+    timing = _timing(cron, every, zone, start, end)
+    moment = moment_of(moment_ms(after)) if after is not None else None
+    found = ask(address, lambda client: client.schedules.preview(**timing, count=count, after=moment, times=times))
+    if as_json:
+        print_json([_ms(moment) for moment in found])
+    elif found:
+        _print_times("", found, zone)
+    else:
+        out.print("No run is planned")
