@@ -223,13 +223,7 @@ class Consumers:
         ids = np.frombuffer(batch.ids, "<u8").tolist()
         attempts = np.frombuffer(batch.attempts, "<u4").tolist()
         due = np.frombuffer(batch.due_ms, "<i8").tolist()
-        sizes = np.frombuffer(batch.sizes, "<u4").tolist()
-        labels = np.frombuffer(batch.meta_sizes, "<u4").tolist()
-        uids: list[int] = []
-        at = 0
-        for size, label in zip(sizes, labels, strict=True):
-            uids.append(UID.unpack_from(batch.records, at + label)[0])
-            at += size
+        uids = self._uids(batch)
         parts = _by_topic(batch, uids)
         places = [(part.topic, part.epoch) for part in parts for _ in part.uids]
         for id64, uid, attempt, due_ms, (topic, epoch) in zip(ids, uids, attempts, due, places, strict=True):
@@ -273,6 +267,17 @@ class Consumers:
             else:
                 consumer.thinking[together] = [part]
                 self._world.at(settle_ns, self._settle, consumer, machine, together)
+
+    def _uids(self, batch: consumer_pb2.DeliverBatch) -> list[int]:
+        """The message of each row."""
+        sizes = np.frombuffer(batch.sizes, "<u4").tolist()
+        labels = np.frombuffer(batch.meta_sizes, "<u4").tolist()
+        uids: list[int] = []
+        at = 0
+        for size, label in zip(sizes, labels, strict=True):
+            uids.append(UID.unpack_from(batch.records, at + label)[0])
+            at += size
+        return uids
 
     def _settle(self, consumer: _Consumer, machine: Machine, together: _Together) -> None:
         """One settlement for everything of a topic that the consumer has done with by now; of one that takes mixed

@@ -21,6 +21,7 @@ from tickwheel.chaos.sim.history_machines import (
     SizesSeen,
     SyncedSeen,
 )
+from tickwheel.chaos.sim.history_schedules import RunSeen, ScheduleChanged
 from tickwheel.chaos.sim.log_process import CLUSTER_ID, SIZES_EVERY_NS, members_of, note_sync, with_shape
 from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
@@ -33,8 +34,11 @@ from tickwheel.node.core.delivery import lease_file
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
+from tickwheel.node.state.results import ScheduleResult
 from tickwheel.proto.common_pb2 import HeldFile
+from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.proto.peer_pb2 import CheckpointChunk, LeaseRange, PeerFrame
+from tickwheel.proto.schedules_pb2 import RunOutcome
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import NO_INTRODUCTION, LogStatus
@@ -74,6 +78,7 @@ class _ObservedHost(NodeHost):
             machine.may_apply()
             watch.applied(index, term, raft_of(core))
             result = apply(index, term, command)
+            note_schedules(machine, index, command, result)
             checksum = appended.taken()
             if checksum:
                 machine.history.add(ContentSeen(machine.world.now_ns, machine.name, machine.boot, index, checksum))
@@ -132,6 +137,43 @@ class _AppendSum:
         """The checksum since the last call; 0: nothing was appended."""
         value, self._sum = self._sum, 0
         return value
+
+
+def note_schedules(machine: Machine, index: int, command: bytes, results: object) -> None:
+    """Write down what a node did with recurring schedules when it applied an entry."""
+    if not isinstance(results, list) or not any(isinstance(result, ScheduleResult) for result in results):
+        return
+    now_ns, number = machine.world.now_ns, 0
+    entry = LogEntry.FromString(command)
+    for place, (part, result) in enumerate(zip(entry.commands, results, strict=True)):
+        if not isinstance(result, ScheduleResult):
+            continue
+        request_id = part.schedule.extra.request_id
+        for note in result.notes:
+            run = note.run
+            outcome = RunOutcome.Name(run.outcome)
+            facts = (note.name, note.revision, outcome, run.planned_ms, run.at_ms, run.id, run.times, request_id)
+            machine.history.add(RunSeen(now_ns, machine.name, index, number, *facts))
+            number += 1
+        change = part.schedule.WhichOneof("body") or ""
+        if change in ("put", "pause", "resume", "delete") and result.schedule is not None:
+            after = result.schedule
+            from_ms = getattr(part.schedule, change).from_ms
+            interval_ms = after.definition(content=False).spec.interval_ms
+            machine.history.add(
+                ScheduleChanged(
+                    now_ns,
+                    machine.name,
+                    index,
+                    place,
+                    after.name,
+                    change,
+                    from_ms,
+                    after.revision,
+                    interval_ms,
+                    after.next_ms,
+                )
+            )
 
 
 def raft_of(core: NodeCore) -> RaftLog:

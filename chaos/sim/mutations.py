@@ -717,4 +717,4 @@ def resumed_files_not_synced(patches: Patches) -> None:
 
 
 # Last: these come after the others in the table, which keeps the order of entry.
-from tickwheel.chaos.sim import mutations_of_bulk, mutations_of_groups, mutations_of_topics  # noqa: E402, F401
+from tickwheel.chaos.sim import mutations_of_bulk, mutations_of_groups, mutations_of_schedules, mutations_of_topics  # noqa: E402, F401

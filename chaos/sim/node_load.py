@@ -27,6 +27,7 @@ from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.stewards import Stewards
 from tickwheel.chaos.sim.sweeps import Sweeps
+from tickwheel.chaos.sim.timetables import Timetables
 from tickwheel.chaos.sim.twins import Twins
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
@@ -87,6 +88,8 @@ class NodeLoad:
             self.parts.append(Twins(self._wires))
         if shape.cold:
             self.parts.append(Cold(self._wires))
+        if shape.schedules:
+            self.parts.append(Timetables(self._wires))
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 

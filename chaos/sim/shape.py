@@ -109,6 +109,8 @@ class Shape:
     """Pairs of programs that share a producer id (twins.py)."""
     cold: int = 0
     """Freezers of the cold tier (cold.py)."""
+    schedules: int = 0
+    """Users of recurring schedules (timetables.py)."""
     consumers: int = 2
     """Most consumers of a group. With only one, nobody takes the messages that it hands back when it leaves."""
     mixing: int = 0
@@ -177,6 +179,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         stewards=one("stewards", sometimes),
         twins=one("twins", sometimes),
         cold=one("cold", sometimes),
+        schedules=one("schedules", sometimes),
         consumers=one("consumers", CONSUMERS),
         mixing=one("mixing", MIXING),
         lease_ms=one("lease_ms", LEASE_MS),

@@ -77,6 +77,15 @@ def test_settings_change_and_topics_and_groups_go() -> None:
     assert counts["Administered"] > 10
 
 
+def test_runs_of_schedules() -> None:
+    """Put, paused, triggered and deleted under faults: each planned time has one run or a note that says why not."""
+    shape = (*((name, 0) for name, _ in WITH_ALL), ("parcels", 0), ("schedules", 1))
+    counts: Counter[str] = Counter()
+    for seed in range(2):
+        counts.update(verdict(seed, SimulationConfig(level=Level.NODE, seconds=5, shape=shape)).counts)
+    assert counts["ScheduleChanged"] > 10 and counts["RunSeen"] > 30
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_members_come_and_go(seed: int) -> None:
     """Newcomers come to count, members are removed, the master too, while nodes die: nothing is lost, nobody leads who

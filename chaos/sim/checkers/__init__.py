@@ -34,6 +34,7 @@ from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
 from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
+from tickwheel.chaos.sim.checkers.p12_runs import RunsOnce
 from tickwheel.chaos.sim.checkers.staged_writes import WritesOnce
 
 ALL: tuple[type[Checker], ...] = (
@@ -66,6 +67,7 @@ ALL: tuple[type[Checker], ...] = (
     LoadsOnce,
     OneContent,
     ColdOnce,
+    RunsOnce,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]
