@@ -26,8 +26,8 @@ BUSY_BACKGROUND = (
     ("hours_kept", 0),
     ("checkpoint_ms", 1_500),
 )
-SEEDS = (23, *range(48))
-"""The first one is known to come to the rare moment."""
+SEEDS = (2, 1, *range(48))
+"""The first one is known to come to the rare moment, and both together to all."""
 DEFAULT_SEEDS = range(12)
 RARE = {"an hour is removed while a merge writes to it"}
 """That the dice of a seed alone hardly ever lead to."""
