@@ -45,7 +45,7 @@ NICE = 5
 """Of a process that computes: next to one with real nodes it gets a quarter of a processor, which is enough for every
 test to end in its time."""
 PRODUCT = (
-    *("bench", "chaos", "client", "node", "pipeline", "proto", "replication", "src", "storage", "testing"),
+    *("bench", "chaos", "client", "gateway", "node", "pipeline", "proto", "replication", "src", "storage", "testing"),
     *("transport", "wheel"),
 )
 
