@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Exact versions of everything; `make constraints` renews them.
 # pip compiles what it installs, but not what stays where it is: where Python may not write bytecode by itself
 # (PYTHONDONTWRITEBYTECODE) every node would spend a third of its start compiling.
-COMPILE := $(BIN)/python -m compileall -q bench chaos client gateway node pipeline proto replication src storage testing transport wheel
+COMPILE := $(BIN)/python -m compileall -q bench chaos client console gateway node pipeline proto replication src storage testing transport wheel
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 # All tests at once run in three processes (tests/conftest.py); `make test LANES=` runs them one after the other.
 LANES ?= --numprocesses=3 --dist=loadscope

@@ -45,8 +45,8 @@ NICE = 5
 """Of a process that computes: next to one with real nodes it gets a quarter of a processor, which is enough for every
 test to end in its time."""
 PRODUCT = (
-    *("bench", "chaos", "client", "gateway", "node", "pipeline", "proto", "replication", "src", "storage", "testing"),
-    *("transport", "wheel"),
+    *("bench", "chaos", "client", "console", "gateway", "node", "pipeline", "proto", "replication", "src", "storage"),
+    *("testing", "transport", "wheel"),
 )
 
 

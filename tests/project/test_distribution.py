@@ -57,7 +57,7 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
     # come up without them.
     extras = (
         *("tickwheel.bench", "tickwheel.pipeline.", "tickwheel.chaos.live.audit_export", "tickwheel.client.tracing"),
-        "tickwheel.testing.fixtures",
+        *("tickwheel.console.", "tickwheel.gateway.", "tickwheel.testing.fixtures"),
     )
     importable = [name for name, _ in names if not name.startswith(extras)]
     importable += ["tickwheel.pipeline", "pyspark_tickwheel"]

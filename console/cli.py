@@ -1,0 +1,122 @@
+"""The command `tickwheel console`.
+
+Listens on loopback unless told otherwise: whoever reaches a console of a cluster without rights may do everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import ssl
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tickwheel.client import AsyncClient, TlsFiles
+from tickwheel.client.errors import refused
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
+from tickwheel.node.cli.output import out
+
+BIND_DEFAULT = "127.0.0.1:7780"
+TIMEOUT_S = 10.0
+"""Of a call to the cluster: a page tells sooner than a program that no master answers."""
+
+app = typer.Typer()
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """Host and port of --bind. Raises RequestRefused."""
+    host, colon, port = bind.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise refused("--bind", bind, "host:port, a port from 0 to 65,535")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def hosts_of(host: str, names: list[str]) -> frozenset[str]:
+    """The names under which browsers may come: a page elsewhere must not get here by a name of its own.
+
+    Empty for an address that stands for all of this machine's, if no name is given.
+    """
+    try:
+        everywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = False
+    if everywhere and not names:
+        return frozenset()
+    return frozenset({host.lower(), "localhost", "127.0.0.1", "::1", *(name.lower() for name in names)})
+
+
+def tls_of_clients() -> TlsFiles | None:
+    """The certificate files for the nodes, as for every command: TICKWHEEL_TLS_CA and the others."""
+    ca = os.environ.get("TICKWHEEL_TLS_CA")
+    names = ("TICKWHEEL_TLS_CERT", "TICKWHEEL_TLS_KEY", "TICKWHEEL_TLS_NAME")
+    return TlsFiles(Path(ca), *(os.environ.get(name) for name in names)) if ca else None
+
+
+def check_files(cert_file: Path | None, key_file: Path | None) -> None:
+    """Raise RequestRefused unless both are given and belong together, or neither is given."""
+    if cert_file is None and key_file is None:
+        return
+    if cert_file is None or key_file is None:
+        raise refused("--cert-file" if cert_file is None else "--key-file", "absent", "both or neither")
+    for name, path in (("--cert-file", cert_file), ("--key-file", key_file)):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise refused(name, path, f"cannot be read: {error.strerror}") from error
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_file, key_file, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        raise refused("--cert-file", cert_file, f"a certificate and its key, in PEM: {error}") from error
+
+
+@app.command()
+def console(
+    address: Addresses = ADDRESS_DEFAULT,
+    bind: Annotated[str, typer.Option(help="host:port for browsers; port 0: any free one.")] = BIND_DEFAULT,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything and change nothing.")] = False,
+    cert_file: Annotated[Path | None, typer.Option(help="PEM: the certificate of the console, for HTTPS.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="PEM: its key.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond loopback without TLS: tokens cross the network in clear.")
+    ] = False,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name under which browsers reach it, as behind a proxy. Repeat it for several."),
+    ] = None,
+) -> None:
+    """Show the cluster in a browser: the wheel turning, topics, groups, messages, dead letters, nodes.
+
+    On a cluster with rights each visitor logs in with a token.
+    """
+    host, port = split_bind(bind)
+    check_files(cert_file, key_file)
+    if not is_loopback(host) and cert_file is None and not insecure:
+        raise refused("--bind", bind, "a loopback address, unless --cert-file and --key-file or --insecure are given")
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise refused("package", error.name, "installed: pip install 'tickwheel[console]'") from error
+    from tickwheel.console.serving import Serving, serve
+
+    tls = tls_of_clients()
+
+    def open_client(token: str) -> AsyncClient:
+        return AsyncClient(address, tls=tls, timeout_s=TIMEOUT_S, name="console", token=token)
+
+    asyncio.run(open_client("").close())  # wrong addresses or files are told before a browser asks
+    told = Serving(host, port, hosts_of(host, host_name or []), read_only, cert_file, key_file)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(open_client, told, lambda url: out.print(f"console at [bold]{url}[/bold], Ctrl-C stops it")))

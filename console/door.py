@@ -1,0 +1,188 @@
+"""The door of the console: what every request passes before a page or a call sees it.
+
+Foreign hosts and origins, changes without the token of their session, bodies that are too large and, in a console that
+only reads, every change are refused here. Every answer carries the same headers. An error is JSON that names field,
+value and limit; a mistake of ours is a number that the log explains.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tickwheel.client.errors import (
+    ClientClosed,
+    ClusterUnavailable,
+    LimitReached,
+    NotFound,
+    OutcomeUnknown,
+    PermissionRefused,
+    RequestRefused,
+    TickwheelError,
+    refused,
+)
+from tickwheel.console.sessions import Sessions
+
+_log = logging.getLogger("tickwheel.console")
+
+BODY_BYTES_MAX = 64 << 10
+CSRF_HEADER = "x-csrf-token"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+ALWAYS_ALLOWED = ("/api/login", "/api/logout")
+"""Changes of the session, not of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoorConfig:
+    """What the door lets in."""
+
+    hosts: frozenset[str]
+    """Names under which browsers reach the console, without port; empty: any."""
+    cookie: str
+    secure: bool
+    """The console speaks TLS: cookies go over it alone."""
+    read_only: bool
+
+
+def status_of(error: TickwheelError) -> int:
+    """The HTTP status of an error."""
+    if error.reason == "UNAUTHENTICATED":
+        return 401
+    if error.reason == "WRONG_STATE":
+        return 409
+    for kind, status in (
+        (PermissionRefused, 403),
+        (NotFound, 404),
+        (LimitReached, 429),
+        (RequestRefused, 400),
+        (OutcomeUnknown, 504),
+        (ClusterUnavailable, 503),
+        (ClientClosed, 503),
+    ):
+        if isinstance(error, kind):
+            return status
+    return 502
+
+
+def error_answer(error: TickwheelError) -> JSONResponse:
+    """The error as JSON, with all that the cluster said."""
+    body = {"error": str(error), "reason": error.reason, "details": error.metadata}
+    return JSONResponse(body, status_of(error))
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """An error of a route as its answer. A mistake of ours is logged; the browser gets its number."""
+    if isinstance(error, TickwheelError):
+        return error_answer(error)
+    number = secrets.token_hex(4)
+    _log.error("request failed, id %s: %s %s", number, request.method, request.url.path, exc_info=error)
+    body = {"error": f"the console made a mistake; its log has it under {number}", "reason": "CONSOLE_FAULT"}
+    return JSONResponse(body | {"details": {"id": number}}, 500)
+
+
+class Door:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, config: DoorConfig, sessions: Sessions) -> None:
+        self._app = app
+        self._config = config
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message.setdefault("headers", [])
+                headers += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                if not scope["path"].startswith("/static/"):
+                    headers.append((b"cache-control", b"no-store"))
+            await send(message)
+
+        try:
+            self._check(Request(scope))
+        except TickwheelError as error:
+            await error_answer(error)(scope, receive, with_headers)
+        else:
+            await self._app(scope, receive, with_headers)
+
+    def _check(self, request: Request) -> None:
+        headers = request.headers
+        host = host_of(headers.get("host", ""))
+        if self._config.hosts and host not in self._config.hosts:
+            raise refused("Host", host or "absent", f"one of {', '.join(sorted(self._config.hosts))}; see --host-name")
+        if request.method in ("GET", "HEAD"):
+            return
+        if request.method != "POST":
+            raise refused("method", request.method, "GET or POST")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            raise _forbidden("Origin", origin, "a page of this console")
+        if headers.get("content-type", "").split(";")[0].strip() != "application/json":
+            raise refused("Content-Type", headers.get("content-type", "absent"), "application/json")
+        session_id = request.cookies.get(self._config.cookie, "")
+        if not self._sessions.shows(session_id, headers.get(CSRF_HEADER, "")):
+            raise _forbidden(CSRF_HEADER, "absent or of another session", "that of this session; load the page again")
+        if self._config.read_only and request.url.path not in ALWAYS_ALLOWED:
+            raise PermissionRefused("this console only reads (--read-only)", "READ_ONLY")
+
+
+def host_of(header: str) -> str:
+    """The name in a Host header, without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def _forbidden(field: str, value: str, limit: str) -> PermissionRefused:
+    metadata = {"field": field, "value": value[:100], "limit": limit}
+    return PermissionRefused(f"{field}: {value[:100]}: {limit}", "FORGED", metadata)
+
+
+async def body_of(request: Request) -> Mapping[str, Any]:
+    """The JSON object that a request carries. Raises RequestRefused."""
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > BODY_BYTES_MAX:
+            raise refused("body", f"more than {BODY_BYTES_MAX} bytes", f"at most {BODY_BYTES_MAX} bytes")
+    try:
+        value = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        raise refused("body", bytes(content[:40]).decode("utf-8", "replace"), "a JSON object") from None
+    if not isinstance(value, dict):
+        raise refused("body", type(value).__name__, "a JSON object")
+    return value
+
+
+def set_session(response: Response, config: DoorConfig, session_id: str) -> None:
+    """Give the browser its session: until it closes, for this site alone, and never for scripts."""
+    response.set_cookie(config.cookie, session_id, path="/", secure=config.secure, httponly=True, samesite="strict")
+
+
+def cookie_name(port: int, secure: bool) -> str:
+    """Browsers share cookies between the ports of a host, so the name has the port."""
+    return f"{'__Host-' if secure else ''}tickwheel-console-{port}"

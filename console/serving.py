@@ -1,0 +1,69 @@
+"""Runs the application under uvicorn."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from tickwheel.client.errors import refused
+from tickwheel.console.app import application
+from tickwheel.console.door import DoorConfig, cookie_name
+from tickwheel.console.sessions import OpenClient
+
+STOP_S = 1
+"""Open streams are cut after this long when the console ends."""
+CONNECTIONS_MAX = 2_000
+KEEP_ALIVE_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Where and how the console listens."""
+
+    host: str
+    port: int
+    """0: any free one."""
+    hosts: frozenset[str] = frozenset()
+    """As in DoorConfig."""
+    read_only: bool = False
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
+async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; calls `ready` with the address of the first page.
+
+    Raises RequestRefused if the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((serving.host, serving.port))
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise refused("--bind", f"{serving.host}:{serving.port}", f"an address that is free: {why}") from error
+        port = listener.getsockname()[1]
+        secure = serving.cert_file is not None
+        config = DoorConfig(serving.hosts, cookie_name(port, secure), secure, serving.read_only)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                application(open_client, config),
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=STOP_S,
+                limit_concurrency=CONNECTIONS_MAX,
+                ssl_certfile=serving.cert_file,
+                ssl_keyfile=serving.key_file,
+                proxy_headers=False,
+            )
+        )
+        shown = f"[{serving.host}]" if ":" in serving.host else serving.host
+        ready(f"http{'s' if secure else ''}://{shown}:{port}/")
+        await server.serve(sockets=[listener])

@@ -1,0 +1,366 @@
+"""What the cluster answers, as JSON for the browser. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tickwheel.client import DeadLetter, Message, Selection, Sweep
+from tickwheel.client.dead import Changed
+from tickwheel.client.errors import Fault
+from tickwheel.client.ids import text_of
+from tickwheel.node.cli.trace import SETTLED, Event, Story
+from tickwheel.proto import access_pb2, admin_pb2, common_pb2, dead_pb2, log_pb2, scheduler_pb2
+from tickwheel.proto.admin_pb2 import TraceEvent
+
+Json = dict[str, Any]
+
+PAYLOAD_BYTES_MAX = 64 << 10
+"""What a page shows of a payload."""
+
+
+def node(address: str, answer: admin_pb2.NodeStatus, master: admin_pb2.NodeStatus | None) -> Json:
+    """One node that answers."""
+    lags = {peer.node_id: peer.applied_lag for peer in master.peers} if master is not None else {}
+    leads = answer.role == admin_pb2.MASTER
+    return {
+        "address": address,
+        "node_id": answer.node_id,
+        "away": False,
+        "role": admin_pb2.Role.Name(answer.role).lower(),
+        "lease_held": answer.lease_held,
+        "state": admin_pb2.NodeState.Name(answer.state).removeprefix("NODE_").lower(),
+        "state_reason": answer.state_reason,
+        "term": answer.term,
+        "applied_index": answer.applied_index,
+        "lag": 0 if leads else lags.get(answer.node_id, max(0, answer.commit_index - answer.applied_index)),
+        "sync_age_ms": 0 if leads else answer.sync_age_ms,
+        "clock_state": admin_pb2.ClockState.Name(answer.clock_state).removeprefix("CLOCK_").lower(),
+        "clock_offset_ms": answer.clock_offset_ms,
+        "clock_error_ms": answer.clock_error_ms,
+        "clock_reason": answer.clock_reason,
+        "loop_lag_ms": answer.loop_lag_ms,
+        "disk_free": answer.disk_bytes_free,
+        "disk_total": answer.disk_bytes_total,
+        "disk_above_mark": answer.disk_above_mark,
+        "certificate_reason": answer.certificate_reason,
+        "uptime_s": answer.uptime_s,
+        "version": answer.version,
+    }
+
+
+def away(address: str, why: str, before: admin_pb2.NodeStatus | None, name: str) -> Json:
+    """One node that does not answer."""
+    return {"address": address, "node_id": before.node_id if before else name, "away": True, "why": why}
+
+
+def numbers(master: admin_pb2.NodeStatus) -> Json:
+    """The load of the cluster, as its master counts."""
+    cold = master.cold
+    return {
+        "pending": master.pending,
+        "ready": master.ready,
+        "in_flight": master.in_flight,
+        "schedule_rate": master.schedule_rate,
+        "dispatch_rate": master.dispatch_rate,
+        "deliver_rate": master.deliver_rate,
+        "settle_rate": master.settle_rate,
+        "redeliver_rate": master.redeliver_rate,
+        "late_p50_ms": master.late_p50_ms,
+        "late_p99_ms": master.late_p99_ms,
+        "unreadable": master.unreadable_reason if master.unreadable_messages else "",
+        "unsettled_removed": master.unsettled_removed,
+        "cold": {
+            "state": admin_pb2.ColdState.Name(cold.state).removeprefix("COLD_").lower(),
+            "messages": cold.messages,
+            "next_due_ms": cold.next_due_ms,
+        },
+    }
+
+
+def busy_topic(found: admin_pb2.TopicStatus) -> Json:
+    """Rates of one topic."""
+    return {
+        "name": found.name,
+        "schedule_rate": found.schedule_rate,
+        "dispatch_rate": found.dispatch_rate,
+        "deliver_rate": found.deliver_rate,
+        "settle_rate": found.settle_rate,
+        "backlog": found.backlog,
+    }
+
+
+def topic(found: admin_pb2.Topic, rates: Mapping[str, admin_pb2.TopicStatus]) -> Json:
+    """One topic of the list; `rates` has the busiest only."""
+    seen = rates.get(found.name)
+    return {
+        "name": found.name,
+        "fifo": found.fifo,
+        "paused": found.paused,
+        "dispatched": found.dispatched,
+        "pending": found.pending if found.HasField("pending") else None,
+        "pending_max": found.pending_max if found.HasField("pending_max") else None,
+        "rates": busy_topic(seen) if seen is not None else None,
+    }
+
+
+def group(found: admin_pb2.Group) -> Json:
+    """One consumer group."""
+    backoff = found.retry.exponential
+    retry = "delay levels"
+    if found.HasField("retry") and found.retry.HasField("exponential"):
+        retry = f"from {backoff.initial_ms} ms, times {backoff.factor:g}, at most {backoff.max_ms} ms"
+    return {
+        "name": found.name,
+        "topics": list(found.topics),
+        "topics_left_out": found.topics_left_out,
+        "filter": found.filter,
+        "broadcasting": found.broadcasting,
+        "paused": found.paused,
+        "backlog": found.backlog,
+        "in_flight": found.in_flight,
+        "consumers": found.consumers,
+        "dead": found.dead,
+        "retry": retry,
+        "attempts_max": found.retry.attempts_max,
+    }
+
+
+def pending(found: scheduler_pb2.PendingMessage) -> Json:
+    """One row of the pending messages."""
+    return {
+        "id": text_of(found.id),
+        "topic": found.topic,
+        "due_ms": found.due_ms,
+        "key": found.meta.key,
+        "tags": list(found.meta.tags),
+        "payload_bytes": found.payload_bytes,
+        "attempts": found.attempts,
+        "group": found.group,
+    }
+
+
+def payload(content: bytes | None, content_type: str) -> Json | None:
+    """The beginning of a payload as JSON, text, or the hexadecimal of bytes. None: there is none."""
+    if content is None:
+        return None
+    cut = content[:PAYLOAD_BYTES_MAX]
+    shown: Json = {"bytes": len(content), "cut": len(content) > len(cut), "content_type": content_type}
+    try:
+        text = cut.decode("utf-8")
+    except UnicodeDecodeError:
+        return shown | {"kind": "bytes", "base64": base64.b64encode(cut).decode("ascii")}
+    if not shown["cut"]:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            if isinstance(value, dict | list):
+                return shown | {"kind": "json", "text": json.dumps(value, indent=2, ensure_ascii=False)}
+    return shown | {"kind": "text", "text": text}
+
+
+def message(found: Message) -> Json:
+    """One message with its content."""
+    return {
+        "id": found.id,
+        "topic": found.topic,
+        "state": found.state,
+        "due_ms": found.due_ms,
+        "due_requested_ms": found.due_requested_ms,
+        "scheduled_ms": found.scheduled_ms,
+        "attempts": found.attempts,
+        "group": found.group,
+        "key": found.key,
+        "tags": list(found.tags),
+        "headers": dict(found.headers or {}),
+        "message_group": found.message_group,
+        "payload": payload(found.payload, found.content_type) if found.topic else None,
+        "retries": [{"group": name, "due_ms": due} for name, due in (found.retries or {}).items()],
+    }
+
+
+def _event(found: Event) -> Json:
+    event = found.event
+    return {
+        "kind": TraceEvent.Kind.Name(event.kind).lower(),
+        "id": text_of(event.id),
+        "at_ms": found.first_ms,
+        "stamped_ms": event.stamped_ms,
+        "term": event.term,
+        "log_index": event.log_index,
+        "topic": event.topic,
+        "group": event.group,
+        "consumer": event.consumer,
+        "attempt": event.attempt,
+        "due_ms": event.due_ms,
+        "new_id": text_of(event.new_id) if event.HasField("new_id") else "",
+        "unit": text_of(event.unit) if event.HasField("unit") else "",
+        "settle": event.settle,
+        "settle_words": SETTLED.get(event.settle, ""),
+        "reason": event.reason,
+        "nodes": found.at_ms,
+    }
+
+
+def story(found: Story) -> Json:
+    """What the nodes have noted about one message."""
+    nodes: list[Json] = []
+    for address, answer in found.answers.items():
+        if isinstance(answer, Fault):
+            nodes.append({"address": address, "error": answer.message})
+        else:
+            nodes.append(
+                {
+                    "address": address,
+                    "node_id": answer.node_id,
+                    "enabled": answer.enabled,
+                    "complete": answer.complete,
+                    "oldest_ms": answer.oldest_ms,
+                    "lost": answer.lost,
+                }
+            )
+    return {"ids": found.ids, "events": [_event(event) for event in found.events], "nodes": nodes}
+
+
+def dead_row(found: dead_pb2.DeadLetter) -> Json:
+    """One row of the dead letters."""
+    return {
+        "number": found.number,
+        "id": text_of(found.id),
+        "topic": found.topic,
+        "cause": log_pb2.DeadCause.Name(found.cause).lower(),
+        "error": found.error,
+        "attempts": found.attempts,
+        "first_due_ms": found.first_due_ms,
+        "died_ms": found.died_ms,
+        "payload_bytes": found.payload_bytes,
+        "key": found.meta.key,
+        "tags": list(found.meta.tags),
+    }
+
+
+def dead_letter(found: DeadLetter) -> Json:
+    """One dead letter with its content."""
+    meta: common_pb2.MessageMeta = found.meta
+    return {
+        "number": found.number,
+        "id": found.id,
+        "topic": found.topic,
+        "cause": found.cause,
+        "error": found.error,
+        "attempts": found.attempts,
+        "first_due_ms": found.first_due_ms,
+        "died_ms": found.died_ms,
+        "key": meta.key,
+        "tags": list(meta.tags),
+        "headers": dict(meta.headers),
+        "payload": payload(found.payload, found.content_type),
+    }
+
+
+def changed(found: Changed) -> Json:
+    """How many dead letters were replayed or purged."""
+    return {"changed": found.changed, "missing": found.missing, "kept": found.kept}
+
+
+def selection(found: Selection) -> Json:
+    """What a sweep covers."""
+    return {name: getattr(found, name) for name in Selection.__slots__ if getattr(found, name)}
+
+
+def sweep(found: Sweep) -> Json:
+    """One sweep as it stands."""
+    return {
+        "job_id": found.job_id,
+        "state": found.state,
+        "action": found.action,
+        "selection": selection(found.selection),
+        "begun_ms": found.begun_ms,
+        "ended_ms": found.ended_ms,
+        "pending": found.pending,
+        "examined": found.examined,
+        "fraction": found.fraction,
+        "done": found.done,
+        "too_late": found.too_late,
+        "gone": found.gone,
+        "too_far": found.too_far,
+    }
+
+
+def caller(found: access_pb2.Caller) -> Json:
+    """Who is logged in."""
+    return {"name": found.name, "by": found.by, "unrestricted": found.unrestricted, "rights": found.rights}
+
+
+def user(found: access_pb2.User) -> Json:
+    """One user, without secrets: the cluster keeps none."""
+    quotas = {field.name: value for field, value in found.quotas.ListFields()}
+    tokens = [
+        {"id": item.id, "label": item.label, "created_ms": item.created_ms, "expires_ms": item.expires_ms}
+        for item in found.tokens
+    ]
+    return {"name": found.name, "roles": list(found.roles), "quotas": quotas, "tokens": tokens}
+
+
+def role(found: access_pb2.AccessRole) -> Json:
+    """One role."""
+    grants = [
+        {
+            "rights": [access_pb2.Right.Name(right).removeprefix("RIGHT_").lower() for right in grant.rights],
+            "topics": list(grant.topics),
+            "groups": list(grant.groups),
+        }
+        for grant in found.grants
+    ]
+    return {"name": found.name, "grants": grants}
+
+
+def audit(answers: Mapping[str, Sequence[access_pb2.AuditRecord] | Fault], limit: int) -> Json:
+    """The newest records of all nodes, newest first; who of them did not answer."""
+    records: list[access_pb2.AuditRecord] = []
+    silent = []
+    for address, answer in answers.items():
+        if isinstance(answer, Fault):
+            silent.append({"address": address, "error": answer.message})
+        else:
+            records += answer
+    records.sort(key=lambda record: -record.at_ms)
+    return {"records": [_record(record) for record in records[:limit]], "silent": silent, "more": len(records) > limit}
+
+
+def _record(found: access_pb2.AuditRecord) -> Json:
+    return {
+        "at_ms": found.at_ms,
+        "node_id": found.node_id,
+        "user": found.user,
+        "by": found.by,
+        "peer": found.peer,
+        "method": found.method,
+        "request": found.request,
+        "result": found.result,
+        "left_out": found.left_out,
+    }
+
+
+def settings(found: admin_pb2.Settings) -> list[Json]:
+    """Every setting with its value; None: it is not set."""
+    given = {field.name: value for field, value in found.ListFields()}
+    return [{"name": field.name, "value": given.get(field.name)} for field in found.DESCRIPTOR.fields]
+
+
+def rows(items: Iterable[Json], sort: str, descending: bool) -> list[Json]:
+    """Sorted by one column, then by name."""
+    named = sorted(items, key=lambda item: str(item["name"]))
+    if sort == "name":
+        return named[::-1] if descending else named
+    return sorted(named, key=lambda item: _rank(item, sort), reverse=descending)
+
+
+def _rank(item: Json, sort: str) -> float:
+    rates = item.get("rates") or {}
+    value = item.get(sort, rates.get(sort))
+    return float(value) if value is not None else -1.0

@@ -1,0 +1,104 @@
+// Charts with uPlot, in the colours of the theme; drawn anew when that changes.
+
+import uPlot from "./vendor/uPlot.esm.js";
+import { h, kept } from "./dom.js";
+import { clock, day, short } from "./format.js";
+
+const charts = new Set();
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const utc = (seconds) => uPlot.tzDate(new Date(seconds * 1_000), "Etc/UTC");
+const font = () => `12px ${colour("--sans")}`;
+
+function axis(extra) {
+  return { stroke: colour("--muted"), font: font(), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, ...extra };
+}
+
+const STEP_TEXTS = [[86_400, (ms) => day(ms).slice(5)], [60, (ms) => clock(ms).slice(0, 5)], [0, (ms) => clock(ms)]];
+
+function timeTexts(_, splits) {
+  const step = splits.length > 1 ? splits[1] - splits[0] : 60;
+  const long = splits.length > 1 && splits.at(-1) - splits[0] > 86_400;
+  const [, text] = STEP_TEXTS.find(([least]) => step >= least);
+  return splits.map((at) => {
+    const midnight = at % 86_400 === 0;
+    return long && (midnight || step >= 86_400) ? day(at * 1_000).slice(5) : text(at * 1_000);
+  });
+}
+
+// An element that holds one chart. `make(width, height)` gives uPlot's options; `data()` what to draw.
+class Chart {
+  constructor(label, make, className = "") {
+    this.element = kept(h("div", { class: `chart ${className}`, role: "img", "aria-label": label }));
+    this.make = make;
+    this.data = [[]];
+    this.observer = new ResizeObserver(() => this.fit());
+    this.observer.observe(this.element);
+    charts.add(this);
+  }
+
+  size() {
+    const box = this.element.getBoundingClientRect();
+    return { width: Math.max(120, Math.floor(box.width - 16)), height: Math.max(100, Math.floor(box.height - 14)) };
+  }
+
+  fit() {
+    if (!this.element.isConnected) return this.end();
+    if (this.plot) this.plot.setSize(this.size());
+    else this.draw();
+  }
+
+  draw() {
+    this.plot?.destroy();
+    this.plot = new uPlot({ ...this.make(), ...this.size() }, this.data, this.element);
+  }
+
+  show(data) {
+    this.data = data;
+    if (this.plot) this.plot.setData(data);
+    else if (this.element.isConnected) this.draw();
+  }
+
+  end() {
+    this.observer.disconnect();
+    this.plot?.destroy();
+    this.plot = null;
+    charts.delete(this);
+  }
+}
+
+export function redrawAll() {
+  for (const chart of [...charts]) if (chart.element.isConnected && chart.plot) chart.draw();
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+
+export function lines(label, series, text = short) {
+  return new Chart(label, () => ({
+    tzDate: utc,
+    legend: { show: false },
+    cursor: { points: { size: 6 }, y: false, drag: { x: false, y: false } },
+    scales: { y: { range: (_, low, high) => [0, Math.max(1, (high ?? 1) * 1.12)] } },
+    axes: [axis({ values: timeTexts, space: 70, size: 28 }), axis({ size: 56, space: 34, values: (_, splits) => splits.map(text) })],
+    series: [{}, ...series.map(([name, key]) => ({ label: name, stroke: colour(key), width: 1.75, points: { show: false }, spanGaps: false }))],
+  }));
+}
+
+// A histogram over time. `chosen(fromMs, toMs)` is called with a span that somebody has drawn with the mouse.
+export function histogram(label, chosen) {
+  return new Chart(label, () => ({
+    tzDate: utc,
+    legend: { show: false },
+    cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
+    scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(1, (high ?? 1) * 1.1)] } },
+    axes: [axis({ values: timeTexts, space: 80, size: 28, grid: { show: false } }), axis({ size: 52, space: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 5e7, 1e8], values: (_, splits) => splits.map(short) })],
+    series: [{}, { fill: colour("--series-1"), stroke: colour("--series-1"), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.82, 40], align: 1, radius: 0.15 }) }],
+    hooks: {
+      setSelect: [(plot) => {
+        const { left, width } = plot.select;
+        if (width < 4) return;
+        chosen(plot.posToVal(left, "x") * 1_000, plot.posToVal(left + width, "x") * 1_000);
+        plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      }],
+    },
+  }), "tall");
+}

@@ -1,0 +1,40 @@
+// The stream of pictures that all pages share.
+
+const listeners = new Set();
+export const live = { picture: null, history: [], connected: false, offsetMs: 0 };
+let source = null;
+
+export function listen(call) {
+  listeners.add(call);
+  return () => listeners.delete(call);
+}
+
+const tellAll = () => listeners.forEach((call) => call());
+
+// The cluster's time now.
+export const now = () => Date.now() + live.offsetMs;
+
+export function start() {
+  if (source) return;
+  source = new EventSource("/api/stream");
+  source.addEventListener("open", () => { live.connected = true; tellAll(); });
+  source.addEventListener("error", () => { live.connected = false; tellAll(); });
+  source.addEventListener("history", (event) => { live.history = JSON.parse(event.data); });
+  source.addEventListener("picture", (event) => {
+    const picture = JSON.parse(event.data);
+    live.offsetMs = picture.now_ms - Date.now();
+    live.connected = true;
+    live.picture = picture;
+    const numbers = picture.numbers;
+    if (numbers && live.history.at(-1)?.[0] !== picture.now_ms) {
+      live.history.push([picture.now_ms, numbers.schedule_rate, numbers.dispatch_rate, numbers.deliver_rate, numbers.settle_rate, numbers.late_p50_ms, numbers.late_p99_ms]);
+      if (live.history.length > 300) live.history.shift();
+    }
+    tellAll();
+  });
+}
+
+export function stop() {
+  source?.close();
+  source = null;
+}
