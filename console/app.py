@@ -29,7 +29,7 @@ from tickwheel.console.shown import Json
 
 STATIC = Path(__file__).parent / "static"
 PAGES = (
-    *("/", "/topics", "/groups", "/pending", "/message", "/dead", "/sweeps"),
+    *("/", "/topics", "/groups", "/pending", "/message", "/dead", "/sweeps", "/schedules"),
     *("/nodes", "/settings", "/access", "/audit", "/login"),
 )
 STREAMS_MAX = 1_000

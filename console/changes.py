@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from tickwheel.client import Selection, StartFrom
-from tickwheel.client.errors import refused
+from tickwheel.client.errors import OutcomeUnknown, refused
 from tickwheel.console import shown
 from tickwheel.console.asked import MS_MAX, Asked
 from tickwheel.console.reads import CONDITIONS, conditions_of
@@ -136,10 +136,40 @@ async def delete_group(view: View, body: Body) -> Json:
     return {"job_id": answer.job_id, "finished": answer.finished, "cancelled": answer.cancelled}
 
 
+async def pause_schedule(view: View, body: Body) -> Json:
+    """Make no more runs of a recurring schedule, or go on with the first planned time from now on."""
+    asked = Asked(body, ("name", "paused"))
+    name, paused = asked.text("name"), asked.flag("paused")
+    schedules = view.client.schedules
+    changed = await (schedules.pause(name) if paused else schedules.resume(name))
+    return {"state": changed.state}
+
+
+async def trigger_schedule(view: View, body: Body) -> Json:
+    """Make one run now. A repeat with the same request_id makes no second one."""
+    asked = Asked(body, ("name", "request_id"))
+    run = await view.client.schedules.trigger(asked.text("name"), request_id=asked.text("request_id", length_max=58))
+    return {"id": run.id}
+
+
+async def delete_schedule(view: View, body: Body) -> Json:
+    """Delete a recurring schedule. Messages that are due already stay."""
+    return {"deleted": await view.client.schedules.delete(Asked(body, ("name",)).text("name"))}
+
+
 async def transfer(view: View, body: Body) -> Json:
-    """Hand mastership over, to a node or to the one that is furthest."""
-    asked = Asked(body, ("target",))
-    answer = await view.client.admin.transfer(asked.text("target", ""))
+    """Hand mastership over, to a node or to the one that is furthest. `pause_ms` is null if the answer was lost."""
+    target = Asked(body, ("target",)).text("target", "")
+    admin = view.client.admin
+    before = await admin.master_status()
+    try:
+        answer = await admin.transfer(target)
+    except OutcomeUnknown:
+        # The new master may lead before the old one has answered: who leads is the answer then.
+        after = await admin.master_status()
+        if after.term == before.term or (target and after.node_id != target):
+            raise
+        return {"master_id": after.node_id, "term": after.term, "pause_ms": None}
     return {"master_id": answer.master_id, "term": answer.term, "pause_ms": answer.pause_ms}
 
 
@@ -156,6 +186,9 @@ CHANGES = {
     "groups/pause": pause_group,
     "groups/reset": reset_group,
     "groups/delete": delete_group,
+    "schedules/pause": pause_schedule,
+    "schedules/trigger": trigger_schedule,
+    "schedules/delete": delete_schedule,
     "members/transfer": transfer,
 }
 """POST /api/<name>, a JSON object."""

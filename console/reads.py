@@ -19,8 +19,9 @@ from tickwheel.console.asked import MS_MAX, Asked
 from tickwheel.console.sessions import View
 from tickwheel.console.shown import Json
 from tickwheel.node.cli.trace import gather
-from tickwheel.proto import scheduler_pb2
+from tickwheel.proto import scheduler_pb2, schedules_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
+from tickwheel.proto.schedules_pb2_grpc import SchedulesStub
 
 PAGE = 50
 PAGE_MAX = 200
@@ -186,6 +187,30 @@ async def sweeps(view: View, request: Request) -> Json:
     return {"items": [shown.sweep(sweep) for sweep in reversed(await view.client.sweeps.list())]}
 
 
+async def schedules(view: View, request: Request) -> Json:
+    """A page of the recurring schedules, by name; `prefix`: only those whose name begins with it."""
+    asked = query(request, "prefix", "next")
+    wanted = schedules_pb2.ListSchedulesRequest(
+        prefix=asked.text("prefix", ""), page_size=PAGE, page_token=asked.text("next", "")
+    )
+
+    async def invoke(channel: grpc.aio.Channel, try_s: float) -> schedules_pb2.ListSchedulesResponse:
+        return await view.client.cluster.stub(SchedulesStub, channel).List(wanted, timeout=try_s)
+
+    answer = await view.client.cluster.call(invoke, view.client.timeout_s)
+    return {"items": [shown.schedule_row(found) for found in answer.schedules], "next": answer.next_page_token}
+
+
+async def schedule(view: View, request: Request) -> Json:
+    """One recurring schedule with its last and its next runs."""
+    wanted = schedules_pb2.GetScheduleRequest(name=query(request, "name").text("name"))
+
+    async def invoke(channel: grpc.aio.Channel, try_s: float) -> schedules_pb2.GetScheduleResponse:
+        return await view.client.cluster.stub(SchedulesStub, channel).Get(wanted, timeout=try_s)
+
+    return shown.schedule(await view.client.cluster.call(invoke, view.client.timeout_s))
+
+
 async def settings(view: View, request: Request) -> Json:
     """The replicated settings."""
     query(request)
@@ -219,6 +244,8 @@ READS = {
     "dead": dead,
     "letter": letter,
     "sweeps": sweeps,
+    "schedules": schedules,
+    "schedule": schedule,
     "settings": settings,
     "access": access,
     "audit": audit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Serving:
 
 
 async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; calls `ready` with the address of the first page.
+    """Serve until SIGINT, SIGTERM or a cancellation; calls `ready` with the address of the first page.
 
     Raises RequestRefused if the address cannot be listened on.
     """
@@ -66,4 +67,10 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
         )
         shown = f"[{serving.host}]" if ":" in serving.host else serving.host
         ready(f"http{'s' if secure else ''}://{shown}:{port}/")
-        await server.serve(sockets=[listener])
+        running = asyncio.ensure_future(server.serve(sockets=[listener]))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            server.should_exit = True
+            await running
+            raise

@@ -12,7 +12,7 @@ from tickwheel.client.dead import Changed
 from tickwheel.client.errors import Fault
 from tickwheel.client.ids import text_of
 from tickwheel.node.cli.trace import SETTLED, Event, Story
-from tickwheel.proto import access_pb2, admin_pb2, common_pb2, dead_pb2, log_pb2, scheduler_pb2
+from tickwheel.proto import access_pb2, admin_pb2, common_pb2, dead_pb2, log_pb2, scheduler_pb2, schedules_pb2
 from tickwheel.proto.admin_pb2 import TraceEvent
 
 Json = dict[str, Any]
@@ -288,6 +288,65 @@ def sweep(found: Sweep) -> Json:
         "too_late": found.too_late,
         "gone": found.gone,
         "too_far": found.too_far,
+    }
+
+
+_STATES = schedules_pb2.ScheduleState
+_OUTCOMES = schedules_pb2.RunOutcome
+
+
+def schedule_row(found: schedules_pb2.Schedule) -> Json:
+    """One row of the recurring schedules."""
+    definition = found.definition
+    return {
+        "name": definition.name,
+        "topic": definition.topic,
+        "cron": definition.spec.cron,
+        "interval_ms": definition.spec.interval_ms,
+        "zone": definition.spec.zone,
+        "state": _STATES.Name(found.state).removeprefix("SCHEDULE_").lower() if found.state in _STATES.values() else "",
+        "next_ms": found.next_ms,
+        "made": found.made,
+        "missed": found.missed,
+        "skipped": found.skipped,
+    }
+
+
+def schedule(answer: schedules_pb2.GetScheduleResponse) -> Json:
+    """One recurring schedule with its last and its next runs."""
+    found = answer.schedule
+    definition, spec = found.definition, found.definition.spec
+    return schedule_row(found) | {
+        "start_ms": spec.start_ms,
+        "end_ms": spec.end_ms,
+        "count": spec.count,
+        "jitter_ms": spec.jitter_ms,
+        "missed_policy": schedules_pb2.MissedPolicy.Name(definition.missed).removeprefix("MISSED_").lower(),
+        "overlap_policy": schedules_pb2.OverlapPolicy.Name(definition.overlap).removeprefix("OVERLAP_").lower(),
+        "key": definition.meta.key,
+        "tags": list(definition.meta.tags),
+        "payload": payload(definition.payload, ""),
+        "triggered": found.triggered,
+        "backfilled": found.backfilled,
+        "cancelled": found.cancelled,
+        "no_topic": found.no_topic,
+        "revision": found.revision,
+        "created_ms": found.created_ms,
+        "changed_ms": found.changed_ms,
+        "owner": found.owner,
+        "runs": [_run(run) for run in reversed(found.runs)],
+        "upcoming": list(answer.upcoming_ms),
+    }
+
+
+def _run(found: schedules_pb2.ScheduleRun) -> Json:
+    known = found.outcome in _OUTCOMES.values()
+    return {
+        "planned_ms": found.planned_ms,
+        "due_ms": found.due_ms,
+        "id": text_of(found.id) if found.HasField("id") else "",
+        "outcome": _OUTCOMES.Name(found.outcome).removeprefix("RUN_").lower() if known else "unknown",
+        "count": found.count,
     }
 
 

@@ -14,6 +14,7 @@ import { message } from "./pages/message.js";
 import { nodes } from "./pages/nodes.js";
 import { overview } from "./pages/overview.js";
 import { pending } from "./pages/pending.js";
+import { schedules } from "./pages/schedules.js";
 import { settings } from "./pages/settings.js";
 import { sweeps } from "./pages/sweeps.js";
 import { topics } from "./pages/topics.js";
@@ -24,6 +25,7 @@ const PAGES = {
   "/topics": ["Topics", topics, "topics"],
   "/groups": ["Consumer groups", groups, "groups"],
   "/dead": ["Dead letters", dead, "dead"],
+  "/schedules": ["Recurring schedules", schedules, "schedules"],
   "/sweeps": ["Sweeps", sweeps, "sweeps"],
   "/nodes": ["Nodes", nodes, "nodes"],
   "/settings": ["Settings", settings, "settings"],
@@ -31,7 +33,7 @@ const PAGES = {
   "/audit": ["Audit log", audit, "audit"],
   "/message": ["Message", message, null],
 };
-const SECTIONS = [["", ["/"]], ["Messages", ["/pending", "/topics", "/groups", "/dead", "/sweeps"]], ["Cluster", ["/nodes", "/settings", "/access", "/audit"]]];
+const SECTIONS = [["", ["/"]], ["Messages", ["/pending", "/schedules", "/topics", "/groups", "/dead", "/sweeps"]], ["Cluster", ["/nodes", "/settings", "/access", "/audit"]]];
 
 const root = document.getElementById("app");
 const main = h("main", { id: "main", tabindex: "-1" });

@@ -198,6 +198,25 @@ async def test_topics_and_groups_are_listed_and_changed(browser: BrowserClient) 
     assert (await browser.change("groups/delete", {"name": "nobody"}, 404))["reason"] == "UNKNOWN_NAME"
 
 
+async def test_recurring_schedules_are_shown_and_triggered(cluster: LocalCluster, browser: BrowserClient) -> None:
+    """Plan, next and last runs; pause, a run now, and deletion."""
+    await cluster.client().schedules.put("daily/report", "reports", "go", cron="0 9 * * *", zone="Europe/Berlin")
+    [row] = (await browser.read("schedules", prefix="daily/"))["items"]
+    assert row["cron"] == "0 9 * * *" and row["state"] == "active" and row["next_ms"] > 0
+    assert (await browser.read("schedules", prefix="x"))["items"] == []
+    found = await browser.read("schedule", name="daily/report")
+    assert len(found["upcoming"]) == 10 and found["payload"]["text"] == "go"
+    assert (await browser.change("schedules/pause", {"name": "daily/report", "paused": True}))["state"] == "paused"
+    asked = {"name": "daily/report", "request_id": "once"}
+    run = await browser.change("schedules/trigger", asked)
+    assert await browser.change("schedules/trigger", asked) == run
+    assert [run["outcome"] for run in (await browser.read("schedule", name="daily/report"))["runs"]] == ["triggered"]
+    assert (await browser.change("schedules/pause", {"name": "daily/report", "paused": False}))["state"] == "active"
+    assert (await browser.change("schedules/delete", {"name": "daily/report"}))["deleted"]
+    assert (await browser.read("schedule", 404, name="daily/report"))["reason"] == "UNKNOWN_NAME"
+    await cluster.client().admin.delete_topic("reports", cancel_pending=True)
+
+
 async def test_dead_letters_are_shown_replayed_and_purged(browser: BrowserClient) -> None:
     """Text and bytes as what they are; the counts that the cluster gives."""
     page = await browser.read("dead", group="screen")

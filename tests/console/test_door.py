@@ -157,6 +157,7 @@ ASKED: dict[str, dict[str, object]] = {
     "dead": {"group": "g"},
     "topic": {"name": "a"},
     "group": {"name": "a"},
+    "schedule": {"name": "a"},
 }
 
 

@@ -40,7 +40,7 @@ function transfer(node) {
     verb: node ? `Make ${node.node_id} the master` : "Hand over",
     act: async () => {
       const answer = await change("members/transfer", { target: node?.node_id ?? "" });
-      return `${answer.master_id} leads in term ${count(answer.term)}. The pause was ${plural(answer.pause_ms, "millisecond")}.`;
+      return `${answer.master_id} leads in term ${count(answer.term)}.${answer.pause_ms === null ? "" : ` The pause was ${plural(answer.pause_ms, "millisecond")}.`}`;
     },
   });
 }

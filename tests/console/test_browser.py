@@ -1,0 +1,175 @@
+"""The console in a real browser: every page in both themes on a wide and a narrow screen, and two changes by dialog.
+
+Needs Playwright (`pip install '.[browser]'`), Debian's chromium, and axe-core, which npm brings to
+node_modules/axe-core of the clone or to the file that TICKWHEEL_AXE names. `TICKWHEEL_SCREENSHOTS` names a folder for
+pictures of all pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.project.imports import ROOT
+from tickwheel.client import AsyncClient, Selection
+from tickwheel.console.serving import Serving, serve
+from tickwheel.node.local_cluster import LocalCluster
+
+playwright = pytest.importorskip("playwright.async_api", reason="Playwright is not installed: pip install '.[browser]'")
+
+CHROMIUM = shutil.which("chromium")
+AXE = Path(os.environ.get("TICKWHEEL_AXE") or ROOT / "node_modules/axe-core/axe.min.js")
+PICTURES = os.environ.get("TICKWHEEL_SCREENSHOTS")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.skipif(not AXE.is_file(), reason=f"there is no {AXE}: npm install axe-core"),
+]
+
+SCREENS = [(theme, width) for width in (1440, 390) for theme in ("light", "dark")]
+HOUR_MS = 3_600_000
+
+
+async def fill(client: AsyncClient) -> str:
+    """Something on every page; the id of a pending message."""
+    await client.admin.create_topic("orders", fifo=True)
+    for number in range(30):
+        key = f"customer-{number}"
+        receipt = await client.schedule("reminders", {"number": number}, delay_ms=HOUR_MS * (1 + number), key=key)
+    await client.schedule("alarms", b"\x00\x01", delay_ms=0, tags=["red"])
+    await client.admin.create_group("screen", ["alarms"])
+    async with client.consumer("screen", ["alarms"], messages_max=1) as consumer:
+        async for delivery in consumer:
+            await delivery.dead("no such screen")
+    await client.schedules.put("daily/report", "reports", "go", cron="0 9 * * *", zone="Europe/Berlin")
+    await client.schedules.trigger("daily/report")
+    await client.sweeps.wait((await client.sweeps.cancel(Selection("reminders", key="customer-3"))).job_id)
+    return receipt.id
+
+
+@contextlib.asynccontextmanager
+async def console_of(cluster: LocalCluster) -> AsyncIterator[str]:
+    """The address of a console on a free port."""
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def open_client(token: str) -> AsyncClient:
+        return AsyncClient(cluster.addresses, token=token)
+
+    task = asyncio.ensure_future(serve(open_client, Serving("127.0.0.1", 0), ready.set_result))
+    try:
+        yield (await ready).rstrip("/")
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def look_at(page: Any, url: str, heading: str) -> None:
+    """Load a page and wait until it shows what it is about."""
+    await page.goto(url)
+    await page.get_by_role("heading", name=heading, level=1).wait_for()
+    await page.locator("main :not(.empty)").first.wait_for()
+    await page.wait_for_function("!document.querySelector('main [aria-busy]')")
+
+
+async def check(page: Any, what: str) -> None:
+    """No finding of axe, nothing wider than the screen."""
+    await page.evaluate(await asyncio.to_thread(AXE.read_text, encoding="utf-8"))
+    found = await page.evaluate("axe.run()")
+    wrong = [f"{rule['id']}: {node['target'][0]}" for rule in found["violations"] for node in rule["nodes"]]
+    assert not wrong, (what, wrong)
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{what} is too wide"
+    if PICTURES:
+        await page.screenshot(path=f"{PICTURES}/{what}.png", full_page=True)
+
+
+@pytest.mark.timeout(300)
+async def test_every_page_in_a_browser(tmp_path: Path) -> None:
+    """Each page in both themes at two widths without a finding of axe or an error; a cancel and a replay."""
+    async with LocalCluster(tmp_path, 1) as cluster:
+        message_id = await fill(cluster.client())
+        pages = {
+            "/": "Overview",
+            "/pending": "Pending messages",
+            "/topics": "Topics",
+            "/topics?name=reminders": "Topics",
+            "/groups": "Consumer groups",
+            "/groups?name=screen": "Consumer groups",
+            f"/message?id={message_id}": "Message",
+            "/dead": "Dead letters",
+            "/dead?group=screen": "Dead letters",
+            "/sweeps": "Sweeps",
+            "/schedules": "Recurring schedules",
+            "/schedules?name=daily/report": "Recurring schedules",
+            "/nodes": "Nodes",
+            "/settings": "Settings",
+            "/access": "Users and roles",
+            "/audit": "Audit log",
+        }
+        async with console_of(cluster) as address, playwright.async_playwright() as library:
+            browser = await library.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            errors: list[str] = []
+            for theme, width in SCREENS:
+                view = {"width": width, "height": 900}
+                context = await browser.new_context(viewport=view, color_scheme=theme, reduced_motion="reduce")
+                page = await context.new_page()
+                page.on("pageerror", lambda error: errors.append(str(error)))
+                page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+                for path, heading in pages.items():
+                    await look_at(page, address + path, heading)
+                    name = path.split("?")[0].strip("/") or "overview"
+                    await check(page, f"{name}{'-one' if '?' in path else ''}-{theme}-{width}")
+                await context.close()
+            page = await browser.new_page()
+            await cancel_by_dialog(page, f"{address}/message?id={message_id}")
+            await replay_by_dialog(page, f"{address}/dead?group=screen")
+            await find_by_key(page, address)
+            await browser.close()
+        assert not errors
+        assert (await cluster.client().get(message_id)).state == "CANCELLED"
+        assert (await cluster.client().dead.page("screen")).total == 0
+
+
+async def cancel_by_dialog(page: Any, url: str) -> None:
+    """Escape changes nothing; the button does what it says."""
+    await page.goto(url)
+    await page.get_by_role("button", name="Cancel…").click()
+    dialog = page.get_by_role("dialog", name="Cancel this message?")
+    await dialog.get_by_text("It will never be delivered").wait_for()
+    await page.keyboard.press("Escape")
+    await dialog.wait_for(state="detached")
+    assert await page.get_by_text("pending", exact=True).count() == 1
+    await page.get_by_role("button", name="Cancel…").click()
+    await dialog.get_by_role("button", name="Cancel 1 message").click()
+    await page.get_by_role("status").get_by_text("Cancelled").wait_for()
+    await page.locator("main").get_by_text("cancelled", exact=True).first.wait_for()
+
+
+async def replay_by_dialog(page: Any, url: str) -> None:
+    """One letter is chosen; the dialog and the button say one."""
+    await page.goto(url)
+    await page.get_by_role("checkbox", name="Choose dead letter 0").check()
+    await page.get_by_role("button", name="Replay 1…").click()
+    dialog = page.get_by_role("dialog", name="Replay 1 dead letter?")
+    await dialog.get_by_role("button", name="Replay 1 dead letter").click()
+    await page.get_by_role("status").get_by_text("1 dead letter replayed").wait_for()
+    await page.get_by_text("No dead letters").wait_for()
+
+
+async def find_by_key(page: Any, address: str) -> None:
+    """`/` leads to the search, and a key to its message, by keys alone."""
+    await page.goto(address)
+    await page.get_by_role("heading", name="Overview").wait_for()
+    await page.keyboard.press("/")
+    await page.keyboard.type("key:customer-5")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("cell", name="customer-5", exact=True).wait_for()
+    assert "key=customer-5" in page.url
