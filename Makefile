@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo pipeline-demo test conformance lint format bench bench-peers stubs docs dist constraints install compiled java clean
+.PHONY: chart help demo pipeline-demo test conformance lint format bench bench-peers stubs docs dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -65,6 +65,11 @@ dist: $(DEV_STAMP)  ## Build sdist and wheel into dist/
 constraints: $(DEV_STAMP)  ## Write constraints.txt, and requirements by hash, anew from what is installed
 	@$(BIN)/python scripts/freeze_constraints.py > constraints.new && mv constraints.new constraints.txt
 	@$(BIN)/python scripts/freeze_requirements.py
+
+chart: $(DEV_STAMP)  ## Lint, render and check the Helm chart; brings helm (Go, some minutes) and Kubernetes' schemas
+	@test -x $(BIN)/helm || GOBIN=$(abspath $(BIN)) go install helm.sh/helm/v3/cmd/helm@v3.19.0
+	@$(INSTALL) kubernetes-validate
+	@PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pytest tests/project/test_deployment.py
 
 install: $(DEV_STAMP) compiled  ## Only install, for development
 

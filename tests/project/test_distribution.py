@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -41,8 +43,15 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
     } | {"pyspark_tickwheel/__init__.py"}
     expected |= {f"tickwheel/proto/{path.name}" for path in (ROOT / "proto").iterdir() if path.is_file()}
     expected |= {f"tickwheel/chaos/live/{path.name}" for path in (ROOT / "chaos" / "live").glob("page.*")}
+    shared = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    for folder in ("deploy", "docs"):
+        shared += [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".png"]
+    prefix = f"{wheel.name.rsplit('-', 3)[0]}.data/data/share/tickwheel"
     with zipfile.ZipFile(wheel) as archive:
         assert not expected - set(archive.namelist())
+        assert not {f"{prefix}/{path.relative_to(ROOT)}" for path in shared} - set(archive.namelist())
+        metadata = archive.read(f"{wheel.name.rsplit('-', 3)[0]}.dist-info/METADATA").decode()
+    assert metadata.count("\nProject-URL: ") >= 3
     with tarfile.open(sdist) as unpacked:
         held = {name.split("/", 1)[-1] for name in unpacked.getnames()}
     assert not {f"src/{name}" for name in expected} - held
@@ -53,6 +62,18 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     run(*pip, "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     assert run(tmp_path / "venv" / "bin" / "tickwheel", "--version", cwd=tmp_path).strip().endswith(version_of(wheel))
+    tickwheel = tmp_path / "venv" / "bin" / "tickwheel"
+    with subprocess.Popen(
+        [tickwheel, "up", "--nodes", "1", "--port", "0", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as up:  # as `pipx run tickwheel up` does
+        assert up.stdout is not None
+        try:
+            address = json.loads(up.stdout.readline())["addresses"][0]
+            run(tickwheel, "schedule", "topic", "hello", "--delay", "10ms", "-a", address, cwd=tmp_path)
+            assert "hello" in run(tickwheel, "consume", "topic", "-n", "1", "-a", address, cwd=tmp_path)
+        finally:
+            up.send_signal(signal.SIGINT)
+    assert up.returncode == 0
     # bench, traces, what runs on Spark and what writes for it draw on extras, the fixtures on pytest; the rest must
     # come up without them.
     extras = (
