@@ -64,7 +64,8 @@ class Clock(_Shown):
 
         Returns once nothing more happens. A handler of a Worker or of `Consumer.run` is waited for before time passes
         on, for `wait_s` of real time at most; one that waits for the test itself needs `wait_s=0`. Without a span no
-        time passes. Raises RequestRefused for a negative span.
+        time passes, but for a message that is scheduled for now after a delivery at this very millisecond: it comes a
+        millisecond later, and so does the clock. Raises RequestRefused for a negative span.
         """
         await self._pass_to(self._after(by, span), wait_s)
 

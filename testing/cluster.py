@@ -110,8 +110,8 @@ class SyncFakeCluster:
 
     @contextmanager
     def running(self, worker: SyncWorker) -> Iterator[SyncWorker]:
-        """As `FakeCluster.running`, for a worker of `client`."""
-        running = self.client.begin(worker.inner.run())
+        """As `FakeCluster.running`."""
+        running = worker.runner.begin(worker.inner.run())
         try:
             yield worker
         finally:

@@ -32,6 +32,7 @@ from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.testing.channel import MemoryChannel, ServerCall
 from tickwheel.testing.virtual_time import MS, SECOND, VirtualTime
 from tickwheel.transport.server import Head
+from tickwheel.wheel.units import Ids, Units
 
 T = TypeVar("T")
 
@@ -39,6 +40,8 @@ FOUNDING_MS = 5_000
 """Virtual time that a node has to elect itself and learn the time, before its clients see it."""
 STEP_NS_MAX = 3_600 * SECOND
 """Longest step of time: work that needs no exact moment, such as the removal of old hours, is looked after each."""
+LATE_STEPS = 1_000
+"""Steps of a millisecond that an advance takes for messages that are scheduled for now, by handlers too."""
 TURNS_MAX = 100_000
 """Ticks at one moment, after which the node has a fault."""
 PASSES = 50
@@ -90,6 +93,8 @@ class MemoryNode:
         self._client_loops: dict[int, asyncio.AbstractEventLoop] = {}
         self._given_up: set[int] = set()
         """Ids of handlers that took too long to wait for."""
+        self._late_ms = 0
+        """Due time of the last message that was due when it was scheduled."""
         self._closed = False
         self.loop = asyncio.new_event_loop()
         self._moving = asyncio.Lock()
@@ -121,11 +126,27 @@ class MemoryNode:
             faults=_request_failed,
         )
         self._port = ClientPort(config, lambda: self._host.core, ports, self._wake, self._failed, Counter())
+        self._note_late()
         self._host.start()
         self._found()
         self._thread = threading.Thread(target=self._serve, name=self.address, daemon=True)
         self._thread.start()
         in_process.register(self.address, self)
+
+    def _note_late(self) -> None:
+        """Note when messages come that were due when they were scheduled: if anything has been dispatched at that
+        moment, they come a millisecond later."""
+        wheel = self._host.core.wheel
+        append = wheel.append
+
+        def noted(units: Units, records: bytes | memoryview) -> Ids:
+            ids = append(units, records)
+            late = units["due_ms"] > units["due_requested_ms"]
+            if late.any():
+                self._late_ms = max(self._late_ms, int(units["due_ms"][late].max()))
+            return ids
+
+        wheel.append = noted  # type: ignore[method-assign]
 
     def _found(self) -> None:
         over_ns = self.time.now_ns + FOUNDING_MS * MS
@@ -306,6 +327,12 @@ class MemoryNode:
                 self.time.pass_to(next_ns)
             self.time.pass_to(until_ns)
             await self.rest(wait_s)
+            for _ in range(LATE_STEPS):
+                late_ms = self._late_ms - self.time.wall_ms()
+                if late_ms <= 0:
+                    break
+                self.time.pass_to(self.time.now_ns + late_ms * MS)
+                await self.rest(wait_s)
 
     async def rest(self, wait_s: float) -> None:
         """Wait until nothing more happens at this moment, and handlers have ended, for which it waits `wait_s` of real

@@ -17,7 +17,8 @@ def test_the_code_of_the_guide_runs(tmp_path: Path) -> None:
     assert len(blocks) == text.count("```python") > 5
     for name, code in blocks:
         (tmp_path / name).write_text(code, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n", encoding="utf-8")
+    settings = "asyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{settings}", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout=60", tmp_path],
         cwd=tmp_path,

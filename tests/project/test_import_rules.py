@@ -23,7 +23,7 @@ MAY_KNOW = {
     "chaos": {"proto", "storage", "wheel", "replication", "client", "node", "pipeline"},
     "pipeline": {"proto", "client", "storage"},
     "gateway": {"client", "node", "proto"},
-    "testing": {"proto", "storage", "transport", "replication", "client", "node"},
+    "testing": {"proto", "storage", "wheel", "transport", "replication", "client", "node"},
     "console": {"proto", "client"},
     "bench": {"proto", "storage", "wheel", "replication", "client", "node", "chaos", "pipeline"},
 }

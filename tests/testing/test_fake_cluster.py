@@ -87,6 +87,29 @@ async def test_what_is_due_happens_in_order_each_at_its_moment(cluster: FakeClus
     assert cluster.clock.now == START + timedelta(hours=2)
 
 
+async def test_what_is_due_when_it_is_scheduled_comes_with_the_next_advance(cluster: FakeCluster) -> None:
+    """However often at one moment, and what handlers schedule for now too; for the rest the clock stands still."""
+    seen: list[int] = []
+
+    async def handler(delivery: Delivery) -> None:
+        number = int(delivery.payload)
+        seen.append(number)
+        if number < 5:
+            await cluster.client.schedule("steps", str(number + 1), delay=timedelta(0))
+
+    for number in range(3):
+        await cluster.client.schedule("t", str(number), at=cluster.clock.now)
+        assert [delivery.payload for delivery in await cluster.take("t")] == [b"%d" % number]
+    assert cluster.clock.now == START + timedelta(milliseconds=2)
+    await cluster.client.schedule("steps", "1", delay=timedelta(minutes=1))
+    async with cluster.running(Worker(cluster.client, "g", {"steps": handler})):
+        await cluster.clock.advance(minutes=1)
+        assert seen == [1, 2, 3, 4, 5]
+    assert cluster.clock.now == START + timedelta(minutes=1, milliseconds=6)
+    await cluster.client.schedule("t", "next", delay=timedelta(milliseconds=1))
+    assert await cluster.take("t") == []
+
+
 async def test_time_does_not_go_back(cluster: FakeCluster) -> None:
     """The field is named; a time without a zone is no moment."""
     for wrong in (timedelta(seconds=-1), timedelta(days=-1, seconds=1)):
@@ -302,7 +325,7 @@ async def test_two_clusters_are_apart() -> None:
 async def test_a_closed_cluster_answers_nobody() -> None:
     """A client of it gets the error of a cluster that is away, soon, as does a call under way."""
     cluster = FakeCluster()
-    async with AsyncClient(cluster.address, timeout_s=0.2) as client:
+    async with AsyncClient(cluster.address) as client:
         await client.schedule("t", "x", delay=timedelta(0))
         consumer = client.consumer("g", "t", unavailable_s_max=0.1)
         async with consumer:
@@ -310,7 +333,7 @@ async def test_a_closed_cluster_answers_nobody() -> None:
             cluster.close()
             cluster.close()
             with pytest.raises(ClusterUnavailable):
-                await client.schedule("t", "x", delay=timedelta(0))
+                await client.schedule("t", "x", delay=timedelta(0), timeout_s=0.2)
 
 
 async def test_clients_of_several_loops(cluster: FakeCluster) -> None:
