@@ -1,6 +1,6 @@
 """Faults of clocks, for `faults.KINDS`.
 
-A majority of the machines always has a right clock. Without one the cluster's time would be wrong by design, and no
+A majority of the members always has a right clock. Without one the cluster's time would be wrong by design, and no
 checker could judge it. So once a minority of the clocks is wrong, a further fault hits one of these again. Directed
 tests (tests/chaos/test_clock_cases.py) cover the rest: all clocks wrong, or none agreeing.
 """
@@ -8,12 +8,13 @@ tests (tests/chaos/test_clock_cases.py) cover the rest: all clocks wrong, or non
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tickwheel.chaos.sim.world import MS, World
+from tickwheel.chaos.sim.world import MS
 
 if TYPE_CHECKING:
+    from tickwheel.chaos.sim.fault import Scene
     from tickwheel.chaos.sim.node import Machine
 
 SKEWS_MS = (-3_600_000, -600_000, -5_000, -200, -20, 20, 200, 5_000, 600_000, 3_600_000)
@@ -26,14 +27,21 @@ ECHO_NS = 2_000 * MS
 
 Begun = tuple[Callable[[], None], Callable[[], int]]
 """How to end it, and the evidence of its effect."""
-Clockwork = Callable[[World, Sequence["Machine"], "Machine", random.Random], Begun]
+Clockwork = Callable[["Scene", "Machine", random.Random], Begun]
 """Begins a fault of a machine's clock."""
 
 
-def _strike(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> tuple[Machine, Begun]:
-    """Choose the machine whose clock becomes wrong: `machine`, unless that would leave no majority of right clocks."""
-    wrong = [one for one in machines if one.clock.faults]
-    if wrong and machine not in wrong and len(wrong) >= (len(machines) - 1) // 2:
+def _strike(scene: Scene, machine: Machine, rng: random.Random) -> tuple[Machine, Begun]:
+    """Choose the machine whose clock becomes wrong: `machine`, unless that would leave no majority of right clocks.
+
+    Newcomers that do not count yet are none, and members beyond the founders' number may leave again.
+    """
+    world, operators = scene.world, scene.operators
+    wrong = [one for one in scene.machines if one.clock.faults]
+    counting = [
+        one for one in scene.machines if not one.joining or (operators is not None and one.name in operators.promoted)
+    ]
+    if wrong and machine not in wrong and len(wrong) >= (min(len(counting), len(scene.founders)) - 1) // 2:
         machine = rng.choice(wrong)
     clock = machine.clock
     before = clock.wrong_readings
@@ -49,36 +57,36 @@ def _strike(world: World, machines: Sequence[Machine], machine: Machine, rng: ra
     return machine, (end, lambda: clock.wrong_readings - before)
 
 
-def skew(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
+def skew(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
     """The wall clock is off by up to an hour."""
-    struck, begun = _strike(world, machines, machine, rng)
+    struck, begun = _strike(scene, machine, rng)
     struck.clock.skew_ms = rng.choice(SKEWS_MS)
     return begun
 
 
-def ahead(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
+def ahead(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
     """The wall clock is ahead by seconds or more: what is delivered by it is early."""
-    struck, begun = _strike(world, machines, machine, rng)
+    struck, begun = _strike(scene, machine, rng)
     struck.clock.skew_ms = rng.choice([skew_ms for skew_ms in SKEWS_MS if skew_ms >= 1_000])
     return begun
 
 
-def drift(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
+def drift(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
     """Wall and monotonic clock run fast or slow, by up to 2 %; in the end the wall clock is set right."""
-    struck, begun = _strike(world, machines, machine, rng)
+    struck, begun = _strike(scene, machine, rng)
     struck.clock.set_drift(rng.choice(DRIFTS_PPM))
     return begun
 
 
-def steps(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
+def steps(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
     """The wall clock steps forth and back, again and again."""
-    struck, (heal, effect) = _strike(world, machines, machine, rng)
+    struck, (heal, effect) = _strike(scene, machine, rng)
     over = {"yes": False}
 
     def step() -> None:
         if not over["yes"]:
             struck.clock.skew_ms = rng.choice((0, *SKEWS_MS))
-            world.after(rng.randrange(20 * MS, 1_500 * MS), step)
+            scene.world.after(rng.randrange(20 * MS, 1_500 * MS), step)
 
     def end() -> None:
         over["yes"] = True

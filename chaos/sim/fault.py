@@ -46,6 +46,7 @@ class Scene(Protocol):
     world: World
     fabric: Fabric[Machine]
     history: History
+    founders: tuple[str, ...]
 
     @property
     def machines(self) -> Sequence[Machine]: ...

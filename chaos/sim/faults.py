@@ -36,7 +36,7 @@ MASTER = "master"
 
 def _clock(begin: clock_faults.Clockwork) -> Begin:
     def begun(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-        return Active(*begin(scene.world, scene.machines, machine, rng))
+        return Active(*begin(scene, machine, rng))
 
     return begun
 

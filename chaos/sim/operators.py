@@ -119,11 +119,13 @@ class Operators:
 
         def taken(answer: object) -> bool:
             lost_before = what == "remove" and isinstance(answer, Failure) and answer.reason == common_pb2.UNKNOWN_NAME
-            if isinstance(answer, Failure) and not lost_before:
+            left_since = what == "add" and name in self.removed
+            if isinstance(answer, Failure) and not (lost_before or left_since):
                 return False
             self._asked.remove((what, name))
             self._wires.world.tell("run", f"{name}: {what} is done")
-            then()
+            if not left_since:
+                then()
             return True
 
         self._asking.ask(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), taken)

@@ -74,7 +74,7 @@ def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
 
 def wrong_start(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     """All processes are killed and start again while one machine's wall clock is ahead."""
-    end, effect = clock_faults.ahead(scene.world, scene.machines, machine, rng)
+    end, effect = clock_faults.ahead(scene, machine, rng)
     kill_all(scene, machine, planned, rng)
     for one in scene.machines:
         scene.world.after(rng.randrange(60 * MS, 300 * MS), one.start)
