@@ -41,7 +41,10 @@ def _strike(scene: Scene, machine: Machine, rng: random.Random) -> tuple[Machine
     counting = [
         one for one in scene.machines if not one.joining or (operators is not None and one.name in operators.promoted)
     ]
-    if wrong and machine not in wrong and len(wrong) >= (min(len(counting), len(scene.founders)) - 1) // 2:
+    newcomers = [one for one in scene.machines if one not in counting]
+    if counting == [machine] and newcomers:
+        machine = rng.choice(newcomers)  # alone it is the majority
+    elif wrong and machine not in wrong and len(wrong) >= (min(len(counting), len(scene.founders)) - 1) // 2:
         machine = rng.choice(wrong)
     clock = machine.clock
     before = clock.wrong_readings
