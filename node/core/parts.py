@@ -153,7 +153,9 @@ class Parts:
         self.requests = ClientRequests(
             core, self.senders, self.publisher, self.creations, self.cold, self.pending, self.members
         )
-        self.schedules = ScheduleRequests(core, self.requests, self._all_understand, self.flow, self.publisher.full)
+        self.schedules = ScheduleRequests(
+            core, self.requests, self._all_understand, self.flow, self.publisher.full, self.planner
+        )
         self.staging = StagedWrites(core, self.publisher, self.disk_room, self.requests)
         self.consumers = ConsumerRequests(core, self.delivery, self.requests)
         self.dead = DeadRequests(core)

@@ -178,7 +178,8 @@ class Recurring:
 
     def _stopped(self, old: Schedule, from_ms: int) -> tuple[Schedule, list[RunNote]] | None:
         """The schedule with the runs planned after `from_ms` cancelled, and notes of what that changed. A planned time
-        up to `from_ms` whose run was not made is noted as missed. None: a run to be cancelled is dispatched already."""
+        up to `from_ms` whose run was not made is noted as missed: the master has let it pass before, unless it does not
+        know the calendar. None: a run to be cancelled is dispatched already."""
         rows = old.runs_ahead()
         later: set[int] = set()
         for row in rows:

@@ -144,6 +144,26 @@ class Planner(Part):
         if look.make.rows:
             self._propose(look, now)
 
+    async def catch_up(self, schedule: Schedule, until_ms: int, *, make: bool) -> bool:
+        """Before a change that holds from `until_ms` on: pass the planned times of a schedule up to then by their runs,
+        as a look would. Not `make`, or no room: by a note that they were missed. False: neither is possible, since this
+        node does not know the zone or cron text."""
+        look = _Look(self._core, self._flow, self._core.clock.now_ms())
+        if make and self._full() is None:
+            look.take(schedule)
+        try:
+            if not look.make.rows:
+                look.pass_by(schedule, until_ms)
+            await self._core.proposer.propose(Command(schedule=ScheduleCommand(make=look.make)), ScheduleResult)
+        except RequestError:
+            if look.make.rows:
+                raise
+            return False
+        finally:
+            for batch in look.admitted:
+                self._flow.answered(batch)
+        return True
+
     def _pause(self, now: Now) -> None:
         self.held_up += 1
         self._not_before_ms = now.steady_ms + RETRY_MS
@@ -222,6 +242,20 @@ class _Look:
         self._bytes += len(planned) * (len(schedule.payload) + len(schedule.meta))
         self.make.rows.append(row)
         return True
+
+    def pass_by(self, schedule: Schedule, until_ms: int) -> None:
+        """Add a note that the planned times up to `until_ms` were missed. Raises RequestError like `_plan`."""
+        calendar, first_ms = calendar_of_schedule(schedule.definition(content=False)), schedule.next_ms
+        passed = [first_ms, *calendar.between(first_ms, until_ms, MISSED_COUNTED_MAX)]
+        self.make.rows.add(
+            name=schedule.name,
+            revision=schedule.revision,
+            expected_ms=first_ms,
+            missed=min(len(passed), MISSED_COUNTED_MAX),
+            missed_first_ms=first_ms,
+            missed_last_ms=max(first_ms, calendar.last_until(until_ms) or 0),
+            next_ms=calendar.next_after(max(first_ms, until_ms)) or 0,
+        )
 
     def _hold_up(self, schedule: Schedule, wait_ms: int = RETRY_MS) -> bool:
         self.held_up += 1

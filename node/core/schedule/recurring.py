@@ -19,7 +19,7 @@ from tickwheel.node.core.requests import ClientRequests, message_id_of
 from tickwheel.node.core.schedule.calendar import Calendar, calendar_of
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import JITTER_MS_MAX, META_BYTES_MAX, from_batch
-from tickwheel.node.core.schedule.planner import batch_of_runs, calendar_of_schedule, calendar_of_spec
+from tickwheel.node.core.schedule.planner import Planner, batch_of_runs, calendar_of_schedule, calendar_of_spec
 from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
 from tickwheel.node.state.names import check_producer_id, check_topic_name
 from tickwheel.node.state.publishing import DUE_MS_MAX
@@ -106,6 +106,7 @@ class ScheduleRequests:
         all_understand: Callable[[int], bool],
         flow: FlowControl,
         full: Callable[[], Failure | None],
+        planner: Planner,
     ) -> None:
         """`all_understand` tells whether every member reads a log of a level, `full` why no message is accepted now."""
         self._core = core
@@ -113,6 +114,7 @@ class ScheduleRequests:
         self._all_understand = all_understand
         self._flow = flow
         self._full = full
+        self._planner = planner
 
     # -- changes
 
@@ -127,7 +129,7 @@ class ScheduleRequests:
             text = "a member of the cluster runs a version without recurring schedules, or has not been heard yet"
             raise RequestError(Failure(pb.RECOVERING, text, {"field": "members", "retry_after_ms": "200"}))
         await self._need_topic(request.definition.topic, actor)
-        for _ in range(TRIES):
+        for tries in range(TRIES):
             old = self._current(name)
             if old is not None:
                 refuse(permitted(old.topic))
@@ -139,6 +141,8 @@ class ScheduleRequests:
                 raise RequestError(Failure(pb.NAME_TAKEN, text, {"field": "definition.name", "value": name}))
             _expect(request.expected_revision, old)
             from_ms = self._from_ms(old)
+            if old is not None and await self._was_behind(old, from_ms, tries):
+                continue
             next_ms = checked.calendar.next_after(from_ms)
             if next_ms is None:
                 spec = request.definition.spec
@@ -163,12 +167,15 @@ class ScheduleRequests:
 
     async def pause(self, request: schedules_pb2.PauseScheduleRequest, permitted: Permitted) -> schedules_pb2.Schedule:
         """Make no more runs of the plan."""
-        for _ in range(TRIES):
+        for tries in range(TRIES):
             old = self._existing(request.name, permitted)
             if old.paused:
                 return self._described(old)
             _expect(request.expected_revision, old)
-            command = PauseSchedule(name=old.name, read_revision=old.revision, from_ms=self._from_ms(old))
+            from_ms = self._from_ms(old)
+            if await self._was_behind(old, from_ms, tries):
+                continue
+            command = PauseSchedule(name=old.name, read_revision=old.revision, from_ms=from_ms)
             result = await self._propose(ScheduleCommand(pause=command))
             if result.schedule is not None:
                 return self._described(result.schedule)
@@ -196,13 +203,16 @@ class ScheduleRequests:
     ) -> schedules_pb2.DeleteScheduleResponse:
         """Remove a schedule; that it is not there is no error."""
         _check_name("name", request.name)
-        for _ in range(TRIES):
+        for tries in range(TRIES):
             old = self._current(request.name)
             if old is None:
                 return schedules_pb2.DeleteScheduleResponse()
             refuse(permitted(old.topic))
             _expect(request.expected_revision, old)
-            command = DeleteSchedule(name=old.name, read_revision=old.revision, from_ms=self._from_ms(old))
+            from_ms = self._from_ms(old)
+            if await self._was_behind(old, from_ms, tries):
+                continue
+            command = DeleteSchedule(name=old.name, read_revision=old.revision, from_ms=from_ms)
             result = await self._propose(ScheduleCommand(delete=command))
             if result.schedule is not None:
                 cancelled = sum(note.run.outcome == RUN_CANCELLED for note in result.notes)
@@ -267,6 +277,13 @@ class ScheduleRequests:
                     ids=np.array([run.id for run in runs], "<u8").tobytes(),
                 )
         raise _contended(request.name)
+
+    async def _was_behind(self, schedule: Schedule, from_ms: int, tries: int) -> bool:
+        """Whether planned times up to `from_ms` were not passed yet, as in the moment after a change of master. They
+        are now, or more of them: look again. The first tries make their runs, the later ones note them as missed."""
+        if not 0 < schedule.next_ms <= from_ms:
+            return False
+        return await self._planner.catch_up(schedule, from_ms, make=tries < TRIES // 2)
 
     async def _carry_out(self, schedule: Schedule, command: ExtraRuns) -> ScheduleResult:
         """Propose runs beside the plan, as many as limits let in at once. Raises RequestError if that is none; a repeat

@@ -19,6 +19,9 @@ from tickwheel.node.core.schedule import planner
 from tickwheel.node.core.schedule.calendar import Calendar
 from tickwheel.node.core.schedule.planner import calendar_of_spec
 from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.state.recurring import Recurring
+from tickwheel.node.state.results import ScheduleResult
+from tickwheel.node.state.schedules import Run
 from tickwheel.node.state.schema import SCHEDULES_LEVEL
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -212,6 +215,49 @@ def test_a_replacement_takes_over_at_one_moment() -> None:
     for record in client.got:
         by_payload[record[-1:]].append(int(meta_of(record[:-1]).headers["tickwheel-planned"]))
     assert max(by_payload[b"1"]) < min(by_payload[b"2"])
+
+
+@pytest.mark.parametrize("change", ["pause", "put", "delete"])
+@pytest.mark.parametrize("room", [True, False], ids=["made", "missed"])
+def test_planned_times_before_a_change_have_their_runs(
+    change: str, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change comes before the master has looked, as after an election: what was planned before it is made first; or
+    noted, every one of them, if there is no room. Only the first was noted, and the others were lost."""
+    world = trio()
+    put(world, definition())
+    world.run(3_000)
+    core = core_of(world)
+    notes: list[Run] = []
+    apply = Recurring.apply
+
+    def noting(self: Recurring, command: ScheduleCommand, stamped_ms: int) -> ScheduleResult:
+        result = apply(self, command, stamped_ms)
+        if self is core.state._recurring:
+            notes.extend(note.run for note in result.notes)
+        return result
+
+    monkeypatch.setattr(Recurring, "apply", noting)
+    monkeypatch.setattr(core.parts.planner, "tick", lambda now: None)
+    if not room:
+        monkeypatch.setattr(core.parts.planner, "_full", lambda: Failure(pb.LIMIT_REACHED, "full"))
+    next_ms = shown(world).next_ms
+    world.run(5_500)
+    if change == "put":
+        put(world, definition(payload=b"q"))
+    else:
+        asked = s.PauseScheduleRequest if change == "pause" else s.DeleteScheduleRequest
+        call(world, change, asked(name="tick"))
+    passed = [
+        at_ms
+        for run in notes
+        if run.outcome in (s.RUN_MADE, s.RUN_MISSED) and run.planned_ms <= core.clock.now_ms()
+        for at_ms in range(run.planned_ms, (run.planned_ms if room else run.at_ms) + 1, 1_000)
+    ]
+    assert len(passed) >= 3 and passed == list(range(next_ms, next_ms + 1_000 * len(passed), 1_000))
+    assert passed[-1] > core.clock.now_ms() - 1_200
+    outcomes = {run.outcome for run in notes} - {s.RUN_CANCELLED}
+    assert outcomes == {s.RUN_MADE if room else s.RUN_MISSED}
 
 
 def test_a_put_that_is_repeated_changes_nothing() -> None:
