@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -19,6 +20,8 @@ from tickwheel.client import AsyncClient, TickwheelError
 from tickwheel.client.errors import ClientClosed, Fault
 from tickwheel.console import shown
 from tickwheel.proto import admin_pb2
+
+_log = logging.getLogger("tickwheel.console")
 
 PERIOD_S = 1.0
 LOAD_PERIOD_S = 2.0
@@ -81,7 +84,7 @@ class Watch:
         self._fresh = asyncio.Event()
         self._listeners = 0
         self._wanted_s = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
 
     # -- what pages get
 
@@ -104,7 +107,7 @@ class Watch:
 
     async def picture(self) -> dict[str, Any]:
         """The present picture; asks first if there is none or an old one."""
-        if not self._tasks:
+        if self._task is None:
             await self._look()
         self._want()
         return self._drawn()
@@ -134,30 +137,42 @@ class Watch:
 
     async def close(self) -> None:
         """Stop asking. Idempotent."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
+        task, self._task = self._task, None
+        if task is not None:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(task, return_exceptions=True)
 
     # -- asking
 
     def _want(self) -> None:
         self._wanted_s = time.monotonic()
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._keep_nodes()), asyncio.create_task(self._keep_load())]
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
 
-    async def _keep_nodes(self) -> None:
-        while not self.idle:
-            began_s = time.monotonic()
-            await self._look()
-            await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
-        self._tasks = []  # the other one sees the same within one of its periods
+    async def _run(self) -> None:
+        """Ask until nobody listens any more; whoever comes then begins anew."""
+        load = asyncio.create_task(self._keep_load())
+        try:
+            while not self.idle:
+                began_s = time.monotonic()
+                try:
+                    await self._look()
+                except Exception:
+                    _log.exception("a look at the cluster failed")  # a mistake of ours: pages still get the next one
+                await asyncio.sleep(max(0.1, PERIOD_S - (time.monotonic() - began_s)))
+            self._task = None
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
 
     async def _keep_load(self) -> None:
-        while not self.idle:
+        while True:
             began_s = time.monotonic()
             if self.master is not None:
-                await self._load()
+                try:
+                    await self._load()
+                except Exception:
+                    _log.exception("a look at the load ahead failed")
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(LOAD_PERIOD_S if self._hours or self._number > 2 else 0.2, took_s * SHARE))
 

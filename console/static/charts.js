@@ -43,7 +43,7 @@ class Chart {
   }
 
   fit() {
-    if (!this.element.isConnected) return this.end();
+    if (!this.element.isConnected) return;
     if (this.plot) this.plot.setSize(this.size());
     else this.draw();
   }

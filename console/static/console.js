@@ -3,7 +3,7 @@
 import { change, read, setCsrf, whenLoginIsNeeded } from "./api.js";
 import { redrawAll } from "./charts.js";
 import { refusal, toast } from "./dialogs.js";
-import { h, show } from "./dom.js";
+import { h, kept, show } from "./dom.js";
 import { count } from "./format.js";
 import { icon } from "./icons.js";
 import { listen, live, start, stop } from "./live.js";
@@ -36,7 +36,7 @@ const PAGES = {
 const SECTIONS = [["", ["/"]], ["Messages", ["/pending", "/schedules", "/topics", "/groups", "/dead", "/sweeps"]], ["Cluster", ["/nodes", "/settings", "/access", "/audit"]]];
 
 const root = document.getElementById("app");
-const main = h("main", { id: "main", tabindex: "-1" });
+const main = kept(h("main", { id: "main", tabindex: "-1" }));
 let session = null;
 let current = null;
 let menuOpen = false;
@@ -64,7 +64,7 @@ function frame() {
   const path = location.pathname;
   const [title] = PAGES[path] ?? PAGES["/"];
   document.title = `${title} · tickwheel`;
-  const search = body?.querySelector("#search") ?? h("input", { id: "search", type: "search", name: "search", placeholder: "Message id, key, tag:…", autocomplete: "off", spellcheck: "false", "aria-label": "Search messages by id, key, tag: or topic:" });
+  const search = h("input", { id: "search", type: "search", name: "search", placeholder: "Message id, key, tag:…", autocomplete: "off", spellcheck: "false", "aria-label": "Search messages by id, key, tag: or topic:" });
   show(root, h("div", { class: `frame${menuOpen ? " open" : ""}` },
     h("aside", { class: "side", "aria-label": "Console" },
       h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), h("span", null, "tickwheel", h("small", null, live.picture?.cluster_id ?? ""))),
@@ -141,6 +141,7 @@ function route() {
   menuOpen = false;
   current?.end?.();
   current = null;
+  document.querySelectorAll("dialog[open]").forEach((dialog) => dialog.close());
   if (location.pathname === "/login") return login();
   const [, page] = PAGES[location.pathname] ?? PAGES["/"];
   show(main);

@@ -19,8 +19,24 @@ function make(space, tag, attributes, children) {
 function add(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    element.append(child instanceof Node ? stood(child) : document.createTextNode(String(child)));
   }
+}
+
+// A kept element that is on the page stays where it is: taken out, it would lose focus and scrolling. Something stands
+// for it until `morph` comes to its place.
+function stood(child) {
+  if (!child.kept || !child.isConnected) return child;
+  const stand = document.createComment("");
+  stand.standsFor = child;
+  return stand;
+}
+
+function putStanding(tree) {
+  const walker = document.createTreeWalker(tree, NodeFilter.SHOW_COMMENT);
+  const stands = [];
+  while (walker.nextNode()) if (walker.currentNode.standsFor) stands.push(walker.currentNode);
+  for (const stand of stands) stand.replaceWith(stand.standsFor);
 }
 
 function listen(element, event, handler) {
@@ -44,15 +60,27 @@ function morph(old, wanted) {
   const next = [...wanted.childNodes];
   let place = old.firstChild;
   for (const child of next) {
-    if (place && alike(place, child)) {
-      renew(place, child);
+    const real = child.standsFor ?? child;
+    if (place && alike(place, real)) {
+      if (place !== real) renew(place, real);
       place = place.nextSibling;
+    } else if (place && real.kept && real.parentNode === old) {
+      // What is before it goes, so that it need not move.
+      while (place !== real) {
+        const gone = place;
+        place = place.nextSibling;
+        gone.remove();
+      }
+      place = real.nextSibling;
     } else {
-      const later = child.key === undefined ? null : laterAlike(place, child);
+      const later = real.key === undefined ? null : laterAlike(place, real);
       if (later) {
         old.insertBefore(later, place);
-        renew(later, child);
-      } else old.insertBefore(child, place);
+        renew(later, real);
+      } else {
+        old.insertBefore(real, place);
+        if (!real.kept) putStanding(real);
+      }
     }
   }
   while (place) {
@@ -67,14 +95,13 @@ function laterAlike(place, child) {
   return null;
 }
 
-const alike = (one, other) => one.nodeName === other.nodeName && one.key === other.key;
+const alike = (one, other) => one === other || (!one.kept && !other.kept && one.nodeName === other.nodeName && one.key === other.key);
 
 function renew(old, wanted) {
   if (old.nodeType === Node.TEXT_NODE) {
     if (old.data !== wanted.data) old.data = wanted.data;
     return;
   }
-  if (old.kept) return;
   for (const { name } of [...old.attributes]) if (!wanted.hasAttribute(name) && name !== "style") old.removeAttribute(name);
   for (const { name, value } of [...wanted.attributes]) if (old.getAttribute(name) !== value && name !== "style") old.setAttribute(name, value);
   if (wanted.style?.cssText !== old.style?.cssText) old.style.cssText = wanted.style.cssText;

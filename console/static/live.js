@@ -2,7 +2,9 @@
 
 const listeners = new Set();
 export const live = { picture: null, history: [], connected: false, offsetMs: 0 };
+const AGAIN_MS = 3_000;
 let source = null;
+let again = 0;
 
 export function listen(call) {
   listeners.add(call);
@@ -18,7 +20,14 @@ export function start() {
   if (source) return;
   source = new EventSource("/api/stream");
   source.addEventListener("open", () => { live.connected = true; tellAll(); });
-  source.addEventListener("error", () => { live.connected = false; tellAll(); });
+  source.addEventListener("error", () => {
+    live.connected = false;
+    if (source?.readyState === EventSource.CLOSED) {  // refused: a browser tries again by itself only after a cut
+      stop();
+      again = setTimeout(start, AGAIN_MS);
+    }
+    tellAll();
+  });
   source.addEventListener("history", (event) => { live.history = JSON.parse(event.data); });
   source.addEventListener("picture", (event) => {
     const picture = JSON.parse(event.data);
@@ -35,6 +44,7 @@ export function start() {
 }
 
 export function stop() {
+  clearTimeout(again);
   source?.close();
   source = null;
 }

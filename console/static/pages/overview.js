@@ -54,7 +54,7 @@ export function overview(main) {
     const busy = topicRows(picture);
     show(main, h("div", { class: "stack" },
       numbers ? figures(picture) : null,
-      picture.trouble ? h("div", { class: "notice warn" }, `The load ahead is out of date: ${picture.trouble}`) : null,
+      picture.trouble ? h("div", { class: "notice warn" }, `What is ahead may be out of date: ${picture.trouble}`) : null,
       h("div", { class: "wheel-row" },
         h("section", { class: "panel wheel-panel" }, h("header", null, h("h2", null, "What is ahead"), h("div", { class: "keys" }, h("span", null, h("i", { class: "key-1" }), "24 hours"), h("span", null, h("i", { class: "key-2" }), "60 seconds"))),
           h("div", { class: "inside" }, wheel({ ...picture, clock_error_ms: error }, now()))),

@@ -1,0 +1,56 @@
+"""The shared look at the cluster, without a cluster: how long it asks, and that it begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tickwheel.client import AsyncClient
+from tickwheel.console import watch as watching
+from tickwheel.console.watch import Watch
+
+
+def tasks_of(watch: Watch) -> int:
+    """Tasks of this loop that run a watch."""
+    return sum("Watch." in str(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def test_a_watch_sleeps_and_wakes_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once nobody wants anything it ends all it began; the next page begins one run and not a second beside it."""
+    monkeypatch.setattr(watching, "IDLE_S", 0.0)
+    async with AsyncClient("127.0.0.1:1", timeout_s=0.1) as client:
+        watch = Watch(client)
+        for _ in range(2):
+            await watch.picture()
+            running = watch._task
+            assert running is not None and tasks_of(watch) <= 2
+            await asyncio.wait({running}, timeout=20)
+            assert running.done() and watch._task is None and tasks_of(watch) == 0
+
+
+async def test_a_mistake_in_one_look_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and who listens gets the next picture."""
+    monkeypatch.setattr(watching, "PERIOD_S", 0.1)
+    async with AsyncClient("127.0.0.1:1", timeout_s=0.1) as client:
+        watch = Watch(client)
+        drawn, whole = 0, watch._drawn
+
+        def broken() -> dict[str, object]:
+            nonlocal drawn
+            drawn += 1
+            if drawn == 1:
+                raise RuntimeError("a mistake")
+            return whole()
+
+        monkeypatch.setattr(watch, "_drawn", broken)
+        pictures = watch.listen()
+        assert (await anext(pictures)).startswith(b"event: history")
+        async with asyncio.timeout(20):
+            assert (await anext(pictures)).startswith(b"event: picture")
+        assert "a look at the cluster failed" in caplog.text
+        await pictures.aclose()
+        await watch.close()
+        assert tasks_of(watch) == 0
