@@ -77,7 +77,7 @@ async def look_at(page: Any, url: str, heading: str) -> None:
     await page.goto(url)
     await page.get_by_role("heading", name=heading, level=1).wait_for()
     await page.locator("main :not(.empty)").first.wait_for()
-    await page.wait_for_function("!document.querySelector('main [aria-busy]')")
+    await page.locator("main [aria-busy]").first.wait_for(state="detached")
 
 
 async def check(page: Any, what: str) -> None:
