@@ -435,6 +435,7 @@ class Client(Blocking[AsyncClient]):
             self._stop_loop()
             raise
         super().__init__(self, inner)
+        self.tracing = inner.tracing
         self.admin = SyncAdmin(self, inner.admin)
         self.access = SyncAccess(self, inner.access)
         self.dead = SyncDead(self, inner.dead)
