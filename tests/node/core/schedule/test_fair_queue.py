@@ -62,7 +62,7 @@ def test_flows_are_equal_again_once_the_queue_was_emptied() -> None:
     queue: FairQueue[Thing] = FairQueue()
     for number in range(3 * STALE_TAGS_MAX):
         queue.put(Thing("a", 1_000), "a", (f"key{number}",))
-    assert len(queue.remove(lambda thing: True)) == 3 * STALE_TAGS_MAX
+    assert len(queue.remove(lambda _: True)) == 3 * STALE_TAGS_MAX
     for _ in range(100):
         queue.put(Thing("b", 1_000), "b")
     queue.put(Thing("a", 1_000), "a")
