@@ -94,6 +94,8 @@ APPS: dict[str, dict[str, str]] = {
 _OTHERS = {
     "bench": "Measure this machine: disk, clock, rates and lateness of three nodes on it. Exit code 1: it is not fit.",
     "chaos": "Faults against the promises: simulated, seeded, replayable.",
+    "console": "The cluster in a browser: what is ahead, messages, groups, nodes.",
+    "gateway": "HTTP in and out: a REST API, and messages posted to HTTP targets.",
     "pipeline": "Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.",
 }
 """Of packages that are part of this distribution."""
