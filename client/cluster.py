@@ -407,6 +407,9 @@ class Cluster:
         self._refused = None
         self._faults.pop(address, None)
         self._reached = True
+        for peer in status.peers:
+            if peer.client_address:  # so the loss of the only node that the caller named is borne
+                self.add(peer.client_address)
         leads = status.role == admin_pb2.MASTER
         named = address if leads else status.master_address
         self._heard(named, status.term, leads=leads)

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from tickwheel.client import AsyncClient
 from tickwheel.node.local_cluster import LocalCluster
 
 COUNT = 2_000
@@ -50,3 +51,14 @@ async def test_streams_leave_a_master_that_hangs(tmp_path: Path) -> None:
         await asyncio.gather(consuming, return_exceptions=True)
         await cluster.wait_ready()
     assert set(seen) == {str(number) for number in range(COUNT)}
+
+
+async def test_who_named_one_node_survives_its_loss(tmp_path: Path) -> None:
+    """A client that was given the master's address alone learns of the other nodes, and goes on when it is killed."""
+    async with LocalCluster(tmp_path, 3) as cluster:
+        master = await cluster.master()
+        async with AsyncClient(master.client_address, timeout_s=60.0) as client:
+            await client.schedule("t", b"x", delay_ms=3_600_000)
+            await cluster.kill_node(master)
+            await client.schedule("t", b"y", delay_ms=3_600_000)
+            assert len([message async for message in client.list_pending("t")]) == 2
