@@ -131,7 +131,7 @@ def test_one_node_that_was_killed_starts_again(tmp_path: Path) -> None:
         assert again.stdout is not None
         while (line := again.stdout.readline()) and "Ready" not in line:
             pass
-        assert line
+        assert line, again.communicate(timeout=60)[1]
         with Client(said["addresses"]) as client:
             client.schedule("kept", "x", delay_ms=3_600_000)
         again.send_signal(signal.SIGINT)
