@@ -5,12 +5,18 @@ A time that a node gets is rounded up to a millisecond, so that nothing is due b
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 from tickwheel.client.errors import refused
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
+_UNITS = {
+    "ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks",
+}  # fmt: skip
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
+DURATION = re.compile(rf"(?:{_PART.pattern})+")
 NAIVE = "a datetime with a time zone: datetime.now(UTC) + ..., or .astimezone() if it is meant in local time"
 
 
@@ -37,6 +43,16 @@ def moment_of(ms: int) -> datetime:
         return EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         return (datetime.min if ms < 0 else datetime.max).replace(tzinfo=UTC)
+
+
+def duration_of(text: str) -> timedelta:
+    """`250ms`, `5s`, `1h30m`, `52w` as a span. Raises ValueError, which says what a duration is."""
+    try:
+        if not DURATION.fullmatch(text):
+            raise ValueError
+        return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in _PART.findall(text)), timedelta())
+    except (ValueError, OverflowError):
+        raise ValueError(f"a duration is numbers with {', '.join(_UNITS)}, such as 250ms or 1h30m") from None
 
 
 def span_of(ms: int) -> timedelta:

@@ -29,9 +29,9 @@ from tickwheel.gateway.models import (
     Scheduled,
     TopicView,
     When,
+    moment_of,
 )
 from tickwheel.gateway.problems import problem, problem_of, problem_of_validation
-from tickwheel.gateway.times import moment_of
 
 _log = logging.getLogger("tickwheel.gateway")
 
@@ -230,7 +230,7 @@ def make_app(api: Api) -> FastAPI:
             response = _too_large(request) or await call_next(request)
         except Exception:  # a mistake of ours fails this request alone
             number = uuid.uuid4().hex
-            _log.exception("request %s: %s %s failed", number, request.method, request.url.path)
+            _log.exception("request %s: %s %r failed", number, request.method, request.url.path)
             response = problem(500, f"the gateway failed; its log has this under {number}", "GATEWAY_FAULT")
         route = request.scope.get("route")
         requests.labels(getattr(route, "path", "none"), str(response.status_code)).inc()

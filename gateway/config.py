@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from tickwheel.client.moments import duration_of
 from tickwheel.gateway.addresses import is_public, literal
 from tickwheel.gateway.breaker import FAILURES_MAX
 from tickwheel.gateway.signing import secret_of
-from tickwheel.gateway.times import duration_of
 
 FILE_BYTES_MAX = 1 << 20
 URL_LENGTH_MAX = 2_000

@@ -12,11 +12,22 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tickwheel.client import Message, MessageState, Receipt
 from tickwheel.client.messages import MessageOptions
+from tickwheel.client.moments import duration_of
 from tickwheel.client.moments import moment_of as datetime_of_ms
-from tickwheel.gateway.times import duration_of, moment_of
 from tickwheel.proto import admin_pb2
 
 INT64_MAX = (1 << 63) - 1
+
+
+def moment_of(text: str) -> datetime:
+    """A moment with a time zone. Raises ValueError with what is allowed."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError("a time of RFC 3339 with a zone, such as 2026-12-24T18:00:00+01:00")
+    return moment
 
 
 def _duration(text: str) -> str:
@@ -84,11 +95,13 @@ class NewMessage(When):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_unicode(cls, data: Any) -> Any:
+    def _is_strict_json(cls, data: Any) -> Any:
         try:
-            json.dumps(data, ensure_ascii=False).encode()
+            json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
         except UnicodeEncodeError:
             raise ValueError("a text has half of a pair of surrogates, which is no character") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON: {error}") from None
         return data
 
     @model_validator(mode="after")

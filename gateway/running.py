@@ -127,8 +127,9 @@ class Gateway:
                 self._workers.add(worker)
                 try:
                     await worker.run()
-                except TickwheelError as error:
-                    _log.error("target %s: %s; tried again in %g s", name, error, AGAIN_S)
+                except Exception as error:  # also a mistake of ours: a target must not stand still unnoticed
+                    shown = None if isinstance(error, TickwheelError) else error
+                    _log.error("target %s: %s; tried again in %g s", name, error, AGAIN_S, exc_info=shown)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stopping.wait(), AGAIN_S)
                 finally:

@@ -6,7 +6,6 @@ original message.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,11 +15,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, TimestampType
 
+from tickwheel.client.moments import duration_of, span_ms_of
 from tickwheel.pipeline.options import Connection
 
 REPLAY_OF = "tickwheel.replay-of"
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
 class ReplayError(ValueError):
@@ -46,15 +44,10 @@ class ReplayConfig:
 
 def shift_ms(text: str) -> int:
     """A duration in milliseconds. Raises ReplayError."""
-    at, total = 0, 0.0
-    for found in DURATION.finditer(text):
-        if found.start() != at:
-            break
-        total += float(found[1]) * _UNIT_MS[found[2]]
-        at = found.end()
-    if not text or at != len(text):
-        raise ReplayError(f"shift: {text!r}: numbers with ms, s, m, h, d or w, for instance 1d12h")
-    return round(total)
+    try:
+        return span_ms_of("shift", duration_of(text))
+    except ValueError as error:
+        raise ReplayError(f"shift: {text!r}: {error}") from None
 
 
 def selected(archive: DataFrame, config: ReplayConfig) -> DataFrame:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,12 +23,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from tickwheel.client import AsyncClient, TlsFiles
+from tickwheel.client.moments import duration_of
 from tickwheel.node.cli.contexts import access_for
 from tickwheel.node.cli.hints import hint_for
 
 PIPE_WIDTH_MAX = 100_000
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _WIDE = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -144,10 +143,10 @@ def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: 
 
 def duration(text: str) -> timedelta:
     """`250ms`, `5s`, `1h30m`; a usage error otherwise."""
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise typer.BadParameter(f"{text!r}: a duration is a number and ms, s, m, h or d, such as 250ms or 1h30m")
-    return timedelta(milliseconds=sum(float(number) * _UNIT_MS[unit] for number, unit in parts))
+    try:
+        return duration_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text[:40]!r}: {error}") from None
 
 
 def span_text(ms: int) -> str:

@@ -15,13 +15,14 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tickwheel.client.moments import duration_of
 from tickwheel.gateway.addresses import AddressRefusedError, PublicResolver, is_public
 from tickwheel.gateway.breaker import PAUSE_S_MAX, Breaker, Pace
 from tickwheel.gateway.config import GatewayConfigError, read_config
 from tickwheel.gateway.idempotency import Idempotency, KeyReusedError
+from tickwheel.gateway.models import moment_of
 from tickwheel.gateway.posting import RETRY_AFTER_MAX, Secrets, retry_after_of
 from tickwheel.gateway.signing import secret_of, signature_headers
-from tickwheel.gateway.times import duration_of, moment_of
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 

@@ -197,6 +197,7 @@ BAD = [
     ("POST", "/v1/topics/t/messages", b"[" * 100_000, 400, ""),
     ("POST", "/v1/topics/t/messages", {}, 422, "body"),
     ("POST", "/v1/topics/t/messages", {"text": "x"}, 422, "body"),
+    ("POST", "/v1/topics/t/messages", {"json": {"a": float("nan")}, "delay": "1s"}, 422, "body"),
     ("POST", "/v1/topics/t/messages", {"text": "x", "json": 1, "delay": "1s"}, 422, "body"),
     ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "soon"}, 422, "delay"),
     ("POST", "/v1/topics/t/messages", {"text": "x", "at": "2026-01-01T00:00:00"}, 422, "at"),

@@ -156,6 +156,7 @@ def test_preview(run: Run) -> None:
         (["put", "n", "t", "x", "--cron", "* * * * *", "--every", "1h"], "exactly one of --cron and --every"),
         (["put", "n", "t", "--every", "1h"], "payload"),
         (["put", "n", "t", "x", "--every", "soon"], "a duration is"),
+        (["put", "n", "t", "x", "--every", "9" * 400 + "d"], "a duration is"),
         (["put", "n", "t", "x", "--every", "1h", "--header", "h"], "NAME=VALUE"),
         (["put", "n", "t", "x", "--every", "1h", "--missed", "some"], "missed"),
         (["preview"], "exactly one"),
