@@ -78,7 +78,7 @@ class Console:
         return answer
 
     async def session(self, request: Request) -> Response:
-        """Who the caller is to the cluster, what this console allows, and the token for changes."""
+        """The caller's rights at the cluster, what this console allows, and the token for changes."""
         session_id = self._session_id(request)
         made = not session_id
         if made:

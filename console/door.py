@@ -95,7 +95,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, TickwheelError):
         return error_answer(error)
     number = secrets.token_hex(4)
-    _log.error("request failed, id %s: %s %s", number, request.method, request.url.path, exc_info=error)
+    _log.error("request failed, id %s: %s %r", number, request.method, request.url.path, exc_info=error)
     body = {"error": f"the console made a mistake; its log has it under {number}", "reason": "CONSOLE_FAULT"}
     return JSONResponse(body | {"details": {"id": number}}, 500)
 

@@ -1,4 +1,4 @@
-"""Who is logged in, and the client of each.
+"""Logged-in users and the client of each.
 
 A session is a random id in a cookie. The token of its user stays here; a browser never gets it back. Without a login a
 session is its id alone, so strangers take no memory. The token against forged requests (CSRF) is a keyed hash of the
@@ -109,9 +109,10 @@ class Sessions:
     async def view(self, session_id: str) -> View:
         """The view of whoever this session belongs to. Raises LimitReached if too many users are here at once."""
         token = self.token(session_id)
-        found = self._views.get(token)
-        if found is None:
+        if token not in self._views:
             await self._close_idle()
+        found = self._views.get(token)  # looked up after the wait: another page may have made it
+        if found is None:
             if len(self._views) >= VIEWS_MAX:
                 raise LimitReached(
                     f"this console serves {VIEWS_MAX} users at once",

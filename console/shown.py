@@ -351,7 +351,7 @@ def _run(found: schedules_pb2.ScheduleRun) -> Json:
 
 
 def caller(found: access_pb2.Caller) -> Json:
-    """Who is logged in."""
+    """The logged-in user."""
     return {"name": found.name, "by": found.by, "unrestricted": found.unrestricted, "rights": found.rights}
 
 

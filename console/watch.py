@@ -150,7 +150,7 @@ class Watch:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Ask until nobody listens any more; whoever comes then begins anew."""
+        """Ask until nobody listens any more. The next listener starts a new task."""
         load = asyncio.create_task(self._keep_load())
         try:
             while not self.idle:

@@ -1,4 +1,4 @@
-"""The shared look at the cluster, without a cluster: how long it asks, and that it begins anew."""
+"""The shared look at the cluster, without a cluster: how long it asks, and that it starts over."""
 
 from __future__ import annotations
 

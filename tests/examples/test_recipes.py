@@ -40,7 +40,7 @@ def example(name: str) -> Any:
 
 
 async def test_debounce(tickwheel: FakeCluster) -> None:
-    """One message, `rest` after the last touch; the next touch after it begins anew."""
+    """One message, `rest` after the last touch; the next touch after it starts over."""
     digests = example("debounce").Debounce(tickwheel.client, "digests", timedelta(seconds=10))
     for _ in range(4):
         await digests.touch("notes.md")

@@ -155,7 +155,7 @@ async def test_the_client_renews_what_is_held(cluster: FakeCluster, caplog: pyte
 
 
 async def test_retries_and_dead_letters(cluster: FakeCluster) -> None:
-    """By the policy of the group, at its exact pauses; replayed, the letter begins anew."""
+    """By the policy of the group, at its exact pauses; a replayed letter starts over."""
     backoff = ExponentialBackoff(initial=timedelta(seconds=1), factor=3, maximum=timedelta(minutes=1), jitter=0)
     await cluster.client.admin.create_topic("t")
     await cluster.client.admin.create_group("g", ["t"], retry=RetryPolicy(backoff=backoff, attempts_max=4))

@@ -143,7 +143,7 @@ class Finder:
         self._ahead: ScanJob | None = None
         """The last job, whose later units may not have been taken yet."""
         self._last_start = _FIRST_KEY
-        """Where the last step began. One that begins no later is a repeat, or begins anew: it looks again."""
+        """Start of the last step. A step from there or from before repeats it, or starts over, and reads again."""
 
     async def step(self, query: Query, start: CursorKey | None, limit: int) -> Found:
         """Find at most `limit` units (and at most MATCHES_MAX) from `start` on. A step's work is bounded, so it may
