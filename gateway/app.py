@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import Counter, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from tickwheel.client import AsyncClient, CancelOutcome, RescheduleOutcome, TickwheelError
-from tickwheel.gateway.clients import Clients
-from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, Idempotency, KeyReusedError
+from tickwheel.client import CancelOutcome, RescheduleOutcome, TickwheelError
+from tickwheel.gateway.api import ERRORS, PAGE_MAX, Api, Caller, Text, Token, TopicName, api_of
+from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, KeyReusedError
 from tickwheel.gateway.models import (
     Cancelled,
     MessageView,
@@ -25,64 +24,18 @@ from tickwheel.gateway.models import (
     NewMessage,
     NewTopic,
     Pending,
-    Problem,
     Scheduled,
     TopicView,
     When,
     moment_of,
 )
-from tickwheel.gateway.problems import problem, problem_of, problem_of_validation
+from tickwheel.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_of_validation
+from tickwheel.gateway.schedules import schedules
 
 _log = logging.getLogger("tickwheel.gateway")
 
 BODY_BYTES_MAX = 8 << 20
-PAGE_MAX = 1_000
-BEARER = "bearer "
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "content": {"application/problem+json": {}}}
-    for status in (401, 403, 404, 409, 422, 429, 503, 504)
-}
-
-
-@dataclass(slots=True)
-class Api:
-    """What the routes share."""
-
-    clients: Clients
-    registry: CollectorRegistry
-    own_credentials: bool
-    """Callers' tokens are not passed on."""
-    ready: Callable[[], Awaitable[bool]]
-    """Whether the cluster answers."""
-    repeats: Idempotency[Scheduled] = field(default_factory=Idempotency)
-
-
-def api_of(request: Request) -> Api:
-    """The Api of the application."""
-    api: Api = request.app.state.api
-    return api
-
-
-def token_of(request: Request, authorization: Annotated[str, Header(max_length=4_096)] = "") -> str:
-    """The caller's token; empty without one."""
-    if api_of(request).own_credentials or not authorization.lower().startswith(BEARER):
-        return ""
-    return authorization[len(BEARER) :].strip()
-
-
-Token = Annotated[str, Depends(token_of)]
-
-
-async def client_of(request: Request, token: Token) -> AsyncIterator[AsyncClient]:
-    """The client of the caller's token."""
-    async with api_of(request).clients.of(token) as client:
-        yield client
-
-
-Caller = Annotated[AsyncClient, Depends(client_of)]
-TopicName = Annotated[str, Path(min_length=1, max_length=200)]
 MessageId = Annotated[str, Path(min_length=1, max_length=100, description="As `id` of the receipt.")]
-Text = Annotated[str, Query(max_length=1_000)]
 
 messages = APIRouter(prefix="/v1", responses=ERRORS)
 itself = APIRouter(include_in_schema=False)
@@ -219,6 +172,7 @@ def make_app(api: Api) -> FastAPI:
     )
     app.state.api = api
     app.include_router(messages)
+    app.include_router(schedules)
     app.include_router(itself)
     requests = Counter(
         "tickwheel_gateway_requests", "Requests to the REST API, by route and status.", ["route", "status"],
@@ -237,10 +191,22 @@ def make_app(api: Api) -> FastAPI:
         return response
 
     app.middleware("http")(bounded_and_counted)
+    app.openapi = lambda: _with_problems(FastAPI.openapi(app))  # type: ignore[method-assign]
     app.exception_handler(TickwheelError)(_of_cluster)
     app.exception_handler(RequestValidationError)(_of_validation)
     app.exception_handler(HTTPException)(_of_http)
     return app
+
+
+def _with_problems(document: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI's document, with the models of errors under their own media type."""
+    for calls in document["paths"].values():
+        for call in calls.values():
+            for response in call["responses"].values():
+                content = response.get("content", {})
+                if MEDIA_TYPE in content and "application/json" in content:
+                    content[MEDIA_TYPE].update(content.pop("application/json"))
+    return document
 
 
 async def _of_cluster(request: Request, error: TickwheelError) -> JSONResponse:

@@ -6,11 +6,12 @@ import base64
 import binascii
 import json
 from datetime import datetime, timedelta
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Self, TypedDict
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tickwheel.client import Message, MessageState, Receipt
+from tickwheel.client.messages import Content as MessageContent
 from tickwheel.client.messages import MessageOptions
 from tickwheel.client.moments import duration_of
 from tickwheel.client.moments import moment_of as datetime_of_ms
@@ -40,13 +41,24 @@ def _moment(text: str) -> str:
     return text
 
 
+def _base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("base64, with padding") from None
+    return text
+
+
 Duration = Annotated[str, AfterValidator(_duration), Field(max_length=100, examples=["250ms", "1h30m"])]
 Moment = Annotated[
     str, AfterValidator(_moment), Field(max_length=100, examples=["2026-12-24T18:00:00+01:00", "2026-12-24T17:00:00Z"])
 ]
+Base64 = Annotated[str, AfterValidator(_base64)]
 
 
-class _Model(BaseModel):
+class Model(BaseModel):
+    """Takes no field that it does not know."""
+
     model_config = ConfigDict(extra="forbid")
 
 
@@ -60,7 +72,7 @@ class Due(TypedDict):
     level: int | None
 
 
-class When(_Model):
+class When(Model):
     """Exactly one of these."""
 
     at: Moment | None = Field(None, description="A time of RFC 3339 with a zone.")
@@ -81,17 +93,16 @@ class When(_Model):
         return {"at": moment, "delay": delay, "due_ms": self.due_ms, "delay_ms": None, "level": self.level}
 
 
-class NewMessage(When):
-    """A message to schedule: when, and exactly one of text, json and base64."""
+class Content(Model):
+    """What a message carries: a payload, by exactly one of text, json and base64, and what goes with it."""
 
     text: str | None = Field(None, description="The payload, as UTF-8.")
     value: Any = Field(None, alias="json", description="The payload, as JSON; with content-type application/json.")
-    base64: str | None = Field(None, description="The payload, in base64.")
+    base64: Base64 | None = Field(None, description="The payload, in base64.")
     key: str = ""
     tags: list[str] = Field(default_factory=list)
     headers: dict[str, str] = Field(default_factory=dict)
     message_group: str = ""
-    jitter: Duration | None = Field(None, description="The message is moved later by a random part of this.")
 
     @model_validator(mode="before")
     @classmethod
@@ -105,14 +116,10 @@ class NewMessage(When):
         return data
 
     @model_validator(mode="after")
-    def _has_one_payload(self) -> NewMessage:
-        if sum(name in self.model_fields_set for name in ("text", "value", "base64")) != 1:
+    def _has_one_payload(self) -> Self:
+        has_json = "value" in self.model_fields_set  # null is JSON too
+        if (self.text is not None) + (self.base64 is not None) + has_json != 1:
             raise ValueError("exactly one of text, json and base64")
-        if self.base64 is not None:
-            try:
-                base64.b64decode(self.base64, validate=True)
-            except (binascii.Error, ValueError):
-                raise ValueError("base64: not base64") from None
         return self
 
     def payload(self) -> bytes:
@@ -123,17 +130,24 @@ class NewMessage(When):
             return base64.b64decode(self.base64)
         return _json_bytes(self.value)
 
-    def message_options(self) -> MessageOptions:
-        """For the client."""
+    def content(self) -> MessageContent:
+        """What goes with the payload, for the client."""
         headers = dict(self.headers)
         if "value" in self.model_fields_set and not any(name.lower() == "content-type" for name in headers):
             headers["content-type"] = "application/json"
+        return {"key": self.key, "tags": self.tags, "headers": headers, "message_group": self.message_group}
+
+
+class NewMessage(When, Content):
+    """A message to schedule: when, and what it carries."""
+
+    jitter: Duration | None = Field(None, description="The message is moved later by a random part of this.")
+
+    def message_options(self) -> MessageOptions:
+        """For the client."""
         return {
             **self.options(),
-            "key": self.key,
-            "tags": self.tags,
-            "headers": headers,
-            "message_group": self.message_group,
+            **self.content(),
             "jitter": duration_of(self.jitter) if self.jitter is not None else None,
         }
 
@@ -142,7 +156,7 @@ def _json_bytes(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-class Scheduled(_Model):
+class Scheduled(Model):
     """A message on stable storage of a majority."""
 
     id: str
@@ -165,14 +179,14 @@ class Scheduled(_Model):
         )
 
 
-class Cancelled(_Model):
+class Cancelled(Model):
     """The outcome is final."""
 
     id: str
     outcome: str
 
 
-class Moved(_Model):
+class Moved(Model):
     """The outcome is final; the due time is the new one."""
 
     id: str
@@ -181,7 +195,7 @@ class Moved(_Model):
     due_ms: int | None = None
 
 
-class MessageView(_Model):
+class MessageView(Model):
     """A message as a node reports it."""
 
     id: str
@@ -228,20 +242,20 @@ class MessageView(_Model):
         )
 
 
-class Pending(_Model):
+class Pending(Model):
     """A page of pending messages, in order of delivery."""
 
     messages: list[MessageView]
     next: str = Field("", description="Give it as `after` for the next page; empty: there is none.")
 
 
-class NewTopic(_Model):
+class NewTopic(Model):
     """A topic's kind."""
 
     fifo: bool = False
 
 
-class TopicView(_Model):
+class TopicView(Model):
     """A topic."""
 
     name: str

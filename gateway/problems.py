@@ -81,7 +81,7 @@ def problem_of(error: TickwheelError) -> JSONResponse:
 
 def _status_of(error: TickwheelError) -> int:
     if isinstance(error, RequestRefused):
-        return 409 if error.reason in ("NAME_TAKEN", "WRONG_STATE", "FILTER_DIFFERS") else 422
+        return 409 if error.reason in ("NAME_TAKEN", "WRONG_STATE", "FILTER_DIFFERS", "KEY_REUSED") else 422
     if isinstance(error, PermissionRefused):
         return 401 if error.reason == "UNAUTHENTICATED" else 403
     if isinstance(error, NotFound):

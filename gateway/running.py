@@ -14,7 +14,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from tickwheel.client import AsyncClient, TickwheelError, Worker
-from tickwheel.gateway.app import Api, make_app
+from tickwheel.gateway.api import Api
+from tickwheel.gateway.app import make_app
 from tickwheel.gateway.clients import Clients
 from tickwheel.gateway.config import GatewayConfig, Listen, Target
 from tickwheel.gateway.posting import Poster

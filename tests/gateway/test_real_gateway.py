@@ -12,32 +12,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
-import pytest_asyncio
 from aiohttp import web
 
+from tests.gateway.gateways import SOON_S, api, running
 from tickwheel.client import AsyncClient, ExponentialBackoff, RetryPolicy
-from tickwheel.gateway.config import read_config
-from tickwheel.gateway.running import Gateway
 from tickwheel.gateway.signing import secret_of, signature_headers
 from tickwheel.node.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-SOON_S = 60.0
 QUICK = ExponentialBackoff(initial=timedelta(milliseconds=10), maximum=timedelta(milliseconds=10))
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 Respond = Callable[[web.Request, bytes], Awaitable[web.Response]]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
-    """Three nodes for all tests here."""
-    async with LocalCluster(tmp_path_factory.mktemp("cluster"), 3) as started:
-        yield started
 
 
 class Receiver:
@@ -83,47 +71,8 @@ async def fine(request: web.Request, body: bytes) -> web.Response:
     return web.Response(status=204)
 
 
-@asynccontextmanager
-async def running(cluster: LocalCluster, path: Path, text: str) -> AsyncIterator[Gateway]:
-    """A gateway of this configuration."""
-    await asyncio.to_thread(path.write_text, text)
-    gateway = Gateway(read_config(path), lambda token: AsyncClient(cluster.addresses, token=token or ""))
-    task = asyncio.ensure_future(gateway.run())
-    try:
-        yield gateway
-    finally:
-        gateway.stop()
-        await asyncio.wait_for(task, SOON_S)
-
-
 def target(name: str, url: str, more: str = "") -> str:
     return f"[targets.{name}]\nurl = '{url}'\ngroup = '{name}'\ntopics = ['{name}']\nprivate_addresses = true\n{more}\n"
-
-
-@asynccontextmanager
-async def api(cluster: LocalCluster, path: Path) -> AsyncIterator[Callable[..., Awaitable[tuple[int, Any, Any]]]]:
-    """A gateway with the REST API; calls it and returns status, JSON and headers."""
-    async with (
-        running(cluster, path, "[listen]\nbind = '127.0.0.1:0'") as gateway,
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(SOON_S)) as session,
-    ):
-        host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
-
-        async def call(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-            data = (
-                body
-                if isinstance(body, bytes | io.BytesIO)
-                else json.dumps(body).encode()
-                if body is not None
-                else None
-            )
-            headers.setdefault("content-type", "application/json")
-            async with session.request(method, f"http://{host}:{port}{path}", data=data, headers=headers) as response:
-                text = await response.text()
-                kind = response.content_type
-                return response.status, json.loads(text) if "json" in kind else text, response.headers
-
-        yield call
 
 
 async def test_a_message_from_schedule_to_cancel(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -203,7 +152,8 @@ BAD = [
     ("POST", "/v1/topics/t/messages", {"text": "x", "at": "2026-01-01T00:00:00"}, 422, "at"),
     ("POST", "/v1/topics/t/messages", {"text": "x", "due_ms": 1 << 70}, 422, "due_ms"),
     ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "1s", "unknown": 1}, 422, "unknown"),
-    ("POST", "/v1/topics/t/messages", {"base64": "!", "delay": "1s"}, 422, "body"),
+    ("POST", "/v1/topics/t/messages", {"base64": "!", "delay": "1s"}, 422, "base64"),
+    ("POST", "/v1/topics/t/messages", {"text": None, "delay": "1s"}, 422, "body"),
     ("POST", "/v1/topics/t/messages", {"text": "\ud800", "delay": "1s"}, 422, ""),
     ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "99999d"}, 422, ""),
     ("POST", "/v1/topics/.bad/messages", {"text": "x", "delay": "1s"}, 422, "topic"),

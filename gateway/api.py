@@ -1,0 +1,88 @@
+"""What the routes of the REST API share: the caller's token and client, and what they have in common in OpenAPI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import Depends, Path, Query, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CollectorRegistry
+
+from tickwheel.client import AsyncClient
+from tickwheel.client.errors import refused
+from tickwheel.gateway.clients import Clients
+from tickwheel.gateway.idempotency import Idempotency
+from tickwheel.gateway.models import Problem, Scheduled
+from tickwheel.gateway.problems import MEDIA_TYPE, TITLES
+
+PAGE_MAX = 1_000
+TOKEN_LENGTH_MAX = 4_096
+
+
+def _error(status: int, detail: str, reason: str, **facts: str) -> dict[str, Any]:
+    example = {"type": "about:blank", "title": TITLES[status], "status": status, "detail": detail, "reason": reason}
+    return {"model": Problem, "description": TITLES[status], "content": {MEDIA_TYPE: {"example": example | facts}}}
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: _error(400, "the body is not JSON: Expecting value", "INVALID_JSON", field="body"),
+    401: _error(401, "a token is needed", "UNAUTHENTICATED"),
+    403: _error(403, "user shop has no right schedule to topic reports", "RIGHT_REQUIRED"),
+    404: _error(404, "no schedule 'report' exists", "UNKNOWN_NAME", field="name", value="report"),
+    409: _error(409, "expected_revision: 7: the schedule has revision 9", "WRONG_STATE", field="expected_revision"),
+    413: _error(413, "a body has at most 8,388,608 bytes, and its content-length says how many", "TOO_LARGE"),
+    422: _error(
+        422, "late_max: 2d: 1s to 1d, or 0s", "INVALID_FIELD", field="late_max", value="2d", limit="1s to 1d, or 0s"
+    ),
+    429: _error(429, "pending_max: limit 1000000 reached; retry after 100 ms", "LIMIT_REACHED"),
+    503: _error(503, "no master answered within 15 s", "NO_MASTER"),
+    504: _error(504, "the answer was lost", "OUTCOME_UNKNOWN"),
+}
+"""What every call may answer, for OpenAPI."""
+
+
+@dataclass(slots=True)
+class Api:
+    """What the routes share."""
+
+    clients: Clients
+    registry: CollectorRegistry
+    own_credentials: bool
+    """Callers' tokens are not passed on."""
+    ready: Callable[[], Awaitable[bool]]
+    """Whether the cluster answers."""
+    repeats: Idempotency[Scheduled] = field(default_factory=Idempotency)
+
+
+def api_of(request: Request) -> Api:
+    """The Api of the application."""
+    api: Api = request.app.state.api
+    return api
+
+
+def token_of(
+    request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
+) -> str:
+    """The caller's token; empty without one."""
+    if api_of(request).own_credentials or given is None:
+        return ""
+    token = given.credentials.strip()
+    if len(token) > TOKEN_LENGTH_MAX:
+        raise refused("Authorization", f"{len(token)} characters", f"at most {TOKEN_LENGTH_MAX}")
+    return token
+
+
+Token = Annotated[str, Depends(token_of)]
+
+
+async def client_of(request: Request, token: Token) -> AsyncIterator[AsyncClient]:
+    """The client of the caller's token."""
+    async with api_of(request).clients.of(token) as client:
+        yield client
+
+
+Caller = Annotated[AsyncClient, Depends(client_of)]
+TopicName = Annotated[str, Path(min_length=1, max_length=200)]
+Text = Annotated[str, Query(max_length=1_000)]

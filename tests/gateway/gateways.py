@@ -1,0 +1,63 @@
+"""Gateways in the process of a test, and calls to their REST API."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from tickwheel.client import AsyncClient
+from tickwheel.gateway.config import read_config
+from tickwheel.gateway.running import Gateway
+from tickwheel.node.local_cluster import LocalCluster
+
+SOON_S = 60.0
+Call = Callable[..., Awaitable[tuple[int, Any, Any]]]
+
+
+@asynccontextmanager
+async def running(cluster: LocalCluster, path: Path, text: str) -> AsyncIterator[Gateway]:
+    """A gateway of this configuration."""
+    await asyncio.to_thread(path.write_text, text)
+    gateway = Gateway(read_config(path), lambda token: AsyncClient(cluster.addresses, token=token or ""))
+    task = asyncio.ensure_future(gateway.run())
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+        await asyncio.wait_for(task, SOON_S)
+
+
+@asynccontextmanager
+async def api(cluster: LocalCluster, path: Path) -> AsyncIterator[Call]:
+    """A gateway with the REST API; calls it and returns status, JSON and headers."""
+    async with (
+        running(cluster, path, "[listen]\nbind = '127.0.0.1:0'") as gateway,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(SOON_S)) as session,
+    ):
+        host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
+
+        async def call(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+            data = (
+                body
+                if isinstance(body, bytes | io.BytesIO)
+                else json.dumps(body).encode()
+                if body is not None
+                else None
+            )
+            headers.setdefault("content-type", "application/json")
+            async with session.request(
+                method, URL(f"http://{host}:{port}{path}", encoded=True), data=data, headers=headers
+            ) as response:
+                text = await response.text()
+                kind = response.content_type
+                return response.status, json.loads(text) if "json" in kind else text, response.headers
+
+        yield call
