@@ -10,7 +10,7 @@ from fastapi import Depends, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CollectorRegistry
 
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, PermissionRefused
 from tickwheel.client.errors import refused
 from tickwheel.gateway.clients import Clients
 from tickwheel.gateway.idempotency import Idempotency
@@ -71,6 +71,8 @@ def token_of(
     token = given.credentials.strip()
     if len(token) > TOKEN_LENGTH_MAX:
         raise refused("Authorization", f"{len(token)} characters", f"at most {TOKEN_LENGTH_MAX}")
+    if not token.isascii() or not token.isprintable():
+        raise PermissionRefused("the token has characters that no token has", "UNAUTHENTICATED")
     return token
 
 

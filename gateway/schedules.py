@@ -363,7 +363,7 @@ def in_the_callers_words(error: TickwheelError, given: Model | None) -> Tickwhee
         limit = re.sub(r"\d{5,}", lambda ms: moment_of(int(ms[0])).isoformat().replace("+00:00", "Z"), limit)
     elif wire in SPANS:
         limit = re.sub(r"\d+", lambda ms: span_text(int(ms[0])), limit)
-    if wire in MOMENTS or wire in SPANS:
+    if wire in MOMENTS or wire in SPANS or wire == "spec":
         value = str(given.model_dump(by_alias=True).get(name, value)) if given is not None else value
         for other, called in MOMENTS.items():
             limit = limit.replace(other, called)

@@ -45,13 +45,9 @@ async def api(cluster: LocalCluster, path: Path) -> AsyncIterator[Call]:
         host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
 
         async def call(method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-            data = (
-                body
-                if isinstance(body, bytes | io.BytesIO)
-                else json.dumps(body).encode()
-                if body is not None
-                else None
-            )
+            if body is not None and not isinstance(body, bytes | io.BytesIO):
+                body = json.dumps(body).encode()
+            data = io.BytesIO(body) if isinstance(body, bytes) else body
             headers.setdefault("content-type", "application/json")
             async with session.request(
                 method, URL(f"http://{host}:{port}{path}", encoded=True), data=data, headers=headers

@@ -98,7 +98,11 @@ REFUSALS: list[tuple[RequestRefused, Model | None, tuple[str, str, str]]] = [
         ("start", "2030-01-01T00:00:00+01:00", "0 (none) to 2400-01-01T00:00:00Z, the year 2400"),
     ),
     (refused("spec.cron", "x", "five fields"), BODY, ("cron", "x", "five fields")),
-    (refused("definition.spec", "x", "a time after 1000000000000"), BODY, ("cron", "x", f"a time after {THEN}")),
+    (
+        refused("definition.spec", "x", "a time after 1000000000000"),
+        BODY,
+        ("cron", "* * * * *", f"a time after {THEN}"),
+    ),
     (refused("definition.payload", "0 bytes", "1 to 65536 bytes"), BODY, ("text", "0 bytes", "1 to 65536 bytes")),
     (refused("tags[0]", "", "a rule"), BODY, ("tags", "", "a rule")),
     (refused("until_ms", 1, "at most now (1000000000000)"), RANGE, ("until", RANGE.until, f"at most now ({THEN})")),

@@ -31,10 +31,10 @@ WHOLE: dict[str, Any] = {
     "start": "2085-12-24T18:00:00+01:00",
     "end": "2096-01-01T00:00:00Z",
     "count": 20,
-    "jitter": "1m30s",
+    "jitter": "30s",
     "missed": "all",
     "missed_window": "2h",
-    "late_max": "90s",
+    "late_max": "1m30s",
     "overlap": "skip",
 }
 
@@ -253,7 +253,7 @@ BAD_PUTS: list[tuple[dict[str, Any], str, str]] = [
     (EVERY | {"message_group": []}, "message_group", "string"),
     (CRON | {"cron": ""}, "cron", "at least 1 character"),
     (CRON | {"cron": "61 * * * *"}, "cron", "minute: 0 to 59"),
-    (CRON | {"cron": "0 0 30 2 *"}, "cron", "a date that exists"),
+    (CRON | {"cron": "0 0 30 2 *"}, "cron", "1 to 31 where its months have that day"),
     (CRON | {"cron": "* " * 500}, "cron", "256 characters"),
     (CRON | {"cron": "* * * * * * *"}, "cron", "five fields"),
     (CRON | {"zone": "Europe/Berlni"}, "zone", "an IANA time zone"),
@@ -301,7 +301,7 @@ BAD_CALLS: list[tuple[str, str, Any, str, str]] = [
     ("PUT", "/v1/schedules/", EVERY, "name", "at least 1 character"),
     ("PUT", f"/v1/schedules/{'n' * 201}", EVERY, "name", "200"),
     ("PUT", f"/v1/schedules/{quote('é' * 101)}", EVERY, "name", "200 bytes"),
-    ("PUT", "/v1/schedules/a%0Ab", EVERY, "name", "printable"),
+    ("PUT", "/v1/schedules/a%01b", EVERY, "name", "printable"),
     ("PUT", "/v1/schedules/%FF", EVERY, "path", "UTF-8"),
     ("PUT", "/v1/schedules/bad?expected_revision=-1", EVERY, "expected_revision", "0"),
     (
@@ -357,14 +357,15 @@ async def test_bad_input_names_its_field_and_limit(cluster: LocalCluster, tmp_pa
         assert (await call("PUT", "/v1/schedules/held", HOURLY))[0] == 201
         before = (await call("GET", "/v1/schedules/held"))[1]
         puts = [("PUT", "/v1/schedules/bad", body, field, limit) for body, field, limit in BAD_PUTS]
+        wrong = []
         for method, path, body, field, limit in puts + BAD_CALLS:
             status, answer, headers = await call(method, path, body)
-            shown = (path[:100], str(body)[:200], answer)
-            assert status == 422 and headers["content-type"] == "application/problem+json", shown
-            assert answer["field"] == field and limit in answer["limit"] and field in answer["detail"], shown
             given = body.get(field) if isinstance(body, dict) else None
-            if isinstance(given, str) and field not in ("text", "key"):
-                assert answer.get("value", "")[:90] == given[:90], shown
+            in_words = not given or not isinstance(given, str) or len(given) > 100 or answer.get("value", "") == given
+            right = status == 422 and headers["content-type"] == "application/problem+json" and in_words
+            if not right or answer["field"] != field or limit not in answer["limit"] or field not in answer["detail"]:
+                wrong.append((path[:100], str(body)[:200], answer))
+        assert not wrong
         for key in BAD_KEYS:
             for path, body in ("trigger", None), ("backfill", PAST):
                 got = await call("POST", f"/v1/schedules/held/{path}", body, **{"Idempotency-Key": key})
@@ -373,6 +374,7 @@ async def test_bad_input_names_its_field_and_limit(cluster: LocalCluster, tmp_pa
             assert (await call("PUT", "/v1/schedules/bad", body))[0] in (400, 422)
         assert (await call("GET", "/v1/schedules/bad"))[0] == 404
         assert (await call("GET", "/v1/schedules/held"))[1] == before
+        assert (await call("PUT", "/v1/schedules/a%0Ab", EVERY))[0] == 404
         for method, path in ("POST", "/v1/schedules/held"), ("PATCH", "/v1/schedules/held"), ("PUT", "/v1/schedules"):
             assert (await call(method, path, EVERY))[0] == 405
 
