@@ -24,7 +24,7 @@ from tickwheel.console.asked import Asked
 from tickwheel.console.changes import CHANGES
 from tickwheel.console.door import Door, DoorConfig, answer_error, body_of, set_session
 from tickwheel.console.reads import READS
-from tickwheel.console.sessions import OpenClient, Sessions, View
+from tickwheel.console.sessions import Sessions, View
 from tickwheel.console.shown import Json
 
 STATIC = Path(__file__).parent / "static"
@@ -155,9 +155,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": "there is nothing here", "reason": "NOT_FOUND", "details": details}, status)
 
 
-def application(open_client: OpenClient, config: DoorConfig) -> ASGIApp:
-    """The whole console as an ASGI application."""
-    sessions = Sessions(open_client)
+def application(sessions: Sessions, config: DoorConfig) -> ASGIApp:
+    """The whole console as an ASGI application. Its lifespan closes the sessions."""
     console = Console(config, sessions)
 
     @contextlib.asynccontextmanager

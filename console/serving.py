@@ -13,7 +13,7 @@ import uvicorn
 from tickwheel.client.errors import refused
 from tickwheel.console.app import application
 from tickwheel.console.door import DoorConfig, cookie_name
-from tickwheel.console.sessions import OpenClient
+from tickwheel.console.sessions import OpenClient, Sessions
 
 STOP_S = 1
 """Open streams are cut after this long when the console ends."""
@@ -53,7 +53,7 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
         config = DoorConfig(serving.hosts, cookie_name(port, secure), secure, serving.read_only)
         server = uvicorn.Server(
             uvicorn.Config(
-                application(open_client, config),
+                application(Sessions(open_client), config),
                 log_level="warning",
                 access_log=False,
                 server_header=False,

@@ -83,6 +83,7 @@ class Watch:
         self._picture = b""
         self._fresh = asyncio.Event()
         self._listeners = 0
+        self._closed = False
         self._wanted_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -113,14 +114,15 @@ class Watch:
         return self._drawn()
 
     async def listen(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: what is kept for the charts, then each picture. A slow page misses some."""
+        """Server-sent events: what is kept for the charts, then each picture, until the watch is closed. A slow page
+        misses some."""
         self._listeners += 1
         try:
             self._want()
             history = json.dumps(list(self._history), separators=(",", ":"))
             yield f"event: history\ndata: {history}\n\n".encode()
             seen = 0
-            while True:
+            while not self._closed:
                 if seen == self._number:
                     await self._fresh.wait()
                 seen = self._number
@@ -136,7 +138,9 @@ class Watch:
         return self._listeners == 0 and time.monotonic() - self._wanted_s > IDLE_S
 
     async def close(self) -> None:
-        """Stop asking. Idempotent."""
+        """Stop asking, and end what pages listen to. Idempotent."""
+        self._closed = True
+        self._fresh.set()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -41,6 +41,7 @@ def gateway(
         print(
             f"{config}: {len(read.targets)} targets, "
             + (f"REST API on {read.listen.bind}" if read.listen else "no REST API")
+            + (", the console beside it" if read.console else "")
         )
         return
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

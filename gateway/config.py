@@ -82,6 +82,15 @@ class Listen(_Section):
         return self
 
 
+class ConsoleSection(_Section):
+    """The web console, at the address of the REST API."""
+
+    read_only: bool = False
+    """It shows everything and changes nothing."""
+    host_names: tuple[str, ...] = ()
+    """Further names under which browsers come, as behind a proxy."""
+
+
 class Target(_Section):
     """Where the messages of a group are posted."""
 
@@ -139,6 +148,8 @@ class GatewayConfig(_Section):
     """`ce-source` of the posts."""
     listen: Listen | None = None
     """Absent: no REST API."""
+    console: ConsoleSection | None = None
+    """Absent: no console."""
     targets: dict[str, Target] = Field(default_factory=dict)
 
     @field_validator("targets")
@@ -157,6 +168,8 @@ class GatewayConfig(_Section):
     def _does_something(self) -> GatewayConfig:
         if self.listen is None and not self.targets:
             raise ValueError("neither [listen] nor [targets.NAME]: nothing to do")
+        if self.console is not None and self.listen is None:
+            raise ValueError("[console] needs [listen]: it has the same address")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Runs a gateway: the REST API and a worker for each target, until a signal."""
+"""Runs a gateway: the REST API, the console beside it and a worker for each target, until a signal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from tickwheel.client import AsyncClient, TickwheelError, Worker
+from tickwheel.console.app import STREAMS_MAX, application
+from tickwheel.console.cli import hosts_of
+from tickwheel.console.door import DoorConfig, cookie_name
+from tickwheel.console.sessions import Sessions
 from tickwheel.gateway.api import Api
 from tickwheel.gateway.app import make_app
+from tickwheel.gateway.beside import beside
 from tickwheel.gateway.clients import Clients
-from tickwheel.gateway.config import GatewayConfig, Listen, Target
+from tickwheel.gateway.config import ConsoleSection, GatewayConfig, Listen, Target
 from tickwheel.gateway.posting import Poster
 from tickwheel.gateway.posting_metrics import PostMetrics
 
@@ -26,6 +32,8 @@ _log = logging.getLogger("tickwheel.gateway")
 AGAIN_S = 5.0
 """Pause before a target's worker that the cluster refused is started again."""
 READY_S = 2.0
+CONNECTIONS_MAX = 1_000
+"""Of callers of the REST API; open pages of the console come on top."""
 
 
 class Gateway:
@@ -86,9 +94,11 @@ class Gateway:
                 return False
             return True
 
+        sessions = Sessions(self._make_client)
+        rest = make_app(Api(clients, self._registry, own, ready))
         self._server = _Server(
             uvicorn.Config(
-                make_app(Api(clients, self._registry, own, ready)),
+                rest if self._config.console is None else _with_console(rest, self._config.console, listen, sessions),
                 host=listen.host,
                 port=listen.port,
                 ssl_certfile=listen.cert_file,
@@ -96,7 +106,7 @@ class Gateway:
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                limit_concurrency=1_000,
+                limit_concurrency=CONNECTIONS_MAX + (STREAMS_MAX if self._config.console is not None else 0),
                 timeout_keep_alive=60,
                 timeout_graceful_shutdown=20,
                 server_header=False,
@@ -105,9 +115,19 @@ class Gateway:
         )
         if self._stopping.is_set():
             return
+
+        async def end_pages() -> None:
+            """Open pages would hold up the end for as long as posts and calls may take."""
+            await self._stopping.wait()
+            await sessions.close()
+
+        ending = asyncio.ensure_future(end_pages())
         try:
             await self._server.serve()
         finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+            await sessions.close()
             await clients.close()
 
     async def _deliver(self, client: AsyncClient, name: str, target: Target) -> None:
@@ -137,6 +157,13 @@ class Gateway:
                     self._workers.discard(worker)
         finally:
             await poster.close()
+
+
+def _with_console(rest: ASGIApp, section: ConsoleSection, listen: Listen, sessions: Sessions) -> ASGIApp:
+    secure = listen.cert_file is not None
+    hosts = hosts_of(listen.host, list(section.host_names))
+    config = DoorConfig(hosts, cookie_name(listen.port, secure), secure, section.read_only)
+    return beside(rest, application(sessions, config))
 
 
 class _Server(uvicorn.Server):

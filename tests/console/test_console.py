@@ -15,6 +15,7 @@ from tests.console.browser_client import BrowserClient, running
 from tickwheel.client import AsyncClient
 from tickwheel.console.app import application
 from tickwheel.console.door import DoorConfig
+from tickwheel.console.sessions import Sessions
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import access_pb2, admin_pb2
 
@@ -60,7 +61,7 @@ async def app(cluster: LocalCluster) -> AsyncIterator[ASGIApp]:
     def open_client(token: str) -> AsyncClient:
         return AsyncClient(cluster.addresses, token=token, timeout_s=10)
 
-    async with running(application(open_client, CONFIG)) as started:
+    async with running(application(Sessions(open_client), CONFIG)) as started:
         yield started
 
 

@@ -15,6 +15,7 @@ from tickwheel.console.app import PAGES, STATIC, application
 from tickwheel.console.changes import CHANGES
 from tickwheel.console.door import BODY_BYTES_MAX, DoorConfig
 from tickwheel.console.reads import READS
+from tickwheel.console.sessions import Sessions
 
 HOSTS = frozenset({"127.0.0.1", "localhost"})
 
@@ -27,7 +28,7 @@ def nobody(token: str) -> AsyncClient:
 @pytest_asyncio.fixture
 async def browser() -> AsyncIterator[BrowserClient]:
     """A browser of a console without a cluster."""
-    async with running(application(nobody, DoorConfig(HOSTS, "session", False, False))) as app:
+    async with running(application(Sessions(nobody), DoorConfig(HOSTS, "session", False, False))) as app:
         yield BrowserClient(app)
 
 
@@ -177,7 +178,7 @@ async def test_without_a_cluster_every_call_says_so(browser: BrowserClient) -> N
 
 async def test_a_console_that_only_reads_changes_nothing() -> None:
     """Every change is refused here, with words that say how to allow it; logging in is no change."""
-    async with running(application(nobody, DoorConfig(HOSTS, "session", False, True))) as app:
+    async with running(application(Sessions(nobody), DoorConfig(HOSTS, "session", False, True))) as app:
         browser = BrowserClient(app)
         assert (await browser.open())["read_only"]
         for name in CHANGES:

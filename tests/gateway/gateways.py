@@ -23,10 +23,12 @@ Call = Callable[..., Awaitable[tuple[int, Any, Any]]]
 
 
 @asynccontextmanager
-async def running(cluster: LocalCluster, path: Path, text: str) -> AsyncIterator[Gateway]:
-    """A gateway of this configuration."""
+async def running(cluster: LocalCluster, path: Path, text: str, own: str = "") -> AsyncIterator[Gateway]:
+    """A gateway of this configuration; `own` is its own token."""
     await asyncio.to_thread(path.write_text, text)
-    gateway = Gateway(read_config(path), lambda token: AsyncClient(cluster.addresses, token=token or ""))
+    gateway = Gateway(
+        read_config(path), lambda token: AsyncClient(cluster.addresses, token=own if token is None else token)
+    )
     task = asyncio.ensure_future(gateway.run())
     try:
         yield gateway

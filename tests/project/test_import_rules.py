@@ -22,7 +22,7 @@ MAY_KNOW = {
     "node": {"proto", "storage", "transport", "wheel", "replication"},
     "chaos": {"proto", "storage", "wheel", "replication", "client", "node", "pipeline"},
     "pipeline": {"proto", "client", "storage"},
-    "gateway": {"client", "node", "proto"},
+    "gateway": {"client", "node", "proto", "console"},
     "testing": {"proto", "storage", "wheel", "transport", "replication", "client", "node"},
     "console": {"proto", "client"},
     "bench": {"proto", "storage", "wheel", "replication", "client", "node", "chaos", "pipeline"},
