@@ -82,6 +82,7 @@ async def test_no_change_without_the_token_of_its_session(browser: BrowserClient
         {"cookie": ""},
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
     ]
     for headers in forged:
         answer = await browser.call("POST", f"/api/{name}", body=b"{}", headers=headers)

@@ -111,7 +111,5 @@ async def test_open_pages_do_not_hold_up_the_end(tmp_path: Path) -> None:
         await csrf_of(browser)
         async with browser.get("/api/stream") as stream, asyncio.timeout(SOON_S):
             await stream.content.readuntil(b"event: picture")
-            began_s = asyncio.get_running_loop().time()
             gateway.stop()
-            await stream.content.read()
-            assert asyncio.get_running_loop().time() - began_s < 15
+            await stream.content.read()  # a stream that is cut after the 20 s raises
