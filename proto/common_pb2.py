@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctickwheel/proto/common.proto\x12\x0ctickwheel.v1\"=\n\tMessageId\x12\x13\n\x0bwheel_group\x18\x01 \x01(\r\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\"\xa8\x01\n\x0bMessageMeta\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x37\n\x07headers\x18\x03 \x03(\x0b\x32&.tickwheel.v1.MessageMeta.HeadersEntry\x12\x15\n\rmessage_group\x18\x04 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaa\x01\n\x07Message\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\'\n\x04meta\x18\x03 \x01(\x0b\x32\x19.tickwheel.v1.MessageMeta\x12\x10\n\x06\x64ue_ms\x18\x04 \x01(\x03H\x00\x12\x12\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x00\x12\x15\n\x0b\x64\x65lay_level\x18\x06 \x01(\rH\x00\x12\x11\n\tjitter_ms\x18\x07 \x01(\rB\x06\n\x04when\"7\n\x08HeldFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07*\x8b\x03\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x11\n\rINVALID_FIELD\x10\x01\x12\x0e\n\nNOT_MASTER\x10\x02\x12\r\n\tNO_MASTER\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x12\x11\n\rLIMIT_REACHED\x10\x05\x12\x10\n\x0cSEQUENCE_GAP\x10\x06\x12\x16\n\x12SEQUENCE_FORGOTTEN\x10\x07\x12\x10\n\x0cUNKNOWN_NAME\x10\x08\x12\x0e\n\nNAME_TAKEN\x10\t\x12\r\n\tDISK_FULL\x10\n\x12\x11\n\rROLE_REQUIRED\x10\x0b\x12\x0e\n\nRECOVERING\x10\x0c\x12\x0f\n\x0bWRONG_STATE\x10\r\x12\x12\n\x0eNO_AGREED_TIME\x10\x0e\x12\x12\n\x0e\x46ILTER_DIFFERS\x10\x14\x12\x0e\n\nNODE_FAULT\x10\x16\x12\x14\n\x0fUNAUTHENTICATED\x10\x8c\x01\x12\x13\n\x0eRIGHT_REQUIRED\x10\x8d\x01\x12\x12\n\x0eSEQUENCE_TAKEN\x10\x15\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctickwheel/proto/common.proto\x12\x0ctickwheel.v1\"=\n\tMessageId\x12\x13\n\x0bwheel_group\x18\x01 \x01(\r\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\"\xbc\x01\n\x0bMessageMeta\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x37\n\x07headers\x18\x03 \x03(\x0b\x32&.tickwheel.v1.MessageMeta.HeadersEntry\x12\x15\n\rmessage_group\x18\x04 \x01(\t\x12\x12\n\nunique_key\x18\x05 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"-\n\x08TopicKey\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nunique_key\x18\x02 \x01(\t\"\xf9\x01\n\x07Message\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\'\n\x04meta\x18\x03 \x01(\x0b\x32\x19.tickwheel.v1.MessageMeta\x12\x10\n\x06\x64ue_ms\x18\x04 \x01(\x03H\x00\x12\x12\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x00\x12\x15\n\x0b\x64\x65lay_level\x18\x06 \x01(\rH\x00\x12\x11\n\tjitter_ms\x18\x07 \x01(\r\x12\x32\n\x0fon_key_conflict\x18\x08 \x01(\x0e\x32\x19.tickwheel.v1.KeyConflict\x12\x19\n\x11key_until_settled\x18\t \x01(\x08\x42\x06\n\x04when\"7\n\x08HeldFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\x07*}\n\x0bKeyConflict\x12\x1c\n\x18KEY_CONFLICT_UNSPECIFIED\x10\x00\x12\x17\n\x13KEY_CONFLICT_REFUSE\x10\x01\x12\x1d\n\x19KEY_CONFLICT_USE_EXISTING\x10\x02\x12\x18\n\x14KEY_CONFLICT_REPLACE\x10\x03*T\n\nKeyOutcome\x12\x0c\n\x08KEY_FREE\x10\x00\x12\x0f\n\x0bKEY_REFUSED\x10\x01\x12\x15\n\x11KEY_USED_EXISTING\x10\x02\x12\x10\n\x0cKEY_REPLACED\x10\x03*\x9a\x03\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x11\n\rINVALID_FIELD\x10\x01\x12\x0e\n\nNOT_MASTER\x10\x02\x12\r\n\tNO_MASTER\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x12\x11\n\rLIMIT_REACHED\x10\x05\x12\x10\n\x0cSEQUENCE_GAP\x10\x06\x12\x16\n\x12SEQUENCE_FORGOTTEN\x10\x07\x12\x10\n\x0cUNKNOWN_NAME\x10\x08\x12\x0e\n\nNAME_TAKEN\x10\t\x12\r\n\tDISK_FULL\x10\n\x12\x11\n\rROLE_REQUIRED\x10\x0b\x12\x0e\n\nRECOVERING\x10\x0c\x12\x0f\n\x0bWRONG_STATE\x10\r\x12\x12\n\x0eNO_AGREED_TIME\x10\x0e\x12\x12\n\x0e\x46ILTER_DIFFERS\x10\x14\x12\x0e\n\nNODE_FAULT\x10\x16\x12\x14\n\x0fUNAUTHENTICATED\x10\x8c\x01\x12\x13\n\x0eRIGHT_REQUIRED\x10\x8d\x01\x12\x12\n\x0eSEQUENCE_TAKEN\x10\x15\x12\r\n\tKEY_TAKEN\x10\x17\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MESSAGEMETA_HEADERSENTRY']._loaded_options = None
   _globals['_MESSAGEMETA_HEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_ERRORREASON']._serialized_start=511
-  _globals['_ERRORREASON']._serialized_end=906
+  _globals['_KEYCONFLICT']._serialized_start=656
+  _globals['_KEYCONFLICT']._serialized_end=781
+  _globals['_KEYOUTCOME']._serialized_start=783
+  _globals['_KEYOUTCOME']._serialized_end=867
+  _globals['_ERRORREASON']._serialized_start=870
+  _globals['_ERRORREASON']._serialized_end=1280
   _globals['_MESSAGEID']._serialized_start=46
   _globals['_MESSAGEID']._serialized_end=107
   _globals['_MESSAGEMETA']._serialized_start=110
-  _globals['_MESSAGEMETA']._serialized_end=278
-  _globals['_MESSAGEMETA_HEADERSENTRY']._serialized_start=232
-  _globals['_MESSAGEMETA_HEADERSENTRY']._serialized_end=278
-  _globals['_MESSAGE']._serialized_start=281
-  _globals['_MESSAGE']._serialized_end=451
-  _globals['_HELDFILE']._serialized_start=453
-  _globals['_HELDFILE']._serialized_end=508
+  _globals['_MESSAGEMETA']._serialized_end=298
+  _globals['_MESSAGEMETA_HEADERSENTRY']._serialized_start=252
+  _globals['_MESSAGEMETA_HEADERSENTRY']._serialized_end=298
+  _globals['_TOPICKEY']._serialized_start=300
+  _globals['_TOPICKEY']._serialized_end=345
+  _globals['_MESSAGE']._serialized_start=348
+  _globals['_MESSAGE']._serialized_end=597
+  _globals['_HELDFILE']._serialized_start=599
+  _globals['_HELDFILE']._serialized_end=654
 # @@protoc_insertion_point(module_scope)

@@ -23,6 +23,66 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _KeyConflict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KeyConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyConflict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KEY_CONFLICT_UNSPECIFIED: _KeyConflict.ValueType  # 0
+    """As KEY_CONFLICT_REFUSE."""
+    KEY_CONFLICT_REFUSE: _KeyConflict.ValueType  # 1
+    """It is refused; the answer names the message that holds the key."""
+    KEY_CONFLICT_USE_EXISTING: _KeyConflict.ValueType  # 2
+    """It is dropped; the answer is the id and due time of the message that holds the key."""
+    KEY_CONFLICT_REPLACE: _KeyConflict.ValueType  # 3
+    """It takes the place of the message that holds the key, with its own payload and time. The first id then names the new
+    message too, as after Reschedule.
+    """
+
+class KeyConflict(_KeyConflict, metaclass=_KeyConflictEnumTypeWrapper):
+    """What becomes of a message whose unique key another message holds."""
+
+KEY_CONFLICT_UNSPECIFIED: KeyConflict.ValueType  # 0
+"""As KEY_CONFLICT_REFUSE."""
+KEY_CONFLICT_REFUSE: KeyConflict.ValueType  # 1
+"""It is refused; the answer names the message that holds the key."""
+KEY_CONFLICT_USE_EXISTING: KeyConflict.ValueType  # 2
+"""It is dropped; the answer is the id and due time of the message that holds the key."""
+KEY_CONFLICT_REPLACE: KeyConflict.ValueType  # 3
+"""It takes the place of the message that holds the key, with its own payload and time. The first id then names the new
+message too, as after Reschedule.
+"""
+Global___KeyConflict: _TypeAlias = KeyConflict  # noqa: Y015
+
+class _KeyOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KeyOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KEY_FREE: _KeyOutcome.ValueType  # 0
+    """It was scheduled, and nobody held its key; or it has none."""
+    KEY_REFUSED: _KeyOutcome.ValueType  # 1
+    """It was not scheduled. The id is that of the message that holds the key."""
+    KEY_USED_EXISTING: _KeyOutcome.ValueType  # 2
+    """It was not scheduled, as KEY_CONFLICT_USE_EXISTING asks. The id is that of the message that holds the key."""
+    KEY_REPLACED: _KeyOutcome.ValueType  # 3
+    """It was scheduled, and the message that held the key will never be delivered."""
+
+class KeyOutcome(_KeyOutcome, metaclass=_KeyOutcomeEnumTypeWrapper):
+    """What became of a message with a unique key."""
+
+KEY_FREE: KeyOutcome.ValueType  # 0
+"""It was scheduled, and nobody held its key; or it has none."""
+KEY_REFUSED: KeyOutcome.ValueType  # 1
+"""It was not scheduled. The id is that of the message that holds the key."""
+KEY_USED_EXISTING: KeyOutcome.ValueType  # 2
+"""It was not scheduled, as KEY_CONFLICT_USE_EXISTING asks. The id is that of the message that holds the key."""
+KEY_REPLACED: KeyOutcome.ValueType  # 3
+"""It was scheduled, and the message that held the key will never be delivered."""
+Global___KeyOutcome: _TypeAlias = KeyOutcome  # noqa: Y015
+
 class _ErrorReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -75,6 +135,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     SEQUENCE_TAKEN: _ErrorReason.ValueType  # 21
     """ALREADY_EXISTS: the producer id is somebody else's (field is producer_id), or its sequence was accepted with other
     content (field is sequence). Nothing of the request was accepted.
+    """
+    KEY_TAKEN: _ErrorReason.ValueType  # 23
+    """ALREADY_EXISTS: another message holds the unique key ("value"); "id" names it, "due_ms" is its time. A producer's
+    sequence counts as accepted: a repeat gets this answer again.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -130,6 +194,10 @@ RIGHT_REQUIRED: ErrorReason.ValueType  # 141
 SEQUENCE_TAKEN: ErrorReason.ValueType  # 21
 """ALREADY_EXISTS: the producer id is somebody else's (field is producer_id), or its sequence was accepted with other
 content (field is sequence). Nothing of the request was accepted.
+"""
+KEY_TAKEN: ErrorReason.ValueType  # 23
+"""ALREADY_EXISTS: another message holds the unique key ("value"); "id" names it, "due_ms" is its time. A producer's
+sequence counts as accepted: a repeat gets this answer again.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
@@ -197,9 +265,12 @@ class MessageMeta(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     MESSAGE_GROUP_FIELD_NUMBER: _builtins.int
+    UNIQUE_KEY_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     message_group: _builtins.str
     """Messages of one group are delivered one at a time, in order (FIFO topics)."""
+    unique_key: _builtins.str
+    """At most one pending message of a topic has this unique key; 1 to 255 bytes of UTF-8. Empty: none."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -211,14 +282,39 @@ class MessageMeta(_message.Message):
         tags: _abc.Iterable[_builtins.str] | None = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         message_group: _builtins.str = ...,
+        unique_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "key", b"key", "message_group", b"message_group", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "key", b"key", "message_group", b"message_group", "tags", b"tags", "unique_key", b"unique_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MessageMeta: _TypeAlias = MessageMeta  # noqa: Y015
+
+@_typing.final
+class TopicKey(_message.Message):
+    """Names the message that holds a unique key now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    UNIQUE_KEY_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    unique_key: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        unique_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "unique_key", b"unique_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicKey: _TypeAlias = TopicKey  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
@@ -233,6 +329,8 @@ class Message(_message.Message):
     DELAY_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     JITTER_MS_FIELD_NUMBER: _builtins.int
+    ON_KEY_CONFLICT_FIELD_NUMBER: _builtins.int
+    KEY_UNTIL_SETTLED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot."""
     payload: _builtins.bytes
@@ -247,6 +345,12 @@ class Message(_message.Message):
     """The master moves the due time later by a random part of this, so that what is scheduled for a full hour does not
     come due at one instant; the receipt says which time holds. At most 86,400,000.
     """
+    on_key_conflict: Global___KeyConflict.ValueType
+    """With meta.unique_key: what to do if another message holds the key."""
+    key_until_settled: _builtins.bool
+    """With meta.unique_key: the message holds its key until every group of the topic has settled it. Otherwise it frees the
+    key when it is dispatched, that is when its time has come.
+    """
     @_builtins.property
     def meta(self) -> Global___MessageMeta: ...
     def __init__(
@@ -259,10 +363,12 @@ class Message(_message.Message):
         delay_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
         jitter_ms: _builtins.int = ...,
+        on_key_conflict: Global___KeyConflict.ValueType = ...,
+        key_until_settled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "meta", b"meta", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "jitter_ms", b"jitter_ms", "meta", b"meta", "payload", b"payload", "topic", b"topic", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "jitter_ms", b"jitter_ms", "key_until_settled", b"key_until_settled", "meta", b"meta", "on_key_conflict", b"on_key_conflict", "payload", b"payload", "topic", b"topic", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_when: _TypeAlias = _typing.Literal["due_ms", "delay_ms", "delay_level"]  # noqa: Y015
     _WhichOneofArgType_when: _TypeAlias = _typing.Literal["when", b"when"]  # noqa: Y015

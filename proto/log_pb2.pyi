@@ -242,6 +242,8 @@ class Publish(_message.Message):
     KEY_HASHES_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     ONE_TAG_HASHES_FIELD_NUMBER: _builtins.int
+    UNIQUE_KEYS_FIELD_NUMBER: _builtins.int
+    KEY_RULES_FIELD_NUMBER: _builtins.int
     due_ms: _builtins.bytes
     """int64[n], as asked for (relative delays already resolved); apply clamps to the cursor."""
     rows: _builtins.bytes
@@ -262,6 +264,12 @@ class Publish(_message.Message):
     """Meta and payload of each unit, in unit order."""
     one_tag_hashes: _builtins.bool
     """tag_hashes has 0 for messages with several tags; without this it is the hash of the first of several."""
+    unique_keys: _builtins.bytes
+    """16 bytes for each of n units: the digest of its topic and unique key (node/state/unique_keys.py), zeros: none. Empty:
+    no unit has one.
+    """
+    key_rules: _builtins.bytes
+    """uint8[n]: KeyConflict, plus 4 if the key is held until the message is settled. Empty with unique_keys."""
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRequest]: ...
     def __init__(
@@ -278,10 +286,12 @@ class Publish(_message.Message):
         key_hashes: _builtins.bytes = ...,
         records: _builtins.bytes = ...,
         one_tag_hashes: _builtins.bool = ...,
+        unique_keys: _builtins.bytes = ...,
+        key_rules: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "key_hashes", b"key_hashes", "meta_sizes", b"meta_sizes", "one_tag_hashes", b"one_tag_hashes", "records", b"records", "requests", b"requests", "rows", b"rows", "sizes", b"sizes", "tag_hashes", b"tag_hashes", "tag_masks", b"tag_masks", "topic_ids", b"topic_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "key_hashes", b"key_hashes", "key_rules", b"key_rules", "meta_sizes", b"meta_sizes", "one_tag_hashes", b"one_tag_hashes", "records", b"records", "requests", b"requests", "rows", b"rows", "sizes", b"sizes", "tag_hashes", b"tag_hashes", "tag_masks", b"tag_masks", "topic_ids", b"topic_ids", "unique_keys", b"unique_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,19 +555,29 @@ class Cancel(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
+    UNIQUE_KEY_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """uint64"""
     due_ms: _builtins.int
     """Due time of the unit as the master read it."""
+    unique_key: _builtins.bytes
+    """Instead of id and due_ms: the message that holds this unique key when the command is applied; 16 bytes as in Publish."""
+    @_builtins.property
+    def request(self) -> Global___PublishRequest:
+        """As in Reschedule."""
+
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         due_ms: _builtins.int = ...,
+        unique_key: _builtins.bytes = ...,
+        request: Global___PublishRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "request", b"request", "unique_key", b"unique_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -578,6 +598,7 @@ class Reschedule(_message.Message):
     KEY_HASH_FIELD_NUMBER: _builtins.int
     FLAGS_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    UNIQUE_KEY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     due_ms: _builtins.int
     new_due_ms: _builtins.int
@@ -590,6 +611,8 @@ class Reschedule(_message.Message):
     key_hash: _builtins.int
     flags: _builtins.int
     """Flags of the unit; see tickwheel/wheel/units.py."""
+    unique_key: _builtins.bytes
+    """Without effect unless the message `id` still holds this unique key; 16 bytes as in Publish."""
     @_builtins.property
     def request(self) -> Global___PublishRequest:
         """The producer's request, so that a repeat is recognised; absent: it has no producer id."""
@@ -608,10 +631,11 @@ class Reschedule(_message.Message):
         key_hash: _builtins.int = ...,
         flags: _builtins.int = ...,
         request: Global___PublishRequest | None = ...,
+        unique_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "flags", b"flags", "id", b"id", "key_hash", b"key_hash", "meta_size", b"meta_size", "new_due_ms", b"new_due_ms", "record", b"record", "request", b"request", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "flags", b"flags", "id", b"id", "key_hash", b"key_hash", "meta_size", b"meta_size", "new_due_ms", b"new_due_ms", "record", b"record", "request", b"request", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask", "topic_id", b"topic_id", "unique_key", b"unique_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -161,6 +161,7 @@ class ScheduleReceipt(_message.Message):
     DUE_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
+    KEY_OUTCOME_FIELD_NUMBER: _builtins.int
     due_ms: _builtins.int
     """The time that holds: asked for, or computed from delay or level, or clamped when past."""
     delay_level: _builtins.int
@@ -168,6 +169,8 @@ class ScheduleReceipt(_message.Message):
     this answers a repeat (only due_ms is kept of the first answer).
     """
     delay_ms: _builtins.int
+    key_outcome: _common_pb2.KeyOutcome.ValueType
+    """KEY_REFUSED is the status ALREADY_EXISTS with reason KEY_TAKEN instead."""
     @_builtins.property
     def id(self) -> _common_pb2.MessageId: ...
     def __init__(
@@ -177,10 +180,11 @@ class ScheduleReceipt(_message.Message):
         due_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
+        key_outcome: _common_pb2.KeyOutcome.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id", "key_outcome", b"key_outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,6 +273,8 @@ class ColumnBatch(_message.Message):
     METAS_FIELD_NUMBER: _builtins.int
     DELAY_LEVELS_FIELD_NUMBER: _builtins.int
     JITTER_MS_FIELD_NUMBER: _builtins.int
+    ON_KEY_CONFLICT_FIELD_NUMBER: _builtins.int
+    KEY_UNTIL_SETTLED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     due_ms: _builtins.bytes
     """int64[n] absolute times. Exactly one of due_ms, delay_ms and delay_levels is given."""
@@ -286,6 +292,9 @@ class ColumnBatch(_message.Message):
     """uint32[n] delay levels, counted from 1; 0 is no delay (due at once), above the highest is the highest."""
     jitter_ms: _builtins.int
     """For all messages of the batch: see Message.jitter_ms."""
+    on_key_conflict: _common_pb2.KeyConflict.ValueType
+    """For all messages of the batch whose metas have a unique key: see Message."""
+    key_until_settled: _builtins.bool
     def __init__(
         self,
         *,
@@ -298,10 +307,12 @@ class ColumnBatch(_message.Message):
         metas: _builtins.bytes = ...,
         delay_levels: _builtins.bytes = ...,
         jitter_ms: _builtins.int = ...,
+        on_key_conflict: _common_pb2.KeyConflict.ValueType = ...,
+        key_until_settled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_levels", b"delay_levels", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "jitter_ms", b"jitter_ms", "meta_sizes", b"meta_sizes", "metas", b"metas", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_levels", b"delay_levels", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "jitter_ms", b"jitter_ms", "key_until_settled", b"key_until_settled", "meta_sizes", b"meta_sizes", "metas", b"metas", "on_key_conflict", b"on_key_conflict", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,6 +329,7 @@ class BatchReceipt(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     DELAY_LEVELS_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
+    KEY_OUTCOMES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     ids: _builtins.bytes
     """uint64[n] ids in the order of the batch's messages. Empty on error."""
@@ -332,6 +344,10 @@ class BatchReceipt(_message.Message):
     and when this answers a repeat.
     """
     delay_ms: _builtins.bytes
+    key_outcomes: _builtins.bytes
+    """uint8[n] KeyOutcome of each message; empty if all are KEY_FREE. A refused message has the id and due time of the one
+    that holds its key, and leaves the rest of its batch alone.
+    """
     def __init__(
         self,
         *,
@@ -342,10 +358,11 @@ class BatchReceipt(_message.Message):
         error: _builtins.bytes = ...,
         delay_levels: _builtins.bytes = ...,
         delay_ms: _builtins.bytes = ...,
+        key_outcomes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_levels", b"delay_levels", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "error", b"error", "ids", b"ids", "repeated", b"repeated", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_levels", b"delay_levels", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "error", b"error", "ids", b"ids", "key_outcomes", b"key_outcomes", "repeated", b"repeated", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -356,16 +373,32 @@ class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    PRODUCER_OWNER_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.str
+    """Idempotence of a cancel by key, as in RescheduleRequest: without it a repeat could meet the key's next message."""
+    sequence: _builtins.int
+    producer_owner: _builtins.str
     @_builtins.property
-    def id(self) -> _common_pb2.MessageId: ...
+    def id(self) -> _common_pb2.MessageId:
+        """Exactly one of id and key. A key that no pending message holds is NOT_FOUND."""
+
+    @_builtins.property
+    def key(self) -> _common_pb2.TopicKey: ...
     def __init__(
         self,
         *,
         id: _common_pb2.MessageId | None = ...,
+        key: _common_pb2.TopicKey | None = ...,
+        producer_id: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        producer_owner: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key", b"key", "producer_id", b"producer_id", "producer_owner", b"producer_owner", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -376,15 +409,25 @@ class CancelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOME_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    REMEMBERED_FIELD_NUMBER: _builtins.int
     outcome: Global___CancelOutcome.ValueType
+    remembered: _builtins.bool
+    """As in RescheduleResponse."""
+    @_builtins.property
+    def id(self) -> _common_pb2.MessageId:
+        """Of a cancel by key: the message that held it."""
+
     def __init__(
         self,
         *,
         outcome: Global___CancelOutcome.ValueType = ...,
+        id: _common_pb2.MessageId | None = ...,
+        remembered: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "outcome", b"outcome", "remembered", b"remembered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -463,6 +506,7 @@ class RescheduleRequest(_message.Message):
     DUE_MS_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     PRODUCER_OWNER_FIELD_NUMBER: _builtins.int
@@ -478,6 +522,10 @@ class RescheduleRequest(_message.Message):
     producer_owner: _builtins.str
     @_builtins.property
     def id(self) -> _common_pb2.MessageId: ...
+    @_builtins.property
+    def key(self) -> _common_pb2.TopicKey:
+        """Instead of id: the message that holds a unique key. A key that no pending message holds is RESCHEDULE_NOT_FOUND."""
+
     def __init__(
         self,
         *,
@@ -485,13 +533,14 @@ class RescheduleRequest(_message.Message):
         due_ms: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
+        key: _common_pb2.TopicKey | None = ...,
         producer_id: _builtins.str = ...,
         sequence: _builtins.int = ...,
         producer_owner: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id", "when", b"when"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id", "key", b"key", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id", "producer_id", b"producer_id", "producer_owner", b"producer_owner", "sequence", b"sequence", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id", "key", b"key", "producer_id", b"producer_id", "producer_owner", b"producer_owner", "sequence", b"sequence", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_when: _TypeAlias = _typing.Literal["due_ms", "delay_ms", "delay_level"]  # noqa: Y015
     _WhichOneofArgType_when: _TypeAlias = _typing.Literal["when", b"when"]  # noqa: Y015
@@ -603,19 +652,25 @@ class GetRequest(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     content: _builtins.bool
     """Also return payload and meta."""
     @_builtins.property
-    def id(self) -> _common_pb2.MessageId: ...
+    def id(self) -> _common_pb2.MessageId:
+        """Exactly one of id and key. A key that no message holds is NOT_FOUND."""
+
+    @_builtins.property
+    def key(self) -> _common_pb2.TopicKey: ...
     def __init__(
         self,
         *,
         id: _common_pb2.MessageId | None = ...,
         content: _builtins.bool = ...,
+        key: _common_pb2.TopicKey | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "id", b"id", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

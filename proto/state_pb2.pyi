@@ -375,8 +375,12 @@ class StateWindows(_message.Message):
     ACCESS_FIELD_NUMBER: _builtins.int
     SCHEDULES_FIELD_NUMBER: _builtins.int
     SCHEDULE_REVISION_FIELD_NUMBER: _builtins.int
+    UNIQUE_KEYS_FIELD_NUMBER: _builtins.int
+    NEXT_KEY_SHARD_FIELD_NUMBER: _builtins.int
     schedule_revision: _builtins.int
     """The last one given."""
+    next_key_shard: _builtins.int
+    """The shard that is looked through next."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscriptionWindow]: ...
     @_builtins.property
@@ -397,6 +401,10 @@ class StateWindows(_message.Message):
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleSnapshot]:
         """In any order."""
 
+    @_builtins.property
+    def unique_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyShard]:
+        """Rows of node/state/unique_keys.py, by shard."""
+
     def __init__(
         self,
         *,
@@ -408,14 +416,38 @@ class StateWindows(_message.Message):
         access: _access_pb2.AccessSnapshot | None = ...,
         schedules: _abc.Iterable[Global___ScheduleSnapshot] | None = ...,
         schedule_revision: _builtins.int = ...,
+        unique_keys: _abc.Iterable[Global___KeyShard] | None = ...,
+        next_key_shard: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "cold", b"cold", "staging", b"staging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "batches", b"batches", "cold", b"cold", "producers", b"producers", "schedule_revision", b"schedule_revision", "schedules", b"schedules", "staging", b"staging", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "batches", b"batches", "cold", b"cold", "next_key_shard", b"next_key_shard", "producers", b"producers", "schedule_revision", b"schedule_revision", "schedules", b"schedules", "staging", b"staging", "subscriptions", b"subscriptions", "unique_keys", b"unique_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StateWindows: _TypeAlias = StateWindows  # noqa: Y015
+
+@_typing.final
+class KeyShard(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    rows: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        rows: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyShard: _TypeAlias = KeyShard  # noqa: Y015
 
 @_typing.final
 class ScheduleSnapshot(_message.Message):
@@ -601,6 +633,7 @@ class ProducerBatch(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    KEY_OUTCOMES_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     sequence: _builtins.int
     ids: _builtins.bytes
@@ -609,6 +642,8 @@ class ProducerBatch(_message.Message):
     """int64[n]"""
     checksum: _builtins.int
     """As in PublishRequest."""
+    key_outcomes: _builtins.bytes
+    """uint8[n] KeyOutcome; empty: all KEY_FREE."""
     def __init__(
         self,
         *,
@@ -617,10 +652,11 @@ class ProducerBatch(_message.Message):
         ids: _builtins.bytes = ...,
         due_ms: _builtins.bytes = ...,
         checksum: _builtins.int | None = ...,
+        key_outcomes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "due_ms", b"due_ms", "ids", b"ids", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "due_ms", b"due_ms", "ids", b"ids", "key_outcomes", b"key_outcomes", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
     _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
