@@ -193,6 +193,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("cancelled_messages", "counter", "Messages cancelled before their dispatch."),
     MetricSpec("sweeps_running", "gauge", "Bulk cancels and moves that have not ended."),
     MetricSpec("sweep_failures", "counter", "Steps of bulk cancels and moves that had to be repeated."),
+    MetricSpec("unique_keys", "gauge", "Unique keys in memory, some of them of messages that hold them no longer."),
     MetricSpec("schedules", "gauge", "Recurring schedules."),
     MetricSpec("schedules_bytes", "gauge", "Names, plans and messages of recurring schedules."),
     MetricSpec(

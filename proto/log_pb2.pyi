@@ -265,8 +265,8 @@ class Publish(_message.Message):
     one_tag_hashes: _builtins.bool
     """tag_hashes has 0 for messages with several tags; without this it is the hash of the first of several."""
     unique_keys: _builtins.bytes
-    """16 bytes for each of n units: the digest of its topic and unique key (node/state/unique_keys.py), zeros: none. Empty:
-    no unit has one.
+    """16 bytes for each of n units: the digest of its unique key (node/state/unique_keys.py), zeros: none. Empty: no unit
+    has one.
     """
     key_rules: _builtins.bytes
     """uint8[n]: KeyConflict, plus 4 if the key is held until the message is settled. Empty with unique_keys."""
@@ -556,13 +556,17 @@ class Cancel(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     UNIQUE_KEY_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """uint64"""
     due_ms: _builtins.int
     """Due time of the unit as the master read it."""
     unique_key: _builtins.bytes
-    """Instead of id and due_ms: the message that holds this unique key when the command is applied; 16 bytes as in Publish."""
+    """Instead of id and due_ms: the message that holds this unique key of a topic when the command is applied; 16 bytes as
+    in Publish.
+    """
+    topic_id: _builtins.int
     @_builtins.property
     def request(self) -> Global___PublishRequest:
         """As in Reschedule."""
@@ -573,11 +577,12 @@ class Cancel(_message.Message):
         id: _builtins.int = ...,
         due_ms: _builtins.int = ...,
         unique_key: _builtins.bytes = ...,
+        topic_id: _builtins.int = ...,
         request: Global___PublishRequest | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "request", b"request", "unique_key", b"unique_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "request", b"request", "topic_id", b"topic_id", "unique_key", b"unique_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -612,7 +617,7 @@ class Reschedule(_message.Message):
     flags: _builtins.int
     """Flags of the unit; see tickwheel/wheel/units.py."""
     unique_key: _builtins.bytes
-    """Without effect unless the message `id` still holds this unique key; 16 bytes as in Publish."""
+    """Stale unless the message `id` still holds this unique key of its topic; 16 bytes as in Publish."""
     @_builtins.property
     def request(self) -> Global___PublishRequest:
         """The producer's request, so that a repeat is recognised; absent: it has no producer id."""

@@ -38,6 +38,7 @@ from tickwheel.node.core.repair.index_repair import IndexRepair
 from tickwheel.node.core.repair.record_answers import RecordAnswers
 from tickwheel.node.core.repair.record_repair import RecordRepair
 from tickwheel.node.core.requests import ClientRequests
+from tickwheel.node.core.schedule.by_key import KeyRequests
 from tickwheel.node.core.schedule.creations import Creations
 from tickwheel.node.core.schedule.deleting import Deleter
 from tickwheel.node.core.schedule.dispatcher import Dispatcher
@@ -93,7 +94,7 @@ class Parts:
             lambda: core.leading and core.log.lease_held(),
             self._all_understand,
         )
-        self.flow = FlowControl(core, self.topic_pending)
+        self.flow = FlowControl(core, self.topic_pending, self._all_understand)
         self.disk_room = DiskRoom(
             ports.disk,
             core.config.disk_high_percent,
@@ -156,7 +157,8 @@ class Parts:
         self.schedules = ScheduleRequests(
             core, self.requests, self._all_understand, self.flow, self.publisher.full, self.planner
         )
-        self.staging = StagedWrites(core, self.publisher, self.disk_room, self.requests)
+        self.by_key = KeyRequests(core, self.requests, self.senders)
+        self.staging = StagedWrites(core, self.publisher, self.flow, self.disk_room, self.requests)
         self.consumers = ConsumerRequests(core, self.delivery, self.requests)
         self.dead = DeadRequests(core)
         self.pins = PendingPins(core)

@@ -132,7 +132,7 @@ class ClientRequests:
         if known is not None:
             return Rescheduled(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)
         with self._senders.following(sender):
-            due_ms = self._one_due(when, kind)
+            due_ms = self.one_due(when, kind)
             if is_cold(number):
                 place = await self._cold.move(number, due_ms, permitted)
                 if place is None:
@@ -145,9 +145,15 @@ class ClientRequests:
             return await self.move(number, due_ms, permitted, sender)
 
     async def move(
-        self, number: int, due_ms: int, permitted: Permitted = everybody, sender: Sender = NOBODY
+        self,
+        number: int,
+        due_ms: int,
+        permitted: Permitted = everybody,
+        sender: Sender = NOBODY,
+        unique_key: bytes = b"",
     ) -> Rescheduled:
-        """Move a message that is in the wheel. The caller has checked `due_ms`."""
+        """Move a message that is in the wheel. The caller has checked `due_ms`. `unique_key`: digest of the key that
+        led to the message; the result is stale if it no longer holds that key."""
         core = self._core
         not_found = Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0)
         units = (await self._find(number, permitted)).units
@@ -169,14 +175,16 @@ class ClientRequests:
             tag_mask=int(unit["tag_mask"]),
             key_hash=int(unit["key_hash"]),
             flags=int(unit["flags"]),
+            unique_key=unique_key,
         )
         stated = self._senders.stated(sender, 1)
         if stated.HasField("checksum"):
             command.request.CopyFrom(stated)
         result = await core.proposer.propose(Command(reschedule=command), RescheduleResult)
-        return Rescheduled(result.outcome, result.new_id, result.due_ms, result.remembered)
+        return Rescheduled(result.outcome, result.new_id, result.due_ms, result.remembered, result.stale)
 
-    def _one_due(self, when: int, kind: int) -> int:
+    def one_due(self, when: int, kind: int) -> int:
+        """The due time that a reschedule asks for. Raises RequestError: no agreed time, or out of range."""
         core = self._core
         if not -DUE_MS_LIMIT <= when <= DUE_MS_LIMIT or (kind and when < 0):
             raise invalid("due_ms" if not kind else "delay_ms", when, "a time in milliseconds, a delay of 0 or more")

@@ -25,6 +25,7 @@ from tickwheel.node.core.schedule.intake import (
     KIND_DELAY,
     KIND_DUE,
     KIND_LEVEL,
+    IncomingBatch,
     check_sender,
     from_batch,
     from_message,
@@ -42,7 +43,7 @@ from tickwheel.node.server.calls import Calls, owner_of
 from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.paging import page
-from tickwheel.node.server.schedule_stream import ScheduleStreams, receipt_of, state_caller
+from tickwheel.node.server.schedule_stream import ScheduleStreams, may_replace, receipt_of, state_caller
 from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult
@@ -58,6 +59,7 @@ from tickwheel.proto import (
     staging_pb2,
 )
 from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, RIGHT_SCHEDULE, Right
+from tickwheel.proto.common_pb2 import KEY_FREE, KEY_REFUSED
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage.disk import DiskError
 
@@ -131,9 +133,11 @@ def schedule(
     core = node.core
     wheel_group = core.identity.wheel_group
 
-    def placed(number: int, due_ms: int, level: int, delay_ms: int) -> None:
+    def placed(number: int, due_ms: int, level: int, delay_ms: int, key_outcome: int = KEY_FREE) -> None:
         message_id = message_id_of(number, wheel_group)
-        answer(scheduler_pb2.ScheduleReceipt(id=message_id, due_ms=due_ms, delay_level=level, delay_ms=delay_ms))
+        receipt = scheduler_pb2.ScheduleReceipt(id=message_id, due_ms=due_ms, delay_level=level, delay_ms=delay_ms)
+        receipt.key_outcome = key_outcome  # type: ignore[assignment]
+        answer(receipt)
 
     row = row_of(request, core.state.settings)
     if row is not None:
@@ -145,16 +149,22 @@ def schedule(
     except RequestError as error:
         told = core.parts.senders.told(Sender(request.producer_id, request.sequence), error.failure)
         raise RequestError(told) from None
+    refuse(may_replace(batch, caller))
     state_caller(batch, caller, request.producer_owner)
 
     def done(outcome: BatchOutcome | Failure) -> None:
         if isinstance(outcome, Failure):
             answer(outcome)
             return
+        key_outcome = KEY_FREE if outcome.keys is None else int(outcome.keys[0])
+        if key_outcome == KEY_REFUSED:
+            taken = _key_taken(batch, outcome, wheel_group)
+            answer(core.parts.senders.told(Sender(request.producer_id, request.sequence), taken))
+            return
         level = delay_ms = 0
         if outcome.levels is not None:
             level, delay_ms = int(outcome.levels.levels[0]), int(outcome.levels.delays_ms[0])
-        placed(int(outcome.ids[0]), int(outcome.due_ms[0]), level, delay_ms)
+        placed(int(outcome.ids[0]), int(outcome.due_ms[0]), level, delay_ms, key_outcome)
 
     node.calls.begin(lambda core, done: core.parts.requests.schedule(batch, done), done)
 
@@ -166,13 +176,43 @@ async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller
     except RequestError as error:
         told = core.parts.senders.told(Sender(request.producer_id, request.sequence), error.failure)
         raise RequestError(told) from None
-    refuse(caller.topics(RIGHT_SCHEDULE, batch.topics))
+    refuse(caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller))
     state_caller(batch, caller, request.producer_owner)
     outcome: BatchOutcome = await node.calls.ask(lambda core, done: core.parts.requests.schedule(batch, done))
     return receipt_of(batch, outcome)
 
 
+def _key_taken(batch: IncomingBatch, outcome: BatchOutcome, wheel_group: int) -> Failure:
+    """The refusal of a single message whose unique key another one holds."""
+    assert batch.unique_keys is not None
+    key, number = batch.unique_keys.first, int(outcome.ids[0])
+    shown = f"{wheel_group}-{number >> 32}-{number & 0xFFFF_FFFF}"
+    facts = {"field": "meta.unique_key", "value": key, "id": shown, "due_ms": str(int(outcome.due_ms[0]))}
+    text = f"message {shown} of topic {batch.topics[0]} holds the unique key {key}"
+    return Failure(common_pb2.KEY_TAKEN, text, facts)
+
+
+_OfOne = scheduler_pb2.CancelRequest | scheduler_pb2.RescheduleRequest | scheduler_pb2.GetRequest
+
+
+def _by_key(request: _OfOne) -> bool:
+    """Whether a request names its message by unique key. Raises RequestError: by id as well."""
+    if request.HasField("id") and request.HasField("key"):
+        raise invalid("key", request.key.unique_key, "only without id")
+    return request.HasField("key")
+
+
 async def cancel(core: NodeCore, request: scheduler_pb2.CancelRequest, caller: Caller) -> scheduler_pb2.CancelResponse:
+    if _by_key(request):
+        check_sender(request.producer_id, request.sequence, request.producer_owner)
+        sender = Sender(request.producer_id, request.sequence, owner=owner_of(caller.name, request.producer_owner))
+        done = await core.parts.by_key.cancel(request.key, permitted(caller, RIGHT_CANCEL), sender)
+        answer = scheduler_pb2.CancelResponse(outcome=done.outcome, remembered=done.remembered)
+        if done.id:
+            answer.id.CopyFrom(message_id_of(done.id, core.identity.wheel_group))
+        return answer
+    if request.producer_id or request.sequence or request.producer_owner:
+        raise invalid("producer_id", request.producer_id, "unset with an id: a cancel by id may be repeated as it is")
     number = id_of(request.id, core.identity.wheel_group)
     outcome = await core.parts.requests.cancel(number, permitted(caller, RIGHT_CANCEL))
     return scheduler_pb2.CancelResponse(outcome=outcome)
@@ -188,8 +228,11 @@ async def reschedule(
     owner = owner_of(caller.name, request.producer_owner)
     sender = Sender(request.producer_id, request.sequence, owner=owner)
     when, kind, may = getattr(request, name), WHEN_KINDS[name], permitted(caller, RIGHT_CANCEL)
-    number = id_of(request.id, core.identity.wheel_group)
-    result = await core.parts.requests.reschedule(number, when, kind, may, sender)
+    if _by_key(request):
+        result = await core.parts.by_key.reschedule(request.key, when, kind, may, sender)
+    else:
+        number = id_of(request.id, core.identity.wheel_group)
+        result = await core.parts.requests.reschedule(number, when, kind, may, sender)
     response = scheduler_pb2.RescheduleResponse(
         outcome=result.outcome, due_ms=result.due_ms, remembered=result.remembered
     )
@@ -237,6 +280,8 @@ async def reschedule_many(
 
 
 async def get(core: NodeCore, request: scheduler_pb2.GetRequest, caller: Caller) -> scheduler_pb2.GetResponse:
+    if _by_key(request):
+        return await core.parts.by_key.get(request.key, request.content, permitted(caller, RIGHT_READ))
     number = id_of(request.id, core.identity.wheel_group)
     return await core.parts.requests.get(number, request.content, permitted(caller, RIGHT_READ))
 
@@ -253,6 +298,7 @@ async def list_sweeps(
 
 async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Caller) -> staging_pb2.StagedJob:
     batch = from_batch(scheduler_pb2.ScheduleBatch(columns=request.columns), core.state.settings)
+    refuse(may_replace(batch, caller))
     return await core.parts.staging.stage(request, batch, caller.actor)
 
 

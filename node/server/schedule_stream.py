@@ -29,7 +29,7 @@ from tickwheel.node.server.door import RefusedRequestError
 from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.state.producers import Sender
 from tickwheel.proto import scheduler_pb2
-from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
+from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_SCHEDULE
 from tickwheel.transport.server import ServerStream as Context
 
 ROWS_A_BATCH = 16
@@ -53,6 +53,8 @@ def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.Bat
     if outcome.levels is not None:
         receipt.delay_levels = outcome.levels.levels.astype("<u4", copy=False).tobytes()
         receipt.delay_ms = outcome.levels.delays_ms.astype("<i8", copy=False).tobytes()
+    if outcome.keys is not None:
+        receipt.key_outcomes = outcome.keys.tobytes()
     return receipt
 
 
@@ -67,6 +69,11 @@ def receipt_of_row(
         receipt.delay_levels = _LITTLE_4.pack(level)
         receipt.delay_ms = _LITTLE_8.pack(delay_ms)
     return receipt
+
+
+def may_replace(batch: IncomingBatch, caller: Caller) -> Failure | None:
+    """The refusal if messages of a batch may take the place of others, and the caller may not cancel in its topics."""
+    return caller.topics(RIGHT_CANCEL, batch.topics) if batch.replaces else None
 
 
 def state_caller(batch: IncomingBatch, caller: Caller, producer_owner: str) -> None:
@@ -232,7 +239,7 @@ class ScheduleStreams:
         except RequestError as error:
             self._refuse(request, error.failure, place, line)
             return
-        refusal = caller.topics(RIGHT_SCHEDULE, batch.topics)
+        refusal = caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller)
         if refusal is not None:
             line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(refusal)))
             return

@@ -16,6 +16,7 @@ from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.sweeps import Sweeps
 from tickwheel.node.state.topics import Topic, Topics
+from tickwheel.node.state.unique_keys import UniqueKeys
 from tickwheel.proto.scheduler_pb2 import Sweep
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
@@ -45,6 +46,7 @@ class ClusterState:
     cold: ColdTier = field(default_factory=ColdTier)
     access: AccessControl = field(default_factory=AccessControl)
     schedules: Schedules = field(default_factory=Schedules)
+    unique_keys: UniqueKeys = field(default_factory=UniqueKeys)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
     """Messages removed by retention or a deletion that a group had not settled (once per group), or removed by

@@ -131,6 +131,8 @@ def digest_in_turns(state: ClusterState, wheel: WheelPort) -> Turns[StateDigest]
         parts["cold"] = cold
     if state.schedules.used:
         parts["schedules"] = yield from state.schedules.digest_in_turns()
+    if state.unique_keys.used:
+        parts["unique_keys"] = yield from state.unique_keys.digest_in_turns()
     owners = [(group.group_id, group.owner) for group in state.groups if group.owner]
     access = state.access.message().SerializeToString(deterministic=True)
     if access or owners:

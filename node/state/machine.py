@@ -26,6 +26,7 @@ from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.burial import Burial
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdResult
+from tickwheel.node.state.key_holders import Holder, KeyHolders
 from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import make_batch
@@ -53,6 +54,7 @@ from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.subscription import RETURNING, SETTLING
 from tickwheel.node.state.sweeps import DELETIONS
+from tickwheel.node.state.unique_keys import DIGEST_BYTES, digest_of, key_of
 from tickwheel.node.state.view import StateView
 from tickwheel.proto import cold_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -140,8 +142,9 @@ class StateMachine(StateView):
         else:
             disk.make_dir(directory)
         super().__init__(state, wheel, Administration(state, wheel, self._config.slot_ms))
+        self.holders = KeyHolders(state, wheel)
         self._ingesting = Ingesting(wheel, self._state.topics, self._state.loads, self._state.cold)
-        self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
+        self._publishing = Publishing(wheel, self._state.topics, self._state.producers, self.holders)
         self.retrying = Retrying(self._state, wheel)
         self.burial = Burial(self._state, self.retrying)
         self._recurring = Recurring(self._state, wheel)
@@ -197,7 +200,7 @@ class StateMachine(StateView):
         if kind == "purge_dead":
             return self.burial.purge(command.purge_dead)
         if kind == "cancel":
-            return self._cancel(command.cancel)
+            return self._cancel_once(command.cancel)
         if kind == "reschedule":
             return self._reschedule_once(command.reschedule, entry.stamped_ms)
         if kind == "filtered":
@@ -228,6 +231,7 @@ class StateMachine(StateView):
             failure = invalid("due_ms", dispatch.due_ms, f"0 to {DUE_MS_MAX}").failure
             return DispatchResult(self.wheel.cursor, 0, failure=failure)
         units = self.wheel.dispatch(CursorKey(dispatch.due_ms, dispatch.index)).units
+        self.holders.sift()
         discarded = 0
         if len(units):
             topics = units["topic_id"]
@@ -315,9 +319,37 @@ class StateMachine(StateView):
         self.filtered += result.skipped
         return result
 
+    def _cancel_once(self, cancel: Cancel) -> CancelResult:
+        """Cancel a message unless the request repeats its sender's sequence; then give the first answer again. A new
+        cancel is remembered with that sequence."""
+        if not cancel.HasField("request"):
+            return self._cancel(cancel)
+        sender, producers = sender_of(cancel.request), self._state.producers
+        found = judge(producers, sender, 1)
+        if isinstance(found, Failure):
+            return CancelResult(scheduler.CANCEL_OUTCOME_UNSPECIFIED, failure=found)
+        if found is not None:
+            producers.touch(sender.producer_id)
+            return CancelResult(scheduler.CANCELLED, int(found.ids[0]), None, True, True)
+        result = self._cancel(cancel)
+        if result.outcome != scheduler.CANCELLED:
+            return result
+        ids = np.array([result.id], np.uint64)
+        producers.accept(sender, make_batch(ids, np.zeros(1, np.int64), sender.checksum), self._state.settings)
+        return replace(result, remembered=True)
+
     def _cancel(self, cancel: Cancel) -> CancelResult:
-        outcome = self.wheel.cancel(cancel.id, cancel.due_ms)
-        return CancelResult(_CANCEL_OUTCOMES[outcome.name])
+        if not cancel.unique_key:
+            outcome = self.wheel.cancel(cancel.id, cancel.due_ms)
+            return CancelResult(_CANCEL_OUTCOMES[outcome.name], cancel.id)
+        if len(cancel.unique_key) != DIGEST_BYTES:
+            failure = invalid("unique_key", f"{len(cancel.unique_key)} bytes", f"{DIGEST_BYTES} bytes").failure
+            return CancelResult(scheduler.CANCEL_OUTCOME_UNSPECIFIED, failure=failure)
+        holder = self.holders.holder(key_of(cancel.topic_id, cancel.unique_key))
+        if holder is None:
+            return CancelResult(scheduler.NOT_FOUND)
+        outcome = self.wheel.cancel(holder.id, holder.due_ms)
+        return CancelResult(_CANCEL_OUTCOMES[outcome.name], holder.id)
 
     def _reschedule_once(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:
         """Move a message unless the request repeats its sender's sequence; then give the first answer again. A new move
@@ -346,6 +378,13 @@ class StateMachine(StateView):
         if command.meta_size > min(len(command.record), META_BYTES_MAX):
             failure = invalid("meta_size", command.meta_size, f"at most {META_BYTES_MAX} and the record's size").failure
             return RescheduleResult(not_found, failure=failure)
+        if command.unique_key:
+            if len(command.unique_key) != DIGEST_BYTES:
+                failure = invalid("unique_key", f"{len(command.unique_key)} bytes", f"{DIGEST_BYTES} bytes").failure
+                return RescheduleResult(not_found, failure=failure)
+            holder = self.holders.holder(key_of(command.topic_id, command.unique_key))
+            if holder is None or holder.id != command.id:
+                return RescheduleResult(not_found, stale=True)
         units = np.zeros(1, UNIT)
         units["due_requested_ms"] = command.new_due_ms
         units["scheduled_ms"] = stamped_ms
@@ -371,6 +410,11 @@ class StateMachine(StateView):
         if action in DELETIONS and result.failure is None:
             return replace(result, sweep=self._admin.deletion_went_on(result.sweep))
         return result
+
+    def key_holder(self, topic: str, unique_key: str) -> Holder | None:
+        """The message that holds a unique key now."""
+        topic_id = self.topic_id(topic)
+        return None if topic_id is None else self.holders.holder(key_of(topic_id, digest_of(unique_key)))
 
     def refound(self, cluster_id: str, member: Member) -> None:
         """Make the same content a cluster of one under another id. Only on a stopped node (node/refound.py)."""

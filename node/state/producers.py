@@ -38,13 +38,14 @@ DIGEST_TURN = 2_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The answer to a batch: ids and due times in row order, and a CRC32C of both for the digest. `checksum`: of the
-    request's content; None: not stated."""
+    """The answer to a batch: ids and due times in row order, and a CRC32C of all columns for the digest. `checksum`: of
+    the request's content; None: not stated. `keys` as in RequestOutcome."""
 
     ids: Ids
     due_ms: NDArray[np.int64]
     crc: int
     checksum: int | None = None
+    keys: NDArray[np.uint8] | None = None
 
 
 @dataclass(slots=True)
@@ -71,11 +72,15 @@ NOBODY = Sender("", 0)
 """The sender of a request without a producer id: a repeat of it takes effect again."""
 
 
-def make_batch(ids: Ids, due_ms: NDArray[np.int64], checksum: int | None = None) -> Batch:
+def make_batch(
+    ids: Ids, due_ms: NDArray[np.int64], checksum: int | None = None, keys: NDArray[np.uint8] | None = None
+) -> Batch:
     """A batch with its own arrays (a slice would keep a whole entry's columns alive)."""
-    ids, due_ms = ids.copy(), due_ms.copy()
+    ids, due_ms, keys = ids.copy(), due_ms.copy(), None if keys is None else keys.copy()
     crc: int = google_crc32c.extend(google_crc32c.value(ids.tobytes()), due_ms.tobytes())
-    return Batch(ids, due_ms, crc, checksum)
+    if keys is not None:
+        crc = google_crc32c.extend(crc, keys.tobytes())
+    return Batch(ids, due_ms, crc, checksum, keys)
 
 
 def owner_differs(sender: Sender) -> Failure:

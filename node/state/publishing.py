@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.state.key_holders import KeyHolders
+from tickwheel.node.state.keyed_append import KeyedAppend, Keys
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import (
@@ -30,11 +32,13 @@ from tickwheel.node.state.producers import (
     other_count,
     owner_differs,
 )
-from tickwheel.node.state.results import PublishResult, RequestOutcome
+from tickwheel.node.state.results import KeyOutcomes, PublishResult, Replaced, RequestOutcome
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.topics import Topics
+from tickwheel.node.state.unique_keys import DIGEST, DIGEST_BYTES
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Publish, PublishRequest
+from tickwheel.wheel.sweep import cut_records
 from tickwheel.wheel.units import ONE_TAG, UNIT, Units, picked
 
 META_BYTES_MAX = 65_535
@@ -58,6 +62,7 @@ class _Columns:
     units: Units
     rows: NDArray[np.uint32] | None
     records: bytes
+    keys: Keys | None = None
 
 
 def _column(data: bytes, name: str, dtype: str, count: int) -> NDArray[np.int64]:
@@ -102,7 +107,16 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
             seen[rows[rows < count]] = True
             if not seen.all():
                 raise _MalformedError("rows", "", "each row once")
-    return _Columns(units, rows, publish.records)
+    return _Columns(units, rows, publish.records, _read_keys(publish, count))
+
+
+def _read_keys(publish: Publish, count: int) -> Keys | None:
+    if not publish.unique_keys:
+        return None
+    if len(publish.unique_keys) != DIGEST_BYTES * count or len(publish.key_rules) != count:
+        sizes = f"{len(publish.unique_keys)} bytes and {len(publish.key_rules)} rules"
+        raise _MalformedError("unique_keys", sizes, f"{count} elements of {DIGEST_BYTES} bytes, and a rule of each")
+    return Keys(np.frombuffer(publish.unique_keys, DIGEST), np.frombuffer(publish.key_rules, np.uint8))
 
 
 def read_units(publish: Publish, stamped_ms: int) -> tuple[Units, bytes] | Failure:
@@ -115,10 +129,11 @@ def read_units(publish: Publish, stamped_ms: int) -> tuple[Units, bytes] | Failu
 
 
 class Publishing:
-    def __init__(self, wheel: WheelPort, topics: Topics, producers: Producers) -> None:
+    def __init__(self, wheel: WheelPort, topics: Topics, producers: Producers, holders: KeyHolders) -> None:
         self._wheel = wheel
         self._topics = topics
         self._producers = producers
+        self._holders = holders
 
     def apply(self, publish: Publish, stamped_ms: int, settings: Settings) -> PublishResult:
         """Append the requests that count; one outcome per request."""
@@ -128,24 +143,25 @@ class Publishing:
         except _MalformedError as error:
             return PublishResult([RequestOutcome(failure=error.failure) for _ in requests])
         outcomes = self._decide(requests, self._unknown_topics(columns, requests))
+        replaced: list[Replaced] = []
         if all(outcome is None for outcome in outcomes):
-            self._append(requests, columns, outcomes, settings)
+            replaced = self._append(requests, columns, outcomes, settings)
         elif any(outcome is None for outcome in outcomes):
             taken = np.repeat([outcome is None for outcome in outcomes], [request.count for request in requests])
-            self._append(requests, _masked(columns, taken), outcomes, settings)
+            replaced = self._append(requests, _masked(columns, taken), outcomes, settings)
         answers: list[RequestOutcome] = []
         for request, outcome in zip(requests, outcomes, strict=True):
             if isinstance(outcome, int):
                 first = answers[outcome]
-                outcome = RequestOutcome(first.ids, first.due_ms, repeated=True)
+                outcome = RequestOutcome(first.ids, first.due_ms, repeated=True, keys=first.keys)
             elif isinstance(outcome, Batch):
-                outcome = RequestOutcome(outcome.ids, outcome.due_ms, repeated=True)
+                outcome = RequestOutcome(outcome.ids, outcome.due_ms, repeated=True, keys=outcome.keys)
             if outcome is None:
                 outcome = RequestOutcome()
             if outcome.repeated:
                 self._producers.touch(request.producer_id)
             answers.append(outcome)
-        return PublishResult(answers)
+        return PublishResult(answers, tuple(replaced))
 
     def _unknown_topics(self, columns: _Columns, requests: Sequence[PublishRequest]) -> dict[int, int]:
         """Number of each request with an unknown topic -> that topic."""
@@ -212,15 +228,26 @@ class Publishing:
         columns: _Columns,
         outcomes: list[RequestOutcome | Batch | int | None],
         settings: Settings,
-    ) -> None:
-        """Append the columns and fill in the outcomes that are None."""
+    ) -> list[Replaced]:
+        """Append the columns and fill in the outcomes that are None. Returns the messages that were replaced."""
         units = columns.units
-        ids = self._wheel.append(units, columns.records) if len(units) else np.zeros(0, np.uint64)
-        due = units["due_ms"]
+        keys: KeyOutcomes | None = None
+        replaced: list[Replaced] = []
+        if columns.keys is None:
+            ids = self._wheel.append(units, columns.records) if len(units) else np.zeros(0, np.uint64)
+            due = units["due_ms"]
+        else:
+            keyed = KeyedAppend(self._wheel, self._holders, units, columns.records, columns.keys)
+            keyed.append(columns.rows)
+            ids, due, keys, replaced = keyed.ids, keyed.due_ms, keyed.outcomes, keyed.replaced
         if columns.rows is not None:
             by_row, due_by_row = np.empty_like(ids), np.empty(len(ids), np.int64)
             by_row[columns.rows], due_by_row[columns.rows] = ids, due
             ids, due = by_row, due_by_row
+            if keys is not None:
+                keys_by_row = np.empty_like(keys)
+                keys_by_row[columns.rows] = keys
+                keys = keys_by_row
         else:
             due = due.astype(np.int64)
         at = 0
@@ -229,11 +256,13 @@ class Publishing:
                 continue
             part = slice(at, at + request.count)
             at += request.count
-            outcomes[number] = RequestOutcome(ids[part], due[part])
+            of_keys = keys[part] if keys is not None and keys[part].any() else None
+            outcomes[number] = RequestOutcome(ids[part], due[part], keys=of_keys)
             if request.producer_id:
                 sender = sender_of(request)
-                batch = make_batch(ids[part], due[part], sender.checksum)
+                batch = make_batch(ids[part], due[part], sender.checksum, of_keys)
                 self._producers.accept(sender, batch, settings)
+        return replaced
 
 
 def _refused(failure: Failure) -> RequestOutcome:
@@ -284,16 +313,9 @@ def _masked(columns: _Columns, taken_rows: NDArray[np.bool_]) -> _Columns:
     """The columns of taken rows only, with rows renumbered."""
     rows = columns.rows
     taken = taken_rows if rows is None else taken_rows[rows]
-    sizes = columns.units["size"].astype(np.int64)
-    ends = np.cumsum(sizes)
-    edges = np.flatnonzero(np.diff(taken, prepend=False, append=False))
-    view = memoryview(columns.records)
-    starts = ends - sizes
-    parts = [
-        view[int(starts[first]) : int(ends[last - 1])]
-        for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    ]
     renumbered = None
     if rows is not None:
         renumbered = (np.cumsum(taken_rows) - 1)[rows[taken]].astype(np.uint32)
-    return _Columns(picked(columns.units, taken), renumbered, b"".join(parts))
+    keys = None if columns.keys is None else Keys(columns.keys.digests[taken], columns.keys.rules[taken])
+    records = cut_records(columns.records, columns.units["size"], taken)
+    return _Columns(picked(columns.units, taken), renumbered, records, keys)

@@ -37,6 +37,7 @@ from tickwheel.node.state.schedules import (
     unpack_run,
 )
 from tickwheel.node.state.topics import Topic
+from tickwheel.node.state.unsettled import unsettled
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import (
     DeleteSchedule,
@@ -244,7 +245,7 @@ class Recurring:
         if row.missed:
             runs.append(Run(row.missed_first_ms, row.missed_last_ms, 0, RUN_MISSED, row.missed))
         topic = self._topic(schedule)
-        free = schedule.overlap or topic is None or not self._unsettled(schedule, topic)
+        free = schedule.overlap or topic is None or not self._unsettled(schedule, topic.topic_id)
         left = schedule.runs_left
         for planned_ms, due_ms in times:
             if not left:
@@ -372,23 +373,10 @@ class Recurring:
         topic = self._state.topics.named(schedule.topic)
         return None if topic is None or topic.closing else topic
 
-    def _unsettled(self, schedule: Schedule, topic: Topic) -> bool:
+    def _unsettled(self, schedule: Schedule, topic_id: int) -> bool:
         """Whether the last run of the plan is pending, or a group of the topic has not settled it."""
-        if not schedule.last_id:
-            return False
-        id, due_ms, outcome = self._wheel.standing(schedule.last_id, schedule.last_due_ms)
-        if outcome is None:
-            return True
-        if outcome.name != "ALREADY_DISPATCHED":
-            return False
-        cursor = self._wheel.cursor
-        for subscription in self._state.groups.of_topic(topic.topic_id):
-            group = self._state.groups.get(subscription.group_id)
-            if group is not None and group.waiting.used and group.waiting.of(id, cursor) is not None:
-                return True
-            if subscription.holds(id, due_ms):
-                return True
-        return False
+        last_id, last_due_ms = schedule.last_id, schedule.last_due_ms
+        return bool(last_id) and unsettled(self._state, self._wheel, topic_id, last_id, last_due_ms)
 
 
 def _times_of(row: ScheduleRuns) -> list[_Times] | None:

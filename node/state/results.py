@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.schedules import Answer, Run, Schedule
-from tickwheel.proto import access_pb2, admin_pb2, scheduler_pb2
+from tickwheel.proto import access_pb2, admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey, Ids
 
 NO_IDS: Ids = np.zeros(0, np.uint64)
 NO_DUE: NDArray[np.int64] = np.zeros(0, np.int64)
+
+KeyOutcomes = NDArray[np.uint8]
+"""KeyOutcome of common.proto, one a message."""
+
+
+def is_scheduled(keys: KeyOutcomes) -> NDArray[np.bool_]:
+    """Which messages were scheduled."""
+    scheduled: NDArray[np.bool_] = (keys == common_pb2.KEY_FREE) | (keys == common_pb2.KEY_REPLACED)
+    return scheduled
 
 
 class ImpossibleStateError(Exception):
@@ -51,6 +60,22 @@ class RequestOutcome:
     due_ms: NDArray[np.int64] = field(default_factory=lambda: NO_DUE)
     repeated: bool = False
     failure: Failure | None = None
+    keys: KeyOutcomes | None = None
+    """KeyOutcome of each message; None: all KEY_FREE. A message that was not scheduled has the id and due time of the
+    one that holds its key."""
+
+    @property
+    def scheduled(self) -> int:
+        """Messages that it scheduled, now or before."""
+        return len(self.ids) if self.keys is None else int(np.count_nonzero(is_scheduled(self.keys)))
+
+
+class Replaced(NamedTuple):
+    """A message that gave its unique key to another: the id that it had last, and the other's id and due time."""
+
+    id: int
+    new_id: int
+    due_ms: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,11 +83,12 @@ class PublishResult:
     """One outcome per request, in order."""
 
     requests: list[RequestOutcome]
+    replaced: tuple[Replaced, ...] = ()
 
     @property
     def scheduled(self) -> int:
         """Messages that it scheduled; repeats count nothing."""
-        return sum(len(outcome.ids) for outcome in self.requests if not outcome.repeated)
+        return sum(outcome.scheduled for outcome in self.requests if not outcome.repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +152,14 @@ class DeadResult:
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """`outcome`: CancelOutcome of scheduler.proto."""
+    """`outcome`: CancelOutcome of scheduler.proto. `id`: of the message that a unique key named; 0: none. `remembered`
+    and `repeated` as in RescheduleResult."""
 
     outcome: scheduler_pb2.CancelOutcome.ValueType
+    id: int = 0
+    failure: Failure | None = None
+    remembered: bool = False
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +174,8 @@ class RescheduleResult:
     remembered: bool = False
     repeated: bool = False
     """This is the first answer again; nothing was done now."""
+    stale: bool = False
+    """Another message holds the unique key, or none does; nothing was done."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -61,7 +61,9 @@ CHECKSUMS_LEVEL = 1
 members have said that they read it, or the log contains some already. Each level includes the ones below."""
 SCHEDULES_LEVEL = 2
 """Recurring schedules."""
-LOG_LEVEL = SCHEDULES_LEVEL
+KEYS_LEVEL = 3
+"""Unique keys."""
+LOG_LEVEL = KEYS_LEVEL
 """What this version reads."""
 
 _TAIL = bytes([LogEntry.DESCRIPTOR.fields_by_name["schema"].number << 3 | 5]) + ENTRY_SCHEMA.to_bytes(4, "little")

@@ -37,6 +37,7 @@ from tickwheel.node.state.staged_file import StagedFile, StagedSync
 from tickwheel.node.state.subscription import NOT_JUDGED, Subscription
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.node.state.topics import Topic
+from tickwheel.node.state.unique_keys import Rows, contents
 from tickwheel.node.state.waiting import WaitingRetries
 from tickwheel.proto import access_pb2, state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
@@ -92,6 +93,8 @@ class StateCheckpoint:
     access: access_pb2.AccessSnapshot
     schedules: list[Schedule]
     schedule_revision: int
+    unique_keys: list[tuple[int, Rows]]
+    next_key_shard: int
     ran: bool = False
     _files: list[ManifestFile] = field(default_factory=list)
 
@@ -155,6 +158,7 @@ class StateCheckpoint:
             cold=self.cold.message(),
             access=self.access,
             schedule_revision=self.schedule_revision,
+            next_key_shard=self.next_key_shard,
         )
         yield first_part.SerializeToString()
         part, size = state_pb2.StateWindows(), 0
@@ -171,9 +175,22 @@ class StateCheckpoint:
         for producer_id, sequence, batch in self.batches:
             ids, due_ms = batch.ids.tobytes(), batch.due_ms.tobytes()
             part.batches.add(
-                producer_id=producer_id, sequence=sequence, ids=ids, due_ms=due_ms, checksum=batch.checksum
+                producer_id=producer_id,
+                sequence=sequence,
+                ids=ids,
+                due_ms=due_ms,
+                checksum=batch.checksum,
+                key_outcomes=b"" if batch.keys is None else batch.keys.tobytes(),
             )
             size += len(ids) + len(due_ms) + ROW_BYTES
+            if size >= PIECE_BYTES:
+                yield part.SerializeToString()
+                part, size = state_pb2.StateWindows(), 0
+        yield part.SerializeToString()
+        part, size = state_pb2.StateWindows(), 0
+        for number, rows in contents(self.unique_keys):
+            part.unique_keys.add(number=number, rows=rows)
+            size += len(rows) + ROW_BYTES
             if size >= PIECE_BYTES:
                 yield part.SerializeToString()
                 part, size = state_pb2.StateWindows(), 0
@@ -341,6 +358,8 @@ def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None
         access=state.access.message(),
         schedules=state.schedules.capture(),
         schedule_revision=state.schedules.last_revision,
+        unique_keys=state.unique_keys.capture(),
+        next_key_shard=state.unique_keys.next_shard,
     )
 
 
@@ -438,6 +457,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     state.cold.restore(windows.cold)
     state.access.restore(windows.access)
     state.schedules.restore(windows.schedules, windows.schedule_revision)
+    state.unique_keys.restore(((shard.number, shard.rows) for shard in windows.unique_keys), windows.next_key_shard)
     _remove_leavings(state, snapshot.windows_path)
     state.producers.restore(
         ((span.producer_id, Span(span.first, span.last, sys.intern(span.owner))) for span in windows.producers),
@@ -449,6 +469,7 @@ def restore(state: ClusterState, data: bytes) -> None:
                     np.frombuffer(b.ids, "<u8"),
                     np.frombuffer(b.due_ms, "<i8"),
                     b.checksum if b.HasField("checksum") else None,
+                    np.frombuffer(b.key_outcomes, np.uint8) if b.key_outcomes else None,
                 ),
             )
             for b in windows.batches

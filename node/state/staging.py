@@ -36,6 +36,7 @@ from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staged_file import StagedFile
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import staging_pb2
+from tickwheel.proto.common_pb2 import KEY_USED_EXISTING
 from tickwheel.proto.log_pb2 import Publish, PublishRequest
 from tickwheel.proto.staging_pb2 import (
     STAGED_NONE,
@@ -314,9 +315,11 @@ class Staging:
             publish = Publish()  # no master writes such a block; its rows count as discarded
         publish.requests.append(PublishRequest(count=block.rows))
         result = publishing.apply(publish, stamped_ms, settings)
-        published = len(result.requests[0].ids)
+        outcome = result.requests[0]
+        published = outcome.scheduled
+        used = 0 if outcome.keys is None else int(np.count_nonzero(outcome.keys == KEY_USED_EXISTING))
         job.rows_published += published
-        job.rows_discarded += block.rows - published
+        job.rows_discarded += block.rows - published - used
         job.position += 1
         job.touched_ms = max(job.touched_ms, stamped_ms)
         if job.position == len(job.plan):

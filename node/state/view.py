@@ -32,6 +32,7 @@ from tickwheel.node.state.settings import DELAY_LEVEL_MS_MAX, Settings
 from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.sweeps import Sweeps
+from tickwheel.node.state.unique_keys import UniqueKeys
 from tickwheel.node.state.waiting import ROWS_MAX as WAITING_ROWS_MAX
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -50,6 +51,11 @@ class StateView:
     def sweeps(self) -> Sweeps:
         """Jobs over pending messages. Do not change them."""
         return self._state.sweeps
+
+    @property
+    def unique_keys(self) -> UniqueKeys:
+        """The table of unique keys. Do not change it."""
+        return self._state.unique_keys
 
     @property
     def schedules(self) -> Schedules:

@@ -18,6 +18,7 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.requests import ClientRequests
+from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.schedule.publisher import Publisher
 from tickwheel.node.core.world import ClusterMs, Now
@@ -79,9 +80,12 @@ class _Drive:
 class StagedWrites(Part):
     """Idle while the node is not master."""
 
-    def __init__(self, core: Kernel, publisher: Publisher, disk_room: DiskRoom, requests: ClientRequests) -> None:
+    def __init__(
+        self, core: Kernel, publisher: Publisher, flow: FlowControl, disk_room: DiskRoom, requests: ClientRequests
+    ) -> None:
         self._core = core
         self._publisher = publisher
+        self._flow = flow
         self._disk_room = disk_room
         self._requests = requests
         self._queue: deque[_Waiting] = deque()
@@ -111,6 +115,7 @@ class StagedWrites(Part):
                 refuse(known.failure)
                 return self._describe(request.job_id, request.batch)
         refuse(self._disk_room.refusal())
+        refuse(self._flow.keys_refusal() if batch.unique_keys is not None else None)
         if self._queue_bytes + batch.bytes > QUEUE_BYTES_MAX:
             raise RequestError(limit_reached("staged blocks waiting", QUEUE_BYTES_MAX))
         name = batch.topics[0]

@@ -18,7 +18,7 @@ has filled by a quarter: then a worker asks the wheel. Called by the publisher, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -36,6 +36,9 @@ from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.rights import NO_QUOTAS, Quotas
+from tickwheel.node.state.schema import KEYS_LEVEL
+from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX
+from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
 from tickwheel.wheel.queries import Wanted
 
@@ -43,6 +46,7 @@ TICKS_MAX = 100_000
 """Ticks counted at a time; beyond it, counts of the ticks counted longest ago are dropped."""
 TICK_WAIT_MS = 1_000
 PENDING_WAIT_MS = 1_000
+KEYS_WAIT_MS = 1_000
 USER_SUM_MS = 100
 """How long the sum over a user's topics is reused: a user may have thousands of topics, too many to sum for each
 batch."""
@@ -51,17 +55,15 @@ batch."""
 class FlowControl(Part):
     """Works only while the node leads."""
 
-    def __init__(
-        self,
-        core: Kernel,
-        topic_pending: TopicPending,
-    ) -> None:
+    def __init__(self, core: Kernel, topic_pending: TopicPending, all_understand: Callable[[int], bool]) -> None:
+        """`all_understand` tells whether every member reads a log of a level."""
         self._state = core.state
         self._wheel = core.wheel
         self._background = core.background
         self._serving = core.serving
         self._random_bits = core.random_bits
         self._topic_pending = topic_pending
+        self._all_understand = all_understand
         self._under_way: dict[int, int] = {}
         """Admitted batches not yet answered, by identity -> how often; kept only while a limit on pending messages is
         set."""
@@ -113,6 +115,8 @@ class FlowControl(Part):
 
     def admit(self, batch: IncomingBatch, due_ms: NDArray[np.int64], now_ms: int) -> Failure | None:
         """Admit and count the request (None), or return its refusal."""
+        if batch.unique_keys is not None and (refusal := self.keys_refusal()) is not None:
+            return self._refuse(batch, refusal)
         settings = self._state.settings
         if not self.limits(batch.actor) or (
             batch.producer_id and self._state.repeated(batch.sender, batch.count) is not None
@@ -137,6 +141,16 @@ class FlowControl(Part):
         if settings.pending_max or settings.topic_pending_max or self._quotas(batch).pending_max:
             self._under_way[id(batch)] = self._under_way.get(id(batch), 0) + 1
             self._count(batch, 1)
+        return None
+
+    def keys_refusal(self) -> Failure | None:
+        """Why no message may take a unique key now: a member does not know them, or there are too many."""
+        keys = self._state.unique_keys
+        if keys.count >= UNIQUE_KEYS_MAX:
+            return limit_reached("unique_keys_max", UNIQUE_KEYS_MAX, KEYS_WAIT_MS)
+        if not keys.used and not self._all_understand(KEYS_LEVEL):
+            text = "a member of the cluster runs a version without unique keys, or has not been heard yet"
+            return Failure(pb.RECOVERING, text, {"field": "members", "retry_after_ms": "200"})
         return None
 
     def answered(self, batch: IncomingBatch) -> None:

@@ -19,9 +19,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from tickwheel.node.failure import invalid
+from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.names import check_producer_id, check_topic_name
 from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.unique_keys import DIGEST, DIGEST_BYTES, KEY_BYTES_MAX, digest_of
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.wheel.filters import TAG_RULE, TAGS_MAX, is_tag
 from tickwheel.wheel.tags import key_hash, tag_hash, tag_mask
@@ -44,6 +46,19 @@ _MOVE = struct.Struct("<QBq")
 _WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
 
 
+class UniqueKeyColumns(NamedTuple):
+    """Unique keys of a batch, in the order of its messages."""
+
+    digests: NDArray[np.void]
+    """DIGEST of unique_keys.py; zeros: none."""
+    rules: NDArray[np.uint8]
+    """KeyConflict, and UNTIL_SETTLED of keyed_append.py."""
+    first: str
+    """The first key, for the answer to a single message."""
+    replace: bool
+    """A rule is KEY_CONFLICT_REPLACE."""
+
+
 @dataclass(slots=True)
 class IncomingBatch:
     """`count` messages to schedule, as columns in the order of the request."""
@@ -64,6 +79,8 @@ class IncomingBatch:
     tag_hashes: NDArray[np.uint32] | None = None
     tag_masks: NDArray[np.uint64] | None = None
     key_hashes: NDArray[np.uint64] | None = None
+    unique_keys: UniqueKeyColumns | None = None
+    """None: no message has a unique key."""
     jitter_ms: NDArray[np.int64] | int = 0
     """The master may put each message up to this long after its due time."""
     client: str = ""
@@ -86,6 +103,11 @@ class IncomingBatch:
     def bytes(self) -> int:
         """Roughly the memory that the batch takes."""
         return len(self.records) + 32 * self.count
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a message may take the place of another one."""
+        return self.unique_keys is not None and self.unique_keys.replace
 
 
 def check_sender(producer_id: str, sequence: int, owner: str) -> None:
@@ -198,6 +220,8 @@ def _row_of(message: common_pb2.Message, settings: Settings) -> Row | None:
     name, payload, topic = message.WhichOneof("when"), message.payload, message.topic
     if name is None or message.jitter_ms or message.HasField("meta"):
         return None
+    if message.on_key_conflict or message.key_until_settled:
+        return None
     if not 0 < len(payload) <= settings.payload_bytes_max or check_topic_name(topic):
         return None
     when = getattr(message, name)
@@ -276,12 +300,15 @@ def _from_messages(
 
     windows = [m.jitter_ms for m in messages]
     jitter = _jitter(np.array(windows, np.int64)) if any(windows) else 0
+    _check_rules(messages)
     meta: _MetaColumns | None = None
+    unique_keys: UniqueKeyColumns | None = None
     serialized: list[bytes] = []
     if any(m.HasField("meta") for m in messages):
         metas = [m.meta for m in messages]
         serialized = [m.SerializeToString(deterministic=True) for m in metas]
         meta = _index_metas(metas, serialized)
+        unique_keys = _unique_keys(metas, [_rule(m) for m in messages])
         records = b"".join(part for pair in zip(serialized, payloads, strict=True) for part in pair)
         sizes = payload_sizes + meta.sizes
     else:
@@ -301,12 +328,44 @@ def _from_messages(
         tag_hashes=meta.tag_hashes if meta else None,
         tag_masks=meta.tag_masks if meta else None,
         key_hashes=meta.key_hashes if meta else None,
+        unique_keys=unique_keys,
         jitter_ms=jitter,
     )
     if producer_id:
         plain = b"".join(payloads) if meta else records
         batch.checksum = checksum_of(batch, payload_sizes, plain, serialized)
     return batch
+
+
+def _rule(given: common_pb2.Message | scheduler_pb2.ColumnBatch) -> int:
+    return given.on_key_conflict | (UNTIL_SETTLED if given.key_until_settled else 0)
+
+
+def _check_rules(messages: Sequence[common_pb2.Message]) -> None:
+    for row, message in enumerate(messages):
+        if (message.on_key_conflict or message.key_until_settled) and not message.meta.unique_key:
+            field = "on_key_conflict" if message.on_key_conflict else "key_until_settled"
+            raise invalid(f"{field}[{row}]", getattr(message, field), "unset without meta.unique_key")
+
+
+def check_unique_key(field: str, key: str) -> None:
+    """Check a unique key that is not empty. Raises RequestError."""
+    size = len(key.encode())
+    if size > KEY_BYTES_MAX:
+        raise invalid(field, f"{size} bytes", f"1 to {KEY_BYTES_MAX} bytes")
+
+
+def _unique_keys(metas: Sequence[common_pb2.MessageMeta], rules: list[int]) -> UniqueKeyColumns | None:
+    """The unique keys of messages with these metas and rules; None: there is none. Raises RequestError."""
+    keys = [meta.unique_key for meta in metas]
+    if not any(keys):
+        return None
+    for row, key in enumerate(keys):
+        check_unique_key(f"meta[{row}].unique_key", key)
+    digests = np.frombuffer(b"".join(digest_of(key) if key else bytes(DIGEST_BYTES) for key in keys), DIGEST)
+    found = np.array([rule if key else 0 for key, rule in zip(keys, rules, strict=True)], np.uint8)
+    replace = bool(((found & ~np.uint8(UNTIL_SETTLED)) == common_pb2.KEY_CONFLICT_REPLACE).any())
+    return UniqueKeyColumns(digests, found, next(filter(None, keys)), replace)
 
 
 def _jitter(window_ms: NDArray[np.int64]) -> NDArray[np.int64] | int:
@@ -374,6 +433,7 @@ def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Inc
     metas: Sequence[common_pb2.MessageMeta] = ()
     if columns.meta_sizes:
         metas = _add_metas(incoming, columns, count)
+        incoming.unique_keys = _unique_keys(metas, [_rule(columns)] * count)
     elif columns.metas:
         raise invalid("metas", f"{len(columns.metas)} bytes", "empty when meta_sizes is empty")
     if batch.producer_id:
@@ -383,7 +443,8 @@ def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Inc
 
 
 def checksum_of(batch: IncomingBatch, payload_sizes: NDArray[np.uint32], payloads: bytes, metas: list[bytes]) -> int:
-    """CRC32C of a request's content as the client sent it: topics, times (a delay as a delay), jitter, metas, payloads.
+    """CRC32C of a request's content as the client sent it: topics, times (a delay as a delay), jitter, metas, payloads,
+    rules of unique keys.
 
     The same messages have the same checksum as rows, as columns or in a unary call, at any node and time. `metas`: each
     message's meta, serialized deterministically, or an empty list."""
@@ -403,14 +464,27 @@ def checksum_of(batch: IncomingBatch, payload_sizes: NDArray[np.uint32], payload
         parts.append(batch.jitter_ms.astype("<i8", copy=False).tobytes())
     if with_metas:
         parts += [np.fromiter(map(len, metas), "<u4", len(metas)).tobytes(), *metas]
+    if batch.unique_keys is not None:
+        parts.append(batch.unique_keys.rules.tobytes())
     for part in parts:
         crc = google_crc32c.extend(crc, part)
     return crc
 
 
-def reschedule_checksum(number: int, kind: int, when: int) -> int:
-    """CRC32C of a reschedule. Its input has count 0, so it is never the input of a batch."""
-    return int(google_crc32c.value(_HEAD.pack(0, True, False, False, False) + _MOVE.pack(number, kind, when)))
+def reschedule_checksum(number: int, kind: int, when: int, key: tuple[str, str] | None = None) -> int:
+    """CRC32C of a reschedule. Its input has count 0, so it is never the input of a batch. `key`: topic and unique key
+    instead of the number, which is 0."""
+    content = _HEAD.pack(0, True, False, False, False) + _MOVE.pack(number, kind, when)
+    return int(google_crc32c.value(content + _named(key)))
+
+
+def cancel_checksum(key: tuple[str, str]) -> int:
+    """CRC32C of a cancel by topic and unique key; its input is that of no other request."""
+    return int(google_crc32c.value(_HEAD.pack(0, False, False, False, False) + _named(key)))
+
+
+def _named(key: tuple[str, str] | None) -> bytes:
+    return b"" if key is None else "\0".join(key).encode()
 
 
 def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, count: int) -> list[common_pb2.MessageMeta]:

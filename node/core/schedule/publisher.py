@@ -35,7 +35,8 @@ from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, invalid, limit_reached, no_agreed_time
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
-from tickwheel.node.state.results import AdminResult, PublishResult
+from tickwheel.node.state.results import AdminResult, KeyOutcomes, PublishResult
+from tickwheel.node.state.unique_keys import DIGEST
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish
@@ -74,6 +75,8 @@ class BatchOutcome:
     repeated: bool
     levels: AppliedLevels | None = None
     """Set if the request asked for a level and is not a repetition."""
+    keys: KeyOutcomes | None = None
+    """As in RequestOutcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class Rescheduled:
     due_ms: int
     remembered: bool = False
     """The sender's sequence number was recorded, so a repetition gets this answer again."""
+    stale: bool = False
+    """As in RescheduleResult."""
 
 
 Answer = Callable[[BatchOutcome | Failure], None]
@@ -485,6 +490,7 @@ class Publisher(Part):
         publish.tag_masks = _optional([b.tag_masks for b in batches], batches, order, np.uint64)
         publish.one_tag_hashes = bool(publish.tag_hashes)
         publish.key_hashes = _optional([b.key_hashes for b in batches], batches, order, np.uint64)
+        publish.unique_keys, publish.key_rules = _key_columns(batches, order)
         if order is None:
             publish.due_ms = due.tobytes()
             publish.sizes = sizes.tobytes()
@@ -508,7 +514,7 @@ class Publisher(Part):
         return (column if order is None else column[order]).tobytes()
 
     def _answers(self, taken: list[_Request]) -> Done:
-        def answer(result: CommandResult | Failure) -> None:
+        def applied(result: CommandResult | Failure) -> None:
             for request in taken:
                 self._flow.answered(request.batch)
             if isinstance(result, Failure):
@@ -521,9 +527,10 @@ class Publisher(Part):
                     request.answer(outcome.failure)
                 else:
                     levels = None if outcome.repeated else request.levels
-                    request.answer(BatchOutcome(outcome.ids, outcome.due_ms, outcome.repeated, levels))
+                    answer = BatchOutcome(outcome.ids, outcome.due_ms, outcome.repeated, levels, outcome.keys)
+                    request.answer(answer)
 
-        return answer
+        return applied
 
 
 def resolve_when(
@@ -573,6 +580,18 @@ def reorder_records(records: bytes, sizes: NDArray[np.uint32], order: NDArray[np
 
 def _joined(columns: list[NDArray[np.uint32]]) -> NDArray[np.uint32]:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _key_columns(batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> tuple[bytes, bytes]:
+    """Digests of unique keys and their rules; empty: no message has a unique key."""
+    if all(batch.unique_keys is None for batch in batches):
+        return EMPTY, EMPTY
+    none = [(np.zeros(batch.count, DIGEST), np.zeros(batch.count, np.uint8)) for batch in batches]
+    columns = [(b.unique_keys or empty)[:2] for b, empty in zip(batches, none, strict=True)]
+    digests, rules = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    if order is not None:
+        digests, rules = digests[order], rules[order]
+    return digests.tobytes(), rules.tobytes()
 
 
 def _optional(

@@ -470,6 +470,9 @@ class ScheduleRequests:
         reserved = [name for name in definition.meta.headers if name.lower().startswith(HEADER_PREFIX)]
         if reserved:
             raise invalid("definition.meta.headers", min(reserved), f"names that do not begin with {HEADER_PREFIX}")
+        if definition.meta.unique_key:
+            limit = "none: a schedule makes a message for each planned time; see `overlap`"
+            raise invalid("definition.meta.unique_key", definition.meta.unique_key, limit)
         meta = definition.meta.SerializeToString(deterministic=True)
         plain = ScheduleDefinition()
         plain.CopyFrom(definition)

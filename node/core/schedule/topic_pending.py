@@ -133,7 +133,8 @@ class TopicPending(Part):
             self.spoil()
 
     def _published(self, command: Command, result: PublishResult) -> None:
-        count = result.scheduled
+        # A message that takes another's place leaves as many pending.
+        count = result.scheduled - len(result.replaced)
         if not count:
             return
         topics = np.frombuffer(command.publish.topic_ids, "<u4")
@@ -143,7 +144,7 @@ class TopicPending(Part):
             for topic_id, part in zip(*np.unique(topics, return_counts=True), strict=True):
                 self._add(int(topic_id), int(part))
         else:
-            self.spoil()  # some of it was a repeat
+            self.spoil()  # some of it was a repeat, or met the unique key of another
 
     def dispatched(self, topic_id: int, count: int) -> None:
         """`count` messages of a topic were dispatched."""

@@ -87,7 +87,7 @@ class Totals:
         elif isinstance(result, SettleResult):
             self.settled += result.settled
         elif isinstance(result, CancelResult):
-            self.cancelled += result.outcome == CANCELLED
+            self.cancelled += result.outcome == CANCELLED and not result.repeated
         elif isinstance(result, SweepResult):
             if result.sweep is not None and result.sweep.WhichOneof("action") in CANCELLING:
                 self.cancelled += result.done

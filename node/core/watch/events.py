@@ -34,6 +34,7 @@ from tickwheel.node.state.schedules import MESSAGES
 from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest
+from tickwheel.proto.common_pb2 import KEY_FREE
 from tickwheel.proto.consumer_pb2 import LATEST, TIME, DeliverBatch
 from tickwheel.proto.log_pb2 import AdminCommand, Command, Ingest, LogEntry, Publish, SettleColumns
 from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED, SWEEP_FINISHED, Sweep
@@ -152,8 +153,8 @@ class Events(Part):
                 if part.settled:
                     self._settled(batch, part.taken, facts)
         elif isinstance(result, CancelResult):
-            if result.outcome == CANCELLED:
-                self._ids(EventKind.CANCELLED, np.array([command.cancel.id], np.uint64), facts)
+            if result.outcome == CANCELLED and not result.repeated:
+                self._ids(EventKind.CANCELLED, np.array([result.id], np.uint64), facts)
         elif isinstance(result, RescheduleResult):
             if result.outcome == RESCHEDULED and not result.repeated:
                 old, new = command.reschedule.id, result.new_id
@@ -223,7 +224,10 @@ class Events(Part):
             self._put(lambda record=record: record, 128 * len(names) + 512)  # type: ignore[misc]
 
     def _schedule(self, publish: Publish, result: PublishResult, facts: Mapping[str, Any]) -> None:
-        if not result.scheduled:
+        if result.replaced:
+            ids, new_ids, due_ms = (np.array(column) for column in zip(*result.replaced, strict=True))
+            self._moved(ids, new_ids, due_ms, facts)
+        if result.scheduled == len(result.replaced):
             return
         topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()
         texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
@@ -451,6 +455,12 @@ class FindJob:
 
 def _scheduled(publish: Publish, result: PublishResult, facts: Mapping[str, Any], texts: Sequence[str]) -> EventRecord:
     outcomes = [outcome for outcome in result.requests if len(outcome.ids) and not outcome.repeated]
+    new = np.concatenate(
+        [
+            np.ones(len(outcome.ids), np.bool_) if outcome.keys is None else outcome.keys == KEY_FREE
+            for outcome in outcomes
+        ]
+    )
     topics = np.frombuffer(publish.topic_ids, "<u4")
     count = sum(request.count for request in publish.requests)
     by_row = np.zeros(count, np.uint32)
@@ -463,8 +473,8 @@ def _scheduled(publish: Publish, result: PublishResult, facts: Mapping[str, Any]
         [request.count for request in publish.requests],
     )
     columns = {
-        "id": np.concatenate([outcome.ids for outcome in outcomes]).astype(np.uint64),
-        "due_ms": np.concatenate([outcome.due_ms for outcome in outcomes]).astype(np.uint64),
-        "topic_id": by_row[taken].astype(np.uint64),
+        "id": np.concatenate([outcome.ids for outcome in outcomes])[new].astype(np.uint64),
+        "due_ms": np.concatenate([outcome.due_ms for outcome in outcomes])[new].astype(np.uint64),
+        "topic_id": by_row[taken][new].astype(np.uint64),
     }
     return EventRecord(EventKind.SCHEDULED, **facts, count=len(columns["id"]), texts=texts, columns=columns)

@@ -320,6 +320,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "dead_letters": float(core.state.dead_letters_kept()),
         "filtered_messages": float(core.state.filtered),
         "sweeps_running": float(core.state.sweeps.running),
+        "unique_keys": float(core.state.unique_keys.count),
         "schedules": float(len(core.state.schedules)),
         "schedules_bytes": float(core.state.schedules.bytes),
         "schedule_runs": {

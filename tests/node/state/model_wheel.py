@@ -149,6 +149,10 @@ class ModelWheel:
         number, outcome = self._state_of(id)
         return number, self._key(number).due_ms if number in self.units else due_ms, outcome
 
+    def standing_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """One after the other."""
+        return np.array([OUTCOMES[self._state_of(number)[1]] for number in ids.tolist()], np.uint8)
+
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
         """Append anew; the old id goes on naming it."""
         number, outcome = self._state_of(id)

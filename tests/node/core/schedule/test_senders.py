@@ -397,11 +397,11 @@ def test_rows_and_columns_of_the_same_messages_have_one_checksum(
 ) -> None:
     """However a client writes them; and any other content has another one."""
     count = len(rows)
-    messages = [
-        Message(topic="t", payload=payload, meta=meta, jitter_ms=jitter_ms, **{when: value}) for payload, meta in rows
-    ]
+    due: dict[str, Any] = {when: value}
+    messages = [Message(topic="t", payload=payload, meta=meta, jitter_ms=jitter_ms, **due) for payload, meta in rows]
     column = {"due_ms": "due_ms", "delay_ms": "delay_ms", "delay_level": "delay_levels"}[when]
     metas = [serialized(meta, backwards) for _, meta in rows]
+    times: dict[str, Any] = {column: np.full(count, value, "<u4" if when == "delay_level" else "<i8").tobytes()}
     columns = scheduler_pb2.ColumnBatch(
         topic="t",
         payload_sizes=np.array([len(payload) for payload, _ in rows], "<u4").tobytes(),
@@ -409,7 +409,7 @@ def test_rows_and_columns_of_the_same_messages_have_one_checksum(
         meta_sizes=np.array([len(meta) for meta in metas], "<u4").tobytes(),
         metas=b"".join(metas),
         jitter_ms=jitter_ms,
-        **{column: np.full(count, value, "<u4" if when == "delay_level" else "<i8").tobytes()},
+        **times,
     )
     fields: dict[str, Any] = {"producer_id": "p", "sequence": 1}
     in_rows = from_batch(

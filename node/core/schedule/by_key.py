@@ -1,0 +1,116 @@
+"""Requests about the message that holds a unique key: cancel, reschedule, look up.
+
+What a key names is decided when the command is applied. The master's own look only saves commands that would find
+nothing, and reads the record that a reschedule takes along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tickwheel.node.core.kernel import Kernel, require_current
+from tickwheel.node.core.requests import ClientRequests
+from tickwheel.node.core.schedule.intake import cancel_checksum, check_unique_key, reschedule_checksum
+from tickwheel.node.core.schedule.publisher import Rescheduled
+from tickwheel.node.core.schedule.senders import Senders
+from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.state.key_holders import Holder
+from tickwheel.node.state.names import check_topic_name
+from tickwheel.node.state.producers import Sender
+from tickwheel.node.state.results import CancelResult
+from tickwheel.node.state.unique_keys import digest_of
+from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.proto.log_pb2 import Cancel, Command
+
+TRIES = 16
+"""A reschedule reads the record anew this often if the key's message has changed meanwhile."""
+BUSY_HINT_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledByKey:
+    """`id`: the message that held the key; 0: none did. `remembered`: the sender's sequence counts as accepted."""
+
+    outcome: scheduler_pb2.CancelOutcome.ValueType
+    id: int = 0
+    remembered: bool = False
+
+
+class KeyRequests:
+    def __init__(self, core: Kernel, requests: ClientRequests, senders: Senders) -> None:
+        self._core = core
+        self._requests = requests
+        self._senders = senders
+
+    async def cancel(self, key: common_pb2.TopicKey, permitted: Permitted, sender: Sender) -> CancelledByKey:
+        """Cancel the message that holds a key. A repeat of the same sender's sequence gets the first answer."""
+        core = self._core
+        self._check(key, permitted)
+        sender = replace(sender, checksum=cancel_checksum((key.topic, key.unique_key)))
+        known = self._senders.known(sender, 1)
+        if isinstance(known, Failure):
+            raise RequestError(known)
+        if known is not None:
+            return CancelledByKey(scheduler_pb2.CANCELLED, int(known.ids[0]), remembered=True)
+        with self._senders.following(sender):
+            topic_id = core.state.topic_id(key.topic)
+            if topic_id is None or not core.state.unique_keys.used:
+                require_current(core)
+                return CancelledByKey(scheduler_pb2.NOT_FOUND)
+            command = Cancel(unique_key=digest_of(key.unique_key), topic_id=topic_id)
+            stated = self._senders.stated(sender, 1)
+            if stated.HasField("checksum"):
+                command.request.CopyFrom(stated)
+            result = await core.proposer.propose(Command(cancel=command), CancelResult)
+            return CancelledByKey(result.outcome, result.id, result.remembered)
+
+    async def reschedule(
+        self, key: common_pb2.TopicKey, when: int, kind: int, permitted: Permitted, sender: Sender
+    ) -> Rescheduled:
+        """Move the message that holds a key. `when`, `kind` and `sender` as in `ClientRequests.reschedule`."""
+        self._check(key, permitted)
+        sender = replace(sender, checksum=reschedule_checksum(0, kind, when, (key.topic, key.unique_key)))
+        known = self._senders.known(sender, 1)
+        if isinstance(known, Failure):
+            raise RequestError(known)
+        if known is not None:
+            return Rescheduled(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)
+        with self._senders.following(sender):
+            due_ms = self._requests.one_due(when, kind)
+            for _ in range(TRIES):
+                holder = self._holder(key)
+                if holder is None:
+                    return Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0)
+                if holder.dispatched:
+                    return Rescheduled(scheduler_pb2.RESCHEDULE_ALREADY_DISPATCHED, 0, 0)
+                moved = await self._requests.move(holder.id, due_ms, permitted, sender, digest_of(key.unique_key))
+                if not moved.stale:
+                    return moved
+            raise RequestError(limit_reached("unique_key", TRIES, BUSY_HINT_MS))
+
+    async def get(self, key: common_pb2.TopicKey, content: bool, permitted: Permitted) -> scheduler_pb2.GetResponse:
+        """State of the message that holds a key, as `ClientRequests.get`."""
+        self._check(key, permitted)
+        holder = self._holder(key)
+        if holder is None:
+            text = f"no message of topic {key.topic} holds the unique key {key.unique_key}"
+            facts = {"field": "key.unique_key", "value": key.unique_key}
+            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, facts))
+        return await self._requests.get(holder.id, content, permitted)
+
+    def _check(self, key: common_pb2.TopicKey, permitted: Permitted) -> None:
+        problem = check_topic_name(key.topic)
+        if problem:
+            raise invalid("key.topic", key.topic, problem)
+        if not key.unique_key:
+            raise invalid("key.unique_key", "absent", "the unique key of a message")
+        check_unique_key("key.unique_key", key.unique_key)
+        refuse(permitted(key.topic))
+        self._core.require_master()
+
+    def _holder(self, key: common_pb2.TopicKey) -> Holder | None:
+        """The message that holds a key; None only if that is certain."""
+        holder = self._core.state.key_holder(key.topic, key.unique_key)
+        if holder is None:
+            require_current(self._core)
+        return holder
