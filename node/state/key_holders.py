@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, Held, KeyOf
+from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, Held, KeyOf, UniqueKeys
 from tickwheel.node.state.unsettled import owed
 from tickwheel.wheel import sweep
 
@@ -31,9 +31,9 @@ class Holder(NamedTuple):
 
 
 class KeyHolders:
-    def __init__(self, state: ClusterState, wheel: WheelPort) -> None:
-        self._state = state
-        self._keys = state.unique_keys
+    def __init__(self, keys: UniqueKeys, groups: Groups, wheel: WheelPort) -> None:
+        self._keys = keys
+        self._groups = groups
         self._wheel = wheel
 
     def holder(self, key: KeyOf) -> Holder | None:
@@ -46,7 +46,7 @@ class KeyHolders:
             return Holder(id, due_ms, dispatched=False)
         if not held.until_settled or outcome.name != "ALREADY_DISPATCHED":
             return None
-        found = owed(self._state, self._wheel, key.topic_id, id, due_ms)
+        found = owed(self._groups, self._wheel, key.topic_id, id, due_ms)
         return Holder(id, due_ms, dispatched=True) if found else None
 
     def take(self, key: KeyOf, held: Held) -> None:
@@ -71,5 +71,5 @@ class KeyHolders:
                 waiting = np.roll(waiting, self._wheel.cursor.due_ms % len(waiting))[:SIFTED_DISPATCHED_MAX]
             for row in waiting.tolist():
                 id, due_ms, _ = self._wheel.standing(int(rows.ids[row]), int(rows.due_ms[row]))
-                kept[row] = owed(self._state, self._wheel, int(rows.rest["topic_id"][row]), id, due_ms)
+                kept[row] = owed(self._groups, self._wheel, int(rows.rest["topic_id"][row]), id, due_ms)
             keys.keep(kept)

@@ -142,7 +142,7 @@ class StateMachine(StateView):
         else:
             disk.make_dir(directory)
         super().__init__(state, wheel, Administration(state, wheel, self._config.slot_ms))
-        self.holders = KeyHolders(state, wheel)
+        self.holders = KeyHolders(state.unique_keys, state.groups, wheel)
         self._ingesting = Ingesting(wheel, self._state.topics, self._state.loads, self._state.cold)
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers, self.holders)
         self.retrying = Retrying(self._state, wheel)

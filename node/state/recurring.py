@@ -376,7 +376,7 @@ class Recurring:
     def _unsettled(self, schedule: Schedule, topic_id: int) -> bool:
         """Whether the last run of the plan is pending, or a group of the topic has not settled it."""
         last_id, last_due_ms = schedule.last_id, schedule.last_due_ms
-        return bool(last_id) and unsettled(self._state, self._wheel, topic_id, last_id, last_due_ms)
+        return bool(last_id) and unsettled(self._state.groups, self._wheel, topic_id, last_id, last_due_ms)
 
 
 def _times_of(row: ScheduleRuns) -> list[_Times] | None:

@@ -1,0 +1,377 @@
+"""Unique keys against plain models: the table, and what apply decides through moves, dispatches, crashes, removals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.node.state.solo import Solo
+from tickwheel.node.state import key_holders, unique_keys
+from tickwheel.node.state.keyed_append import UNTIL_SETTLED
+from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult
+from tickwheel.node.state.unique_keys import SHARDS, Held, KeyOf, UniqueKeys, contents, digest_of, key_of
+from tickwheel.proto.common_pb2 import (
+    KEY_CONFLICT_REFUSE,
+    KEY_CONFLICT_REPLACE,
+    KEY_CONFLICT_USE_EXISTING,
+    KEY_FREE,
+    KEY_REFUSED,
+    KEY_REPLACED,
+    KEY_USED_EXISTING,
+)
+from tickwheel.proto.log_pb2 import Cancel, Command, Publish, PublishRequest, Reschedule
+from tickwheel.proto.scheduler_pb2 import ALREADY_DISPATCHED, CANCELLED, NOT_FOUND, RESCHEDULED
+from tickwheel.wheel.units import HOUR_MS
+
+RULES = (KEY_CONFLICT_REFUSE, KEY_CONFLICT_USE_EXISTING, KEY_CONFLICT_REPLACE)
+KEYS = ("a", "b", "c")
+
+
+# -- the table
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 2), st.integers(0, 9), st.booleans()),
+        max_size=60,
+    ),
+    st.integers(0, 3 * SHARDS),
+)
+def test_the_table_keeps_the_last_message_of_each_key(puts: list[tuple[int, int, int, int, bool]], sifts: int) -> None:
+    """Of few halves, so that keys differ in one of them only; captured and restored, it is the same."""
+    table, model = UniqueKeys(), dict[KeyOf, Held]()
+    for topic_id, high, low, hour, until_settled in puts:
+        key = KeyOf(topic_id, high, low)
+        model[key] = Held(hour << 32 | 7, hour * HOUR_MS + 3_599_999, until_settled)
+        table.put(key, model[key])
+    captured = table.capture()
+    copy = UniqueKeys()
+    copy.restore(contents(captured), table.next_shard)
+    for found in (table, copy):
+        assert found.count == len(model)
+        assert {key: found.get(key) for key in model} == model
+        assert found.get(KeyOf(9, 9, 9)) is None
+    assert [*copy.digest_in_turns()] == [*table.digest_in_turns()]
+    for number in range(sifts):
+        rows = table.next_rows()
+        table.keep(np.full(len(rows.high), number % 2 == 0))
+    gone = {key for number, key in ((key.mixed % SHARDS, key) for key in model) if number % 2 and number < sifts}
+    assert table.count == len(model) - len(gone)
+    assert {key for key in model if table.get(key) is None} == gone
+    copy.restore(contents(captured), 0)
+    assert copy.count == len(model), "what was captured has not changed"
+
+
+def test_a_digest_is_never_that_of_no_key() -> None:
+    """Sixteen bytes, different for different keys and in different topics."""
+    assert len(digest_of("a")) == 16 and any(digest_of("a"))
+    assert key_of(1, digest_of("a")) != key_of(2, digest_of("a")) != key_of(2, digest_of("b"))
+
+
+# -- what apply decides
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message to schedule: `delay` after the cursor."""
+
+    delay: int
+    key: str
+    rule: int
+    until_settled: bool
+
+
+def publish(due_ms: list[int], rows: list[Row], requests: list[PublishRequest]) -> Command:
+    """As a master writes it: sorted by due time, with the row of each unit."""
+    order = np.argsort(np.array(due_ms, np.int64), kind="stable")
+    digests = [digest_of(row.key) if row.key else bytes(16) for row in rows]
+    rules = [row.rule | (UNTIL_SETTLED if row.until_settled else 0) if row.key else 0 for row in rows]
+    return Command(
+        publish=Publish(
+            requests=requests,
+            due_ms=np.array(due_ms, "<i8")[order].tobytes(),
+            rows=order.astype("<u4").tobytes(),
+            topic_ids=np.array([1], "<u4").tobytes(),
+            sizes=np.full(len(rows), 2, "<u4").tobytes(),
+            records=b"".join(b"%02d" % (row % 100) for row in order.tolist()),
+            unique_keys=b"".join(digests[row] for row in order.tolist()),
+            key_rules=bytes(rules[row] for row in order.tolist()),
+        )
+    )
+
+
+@dataclass
+class Message:
+    """What the model knows of a message, under each id that it ever had."""
+
+    id: int
+    due_ms: int
+    until_settled: bool = False
+    cancelled: bool = False
+    settled: bool = False
+    record: bytes = b""
+
+
+class Keys(RuleBasedStateMachine):
+    """One topic, one group, three keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.solo = Solo(7)
+        self.solo.create("g")
+        self.solo.dispatch(self.solo.now_ms + 1)
+        self.cursor = self.solo.now_ms
+        self.named: dict[int, Message] = {}
+        """By every id."""
+        self.taken: dict[str, Message] = {}
+        """Key -> the message that took it last."""
+        self.sequence = 0
+
+    def holder(self, key: str) -> Message | None:
+        """By the words of the design."""
+        message = self.taken.get(key)
+        if message is None or message.cancelled:
+            return None
+        if message.due_ms >= self.cursor:
+            return message
+        return message if message.until_settled and not message.settled else None
+
+    row = st.builds(
+        Row, st.integers(0, 3 * HOUR_MS), st.sampled_from((*KEYS, "")), st.sampled_from(RULES), st.booleans()
+    )
+
+    @rule(rows=st.lists(row, min_size=1, max_size=6), producer=st.booleans(), again=st.booleans())
+    def schedule(self, rows: list[Row], producer: bool, again: bool) -> None:
+        """One request; with a producer id, maybe sent twice."""
+        due_ms = [self.cursor + row.delay for row in rows]
+        request = PublishRequest(count=len(rows))
+        if producer:
+            self.sequence += 1
+            request = PublishRequest(count=len(rows), producer_id="p", sequence=self.sequence, checksum=len(rows))
+        command = publish(due_ms, rows, [request])
+        result = self.solo.apply(command)[0]
+        assert isinstance(result, PublishResult)
+        outcome = result.requests[0]
+        assert outcome.failure is None and not outcome.repeated
+        keys = [KEY_FREE] * len(rows) if outcome.keys is None else outcome.keys.tolist()
+        replaced = []
+        for number, (row, id, due, found) in enumerate(
+            zip(rows, outcome.ids.tolist(), outcome.due_ms.tolist(), keys, strict=True)
+        ):
+            holder = self.holder(row.key) if row.key else None
+            if holder is not None and (row.rule != KEY_CONFLICT_REPLACE or holder.due_ms < self.cursor):
+                wanted = KEY_USED_EXISTING if row.rule == KEY_CONFLICT_USE_EXISTING else KEY_REFUSED
+                assert (found, id, due) == (wanted, holder.id, holder.due_ms)
+                continue
+            record = b"%02d" % number
+            assert due == due_ms[number] and id not in self.named
+            if holder is not None:
+                assert found == KEY_REPLACED
+                replaced.append((holder.id, id, due))
+                self.solo.expected.pop(holder.id, None)
+                holder.id, holder.due_ms, holder.until_settled, holder.record = id, due, row.until_settled, record
+                message = holder
+            else:
+                assert found == KEY_FREE
+                message = Message(id, due, row.until_settled, record=record)
+                if row.key:
+                    self.taken[row.key] = message
+            self.named[id] = message
+            self.solo.expected[id] = self.solo.records[id] = record
+        assert [tuple(one) for one in result.replaced] == replaced
+        assert result.scheduled == sum(found in (KEY_FREE, KEY_REPLACED) for found in keys)
+        if producer and again:
+            before = self.solo.state.digest().parts["unique_keys"]
+            second = self.solo.apply(command)[0]
+            assert isinstance(second, PublishResult)
+            repeat = second.requests[0]
+            assert repeat.repeated and not second.scheduled and not second.replaced
+            assert repeat.ids.tolist() == outcome.ids.tolist() and repeat.due_ms.tolist() == outcome.due_ms.tolist()
+            assert (repeat.keys is None) == (outcome.keys is None)
+            assert repeat.keys is None or repeat.keys.tolist() == keys
+            assert self.solo.state.digest().parts["unique_keys"] == before
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """By any id that a message ever had."""
+        if not self.named:
+            return
+        id = data.draw(st.sampled_from(sorted(self.named)))
+        message = self.named[id]
+        result = self.solo.apply(Command(cancel=Cancel(id=id, due_ms=message.due_ms)))[0]
+        assert isinstance(result, CancelResult)
+        if message.id >> 32 < self.solo.state.hour_min_kept:
+            assert result.outcome == NOT_FOUND
+        elif message.cancelled or message.due_ms >= self.cursor:
+            assert result.outcome == CANCELLED
+            message.cancelled = True
+        else:
+            assert result.outcome == ALREADY_DISPATCHED
+
+    @rule(key=st.sampled_from(KEYS), producer=st.booleans())
+    def cancel_by_key(self, key: str, producer: bool) -> None:
+        """Once; its repeat gets the same answer although another may hold the key by then."""
+        cancel = Cancel(unique_key=digest_of(key), topic_id=1)
+        if producer:
+            request = PublishRequest(producer_id="p", sequence=self.sequence + 1, count=1, checksum=99)
+            cancel.request.CopyFrom(request)
+        result = self.solo.apply(Command(cancel=cancel))[0]
+        assert isinstance(result, CancelResult)
+        holder = self.holder(key)
+        if holder is None:
+            assert (result.outcome, result.id, result.remembered) == (NOT_FOUND, 0, False)
+        elif holder.due_ms < self.cursor:
+            assert (result.outcome, result.id) == (ALREADY_DISPATCHED, holder.id)
+        else:
+            assert (result.outcome, result.id, result.remembered) == (CANCELLED, holder.id, producer)
+            holder.cancelled = True
+            if producer:
+                self.sequence += 1
+                self.schedule_one(key)
+                second = self.solo.apply(Command(cancel=cancel))[0]
+                assert isinstance(second, CancelResult)
+                assert (second.outcome, second.id, second.repeated) == (CANCELLED, holder.id, True)
+                assert self.holder(key) is not None
+
+    def schedule_one(self, key: str) -> None:
+        """Without conflict."""
+        command = publish([self.cursor + 1], [Row(1, key, KEY_CONFLICT_REFUSE, False)], [PublishRequest(count=1)])
+        result = self.solo.apply(command)[0]
+        assert isinstance(result, PublishResult) and result.scheduled == 1
+        id = int(result.requests[0].ids[0])
+        self.taken[key] = self.named[id] = Message(id, self.cursor + 1, record=b"00")
+        self.solo.expected[id] = self.solo.records[id] = b"00"
+
+    @rule(key=st.sampled_from(KEYS), delay=st.integers(0, 2 * HOUR_MS), right=st.booleans())
+    def reschedule_by_key(self, key: str, delay: int, right: bool) -> None:
+        """With the id that the master found, or with one that no longer holds the key."""
+        holder = self.holder(key)
+        others = sorted(id for id, message in self.named.items() if message is not holder and id == message.id)
+        if holder is not None and holder.due_ms < self.cursor:
+            return
+        if holder is None or not right:
+            if not others:
+                return
+            id, record = others[0], b"xx"
+        else:
+            id, record = holder.id, holder.record
+        command = Reschedule(
+            id=id,
+            due_ms=self.named[id].due_ms,
+            new_due_ms=self.cursor + delay,
+            topic_id=1,
+            record=record,
+            unique_key=digest_of(key),
+        )
+        result = self.solo.apply(Command(reschedule=command))[0]
+        assert isinstance(result, RescheduleResult)
+        if holder is None or not right:
+            assert result.stale and not result.new_id
+            return
+        assert result.outcome == RESCHEDULED
+        self.solo.expected.pop(holder.id, None)
+        holder.id, holder.due_ms = result.new_id, result.due_ms
+        self.named[holder.id] = holder
+        self.solo.expected[holder.id] = self.solo.records[holder.id] = record
+
+    @rule(by=st.integers(1, HOUR_MS))
+    def dispatch(self, by: int) -> None:
+        """Time passes."""
+        self.solo.pump()
+        self.cursor += by
+        self.solo.dispatch(self.cursor)
+
+    @rule()
+    def settle(self) -> None:
+        """All that the group can get."""
+        if self.solo.settle():
+            for message in self.named.values():
+                message.settled = message.settled or (not message.cancelled and message.due_ms < self.cursor)
+
+    @rule(hours=st.integers(1, 3))
+    def remove_hours(self, hours: int) -> None:
+        """Hours before the cursor's; what nobody settled stays."""
+        self.solo.remove(max(0, self.cursor // HOUR_MS - hours))
+
+    @rule()
+    def checkpoint(self) -> None:
+        """Without restart."""
+        self.solo.pump()
+        self.solo.checkpoint()
+
+    @rule()
+    def crash(self) -> None:
+        """Start again from the disk and the log; digests, records and ready queues are compared."""
+        self.solo.crash()
+
+    @invariant()
+    def holders_are_those_of_the_model(self) -> None:
+        """Whoever holds each key, by what name."""
+        for key in KEYS:
+            wanted, found = self.holder(key), self.solo.state.key_holder("t", key)
+            assert (wanted is None) == (found is None), key
+            if wanted is not None and found is not None:
+                assert (found.id, found.due_ms, found.dispatched) == (
+                    wanted.id,
+                    wanted.due_ms,
+                    wanted.due_ms < self.cursor,
+                )
+
+
+TestKeys = Keys.TestCase
+TestKeys.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_rows_of_freed_keys_go() -> None:
+    """A thousand keys, dispatched: their rows go within one round of dispatches, and not before."""
+    solo = Solo(3)
+    solo.create()
+    rows = [Row(10, f"k{number}", KEY_CONFLICT_REFUSE, False) for number in range(1_000)]
+    kept = [replace(row, key=f"later{number}", delay=HOUR_MS) for number, row in enumerate(rows[:10])]
+    due_ms = [solo.now_ms + row.delay for row in rows + kept]
+    solo.apply(publish(due_ms, rows + kept, [PublishRequest(count=1_010)]))
+    assert solo.state.unique_keys.count == 1_010
+    for number in range(SHARDS + 1):
+        solo.dispatch(solo.now_ms + (20 if number == 0 else 1))
+    assert solo.state.unique_keys.count == 10
+    assert solo.state.key_holder("t", "later3") is not None
+
+
+def test_a_full_table_is_sifted_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen shards a dispatch while more than half of the room is taken."""
+    monkeypatch.setattr(key_holders, "UNIQUE_KEYS_MAX", 100)
+    solo = Solo(4)
+    solo.create()
+    rows = [Row(10, f"k{number}", KEY_CONFLICT_REFUSE, False) for number in range(100)]
+    solo.apply(publish([solo.now_ms + 10] * 100, rows, [PublishRequest(count=100)]))
+    before = solo.state.unique_keys.next_shard
+    solo.dispatch(solo.now_ms + 20)
+    assert solo.state.unique_keys.next_shard == before + key_holders.SIFTED_MANY
+
+
+@pytest.mark.parametrize(("keys", "rules"), [(b"\1" * 15, b"\1"), (b"\1" * 16, b""), (b"\1" * 32, b"\1\1")])
+def test_key_columns_that_do_not_fit_are_refused(keys: bytes, rules: bytes) -> None:
+    """By a result, as any other column."""
+    solo = Solo(5)
+    solo.create()
+    command = publish([solo.now_ms], [Row(0, "a", KEY_CONFLICT_REFUSE, False)], [PublishRequest(count=1)])
+    command.publish.unique_keys, command.publish.key_rules = keys, rules
+    result = solo.apply(command)[0]
+    assert isinstance(result, PublishResult)
+    failure = result.requests[0].failure
+    assert failure is not None and failure.metadata["field"] == "unique_keys"
+    for wrong in (Cancel(unique_key=b"\1", topic_id=1),):
+        refused = solo.apply(Command(cancel=wrong))[0]
+        assert isinstance(refused, CancelResult) and refused.failure is not None
+    moved = solo.apply(Command(reschedule=Reschedule(id=1, topic_id=1, record=b"x", unique_key=b"\1")))[0]
+    assert isinstance(moved, RescheduleResult) and moved.failure is not None
+
+
+def test_a_row_takes_32_bytes() -> None:
+    """As P11 says."""
+    assert unique_keys.ROW.itemsize == 32
