@@ -93,7 +93,7 @@ class ClientRequests:
         elif isinstance(known, Failure):
             done(known)
         else:
-            done(BatchOutcome(known.ids, known.due_ms, repeated=True))
+            done(BatchOutcome(known.ids, known.due_ms, repeated=True, keys=known.keys))
 
     def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
         """Schedule one checked message together with others that come one by one. The caller is told once it is on

@@ -16,9 +16,9 @@ from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, Held, KeyOf, Uniqu
 from tickwheel.node.state.unsettled import owed
 from tickwheel.wheel import sweep
 
-SIFTED_MANY = 16
+PRUNED_MANY = 16
 """Shards that a dispatch looks through while the table is more than half full; otherwise it is one."""
-SIFTED_DISPATCHED_MAX = 16
+PRUNED_DISPATCHED_MAX = 16
 """Dispatched messages of one shard that are looked up in the ready queues, which may read a file."""
 
 
@@ -53,12 +53,12 @@ class KeyHolders:
         """Let a message hold a key. Nobody may hold it, unless this message takes the holder's place."""
         self._keys.put(key, held)
 
-    def sift(self) -> None:
+    def prune(self) -> None:
         """Drop the rows of messages that hold their keys no longer, in the next shards. Called by each dispatch."""
         keys = self._keys
         if not keys.count:
             return
-        for _ in range(SIFTED_MANY if keys.count > UNIQUE_KEYS_MAX // 2 else 1):
+        for _ in range(PRUNED_MANY if keys.count > UNIQUE_KEYS_MAX // 2 else 1):
             rows = keys.next_rows()
             if not len(rows.high):
                 keys.keep(np.zeros(0, np.bool_))
@@ -67,8 +67,8 @@ class KeyHolders:
             kept = outcomes == sweep.DONE
             waiting = np.flatnonzero((outcomes == sweep.DISPATCHED) & rows.until_settled)
             kept[waiting] = True
-            if len(waiting) > SIFTED_DISPATCHED_MAX:  # others another time
-                waiting = np.roll(waiting, self._wheel.cursor.due_ms % len(waiting))[:SIFTED_DISPATCHED_MAX]
+            if len(waiting) > PRUNED_DISPATCHED_MAX:  # others another time
+                waiting = np.roll(waiting, self._wheel.cursor.due_ms % len(waiting))[:PRUNED_DISPATCHED_MAX]
             for row in waiting.tolist():
                 id, due_ms, _ = self._wheel.standing(int(rows.ids[row]), int(rows.due_ms[row]))
                 kept[row] = owed(self._groups, self._wheel, int(rows.rest["topic_id"][row]), id, due_ms)

@@ -231,7 +231,7 @@ class StateMachine(StateView):
             failure = invalid("due_ms", dispatch.due_ms, f"0 to {DUE_MS_MAX}").failure
             return DispatchResult(self.wheel.cursor, 0, failure=failure)
         units = self.wheel.dispatch(CursorKey(dispatch.due_ms, dispatch.index)).units
-        self.holders.sift()
+        self.holders.prune()
         discarded = 0
         if len(units):
             topics = units["topic_id"]

@@ -4,7 +4,7 @@ A row takes 32 bytes, so two million keys take 64 MB. Rows lie in SHARDS sorted 
 changed in place: a new key makes a new one of its shard, so a checkpoint captures the table by taking references.
 
 A row does not know whether its message still holds the key: `KeyHolders` (key_holders.py) asks the wheel. Rows of
-messages that no longer do are dropped when their key is taken anew, or when `KeyHolders.sift` comes to their shard.
+messages that no longer do are dropped when their key is taken anew, or when `KeyHolders.prune` comes to their shard.
 When it comes follows from the log, so all nodes have the same rows.
 """
 
@@ -106,7 +106,7 @@ class UniqueKeys:
         self.count = 0
         """Rows, those of messages that no longer hold their keys included."""
         self.next_shard = 0
-        """The shard that is sifted next."""
+        """The shard that is pruned next."""
 
     @property
     def used(self) -> bool:
@@ -156,7 +156,7 @@ class UniqueKeys:
         return None
 
     def next_rows(self) -> Rows:
-        """The rows of the shard that is sifted next."""
+        """The rows of the shard that is pruned next."""
         return self._shards.get(self.next_shard, _NONE)
 
     def keep(self, kept: NDArray[np.bool_]) -> None:

@@ -109,8 +109,6 @@ class KeyRequests:
         self._core.require_master()
 
     def _holder(self, key: common_pb2.TopicKey) -> Holder | None:
-        """The message that holds a key; None only if that is certain."""
-        holder = self._core.state.key_holder(key.topic, key.unique_key)
-        if holder is None:
-            require_current(self._core)
-        return holder
+        """The message that holds a key. Whether one does changes with time, so this node must surely lead."""
+        require_current(self._core)
+        return self._core.state.key_holder(key.topic, key.unique_key)

@@ -20,6 +20,7 @@ from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import Ignored, PublishResult
 from tickwheel.node.state.schema import EARLIER_SCHEMAS, ENTRY_SCHEMA, read_entry
 from tickwheel.node.state.settings import BOUNDS
+from tickwheel.node.state.unique_keys import digest_of
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.units import HOUR_MS
@@ -62,6 +63,9 @@ class Masterful:
             "count": lambda rng: rng.choice((0, 1, 1, 2)),
             "sizes": lambda rng: ONE,
             "records": lambda rng: b"x",
+            "unique_keys": lambda rng: rng.choice((digest_of("a"), digest_of("b"), bytes(16))),
+            "unique_key": lambda rng: rng.choice((digest_of("a"), digest_of("b"))),
+            "key_rules": lambda rng: bytes([rng.randrange(8)]),
             "positions": lambda rng: np.array([rng.randrange(12)], "<u8").tobytes(),
         }
         self.maker = Maker(self.rng, now_ms, hints)

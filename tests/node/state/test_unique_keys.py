@@ -42,7 +42,7 @@ KEYS = ("a", "b", "c")
     ),
     st.integers(0, 3 * SHARDS),
 )
-def test_the_table_keeps_the_last_message_of_each_key(puts: list[tuple[int, int, int, int, bool]], sifts: int) -> None:
+def test_the_table_keeps_the_last_message_of_each_key(puts: list[tuple[int, int, int, int, bool]], prunes: int) -> None:
     """Of few halves, so that keys differ in one of them only; captured and restored, it is the same."""
     table, model = UniqueKeys(), dict[KeyOf, Held]()
     for topic_id, high, low, hour, until_settled in puts:
@@ -57,10 +57,10 @@ def test_the_table_keeps_the_last_message_of_each_key(puts: list[tuple[int, int,
         assert {key: found.get(key) for key in model} == model
         assert found.get(KeyOf(9, 9, 9)) is None
     assert [*copy.digest_in_turns()] == [*table.digest_in_turns()]
-    for number in range(sifts):
+    for number in range(prunes):
         rows = table.next_rows()
         table.keep(np.full(len(rows.high), number % 2 == 0))
-    gone = {key for number, key in ((key.mixed % SHARDS, key) for key in model) if number % 2 and number < sifts}
+    gone = {key for number, key in ((key.mixed % SHARDS, key) for key in model) if number % 2 and number < prunes}
     assert table.count == len(model) - len(gone)
     assert {key for key in model if table.get(key) is None} == gone
     copy.restore(contents(captured), 0)
@@ -342,7 +342,7 @@ def test_rows_of_freed_keys_go() -> None:
     assert solo.state.key_holder("t", "later3") is not None
 
 
-def test_a_full_table_is_sifted_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_table_is_pruned_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen shards a dispatch while more than half of the room is taken."""
     monkeypatch.setattr(key_holders, "UNIQUE_KEYS_MAX", 100)
     solo = Solo(4)
@@ -351,7 +351,7 @@ def test_a_full_table_is_sifted_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     solo.apply(publish([solo.now_ms + 10] * 100, rows, [PublishRequest(count=100)]))
     before = solo.state.unique_keys.next_shard
     solo.dispatch(solo.now_ms + 20)
-    assert solo.state.unique_keys.next_shard == before + key_holders.SIFTED_MANY
+    assert solo.state.unique_keys.next_shard == before + key_holders.PRUNED_MANY
 
 
 @pytest.mark.parametrize(("keys", "rules"), [(b"\1" * 15, b"\1"), (b"\1" * 16, b""), (b"\1" * 32, b"\1\1")])
