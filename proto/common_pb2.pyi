@@ -36,9 +36,7 @@ class _KeyConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyConfli
     KEY_CONFLICT_USE_EXISTING: _KeyConflict.ValueType  # 2
     """It is dropped; the answer is the id and due time of the message that holds the key."""
     KEY_CONFLICT_REPLACE: _KeyConflict.ValueType  # 3
-    """It takes the place of the message that holds the key, with its own payload and time. The first id then names the new
-    message too, as after Reschedule.
-    """
+    """It takes the key: the message that holds it is cancelled by the same command."""
 
 class KeyConflict(_KeyConflict, metaclass=_KeyConflictEnumTypeWrapper):
     """What becomes of a message whose unique key another message holds."""
@@ -50,9 +48,7 @@ KEY_CONFLICT_REFUSE: KeyConflict.ValueType  # 1
 KEY_CONFLICT_USE_EXISTING: KeyConflict.ValueType  # 2
 """It is dropped; the answer is the id and due time of the message that holds the key."""
 KEY_CONFLICT_REPLACE: KeyConflict.ValueType  # 3
-"""It takes the place of the message that holds the key, with its own payload and time. The first id then names the new
-message too, as after Reschedule.
-"""
+"""It takes the key: the message that holds it is cancelled by the same command."""
 Global___KeyConflict: _TypeAlias = KeyConflict  # noqa: Y015
 
 class _KeyOutcome:
@@ -68,7 +64,7 @@ class _KeyOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyOutcome
     KEY_USED_EXISTING: _KeyOutcome.ValueType  # 2
     """It was not scheduled, as KEY_CONFLICT_USE_EXISTING asks. The id is that of the message that holds the key."""
     KEY_REPLACED: _KeyOutcome.ValueType  # 3
-    """It was scheduled, and the message that held the key will never be delivered."""
+    """It was scheduled, and the message that held the key was cancelled: that one will never be delivered."""
 
 class KeyOutcome(_KeyOutcome, metaclass=_KeyOutcomeEnumTypeWrapper):
     """What became of a message with a unique key."""
@@ -80,7 +76,7 @@ KEY_REFUSED: KeyOutcome.ValueType  # 1
 KEY_USED_EXISTING: KeyOutcome.ValueType  # 2
 """It was not scheduled, as KEY_CONFLICT_USE_EXISTING asks. The id is that of the message that holds the key."""
 KEY_REPLACED: KeyOutcome.ValueType  # 3
-"""It was scheduled, and the message that held the key will never be delivered."""
+"""It was scheduled, and the message that held the key was cancelled: that one will never be delivered."""
 Global___KeyOutcome: _TypeAlias = KeyOutcome  # noqa: Y015
 
 class _ErrorReason:

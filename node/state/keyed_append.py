@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from tickwheel.node.state.key_holders import KeyHolders
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.results import Replaced
 from tickwheel.node.state.unique_keys import Held, KeyOf
 from tickwheel.proto.common_pb2 import (
     KEY_CONFLICT_REPLACE,
@@ -50,7 +49,8 @@ class KeyedAppend:
         self.ids = np.zeros(len(units), np.uint64)
         self.due_ms = np.zeros(len(units), np.int64)
         self.outcomes = np.zeros(len(units), np.uint8)
-        self.replaced: list[Replaced] = []
+        self.replaced: list[int] = []
+        """Ids of cancelled messages."""
 
     def append(self, rows: NDArray[np.uint32] | None) -> None:
         """Append what may be. `rows`: place of each unit in its requests; None: the units are in that order."""
@@ -100,13 +100,11 @@ class KeyedAppend:
             return
         rule = int(self._keys.rules[unit]) & ~UNTIL_SETTLED
         if rule == KEY_CONFLICT_REPLACE and not holder.dispatched:
-            units = picked(self._units, taken)
-            record = cut_records(self._records, self._units["size"], taken)
-            _, new_id = self._wheel.move(holder.id, holder.due_ms, units, record)
-            assert new_id, "a pending message can be moved"
-            self.ids[unit], self.due_ms[unit], self.outcomes[unit] = new_id, units["due_ms"][0], KEY_REPLACED
-            self.replaced.append(Replaced(holder.id, new_id, int(units["due_ms"][0])))
+            self._wheel.cancel(holder.id, holder.due_ms)
+            self._append(taken)
             self._take(key, unit)
+            self.outcomes[unit] = KEY_REPLACED
+            self.replaced.append(holder.id)
             return
         outcome = KEY_USED_EXISTING if rule == KEY_CONFLICT_USE_EXISTING else KEY_REFUSED
         self.ids[unit], self.due_ms[unit], self.outcomes[unit] = holder.id, holder.due_ms, outcome

@@ -32,7 +32,7 @@ from tickwheel.node.state.producers import (
     other_count,
     owner_differs,
 )
-from tickwheel.node.state.results import KeyOutcomes, PublishResult, Replaced, RequestOutcome
+from tickwheel.node.state.results import KeyOutcomes, PublishResult, RequestOutcome
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.topics import Topics
 from tickwheel.node.state.unique_keys import DIGEST, DIGEST_BYTES
@@ -143,7 +143,7 @@ class Publishing:
         except _MalformedError as error:
             return PublishResult([RequestOutcome(failure=error.failure) for _ in requests])
         outcomes = self._decide(requests, self._unknown_topics(columns, requests))
-        replaced: list[Replaced] = []
+        replaced: list[int] = []
         if all(outcome is None for outcome in outcomes):
             replaced = self._append(requests, columns, outcomes, settings)
         elif any(outcome is None for outcome in outcomes):
@@ -228,11 +228,11 @@ class Publishing:
         columns: _Columns,
         outcomes: list[RequestOutcome | Batch | int | None],
         settings: Settings,
-    ) -> list[Replaced]:
-        """Append the columns and fill in the outcomes that are None. Returns the messages that were replaced."""
+    ) -> list[int]:
+        """Append the columns and fill in the outcomes that are None. Returns the ids of messages that were replaced."""
         units = columns.units
         keys: KeyOutcomes | None = None
-        replaced: list[Replaced] = []
+        replaced: list[int] = []
         if columns.keys is None:
             ids = self._wheel.append(units, columns.records) if len(units) else np.zeros(0, np.uint64)
             due = units["due_ms"]

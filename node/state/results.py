@@ -70,20 +70,13 @@ class RequestOutcome:
         return len(self.ids) if self.keys is None else int(np.count_nonzero(is_scheduled(self.keys)))
 
 
-class Replaced(NamedTuple):
-    """A message that gave its unique key to another: the id that it had last, and the other's id and due time."""
-
-    id: int
-    new_id: int
-    due_ms: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishResult:
     """One outcome per request, in order."""
 
     requests: list[RequestOutcome]
-    replaced: tuple[Replaced, ...] = ()
+    replaced: tuple[int, ...] = ()
+    """Ids of messages that were cancelled because others took their unique keys."""
 
     @property
     def scheduled(self) -> int:

@@ -133,7 +133,7 @@ class TopicPending(Part):
             self.spoil()
 
     def _published(self, command: Command, result: PublishResult) -> None:
-        # A message that takes another's place leaves as many pending.
+        # A message that replaces another leaves as many pending.
         count = result.scheduled - len(result.replaced)
         if not count:
             return

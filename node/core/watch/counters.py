@@ -76,6 +76,7 @@ class Totals:
         """Count one result of apply."""
         if isinstance(result, PublishResult):
             self.scheduled += result.scheduled
+            self.cancelled += len(result.replaced)
         elif isinstance(result, IngestResult):
             self.scheduled += result.units
             self.loaded += result.units

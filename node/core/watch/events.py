@@ -29,12 +29,12 @@ from tickwheel.node.state.results import (
     ScheduleResult,
     SettleResult,
     SweepResult,
+    is_scheduled,
 )
 from tickwheel.node.state.schedules import MESSAGES
 from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest
-from tickwheel.proto.common_pb2 import KEY_FREE
 from tickwheel.proto.consumer_pb2 import LATEST, TIME, DeliverBatch
 from tickwheel.proto.log_pb2 import AdminCommand, Command, Ingest, LogEntry, Publish, SettleColumns
 from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED, SWEEP_FINISHED, Sweep
@@ -224,11 +224,10 @@ class Events(Part):
             self._put(lambda record=record: record, 128 * len(names) + 512)  # type: ignore[misc]
 
     def _schedule(self, publish: Publish, result: PublishResult, facts: Mapping[str, Any]) -> None:
-        if result.replaced:
-            ids, new_ids, due_ms = (np.array(column) for column in zip(*result.replaced, strict=True))
-            self._moved(ids, new_ids, due_ms, facts)
-        if result.scheduled == len(result.replaced):
+        if not result.scheduled:
             return
+        if result.replaced:
+            self._ids(EventKind.CANCELLED, np.array(result.replaced, np.uint64), facts)
         topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()
         texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
         self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
@@ -456,10 +455,7 @@ class FindJob:
 def _scheduled(publish: Publish, result: PublishResult, facts: Mapping[str, Any], texts: Sequence[str]) -> EventRecord:
     outcomes = [outcome for outcome in result.requests if len(outcome.ids) and not outcome.repeated]
     new = np.concatenate(
-        [
-            np.ones(len(outcome.ids), np.bool_) if outcome.keys is None else outcome.keys == KEY_FREE
-            for outcome in outcomes
-        ]
+        [np.ones(len(done.ids), np.bool_) if done.keys is None else is_scheduled(done.keys) for done in outcomes]
     )
     topics = np.frombuffer(publish.topic_ids, "<u4")
     count = sum(request.count for request in publish.requests)

@@ -170,20 +170,15 @@ class Keys(RuleBasedStateMachine):
                 continue
             record = b"%02d" % number
             assert due == due_ms[number] and id not in self.named
+            assert found == (KEY_FREE if holder is None else KEY_REPLACED)
             if holder is not None:
-                assert found == KEY_REPLACED
-                replaced.append((holder.id, id, due))
-                self.solo.expected.pop(holder.id, None)
-                holder.id, holder.due_ms, holder.until_settled, holder.record = id, due, row.until_settled, record
-                message = holder
-            else:
-                assert found == KEY_FREE
-                message = Message(id, due, row.until_settled, record=record)
-                if row.key:
-                    self.taken[row.key] = message
-            self.named[id] = message
+                holder.cancelled = True
+                replaced.append(holder.id)
+            message = self.named[id] = Message(id, due, row.until_settled, record=record)
+            if row.key:
+                self.taken[row.key] = message
             self.solo.expected[id] = self.solo.records[id] = record
-        assert [tuple(one) for one in result.replaced] == replaced
+        assert list(result.replaced) == replaced
         assert result.scheduled == sum(found in (KEY_FREE, KEY_REPLACED) for found in keys)
         if producer and again:
             before = self.solo.state.digest().parts["unique_keys"]

@@ -122,7 +122,7 @@ def world() -> World:
 
 
 def test_each_rule_says_what_became_of_a_message(world: World) -> None:
-    """Refused, dropped, or in the other's place; the same key of another topic is another key."""
+    """Refused, dropped, or instead of the other; the same key of another topic is another key."""
     master = world.elect()
     (first,), outcomes = told(master, call(keyed("k", payload=b"one")))
     assert outcomes == [KEY_FREE]
