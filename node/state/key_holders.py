@@ -16,7 +16,7 @@ from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, Held, KeyOf, Uniqu
 from tickwheel.node.state.unsettled import owed
 from tickwheel.wheel import sweep
 
-PRUNED_MANY = 16
+PRUNED_MANY = 4
 """Shards that a dispatch looks through while the table is more than half full; otherwise it is one."""
 PRUNED_DISPATCHED_MAX = 16
 """Dispatched messages of one shard that are looked up in the ready queues, which may read a file."""

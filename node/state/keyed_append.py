@@ -1,7 +1,7 @@
 """Appends messages of which some have unique keys: each key's conflict is decided here, when the command is applied.
 
-Messages are decided in the order of their requests. Those that meet no conflict are appended together; only a message
-whose key is held, or wanted twice in one command, is handled by itself.
+Messages are decided in the order of their requests, and appended together: also those that a later one of the same
+command replaces, which are cancelled then.
 """
 
 from __future__ import annotations
@@ -60,23 +60,34 @@ class KeyedAppend:
             keyed = keyed[np.argsort(rows[keyed], kind="stable")]
         columns = (keyed, self._units["topic_id"][keyed], digests["high"][keyed], digests["low"][keyed])
         together = np.ones(len(self._units), np.bool_)
-        first: dict[KeyOf, int] = {}
-        alone: list[tuple[int, KeyOf]] = []
+        newest: dict[KeyOf, int] = {}
+        replaced: list[int] = []
+        held_by: list[tuple[int, int]] = []
         for unit, *parts in zip(*(column.tolist() for column in columns), strict=True):
             key = KeyOf(*parts)
-            if key in first or self._holders.holder(key) is not None:
-                together[unit] = False
-                alone.append((unit, key))
+            other = newest.get(key)
+            if other is None:
+                together[unit] = self._decide(unit, key)
+            elif self._rule(unit) == KEY_CONFLICT_REPLACE:
+                self.outcomes[unit] = KEY_REPLACED
+                replaced.append(other)
             else:
-                first[key] = unit
+                together[unit] = False
+                self.outcomes[unit] = self._kept_out(unit)
+                held_by.append((unit, other))
+            if together[unit]:
+                newest[key] = unit
         self._append(together)
-        for key, unit in first.items():
-            self._take(key, unit)
-        for unit, key in alone:
-            self._decide(unit, key)
+        for unit, other in held_by:
+            self.ids[unit], self.due_ms[unit] = self.ids[other], self.due_ms[other]
+        for unit in replaced:
+            self._cancel(int(self.ids[unit]), int(self.due_ms[unit]))
+        for key, unit in newest.items():
+            until_settled = bool(self._keys.rules[unit] & UNTIL_SETTLED)
+            self._holders.take(key, Held(int(self.ids[unit]), int(self.due_ms[unit]), until_settled))
 
     def _append(self, taken: NDArray[np.bool_]) -> None:
-        """Append the units that are taken, together."""
+        """Append the units that are taken."""
         if not taken.any():
             return
         units, records = self._units, self._records
@@ -85,29 +96,28 @@ class KeyedAppend:
         self.ids[taken] = self._wheel.append(units, records)
         self.due_ms[taken] = units["due_ms"]
 
-    def _take(self, key: KeyOf, unit: int) -> None:
-        until_settled = bool(self._keys.rules[unit] & UNTIL_SETTLED)
-        self._holders.take(key, Held(int(self.ids[unit]), int(self.due_ms[unit]), until_settled))
-
-    def _decide(self, unit: int, key: KeyOf) -> None:
-        """Append one unit, or not, by its rule."""
+    def _decide(self, unit: int, key: KeyOf) -> bool:
+        """Whether the first unit of a command with a key is to be appended; a message that it replaces is cancelled."""
         holder = self._holders.holder(key)
-        taken = np.zeros(len(self._units), np.bool_)
-        taken[unit] = True
         if holder is None:
-            self._append(taken)
-            self._take(key, unit)
-            return
-        rule = int(self._keys.rules[unit]) & ~UNTIL_SETTLED
-        if rule == KEY_CONFLICT_REPLACE and not holder.dispatched:
-            self._wheel.cancel(holder.id, holder.due_ms)
-            self._append(taken)
-            self._take(key, unit)
+            return True
+        if self._rule(unit) == KEY_CONFLICT_REPLACE and not holder.dispatched:
+            self._cancel(holder.id, holder.due_ms)
             self.outcomes[unit] = KEY_REPLACED
-            self.replaced.append(holder.id)
-            return
-        outcome = KEY_USED_EXISTING if rule == KEY_CONFLICT_USE_EXISTING else KEY_REFUSED
-        self.ids[unit], self.due_ms[unit], self.outcomes[unit] = holder.id, holder.due_ms, outcome
+            return True
+        self.ids[unit], self.due_ms[unit], self.outcomes[unit] = holder.id, holder.due_ms, self._kept_out(unit)
+        return False
+
+    def _rule(self, unit: int) -> int:
+        return int(self._keys.rules[unit]) & ~UNTIL_SETTLED
+
+    def _kept_out(self, unit: int) -> int:
+        """The outcome of a unit that is not appended."""
+        return KEY_USED_EXISTING if self._rule(unit) == KEY_CONFLICT_USE_EXISTING else KEY_REFUSED
+
+    def _cancel(self, id: int, due_ms: int) -> None:
+        self._wheel.cancel(id, due_ms)
+        self.replaced.append(id)
 
 
 assert KEY_FREE == 0, "outcomes begin as free"

@@ -319,6 +319,13 @@ def test_bad_requests_by_key_are_refused_by_name(
     assert (refused.reason, refused.metadata["field"]) == (common_pb2.INVALID_FIELD, field)
 
 
+def test_a_batch_has_a_limit_of_keys(world: World) -> None:
+    """A batch is applied in one piece."""
+    refused = schedule(world.elect(), batch(*[keyed(f"k{number}") for number in range(2_001)]))
+    assert isinstance(refused, Failure)
+    assert (refused.metadata["field"], refused.metadata["value"]) == ("unique_keys", "2001")
+
+
 def test_there_is_a_limit_on_keys(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """At it, messages with keys are refused until some are free; others are not."""
     master = world.elect()
