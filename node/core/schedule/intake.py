@@ -38,7 +38,7 @@ JITTER_MS_MAX = 86_400_000
 """A day. A message spread over more time has no real due time."""
 
 KEYED_MAX = 2_000
-"""Messages with a unique key in one batch. Each takes some 30 us to apply, a hundred times as long as one without, and a
+"""Messages with a unique key in one batch. Each takes some 30 us to apply, fifty times as long as one without, and a
 batch is applied in one piece."""
 KEYED_BYTES = 512
 """What a unique key counts as, where bytes stand for work."""
@@ -58,7 +58,7 @@ class UniqueKeyColumns(NamedTuple):
     """DIGEST of unique_keys.py; zeros: none."""
     rules: NDArray[np.uint8]
     """KeyConflict, and UNTIL_SETTLED of keyed_append.py."""
-    count: int
+    keyed: int
     """Messages that have one."""
     first: str
     """The first key, for the answer to a single message."""
@@ -109,7 +109,7 @@ class IncomingBatch:
     @property
     def bytes(self) -> int:
         """Roughly the memory that the batch takes; with unique keys, what takes as long to apply."""
-        keyed = 0 if self.unique_keys is None else KEYED_BYTES * self.unique_keys.count
+        keyed = 0 if self.unique_keys is None else KEYED_BYTES * self.unique_keys.keyed
         return len(self.records) + 32 * self.count + keyed
 
     @property
