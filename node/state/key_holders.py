@@ -18,7 +18,7 @@ from tickwheel.wheel import sweep
 
 PRUNED_MANY = 4
 """Shards that a dispatch looks through while the table is more than half full; otherwise it is one."""
-PRUNED_DISPATCHED_MAX = 16
+PRUNED_DISPATCHED_MAX = 4
 """Dispatched messages of one shard that are looked up in the ready queues, which may read a file."""
 
 
@@ -54,7 +54,8 @@ class KeyHolders:
         self._keys.put(key, held)
 
     def prune(self) -> None:
-        """Drop the rows of messages that hold their keys no longer, in the next shards. Called by each dispatch."""
+        """Drop the rows of messages that hold their keys no longer, in the next shards. Called by each dispatch, once its
+        messages are in the ready queues."""
         keys = self._keys
         if not keys.count:
             return

@@ -231,7 +231,6 @@ class StateMachine(StateView):
             failure = invalid("due_ms", dispatch.due_ms, f"0 to {DUE_MS_MAX}").failure
             return DispatchResult(self.wheel.cursor, 0, failure=failure)
         units = self.wheel.dispatch(CursorKey(dispatch.due_ms, dispatch.index)).units
-        self.holders.prune()
         discarded = 0
         if len(units):
             topics = units["topic_id"]
@@ -245,6 +244,7 @@ class StateMachine(StateView):
                 for topic_id, (start, end) in zip(ordered[cuts[:-1]].tolist(), itertools.pairwise(cuts), strict=True):
                     rows = slice(start, end)
                     discarded += self._make_ready(topic_id, units[rows], ids[rows], stamped_ms, targeted=targeted)
+        self.holders.prune()
         return DispatchResult(self.wheel.cursor, len(units) - discarded, discarded)
 
     def _make_ready(self, topic_id: int, units: Units, ids: Ids, stamped_ms: int, *, targeted: bool) -> int:

@@ -122,6 +122,7 @@ class Keys(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        unique_keys.SHARDS = 1  # each dispatch looks through all rows
         self.solo = Solo(7)
         self.solo.create("g")
         self.solo.dispatch(self.solo.now_ms + 1)
@@ -131,6 +132,10 @@ class Keys(RuleBasedStateMachine):
         self.taken: dict[str, Message] = {}
         """Key -> the message that took it last."""
         self.sequence = 0
+
+    def teardown(self) -> None:
+        """As it was."""
+        unique_keys.SHARDS = SHARDS
 
     def holder(self, key: str) -> Message | None:
         """By the words of the design."""
