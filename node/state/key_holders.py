@@ -54,8 +54,8 @@ class KeyHolders:
         self._keys.put(key, held)
 
     def prune(self) -> None:
-        """Drop the rows of messages that hold their keys no longer, in the next shards. Called by each dispatch, once its
-        messages are in the ready queues."""
+        """Drop the rows of messages that hold their keys no longer, in the next shards. Called by each dispatch, once
+        its messages are in the ready queues."""
         keys = self._keys
         if not keys.count:
             return
