@@ -1,6 +1,14 @@
 """Python clients of a tickwheel cluster: `AsyncClient`, and `Client` for code without a loop. See docs/CLIENT.md."""
 
-from tickwheel.client.async_client import AsyncClient, Bucket, Message, PendingCount, PendingPage, RescheduleResult
+from tickwheel.client.async_client import (
+    AsyncClient,
+    Bucket,
+    CancelResult,
+    Message,
+    PendingCount,
+    PendingPage,
+    RescheduleResult,
+)
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.consumer import Consumer
 from tickwheel.client.dead import DeadLetter
@@ -44,6 +52,7 @@ from tickwheel.client.states import (
 from tickwheel.client.sweeps import Selection, Sweep
 from tickwheel.client.sync_client import Client, SyncBatch, SyncConsumer, SyncDelivery
 from tickwheel.client.sync_worker import SyncWorker
+from tickwheel.client.unique_keys import KeyConflict, KeyOutcome, KeyTaken
 from tickwheel.client.worker import HandlerTimeout, Worker
 from tickwheel.client.worker_metrics import WorkerMetrics
 
@@ -53,6 +62,7 @@ __all__ = [
     "BatchReceipt",
     "Bucket",
     "CancelOutcome",
+    "CancelResult",
     "Client",
     "ClientClosed",
     "ClusterUnavailable",
@@ -67,6 +77,9 @@ __all__ = [
     "FilterDiffers",
     "Handler",
     "HandlerTimeout",
+    "KeyConflict",
+    "KeyOutcome",
+    "KeyTaken",
     "LimitReached",
     "Message",
     "MessageState",

@@ -44,6 +44,7 @@ from tickwheel.client.snapshot import SnapshotClient
 from tickwheel.client.staging import StagingClient
 from tickwheel.client.states import CancelOutcome, MessageState, RescheduleOutcome, StartFrom, start_of
 from tickwheel.client.sweeps import Selection, SweepClient
+from tickwheel.client.unique_keys import topic_key
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
@@ -71,6 +72,14 @@ class Conditions(TypedDict, total=False):
     due_ms_max: int
 
 
+class CancelResult(NamedTuple):
+    """What became of a cancel by unique key."""
+
+    outcome: CancelOutcome
+    id: str
+    """The message that held the key; empty if none did."""
+
+
 class RescheduleResult(NamedTuple):
     """What became of a reschedule."""
 
@@ -94,6 +103,7 @@ class Message:
     tags: tuple[str, ...] = ()
     headers: Mapping[str, str] | None = None
     message_group: str = ""
+    unique_key: str = ""
     scheduled_ms: int = 0
     """When it was scheduled, moved, or returned for a retry; milliseconds since the Unix epoch."""
     attempts: int = 0
@@ -176,10 +186,30 @@ def _message(pending: scheduler_pb2.PendingMessage, state: MessageState, content
         tags=tuple(meta.tags),
         headers=dict(meta.headers),
         message_group=meta.message_group,
+        unique_key=meta.unique_key,
         scheduled_ms=pending.scheduled_ms,
         attempts=pending.attempts,
         group=pending.group,
     )
+
+
+def _move(
+    request: scheduler_pb2.RescheduleRequest,
+    at: datetime | None,
+    delay: timedelta | None,
+    due_ms: int | None,
+    delay_ms: int | None,
+    level: int | None,
+) -> scheduler_pb2.RescheduleRequest:
+    """The request, with the new time. Raises RequestRefused unless exactly one is given."""
+    kind, when = when_of(at, delay, due_ms, delay_ms, level)
+    if kind == KIND_DUE:
+        request.due_ms = when
+    elif kind == KIND_DELAY:
+        request.delay_ms = when
+    else:
+        request.delay_level = when
+    return request
 
 
 class AsyncClient:
@@ -254,7 +284,9 @@ class AsyncClient:
 
         Concurrent calls of one client travel together; each has an answer of its own. Text becomes UTF-8. A dict, a
         list, a pydantic model, a msgspec Struct and a dataclass become JSON, with the content type in a header.
-        `options`: exactly one of at, delay, due_ms, delay_ms and level; key, tags, headers, message_group, jitter.
+        `options`: exactly one of at, delay, due_ms, delay_ms and level; key, tags, headers, message_group, jitter;
+        unique_key, and with it on_key_conflict and key_until_settled.
+        Raises KeyTaken if another message holds the unique key, unless on_key_conflict says what to do then.
         Raises OutcomeUnknown if no answer came in time: the message may be scheduled.
         """
         timeout_s = timeout_s or self.timeout_s
@@ -327,15 +359,11 @@ class AsyncClient:
         The message keeps its first id. Repeats itself safely. Raises OutcomeUnknown if no answer came in time: the
         message may be moved.
         """
-        kind, when = when_of(at, delay, due_ms, delay_ms, level)
-        request = scheduler_pb2.RescheduleRequest(id=parse_id(message_id))
-        if kind == KIND_DUE:
-            request.due_ms = when
-        elif kind == KIND_DELAY:
-            request.delay_ms = when
-        else:
-            request.delay_level = when
+        request = _move(scheduler_pb2.RescheduleRequest(id=parse_id(message_id)), at, delay, due_ms, delay_ms, level)
+        with self._span("reschedule", message_id):
+            return await self._reschedule(request)
 
+    async def _reschedule(self, request: scheduler_pb2.RescheduleRequest) -> RescheduleResult:
         def tries(lane: Lane, doubt: Doubt) -> Invoke[scheduler_pb2.RescheduleResponse]:
             stated = scheduler_pb2.RescheduleRequest(
                 producer_id=lane.producer_id, sequence=lane.sequence, producer_owner=self._numbered.owner
@@ -343,28 +371,75 @@ class AsyncClient:
             stated.MergeFrom(request)
             return lambda channel, try_s: self._reschedules.call(channel, stated, try_s)
 
-        with self._span("reschedule", message_id):
-            response = await self._numbered.call(tries, self.timeout_s, counts=lambda answer: answer.remembered)
+        response = await self._numbered.call(tries, self.timeout_s, counts=lambda answer: answer.remembered)
         outcome = RescheduleOutcome(scheduler_pb2.RescheduleOutcome.Name(response.outcome).removeprefix("RESCHEDULE_"))
         if outcome is not RescheduleOutcome.RESCHEDULED:
             return RescheduleResult(outcome, None)
         return RescheduleResult(outcome, Receipt(text_of(response.id), response.due_ms))
 
-    def _span(self, name: str, message_id: str) -> AbstractContextManager[None]:
-        return self.tracing.calling(name, message_id) if self.tracing is not None else nullcontext()
+    def _span(self, name: str, message_id: str = "", topic: str = "") -> AbstractContextManager[None]:
+        return self.tracing.calling(name, message_id, topic) if self.tracing is not None else nullcontext()
 
     async def get(self, message_id: str, *, content: bool = False) -> Message:
         """The state of a message, and with `content` its payload and meta. Raises NotFound."""
-        request = scheduler_pb2.GetRequest(id=parse_id(message_id), content=content)
+        return await self._get(scheduler_pb2.GetRequest(id=parse_id(message_id), content=content))
 
+    async def _get(self, request: scheduler_pb2.GetRequest) -> Message:
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.GetResponse:
             return await self.cluster.stub(SchedulerStub, channel).Get(request, timeout=try_s)
 
         response = await self.cluster.call(invoke, self.timeout_s)
         state = MessageState(scheduler_pb2.MessageState.Name(response.state).removeprefix("MESSAGE_"))
-        message = _message(response.message, state, content)
+        message = _message(response.message, state, request.content)
         waiting = {retry.group: retry.due_ms for retry in response.retries}
         return replace(message, retries=waiting) if waiting else message
+
+    # -- the message that holds a unique key
+
+    async def cancel_by_key(self, topic: str, unique_key: str) -> CancelResult:
+        """Cancel the message that holds this key now. Returns the outcome, which is final, and the message's id.
+
+        NOT_FOUND: no message holds the key. Repeats itself safely: a repeat never meets the key's next message. Raises
+        OutcomeUnknown if no answer came in time: the message may be cancelled.
+        """
+        request = scheduler_pb2.CancelRequest(key=topic_key(topic, unique_key))
+
+        def tries(lane: Lane, doubt: Doubt) -> Invoke[scheduler_pb2.CancelResponse]:
+            stated = scheduler_pb2.CancelRequest(
+                producer_id=lane.producer_id, sequence=lane.sequence, producer_owner=self._numbered.owner
+            )
+            stated.MergeFrom(request)
+
+            async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CancelResponse:
+                return await self.cluster.stub(SchedulerStub, channel).Cancel(stated, timeout=try_s)
+
+            return invoke
+
+        with self._span("cancel", topic=topic):
+            response = await self._numbered.call(tries, self.timeout_s, counts=lambda answer: answer.remembered)
+        outcome = CancelOutcome(scheduler_pb2.CancelOutcome.Name(response.outcome))
+        return CancelResult(outcome, text_of(response.id) if response.HasField("id") else "")
+
+    async def reschedule_by_key(
+        self,
+        topic: str,
+        unique_key: str,
+        *,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        due_ms: int | None = None,
+        delay_ms: int | None = None,
+        level: int | None = None,
+    ) -> RescheduleResult:
+        """Move the message that holds this key now; it keeps the key. As `reschedule`. NOT_FOUND: none holds it."""
+        request = scheduler_pb2.RescheduleRequest(key=topic_key(topic, unique_key))
+        _move(request, at, delay, due_ms, delay_ms, level)
+        with self._span("reschedule", topic=topic):
+            return await self._reschedule(request)
+
+    async def get_by_key(self, topic: str, unique_key: str, *, content: bool = False) -> Message:
+        """The message that holds this key now, as `get`. Raises NotFound if none does."""
+        return await self._get(scheduler_pb2.GetRequest(key=topic_key(topic, unique_key), content=content))
 
     # -- what is pending
 

@@ -78,6 +78,11 @@ class DeadLetter:
         return self.meta.message_group
 
     @property
+    def unique_key(self) -> str:
+        """The key that it had; a dead letter holds none."""
+        return self.meta.unique_key
+
+    @property
     def content_type(self) -> str:
         """The content type of its payload; empty without one."""
         return content_type_of(self.meta.headers)

@@ -245,6 +245,11 @@ class Delivery:
         return self.meta.message_group
 
     @property
+    def unique_key(self) -> str:
+        """Empty without one."""
+        return self.meta.unique_key
+
+    @property
     def content_type(self) -> str:
         """The content type of its payload; empty without one."""
         return content_type_of(self.meta.headers)

@@ -17,6 +17,18 @@ from tickwheel.client.errors import refused
 from tickwheel.client.ids import id_text
 from tickwheel.client.moments import moment_of, ms_of, span_ms_of, span_of
 from tickwheel.client.payloads import Payload, encoded, with_content_type
+from tickwheel.client.unique_keys import (
+    NO_RULE,
+    KeyConflict,
+    KeyOutcome,
+    KeyRule,
+    KeyTaken,
+    check_no_rule,
+    checked_key,
+    key_taken,
+    outcome_of,
+    rule_of,
+)
 from tickwheel.proto import common_pb2, scheduler_pb2
 
 KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
@@ -32,8 +44,21 @@ class Content(TypedDict, total=False):
     message_group: str
 
 
-class MessageOptions(Content, total=False):
-    """When a message is due, by exactly one of the first five, and what it carries."""
+class KeyOptions(TypedDict, total=False):
+    """What goes with a unique key."""
+
+    on_key_conflict: KeyConflict | str | None
+    """What to do if another message holds the key; None: refuse."""
+    key_until_settled: bool
+    """Hold the key until every group has settled the message; otherwise until its time has come."""
+
+
+class _Rest(Content, KeyOptions, total=False):
+    pass
+
+
+class MessageOptions(Content, KeyOptions, total=False):
+    """When a message is due, by exactly one of the first five, what it carries, and how it holds its unique key."""
 
     at: datetime | None
     """With a time zone."""
@@ -45,6 +70,8 @@ class MessageOptions(Content, total=False):
     """A delay level of the cluster; 0 is no delay."""
     jitter: timedelta | None
     """The master adds a random part of this; the receipt has the resulting time."""
+    unique_key: str | None
+    """At most one pending message of the topic has it."""
 
 
 def when_of(
@@ -72,14 +99,20 @@ def _number(field: str, value: object, least: int, most: int) -> int:
 
 
 def meta_of(
-    key: str = "", tags: Sequence[str] = (), headers: Mapping[str, str] | None = None, message_group: str = ""
+    key: str = "",
+    tags: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+    message_group: str = "",
+    unique_key: str = "",
 ) -> common_pb2.MessageMeta | None:
     """The meta of a message; None if it is empty."""
-    if not (key or tags or headers or message_group):
+    if not (key or tags or headers or message_group or unique_key):
         return None
     if isinstance(tags, str):
         raise refused("tags", tags, "a list of texts")
-    return common_pb2.MessageMeta(key=key, tags=tags, headers=headers or {}, message_group=message_group)
+    return common_pb2.MessageMeta(
+        key=key, tags=tags, headers=headers or {}, message_group=message_group, unique_key=unique_key
+    )
 
 
 @dataclass(slots=True)
@@ -92,10 +125,19 @@ class Row:
     when: int
     meta: bytes
     jitter_ms: int = 0
+    unique_key: str = ""
+    """Also in the meta; empty: it has none."""
+    key_rule: KeyRule = NO_RULE
 
     def message(self) -> common_pb2.Message:
         """The protobuf message."""
-        message = common_pb2.Message(topic=self.topic, payload=self.payload, jitter_ms=self.jitter_ms)
+        message = common_pb2.Message(
+            topic=self.topic,
+            payload=self.payload,
+            jitter_ms=self.jitter_ms,
+            on_key_conflict=self.key_rule.conflict,
+            key_until_settled=self.key_rule.until_settled,
+        )
         if self.meta:
             message.meta.ParseFromString(self.meta)
         if self.kind == KIND_DUE:
@@ -117,19 +159,27 @@ def row_of(
     delay_ms: int | None = None,
     level: int | None = None,
     jitter: timedelta | None = None,
-    **content: Unpack[Content],
+    unique_key: str | None = None,
+    **rest: Unpack[_Rest],
 ) -> Row:
     """A message of MessageOptions. Raises RequestRefused for a wrong argument."""
     kind, when = when_of(at, delay, due_ms, delay_ms, level)
+    name, rule = "", NO_RULE
+    on_key_conflict, key_until_settled = rest.get("on_key_conflict"), rest.get("key_until_settled", False)
+    if unique_key is not None:
+        name, rule = checked_key(unique_key), rule_of(on_key_conflict, key_until_settled)
+    else:
+        check_no_rule(on_key_conflict, key_until_settled, "unique_key")
+    headers = rest.get("headers")
     if isinstance(payload, str):
         payload = payload.encode()
     elif not isinstance(payload, bytes):
         payload, content_type = encoded(payload)
         if content_type:
-            content["headers"] = with_content_type(content.get("headers"), content_type)
-    meta = meta_of(**content)
+            headers = with_content_type(headers, content_type)
+    meta = meta_of(rest.get("key", ""), rest.get("tags", ()), headers, rest.get("message_group", ""), name)
     serialized = meta.SerializeToString() if meta is not None else b""
-    return Row(topic, payload, kind, when, serialized, jitter_ms_of(jitter))
+    return Row(topic, payload, kind, when, serialized, jitter_ms_of(jitter), name, rule)
 
 
 def jitter_ms_of(jitter: timedelta | None) -> int:
@@ -140,17 +190,24 @@ def jitter_ms_of(jitter: timedelta | None) -> int:
 
 
 def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:
-    """A batch as columns if all messages have the same topic, kind of time and jitter; otherwise as rows."""
+    """A batch as columns if all messages have the same topic, kind of time and jitter, and all unique keys the same
+    rule; otherwise as rows."""
     first = rows[0]
-    if any((row.topic, row.kind, row.jitter_ms) != (first.topic, first.kind, first.jitter_ms) for row in rows):
+    rules = {row.key_rule for row in rows if row.unique_key}
+    if len(rules) > 1 or any(
+        (row.topic, row.kind, row.jitter_ms) != (first.topic, first.kind, first.jitter_ms) for row in rows
+    ):
         return scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=[row.message() for row in rows]))
     count = len(rows)
+    rule = rules.pop() if rules else NO_RULE
     when = np.fromiter((row.when for row in rows), "<u4" if first.kind == KIND_LEVEL else "<i8", count).tobytes()
     columns = scheduler_pb2.ColumnBatch(
         topic=first.topic,
         jitter_ms=first.jitter_ms,
         payload_sizes=np.fromiter((len(row.payload) for row in rows), "<u4", count).tobytes(),
         payloads=b"".join([row.payload for row in rows]),
+        on_key_conflict=rule.conflict,
+        key_until_settled=rule.until_settled,
     )
     if first.kind == KIND_DUE:
         columns.due_ms = when
@@ -166,7 +223,7 @@ def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One message is on stable storage of a majority."""
+    """One message is on stable storage of a majority: the one scheduled, or the one that holds its unique key."""
 
     id: str
     due_ms: int
@@ -175,6 +232,8 @@ class Receipt:
     """The delay level applied, at most the highest that exists; 0 if none was requested, or for a repeat."""
     delay_ms: int = 0
     """The delay of that level."""
+    key_outcome: KeyOutcome = KeyOutcome.FREE
+    """FREE, USED_EXISTING or REPLACED."""
 
     @property
     def due(self) -> datetime:
@@ -201,23 +260,38 @@ class BatchReceipt:
     """The delay levels applied, 0 for none. None if no message requested one, or for a repeat."""
     delay_ms: NDArray[np.int64] | None = None
     """The delays of those levels."""
+    key_outcomes: NDArray[np.uint8] | None = None
+    """Of each message the number of its KeyOutcome in the protobuf enum; None: all are FREE."""
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def outcomes(self) -> list[KeyOutcome]:
+        """What became of each message, by its unique key. A refused one leaves its neighbours alone."""
+        if self.key_outcomes is None:
+            return [KeyOutcome.FREE] * len(self.ids)
+        return [outcome_of(number) for number in self.key_outcomes.tolist()]
 
     def texts(self) -> list[str]:
         """The ids as text."""
         return [id_text(value) for value in self.ids.tolist()]
 
 
-def receipts_of(receipt: BatchReceipt, rows: Sequence[Row]) -> list[Receipt]:
-    """The receipts of a batch's messages, in their order."""
+def receipts_of(receipt: BatchReceipt, rows: Sequence[Row]) -> list[Receipt | KeyTaken]:
+    """What each message of a batch has got, in their order."""
     due = receipt.due_ms.tolist() if receipt.due_ms is not None else [row.when for row in rows]
     nothing = [0] * len(rows)
     levels = receipt.levels.tolist() if receipt.levels is not None else nothing
     delays = receipt.delay_ms.tolist() if receipt.delay_ms is not None else nothing
     columns = zip(receipt.ids.tolist(), due, levels, delays, strict=True)
-    return [Receipt(id_text(id64), due_ms, level, delay_ms) for id64, due_ms, level, delay_ms in columns]
+    if receipt.key_outcomes is None:
+        return [Receipt(id_text(id64), due_ms, level, delay_ms) for id64, due_ms, level, delay_ms in columns]
+    return [
+        key_taken(row.topic, row.unique_key, id_text(id64), due_ms)
+        if outcome is KeyOutcome.REFUSED
+        else Receipt(id_text(id64), due_ms, level, delay_ms, outcome)
+        for (id64, due_ms, level, delay_ms), row, outcome in zip(columns, rows, receipt.outcomes(), strict=True)
+    ]
 
 
 def receipt_of(receipt: scheduler_pb2.BatchReceipt) -> BatchReceipt:
@@ -225,4 +299,5 @@ def receipt_of(receipt: scheduler_pb2.BatchReceipt) -> BatchReceipt:
     due_ms = np.frombuffer(receipt.due_ms, "<i8") if receipt.due_ms else None
     levels = np.frombuffer(receipt.delay_levels, "<u4") if receipt.delay_levels else None
     delay_ms = np.frombuffer(receipt.delay_ms, "<i8") if receipt.delay_ms else None
-    return BatchReceipt(np.frombuffer(receipt.ids, "<u8"), due_ms, receipt.repeated, levels, delay_ms)
+    outcomes = np.frombuffer(receipt.key_outcomes, np.uint8) if receipt.key_outcomes else None
+    return BatchReceipt(np.frombuffer(receipt.ids, "<u8"), due_ms, receipt.repeated, levels, delay_ms, outcomes)

@@ -20,6 +20,7 @@ from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import ClientClosed, TickwheelError, refused
 from tickwheel.client.messages import (
     BatchReceipt,
+    KeyOptions,
     MessageOptions,
     Receipt,
     Row,
@@ -31,7 +32,8 @@ from tickwheel.client.messages import (
 from tickwheel.client.moments import ms_of
 from tickwheel.client.numbered import new_producer_id
 from tickwheel.client.payloads import Payload
-from tickwheel.proto import scheduler_pb2
+from tickwheel.client.unique_keys import KEYED_MAX, KeyTaken, check_no_rule, rule_of
+from tickwheel.proto import common_pb2, scheduler_pb2
 
 if TYPE_CHECKING:
     from tickwheel.client.tracing import Tracing
@@ -84,6 +86,7 @@ class Producer:
         self._rows: list[Row] = []
         self._row_futures: list[asyncio.Future[Receipt]] = []
         self._rows_bytes = 0
+        self._rows_keyed = 0
         self._timer: asyncio.TimerHandle | None = None
         self._bytes = 0
         self._room = asyncio.Event()
@@ -131,7 +134,8 @@ class Producer:
         self._rows.append(row)
         self._row_futures.append(future)
         self._rows_bytes += size
-        if len(self._rows) >= self._batch_messages_max:
+        self._rows_keyed += bool(row.unique_key)
+        if len(self._rows) >= self._batch_messages_max or self._rows_keyed >= KEYED_MAX:
             self._send_rows()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._send_rows)
@@ -191,20 +195,28 @@ class Producer:
         meta_sizes: ArrayLike | None = None,
         metas: bytes = b"",
         jitter: timedelta | None = None,
+        **keys: Unpack[KeyOptions],
     ) -> asyncio.Future[BatchReceipt]:
         """Send n messages as one batch of columns. Waits for room; the future gets the receipt.
 
         Give int64[n] due times or delays, or uint32[n] levels. `payload_sizes` is uint32[n], `payloads` the payloads
-        one after the other; serialized MessageMeta likewise. The jitter window holds for all messages.
+        one after the other; serialized MessageMeta likewise. The jitter window holds for all messages. `keys`
+        (on_key_conflict, key_until_settled) holds for all whose meta has a unique key; the receipt has each outcome.
         """
         if sum(column is not None for column in (due_ms, delay_ms, delay_levels)) != 1:
             raise refused("due_ms", "several or none", "exactly one of due_ms, delay_ms and delay_levels")
+        on_key_conflict, key_until_settled = keys.get("on_key_conflict"), keys.get("key_until_settled", False)
+        if not metas:
+            check_no_rule(on_key_conflict, key_until_settled, "metas that have unique keys")
+        rule = rule_of(on_key_conflict, key_until_settled, common_pb2.KEY_CONFLICT_UNSPECIFIED)
         columns = scheduler_pb2.ColumnBatch(
             topic=topic,
             payload_sizes=_column("payload_sizes", payload_sizes, "<u4"),
             payloads=payloads,
             metas=metas,
             jitter_ms=jitter_ms_of(jitter),
+            on_key_conflict=rule.conflict,
+            key_until_settled=rule.until_settled,
         )
         if due_ms is not None:
             columns.due_ms = _column("due_ms", due_ms, "<i8")
@@ -280,7 +292,7 @@ class Producer:
         if not self._rows:
             return
         rows, futures, size = self._rows, self._row_futures, self._rows_bytes
-        self._rows, self._row_futures, self._rows_bytes = [], [], 0
+        self._rows, self._row_futures, self._rows_bytes, self._rows_keyed = [], [], 0, 0
         batch = Batch(batch_of(rows), asyncio.get_running_loop().create_future())
         self._bytes += batch.bytes - size
         batch.future.add_done_callback(lambda done: _spread(done, futures, rows))
@@ -320,5 +332,10 @@ def _spread(done: asyncio.Future[BatchReceipt], futures: list[asyncio.Future[Rec
                 future.exception()
         return
     for future, receipt in zip(futures, receipts_of(done.result(), rows), strict=True):
-        if not future.done():
+        if future.done():
+            continue
+        if isinstance(receipt, KeyTaken):
+            future.set_exception(receipt)
+            future.exception()
+        else:
             future.set_result(receipt)

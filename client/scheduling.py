@@ -3,6 +3,7 @@
 Owns the messages whose callers wait. Invariants:
 - A batch has the (producer id, sequence) of a lane, and its content stays the same while it may have been accepted.
   Before each try of a batch that was certainly not accepted, the messages of callers that are gone are taken out.
+- A message that is refused because of its unique key has its answer; its neighbours in the batch are scheduled.
 - A batch that is refused, for good or for the moment, is cut into halves until a message is alone. Only the refusal of
   a message alone is its caller's. So nobody gets a refusal for another caller's message, except that a caller at its
   deadline learns of the last limit that held its batch up.
@@ -31,6 +32,7 @@ from tickwheel.client.errors import (
     OutcomeUnknown,
     RequestRefused,
     TickwheelError,
+    fault_of_call,
     fault_of_status,
 )
 from tickwheel.client.ids import text_of
@@ -39,6 +41,7 @@ from tickwheel.client.line import Line
 from tickwheel.client.messages import Receipt, Row, batch_of, receipt_of, receipts_of
 from tickwheel.client.numbered import Invoke, Numbered
 from tickwheel.client.tries import TryFailedError
+from tickwheel.client.unique_keys import KeyTaken, key_taken_of, outcome_of
 from tickwheel.client.versions import OlderNodes
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
@@ -177,7 +180,11 @@ class Scheduling:
                 lambda lane, doubt: self._tries(batch, lane, doubt), batch.deadline_s - loop.time(), divisible=True
             )
             for call, receipt in zip(batch.sent, receipts, strict=True):
-                if not call.gone:
+                if call.gone:
+                    continue
+                if isinstance(receipt, KeyTaken):
+                    call.future.set_exception(receipt)
+                else:
                     call.future.set_result(receipt)
         except TickwheelError as error:
             self._refused(batch, error, loop.time())
@@ -235,11 +242,11 @@ class Scheduling:
 
     # -- requests
 
-    def _tries(self, batch: _Batch, lane: Lane, doubt: Doubt) -> Invoke[list[Receipt]]:
+    def _tries(self, batch: _Batch, lane: Lane, doubt: Doubt) -> Invoke[list[Receipt | KeyTaken]]:
         batch.doubt = doubt
         request: scheduler_pb2.ScheduleRequest | scheduler_pb2.ScheduleBatch | None = None
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> list[Receipt]:
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> list[Receipt | KeyTaken]:
             nonlocal request
             if request is None or not doubt.earlier:
                 batch.sent = [call for call in batch.calls if not call.gone]
@@ -248,8 +255,7 @@ class Scheduling:
                 request.producer_owner = self._numbered.owner
                 request.producer_id, request.sequence = lane.producer_id, lane.sequence
             if isinstance(request, scheduler_pb2.ScheduleRequest):
-                receipt = await self._cluster.stub(SchedulerStub, channel).Schedule(request, timeout=try_s)
-                return [Receipt(text_of(receipt.id), receipt.due_ms, receipt.delay_level, receipt.delay_ms)]
+                return [await self._try_alone(channel, request, try_s)]
             return receipts_of(
                 receipt_of(await self._try_batch(channel, request, try_s)), [call.row for call in batch.sent]
             )
@@ -261,6 +267,21 @@ class Scheduling:
         if len(rows) == 1:
             return scheduler_pb2.ScheduleRequest(message=rows[0].message())
         return batch_of(rows)
+
+    async def _try_alone(
+        self, channel: grpc.aio.Channel, request: scheduler_pb2.ScheduleRequest, try_s: float
+    ) -> Receipt | KeyTaken:
+        try:
+            receipt = await self._cluster.stub(SchedulerStub, channel).Schedule(request, timeout=try_s)
+        except grpc.aio.AioRpcError as error:
+            message = request.message
+            taken = key_taken_of(fault_of_call(error), message.topic, message.meta.unique_key)
+            if taken is None:
+                raise
+            return taken  # an answer like a receipt: the sequence counts, and a repeat gets it again
+        return Receipt(
+            text_of(receipt.id), receipt.due_ms, receipt.delay_level, receipt.delay_ms, outcome_of(receipt.key_outcome)
+        )
 
     async def _try_batch(
         self, channel: grpc.aio.Channel, request: scheduler_pb2.ScheduleBatch, try_s: float

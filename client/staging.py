@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import OutcomeUnknown
+from tickwheel.client.unique_keys import NO_RULE, KeyRule
 from tickwheel.proto import staging_pb2
 from tickwheel.proto.scheduler_pb2 import ColumnBatch
 from tickwheel.proto.staging_pb2_grpc import StagingStub
@@ -40,6 +41,8 @@ class Rows:
     payloads: bytes
     meta_sizes: NDArray[np.uint32] | None = None
     metas: bytes = b""
+    key_rule: KeyRule = NO_RULE
+    """Of those whose meta has a unique key."""
 
     def columns(self) -> ColumnBatch:
         """The rows as a protobuf message."""
@@ -50,6 +53,8 @@ class Rows:
             payloads=self.payloads,
             meta_sizes=b"" if self.meta_sizes is None else self.meta_sizes.astype("<u4", copy=False).tobytes(),
             metas=self.metas,
+            on_key_conflict=self.key_rule.conflict,
+            key_until_settled=self.key_rule.until_settled,
         )
 
     def fingerprint(self) -> int:
@@ -131,7 +136,8 @@ class StagingClient:
     ) -> staging_pb2.StagedJob:
         """Schedule the rows that these attempts staged. Returns once all of them are scheduled.
 
-        `rows_discarded` counts rows whose topic was deleted after they were staged; these are not scheduled.
+        `rows_discarded` counts rows that were not scheduled, since their topic was deleted after they were staged, or
+        another message holds their unique key. Those that use the other message count nowhere.
         `memory_ms`, `fingerprint`: as in CommitStagedRequest. Raises RequestRefused with NAME_TAKEN if the job was
         committed with other rows. Raises OutcomeUnknown if the job is not published yet, or if it is not known whether
         the commit was accepted: repeat it.

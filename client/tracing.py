@@ -68,9 +68,13 @@ class Tracing:
         return Sending(span, {**options, "headers": {**own, **headers}})
 
     @contextlib.contextmanager
-    def calling(self, name: str, message_id: str) -> Iterator[None]:
-        """The span of one call about a message that is scheduled."""
-        attributes = {"messaging.system": SCOPE, "messaging.operation.name": name, "messaging.message.id": message_id}
+    def calling(self, name: str, message_id: str = "", topic: str = "") -> Iterator[None]:
+        """The span of one call about a message that is scheduled: its id, or the topic of its unique key."""
+        attributes = {"messaging.system": SCOPE, "messaging.operation.name": name}
+        if message_id:
+            attributes["messaging.message.id"] = message_id
+        if topic:
+            attributes["messaging.destination.name"] = topic
         with self._tracer.start_as_current_span(name, kind=SpanKind.CLIENT, attributes=attributes) as span:
             try:
                 yield

@@ -178,6 +178,7 @@ def message(found: Message) -> Json:
         "tags": list(found.tags),
         "headers": dict(found.headers or {}),
         "message_group": found.message_group,
+        "unique_key": found.unique_key,
         "payload": payload(found.payload, found.content_type) if found.topic else None,
         "retries": [{"group": name, "due_ms": due} for name, due in (found.retries or {}).items()],
     }

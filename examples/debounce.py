@@ -1,33 +1,17 @@
-"""A digest is sent once a document has rested for a while: each change moves the message that waits.
-
-The same extends a time-out: a session that is used again ends later.
-"""
+"""A digest is sent once a document has rested for a while: each change replaces the message that waits."""
 
 import asyncio
 import sys
 from datetime import timedelta
 
-from tickwheel.client import AsyncClient, Delivery, RescheduleOutcome, Worker
+from tickwheel.client import AsyncClient, Delivery, KeyConflict, Worker
 
 
-class Debounce:
-    """One message for each key, `rest` after the last `touch`. The ids belong where the application keeps its state."""
-
-    def __init__(self, client: AsyncClient, topic: str, rest: timedelta) -> None:
-        self._client = client
-        self._topic = topic
-        self._rest = rest
-        self._ids: dict[str, str] = {}
-
-    async def touch(self, key: str) -> None:
-        """Something has changed."""
-        waiting = self._ids.get(key)
-        if waiting is not None:
-            outcome, _ = await self._client.reschedule(waiting, delay=self._rest)
-            if outcome is RescheduleOutcome.RESCHEDULED:
-                return  # the answer is final: what was due before does not come
-        receipt = await self._client.schedule(self._topic, {"document": key}, delay=self._rest, key=key)
-        self._ids[key] = receipt.id  # stays the message's id however often it is moved
+async def touch(client: AsyncClient, document: str, rest: timedelta) -> None:
+    """The document has changed. Any process may call it: the document is the unique key, and the cluster decides."""
+    await client.schedule(
+        "digests", {"document": document}, delay=rest, unique_key=document, on_key_conflict=KeyConflict.REPLACE
+    )
 
 
 async def main(addresses: str) -> None:
@@ -38,9 +22,8 @@ async def main(addresses: str) -> None:
         sent.set()
 
     async with AsyncClient(addresses) as client:
-        digests = Debounce(client, "digests", timedelta(milliseconds=500))
         for _ in range(5):
-            await digests.touch("notes.md")
+            await touch(client, "notes.md", timedelta(milliseconds=500))
             await asyncio.sleep(0.1)
         worker = Worker(client, "digest-mailers", {"digests": send_digest})
         running = asyncio.create_task(worker.run())

@@ -27,6 +27,7 @@ def as_dict(letter: DeadLetter) -> dict[str, Any]:
     values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
     meta, payload = values.pop("meta"), values.pop("payload")
     values |= {"key": meta.key, "tags": list(meta.tags), "headers": dict(meta.headers)}
+    values["unique_key"] = meta.unique_key
     if payload is not None:
         try:
             values["payload"] = payload.decode()

@@ -25,6 +25,8 @@ HINTS: Mapping[str, str] = {
     "SEQUENCE_FORGOTTEN": "one program at a time may use a producer id: give each its own",
     "SEQUENCE_TAKEN": "one program at a time may use a producer id: give each its own",
     "UNKNOWN_NAME": "`tickwheel list`, `topic list`, `group list` and `member list` show what there is",
+    "KEY_TAKEN": "`tickwheel get --topic T --unique-key K` shows the message that holds it; --on-key-conflict "
+    "use-existing or replace says what to do instead",
     "NAME_TAKEN": "take another name, or change what has this one",
     "DISK_FULL": "`tickwheel disk` shows what holds the space on each node",
     "ROLE_REQUIRED": _RIGHTS,
@@ -71,6 +73,7 @@ _BY_FIELD = {
     "group": "`tickwheel group list` shows the groups",
     "job_id": "`tickwheel pending sweeps` shows the jobs",
     "id": "`tickwheel list` shows what is pending; a message that all groups have settled goes with its hour",
+    "key.unique_key": "`tickwheel list TOPIC` shows what is pending, and the unique keys",
     "node_id": "`tickwheel member list` shows the members",
     "user": "`tickwheel user list` shows the users",
     "role": "`tickwheel role list` shows the roles",

@@ -8,13 +8,14 @@ import dataclasses
 import signal
 import sys
 from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from tickwheel.client import Delivery, Message
+from tickwheel.client import CancelResult, Delivery, KeyConflict, KeyOutcome, Message
 from tickwheel.client.consumer import HOLD_S_MAX
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
@@ -31,10 +32,39 @@ from tickwheel.node.cli.output import (
 
 messages_app = typer.Typer()
 
+
+class OnKeyConflict(StrEnum):
+    """KeyConflict, as options are spelled."""
+
+    REFUSE = "refuse"
+    USE_EXISTING = "use-existing"
+    REPLACE = "replace"
+
+
 MessageId = Annotated[str, typer.Argument(help="Message id, such as 0-498706-12, as `schedule` printed it.")]
 Delay = Annotated[str | None, typer.Option("--delay", "-d", help="From now: 250ms, 5s, 1h30m.")]
 At = Annotated[str | None, typer.Option("--at", help="ISO 8601, or milliseconds since 1970.")]
 Level = Annotated[int | None, typer.Option(help="Delay level of the cluster, 1 to 18 by default. 0: due at once.")]
+MessageIdOrKey = Annotated[
+    str | None, typer.Argument(metavar="[MESSAGE_ID]", help="Message id, such as 0-498706-12. Or give --unique-key.")
+]
+KeyTopic = Annotated[str | None, typer.Option("--topic", help="With --unique-key: the topic of the message.")]
+UniqueKey = Annotated[
+    str | None, typer.Option("--unique-key", help="The message of --topic that holds this key, instead of an id.")
+]
+
+
+def _named(message_id: str | None, topic: str | None, unique_key: str | None) -> str | tuple[str, str]:
+    """The id of a message, or the topic and the key that it holds."""
+    if message_id is not None and topic is None and unique_key is None:
+        return message_id
+    if message_id is not None or topic is None or unique_key is None:
+        raise typer.BadParameter("give either a message id, or both --topic and --unique-key")
+    return topic, unique_key
+
+
+def _name_of(named: str | tuple[str, str]) -> dict[str, str]:
+    return {"id": named} if isinstance(named, str) else {"topic": named[0], "unique_key": named[1]}
 
 
 def _when(delay: str | None, at: str | None, level: int | None) -> dict[str, Any]:
@@ -75,6 +105,21 @@ def schedule(
         str, typer.Option(help="FIFO topics deliver messages of one message group in order.")
     ] = "",
     jitter: Annotated[str | None, typer.Option(help="Delay it further by a random part of this: 30s, 10m.")] = None,
+    unique_key: Annotated[
+        str | None, typer.Option("--unique-key", help="At most one pending message of the topic has this key.")
+    ] = None,
+    on_key_conflict: Annotated[
+        OnKeyConflict | None,
+        typer.Option(
+            "--on-key-conflict",
+            show_default="refuse",
+            help="If another message holds the key: fail, print that message's id, or cancel it.",
+        ),
+    ] = None,
+    key_until_settled: Annotated[
+        bool,
+        typer.Option("--key-until-settled", help="Hold the key until every group has settled the message."),
+    ] = False,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -88,18 +133,31 @@ def schedule(
     if any("=" not in item for item in header):
         raise typer.BadParameter("--header needs NAME=VALUE")
     headers = dict(item.split("=", 1) for item in header)
+    if unique_key is None and (on_key_conflict is not None or key_until_settled):
+        raise typer.BadParameter("--on-key-conflict and --key-until-settled go with --unique-key")
+    conflict = KeyConflict[on_key_conflict.name] if on_key_conflict is not None else None
     content = sys.stdin.buffer.read() if payload == "-" else file.read_bytes() if file else str(payload).encode()
 
     async def go() -> None:
         async with open_client(address) as client:
             receipt = await client.schedule(
-                topic, content, key=key, tags=tag, headers=headers, message_group=message_group, **when
+                topic,
+                content,
+                key=key,
+                tags=tag,
+                headers=headers,
+                message_group=message_group,
+                unique_key=unique_key,
+                on_key_conflict=conflict,
+                key_until_settled=key_until_settled,
+                **when,
             )
         if as_json:
             print_json(dataclasses.asdict(receipt))
         else:
             applied = f"  level {receipt.level} ({receipt.delay_ms / 1_000:g} s)" if receipt.level else ""
-            out.print(f"{receipt.id}  due {time_text(receipt.due_ms)}{applied}")
+            outcome = f"  {receipt.key_outcome}" if receipt.key_outcome is not KeyOutcome.FREE else ""
+            out.print(f"{receipt.id}  due {time_text(receipt.due_ms)}{applied}{outcome}")
 
     asyncio.run(go())
 
@@ -149,6 +207,7 @@ def consume(
                     "tags": delivery.tags,
                     "headers": delivery.headers,
                     "message_group": delivery.message_group,
+                    "unique_key": delivery.unique_key,
                     **_content(delivery.payload),
                 }
             )
@@ -192,39 +251,57 @@ def consume(
 
 
 @messages_app.command()
-def cancel(message_id: MessageId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def cancel(
+    message_id: MessageIdOrKey = None,
+    topic: KeyTopic = None,
+    unique_key: UniqueKey = None,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
     """Cancel a pending message. Exit code 1 if it was too late or no such message exists."""
     use_json(as_json)
+    named = _named(message_id, topic, unique_key)
 
-    async def go() -> str:
+    async def go() -> CancelResult:
         async with open_client(address) as client:
-            return await client.cancel(message_id)
+            if isinstance(named, str):
+                return CancelResult(await client.cancel(named), named)
+            return await client.cancel_by_key(*named)
 
-    outcome = asyncio.run(go())
-    print_json({"id": message_id, "outcome": outcome}) if as_json else out.print(outcome)
+    outcome, found = asyncio.run(go())
+    if as_json:
+        print_json({**_name_of(named), "id": found, "outcome": outcome})
+    else:
+        out.print(f"{outcome}  {found}" if found and message_id is None else outcome)
     if outcome != "CANCELLED":
         raise typer.Exit(1)
 
 
 @messages_app.command()
 def reschedule(
-    message_id: MessageId,
+    message_id: MessageIdOrKey = None,
     delay: Delay = None,
     at: At = None,
     level: Level = None,
+    topic: KeyTopic = None,
+    unique_key: UniqueKey = None,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """Move a pending message to another time. Its first id stays valid."""
     use_json(as_json)
+    named = _named(message_id, topic, unique_key)
     when = _when(delay, at, level)
 
     async def go() -> bool:
         async with open_client(address) as client:
-            outcome, receipt = await client.reschedule(message_id, **when)
+            if isinstance(named, str):
+                outcome, receipt = await client.reschedule(named, **when)
+            else:
+                outcome, receipt = await client.reschedule_by_key(*named, **when)
         if as_json:
             new = {"new_id": receipt.id, "due_ms": receipt.due_ms} if receipt else {}
-            print_json({"id": message_id, "outcome": outcome, **new})
+            print_json({**_name_of(named), "outcome": outcome, **new})
         else:
             out.print(f"{outcome}  due {time_text(receipt.due_ms)}" if receipt else outcome)
         return receipt is not None
@@ -235,17 +312,22 @@ def reschedule(
 
 @messages_app.command()
 def get(
-    message_id: MessageId,
+    message_id: MessageIdOrKey = None,
     content: Annotated[bool, typer.Option(help="Show payload, key, tags and headers.")] = True,
+    topic: KeyTopic = None,
+    unique_key: UniqueKey = None,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """Show state and content of one message."""
     use_json(as_json)
+    named = _named(message_id, topic, unique_key)
 
     async def go() -> Message:
         async with open_client(address) as client:
-            return await client.get(message_id, content=content)
+            if isinstance(named, str):
+                return await client.get(named, content=content)
+            return await client.get_by_key(*named, content=content)
 
     message = asyncio.run(go())
     if as_json:

@@ -89,11 +89,13 @@ def list_pending(
     if as_json:
         print_json([as_dict(message) for message in found])
         return
+    with_keys = any(m.unique_key for m in found)
     rows = [
         (
             time_text(m.due_ms),
             m.topic,
             m.id + (f" retry {m.attempts} of {m.group}" if m.group else ""),
+            *((escape(m.unique_key),) if with_keys else ()),
             escape(m.key),
             escape(" ".join(m.tags)),
             f"{m.payload_bytes:,}",
@@ -101,8 +103,9 @@ def list_pending(
         )
         for m in found
     ]
-    titles = ("due", "topic", "id", "key", "tags", "bytes", "payload" if content else "")
-    print_table("", titles, rows, right=(5,), whole=(0, 2))
+    unique = ("unique key",) if with_keys else ()
+    titles = ("due", "topic", "id", *unique, "key", "tags", "bytes", "payload" if content else "")
+    print_table("", titles, rows, right=(5 + len(unique),), whole=(0, 2))
     if len(found) == limit:
         out.print(f"the first {limit:,}; --limit shows more", style="dim")
     print_cold(cold)

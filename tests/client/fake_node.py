@@ -61,6 +61,10 @@ class FakeState:
         self.dispatched: dict[str, list[int]] = {}
         self.cancelled: set[int] = set()
         self.producers: dict[str, tuple[int, dict[int, list[int]]]] = {}
+        self.keys: dict[tuple[str, str], int] = {}
+        """Which message holds a unique key, by topic and key."""
+        self.outcomes: dict[tuple[str, int], list[common_pb2.KeyOutcome.ValueType]] = {}
+        """KeyOutcome of each message of a request, by producer id and sequence."""
         self.settled: dict[tuple[str, int], int] = {}
         self.attempts: dict[tuple[str, int], int] = {}
         self.leased: dict[tuple[str, int], float] = {}
@@ -92,12 +96,30 @@ class FakeState:
             raise Refusal(
                 grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP", "gap", expected=str(last + 1), value=str(sequence)
             )
-        ids = [self._place(message) for message in messages]
+        taken = [self._take(message) for message in messages]
+        ids = [id64 for id64, _ in taken]
+        self.outcomes[producer_id, sequence] = [outcome for _, outcome in taken]
         if producer_id:
             window[sequence] = ids
             self.producers[producer_id] = (sequence, window)
         self.poke()
         return ids, False
+
+    def _take(self, message: common_pb2.Message) -> tuple[int, common_pb2.KeyOutcome.ValueType]:
+        """The id that the message gets or meets, and its KeyOutcome."""
+        name = (message.topic, message.meta.unique_key)
+        held = self.keys.get(name) if message.meta.unique_key else None
+        if held is not None and message.on_key_conflict == common_pb2.KEY_CONFLICT_USE_EXISTING:
+            return held, common_pb2.KEY_USED_EXISTING
+        if held is not None and message.on_key_conflict != common_pb2.KEY_CONFLICT_REPLACE:
+            return held, common_pb2.KEY_REFUSED
+        id64 = self._place(message)
+        if message.meta.unique_key:
+            self.keys[name] = id64
+        if held is None:
+            return id64, common_pb2.KEY_FREE
+        self.cancelled.add(held)
+        return id64, common_pb2.KEY_REPLACED
 
     def _place(self, message: common_pb2.Message) -> int:
         now_ms = time.time_ns() // 1_000_000
@@ -222,9 +244,19 @@ class FakeNode:
             await self._refuse(context, error)
         if self.drop_answers:
             await self._lost(context)
-        id64 = ids[0]
+        id64, due_ms = ids[0], self.state.messages[ids[0]][1]
+        (outcome,) = self.state.outcomes[request.producer_id, request.sequence]
+        if outcome == common_pb2.KEY_REFUSED:
+            await self._refuse(
+                context,
+                Refusal(
+                    grpc.StatusCode.ALREADY_EXISTS, "KEY_TAKEN", "held", field="meta.unique_key",
+                    value=request.message.meta.unique_key, id=f"0-{id64 >> 32}-{id64 & 0xFFFFFFFF}",
+                    due_ms=str(due_ms), accepted_sequence=str(request.sequence),
+                ),
+            )  # fmt: skip
         return scheduler_pb2.ScheduleReceipt(
-            id=common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFFFFFF), due_ms=self.state.messages[id64][1]
+            id=common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFFFFFF), due_ms=due_ms, key_outcome=outcome
         )
 
     async def ScheduleMany(self, batch: Any, context: Any) -> Any:
@@ -243,6 +275,7 @@ class FakeNode:
             await self._refuse(context, error)
         receipt.ids = np.array(ids, "<u8").tobytes()
         receipt.due_ms = np.array([self.state.messages[id64][1] for id64 in ids], "<i8").tobytes()
+        receipt.key_outcomes = self._outcomes(batch)
         if self.drop_answers:
             await self._lost(context)
         return receipt
@@ -260,11 +293,17 @@ class FakeNode:
                     )
                 ids, receipt.repeated = self.state.publish(batch.producer_id, batch.sequence, messages_of(batch))
                 receipt.ids = np.array(ids, "<u8").tobytes()
+                receipt.due_ms = np.array([self.state.messages[id64][1] for id64 in ids], "<i8").tobytes()
+                receipt.key_outcomes = self._outcomes(batch)
             except Refusal as error:
                 receipt.error = error.status.SerializeToString()
             if self.drop_answers:
                 await self._lost(context)
             await context.write(receipt)
+
+    def _outcomes(self, batch: Any) -> bytes:
+        outcomes = self.state.outcomes[batch.producer_id, batch.sequence]
+        return bytes(outcomes) if any(outcomes) else b""
 
     async def Reschedule(self, request: Any, context: Any) -> Any:
         if refusal := self._refusal():
@@ -287,11 +326,31 @@ class FakeNode:
     async def Cancel(self, request: Any, context: Any) -> Any:
         if refusal := self._refusal():
             await self._refuse(context, refusal)
+        if request.HasField("key"):
+            return await self._cancel_by_key(request, context)
         id64 = request.id.hour << 32 | request.id.index
         if id64 not in self.state.messages:
             return scheduler_pb2.CancelResponse(outcome=scheduler_pb2.NOT_FOUND)
         self.state.cancelled.add(id64)
         return scheduler_pb2.CancelResponse(outcome=scheduler_pb2.CANCELLED)
+
+    async def _cancel_by_key(self, request: Any, context: Any) -> Any:
+        self.sequences.append((request.producer_id, request.sequence))
+        last, window = self.state.producers.get(request.producer_id, (0, {}))
+        if request.sequence not in window:
+            held = self.state.keys.pop((request.key.topic, request.key.unique_key), None)
+            if held is None:
+                return scheduler_pb2.CancelResponse(outcome=scheduler_pb2.NOT_FOUND)
+            self.state.cancelled.add(held)
+            assert not window or request.sequence == last + 1
+            window[request.sequence] = [held]
+            self.state.producers[request.producer_id] = (request.sequence, window)
+            self.state.poke()
+        if self.drop_answers:
+            await self._lost(context)
+        id64 = window[request.sequence][0]
+        message_id = common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFFFFFF)
+        return scheduler_pb2.CancelResponse(outcome=scheduler_pb2.CANCELLED, id=message_id, remembered=True)
 
     async def CancelMany(self, request: Any, context: Any) -> Any:
         return await self._rows(request.ids, self._cancelled, scheduler_pb2.CancelManyResponse(), context)
@@ -541,6 +600,9 @@ def messages_of(batch: Any) -> list[common_pb2.Message]:
             message.delay_ms = value
         if meta_size:
             message.meta.ParseFromString(columns.metas[meta_place : meta_place + meta_size])
+        if message.meta.unique_key:
+            message.on_key_conflict = columns.on_key_conflict
+            message.key_until_settled = columns.key_until_settled
         messages.append(message)
         place += size
         meta_place += meta_size

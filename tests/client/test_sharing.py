@@ -19,6 +19,7 @@ from tickwheel.client import (
     Client,
     ClientClosed,
     ClusterUnavailable,
+    KeyTaken,
     LimitReached,
     NotFound,
     OutcomeUnknown,
@@ -273,6 +274,10 @@ async def test_a_caller_of_a_row_leaves_its_neighbours(nodes: list[FakeNode]) ->
 # -- every caller its own answer, whatever happens
 
 
+HOLDER = 7 << 32
+"""The message that holds the keys of `Tries.taken`."""
+
+
 @dataclass
 class Tries:
     """A cluster whose answers to the tries of a client are given."""
@@ -280,13 +285,16 @@ class Tries:
     script: list[str]
     bad: set[str] = field(default_factory=set)
     limited: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)
+    """Messages whose unique key another message holds."""
     accepted: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    contents: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     stored: list[str] = field(default_factory=list)
     sent: list[tuple[float, frozenset[str]]] = field(default_factory=list)
 
     async def answer(self, request: Any, messages: list[common_pb2.Message]) -> list[int]:
-        """Ids, or the fault of this try."""
+        """Ids, HOLDER for a key that is taken; or the fault of this try."""
         fate = self.script.pop(0) if self.script else "ok"
         await asyncio.sleep(0.01)
         names = [message.payload.decode() for message in messages]
@@ -306,11 +314,14 @@ class Tries:
             if any(name in self.limited for name in names) or fate == "limit":
                 raise TryFailedError(Fault("LIMIT_REACHED", "full", {**known, "retry_after_ms": "100"}))
             assert self.last.get(producer, 0) == sequence - 1, "a lane goes on with the next sequence"
-            self.accepted[producer, sequence] = list(range(len(self.stored), len(self.stored) + len(names)))
-            self.stored += names
+            placed = self.accepted[producer, sequence] = []
+            for name in names:
+                placed.append(HOLDER if name in self.taken else len(self.stored))
+                self.stored += [] if name in self.taken else [name]
+            self.contents[producer, sequence] = names
             self.last[producer] = sequence
         ids = self.accepted[producer, sequence]
-        assert [self.stored[place] for place in ids] == names, "a number stands for one content"
+        assert self.contents[producer, sequence] == names, "a number stands for one content"
         if fate == "lost after":
             raise TryFailedError(Fault("UNAVAILABLE", "connection lost"))
         return ids
@@ -323,12 +334,19 @@ class Stub:
         self._tries = tries
 
     async def Schedule(self, request: Any, timeout: float) -> Any:  # noqa: ASYNC109
-        ids = await self._tries.answer(request, [request.message])
-        return scheduler_pb2.ScheduleReceipt(id=common_pb2.MessageId(index=ids[0]))
+        (place,) = await self._tries.answer(request, [request.message])
+        if place == HOLDER:
+            refusal = Refusal(grpc.StatusCode.ALREADY_EXISTS, "KEY_TAKEN", "held", id="0-7-0", due_ms="5")
+            told = grpc.aio.Metadata(("grpc-status-details-bin", refusal.status.SerializeToString()))
+            raise grpc.aio.AioRpcError(refusal.code, grpc.aio.Metadata(), told, "held", "")
+        return scheduler_pb2.ScheduleReceipt(id=common_pb2.MessageId(index=place))
 
     async def ScheduleMany(self, batch: Any, timeout: float) -> Any:  # noqa: ASYNC109
         ids = await self._tries.answer(batch, messages_of(batch))
-        return scheduler_pb2.BatchReceipt(ids=b"".join(place.to_bytes(8, "little") for place in ids))
+        outcomes = bytes(common_pb2.KEY_REFUSED if place == HOLDER else common_pb2.KEY_FREE for place in ids)
+        return scheduler_pb2.BatchReceipt(
+            ids=b"".join(place.to_bytes(8, "little") for place in ids), key_outcomes=outcomes if any(outcomes) else b""
+        )
 
 
 class OneMaster(Cluster):
@@ -365,6 +383,7 @@ class Caller:
     leaves_after_ms: int | None
     bad: bool
     limited: bool
+    taken: bool
 
 
 CALLER = st.builds(
@@ -374,6 +393,7 @@ CALLER = st.builds(
     leaves_after_ms=st.one_of(st.none(), st.none(), st.integers(0, 100)),
     bad=st.sampled_from([False, False, False, True]),
     limited=st.sampled_from([False, False, False, True]),
+    taken=st.sampled_from([False, False, False, True]),
 )
 
 
@@ -382,17 +402,19 @@ CALLER = st.builds(
 def test_every_caller_gets_its_own_answer(callers: list[Caller], script: list[str]) -> None:
     """Whoever leaves or comes to its deadline, and whatever becomes of the tries. A receipt names the caller's own
     message; a definite error means that the message is not stored and never will be; nothing is stored twice; and who
-    asked for nothing wrong and has time is answered with a receipt."""
+    asked for nothing wrong and has time is answered with a receipt. A key that is taken is an answer too, to the
+    caller's own message."""
     names = [f"m{number}" for number in range(len(callers))]
     tries = Tries(
         list(script),
         bad={name for name, caller in zip(names, callers, strict=True) if caller.bad},
         limited={name for name, caller in zip(names, callers, strict=True) if caller.limited},
+        taken={name for name, caller in zip(names, callers, strict=True) if caller.taken},
     )
 
     async def call(scheduling: Scheduling, name: str, caller: Caller) -> Receipt:
         await asyncio.sleep(caller.after_ms / 1_000)
-        row = row_of("t" if caller.after_ms % 2 else "u", name, due_ms=5)
+        row = row_of("t" if caller.after_ms % 2 else "u", name, due_ms=5, unique_key=name if caller.taken else None)
         if caller.leaves_after_ms is None:
             return await scheduling.schedule(row, caller.timeout_s)
         async with asyncio.timeout(caller.leaves_after_ms / 1_000):
@@ -415,6 +437,9 @@ def test_every_caller_gets_its_own_answer(callers: list[Caller], script: list[st
     for name, caller, result in zip(names, callers, results, strict=True):
         if isinstance(result, Receipt):
             assert tries.stored[id64_of_text(result.id)] == name
+        elif isinstance(result, KeyTaken):
+            assert caller.taken and (result.id, result.unique_key) == ("0-7-0", name)
+            assert name not in tries.stored
         elif isinstance(result, RequestRefused):
             assert caller.bad
             assert name not in tries.stored
@@ -426,7 +451,7 @@ def test_every_caller_gets_its_own_answer(callers: list[Caller], script: list[st
             assert isinstance(result, OutcomeUnknown), repr(result)
         has_time = caller.timeout_s == 30.0 and caller.leaves_after_ms is None
         if has_time and not (caller.bad or caller.limited) and not isinstance(result, TickwheelError):
-            assert isinstance(result, Receipt)
+            assert isinstance(result, Receipt) and not caller.taken
         if caller.bad and has_time:
             assert isinstance(result, RequestRefused | OutcomeUnknown | LimitReached)
 

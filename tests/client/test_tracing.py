@@ -17,7 +17,17 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.client.fake_node import FakeNode
 from tests.client.test_worker import SOON_S, acked, until
-from tickwheel.client import AsyncClient, Client, Dead, Delivery, RequestRefused, SyncDelivery, SyncWorker, Worker
+from tickwheel.client import (
+    AsyncClient,
+    Client,
+    Dead,
+    Delivery,
+    KeyTaken,
+    RequestRefused,
+    SyncDelivery,
+    SyncWorker,
+    Worker,
+)
 from tickwheel.client.tracing import SENT_HEADER, Tracing
 
 
@@ -145,6 +155,20 @@ async def test_producers_batches_moves_and_cancels(nodes: list[FakeNode], spans:
             total += len(batch)
         assert total == 3 and 1 <= len(spans.named("ack t")) <= 3
     assert spans.one("cancel").status.status_code is StatusCode.UNSET
+
+
+async def test_unique_keys_in_spans(nodes: list[FakeNode], spans: Spans) -> None:
+    """A key that is taken ends the span of its sender as an error; a call by key names the topic."""
+    async with AsyncClient(nodes[0].address, tracing=Tracing(spans.provider)) as client:
+        await client.schedule("t", b"x", delay=timedelta(hours=1), unique_key="k")
+        with pytest.raises(KeyTaken):
+            await client.schedule("t", b"y", delay=timedelta(hours=1), unique_key="k")
+        await client.cancel_by_key("t", "k")
+    held, refused = spans.named("send t")
+    assert held.status.status_code is StatusCode.UNSET
+    assert refused.attributes is not None and refused.attributes["error.type"] == "KEY_TAKEN"
+    cancel = spans.one("cancel").attributes
+    assert cancel is not None and cancel["messaging.destination.name"] == "t" and "messaging.message.id" not in cancel
 
 
 async def test_a_trace_of_its_own_linked_to_the_sender(nodes: list[FakeNode], spans: Spans) -> None:

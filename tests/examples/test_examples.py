@@ -23,6 +23,8 @@ EXPECTED = {
     "idempotent_consumer": "balance 35",
     "sync_client": "received dear reader ['paper']",
     "debounce": "digest of notes.md\npending: 0",
+    "throttle": "orders: FREE, USED_EXISTING, USED_EXISTING\nsummary for customer-17\nthe next order: FREE",
+    "session_timeout": "used: True\ntimed out: session-1\nused: False\nbegun: True\nlogged out: True False",
 }
 RECIPES = {"django_app", "fastapi_app", "idempotent_postgres", "outbox"}
 """Need more than a cluster: test_recipes.py."""

@@ -40,17 +40,47 @@ def example(name: str) -> Any:
 
 
 async def test_debounce(tickwheel: FakeCluster) -> None:
-    """One message, `rest` after the last touch; the next touch after it starts over."""
-    digests = example("debounce").Debounce(tickwheel.client, "digests", timedelta(seconds=10))
-    for _ in range(4):
-        await digests.touch("notes.md")
-        await tickwheel.clock.advance(seconds=9)
+    """One message, `rest` after the last touch, of whichever client; the next touch after it starts over."""
+    touch, rest = example("debounce").touch, timedelta(seconds=10)
+    async with AsyncClient(tickwheel.address) as other:
+        for client in (tickwheel.client, other, tickwheel.client, other):
+            await touch(client, "notes.md", rest)
+            await tickwheel.clock.advance(seconds=9)
     assert await tickwheel.take("digests") == []
     await tickwheel.clock.advance(seconds=1)
     assert [delivery.json() for delivery in await tickwheel.take("digests")] == [{"document": "notes.md"}]
-    await digests.touch("notes.md")
+    await touch(tickwheel.client, "notes.md", rest)
     await tickwheel.clock.advance(days=1)
     assert len(await tickwheel.take("digests")) == 1
+
+
+async def test_throttle(tickwheel: FakeCluster) -> None:
+    """At most one message in the time, for each key."""
+    ordered, every = example("throttle").ordered, timedelta(minutes=10)
+    for minute in range(30):
+        for customer in ("ann", "bob") if minute < 5 else ("ann",):
+            await ordered(tickwheel.client, customer, every)
+        await tickwheel.clock.advance(minutes=1)
+    taken = [delivery.payload for delivery in await tickwheel.take("summaries")]
+    assert (taken.count(b"ann"), taken.count(b"bob")) == (3, 1)
+
+
+async def test_a_session_times_out(tickwheel: FakeCluster) -> None:
+    """Each use extends it; once it has timed out or was ended, it cannot be used, and may begin anew."""
+    recipe, idle = example("session_timeout"), timedelta(minutes=30)
+    client = tickwheel.client
+    assert await recipe.begin(client, "s", idle) and not await recipe.begin(client, "s", idle)
+    for _ in range(5):
+        await tickwheel.clock.advance(minutes=29)
+        assert await recipe.use(client, "s", idle)
+    assert await tickwheel.take("session-timeouts") == []
+    await tickwheel.clock.advance(minutes=30)
+    assert not await recipe.use(client, "s", idle) and not await recipe.log_out(client, "s")
+    assert [delivery.unique_key for delivery in await tickwheel.take("session-timeouts")] == ["s"]
+    assert await recipe.begin(client, "s", idle)
+    assert await recipe.log_out(client, "s") and not await recipe.log_out(client, "s")
+    await tickwheel.clock.advance(days=1)
+    assert await tickwheel.take("session-timeouts") == []
 
 
 async def test_an_idempotent_consumer(tickwheel: FakeCluster) -> None:

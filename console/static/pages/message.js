@@ -111,6 +111,7 @@ export function message(main, { query, readOnly }) {
       ["Key", found.key ? h("a", { href: `/pending?key=${encodeURIComponent(found.key)}&span=all`, class: "mono" }, found.key) : null],
       ["Tags", found.tags.length ? tags(found.tags) : null],
       ["Message group", found.message_group || null],
+      ["Unique key", found.unique_key ? h("span", { class: "mono" }, found.unique_key) : null],
       ["Retry for", found.group ? `${found.group}, after ${found.attempts} attempts` : null],
       ["Waits for a retry", found.retries.length ? found.retries.map((retry) => h("div", null, `${retry.group}: `, when(retry.due_ms))) : null],
       ["Also named", story && story.ids.length > 1 ? story.ids.filter((each) => each !== found.id).map((each) => h("div", null, messageLink(each))) : null],

@@ -198,6 +198,53 @@ def test_message_groups_by_command_line_and_blocking_client(run: Run, address: s
     assert [(m["payload"], m["message_group"]) for m in map(json.loads, got)] == [("1", "a"), ("2", "a")]
 
 
+def test_unique_keys(run: Run) -> None:
+    """Each outcome, and the message that holds a key by topic and key instead of its id."""
+    words = ("schedule", "unique", "--delay", "1h", "--unique-key", "order 7")
+    first = run(*words, "a", "--json").json
+    assert first["key_outcome"] == "FREE"
+    refused = run(*words, "b", "--json")
+    told = json.loads(refused.err)
+    assert refused.code == 1 and (told["reason"], told["id"]) == ("KEY_TAKEN", first["id"])
+    assert (told["unique_key"], told["topic"], told["due_ms"]) == ("order 7", "unique", str(first["due_ms"]))
+    assert "--on-key-conflict" in told["hint"]
+    used = run(*words, "c", "--on-key-conflict", "use-existing")
+    assert used.code == 0 and first["id"] in used.out and "USED_EXISTING" in used.out
+    last = run(*words, "d", "--on-key-conflict", "replace", "--key-until-settled", "--json").json
+    assert last["key_outcome"] == "REPLACED"
+    key = ("--topic", "unique", "--unique-key", "order 7")
+    seen = run("get", *key, "--json").json
+    assert (seen["id"], seen["payload"], seen["unique_key"]) == (last["id"], "d", "order 7")
+    listed = run("list", "unique").out
+    assert "unique key" in listed and "order 7" in listed and "unique key" not in run("list", "life").out
+    moved = run("reschedule", *key, "--delay", "2h", "--json").json
+    assert moved["outcome"] == "RESCHEDULED" and (moved["topic"], moved["unique_key"]) == ("unique", "order 7")
+    cancelled = run("cancel", *key, "--json")
+    assert cancelled.json == {
+        "topic": "unique", "unique_key": "order 7", "id": moved["new_id"], "outcome": "CANCELLED",
+    }  # fmt: skip
+    assert run("cancel", *key).code == 1 and run("reschedule", *key, "--delay", "1h").code == 1
+    nothing = run("get", *key)
+    assert nothing.code == 1 and "order 7" in nothing.err and "tickwheel list" in nothing.err
+    run("schedule", "unique", "now", "--delay", "0s", "--unique-key", "z")
+    assert run("consume", "unique", "-n", "1", "--json").json["unique_key"] == "z"
+
+
+def test_unique_keys_that_are_incomplete(run: Run) -> None:
+    """Neither an id nor a key, both, half a key, a rule without a key: a usage error before anything is sent."""
+    key = ("--topic", "unique", "--unique-key", "k")
+    for words in (("get",), ("cancel",), ("reschedule", "--delay", "1h")):
+        for given in ((), ("0-1-1", *key), key[:2], key[2:], ("0-1-1", *key[:2])):
+            wrong = run(words[0], *given, *words[1:])
+            assert wrong.code == 2 and "--unique-key" in wrong.err, (words, given, wrong)
+        assert run(words[0], "--topic", "unique", "--unique-key", "", *words[1:]).code != 0
+    for rule in (("--on-key-conflict", "replace"), ("--key-until-settled",)):
+        assert run("schedule", "unique", "x", "--delay", "1h", *rule).code == 2
+    assert run("schedule", "unique", "x", "--delay", "1h", *key[2:], "--on-key-conflict", "ignore").code == 2
+    refused = run("schedule", "unique", "x", "--delay", "1h", "--unique-key", "k" * 256)
+    assert refused.code == 1 and "255" in refused.err
+
+
 def test_payload_from_a_file_may_be_binary(run: Run, tmp_path: Path) -> None:
     """Bytes that are no text come back as hex."""
     (tmp_path / "payload").write_bytes(b"\xff\x00")
