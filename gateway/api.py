@@ -53,7 +53,8 @@ class Api:
     """Callers' tokens are not passed on."""
     ready: Callable[[], Awaitable[bool]]
     """Whether the cluster answers."""
-    repeats: Idempotency[Scheduled] = field(default_factory=Idempotency)
+    repeats: Idempotency[tuple[Scheduled, bool]] = field(default_factory=Idempotency)
+    """What each request got, and whether the cluster knew it as a repeat."""
 
 
 def api_of(request: Request) -> Api:

@@ -14,9 +14,18 @@ from prometheus_client import Counter, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from tickwheel.client import CancelOutcome, RescheduleOutcome, TickwheelError
+from tickwheel.client import (
+    AsyncClient,
+    CancelOutcome,
+    KeyConflict,
+    KeyOutcome,
+    NotFound,
+    PermissionRefused,
+    RescheduleOutcome,
+    TickwheelError,
+)
 from tickwheel.gateway.api import ERRORS, PAGE_MAX, Api, Caller, Text, Token, TopicName, api_of
-from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, KeyReusedError
+from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, KeyReusedError, unique_key_of
 from tickwheel.gateway.models import (
     Cancelled,
     MessageView,
@@ -36,12 +45,19 @@ _log = logging.getLogger("tickwheel.gateway")
 
 BODY_BYTES_MAX = 8 << 20
 MessageId = Annotated[str, Path(min_length=1, max_length=100, description="As `id` of the receipt.")]
+UniqueKey = Annotated[str, Path(max_length=255, description="Percent-encoded.")]
 
 messages = APIRouter(prefix="/v1", responses=ERRORS)
 itself = APIRouter(include_in_schema=False)
 
 
-@messages.post("/topics/{topic}/messages", status_code=201, response_model=Scheduled, summary="Schedule a message")
+@messages.post(
+    "/topics/{topic}/messages",
+    status_code=201,
+    response_model=Scheduled,
+    responses={200: {"model": Scheduled, "description": "Another message holds the unique key; nothing is scheduled"}},
+    summary="Schedule a message",
+)
 async def schedule(
     topic: TopicName,
     message: NewMessage,
@@ -55,23 +71,52 @@ async def schedule(
     """The answer means that the message is on stable storage of a majority."""
     api = api_of(request)
 
-    async def work() -> Scheduled:
+    async def work() -> tuple[Scheduled, bool]:
         async with api.clients.of(token) as client:  # it may outlive this request
-            return Scheduled.of(topic, await client.schedule(topic, message.payload(), **message.message_options()))
+            if idempotency_key and message.unique_key is None:
+                return await _schedule_once(client, topic, message, unique_key_of(token, idempotency_key))
+            receipt = await client.schedule(topic, message.payload(), **message.message_options())
+            return Scheduled.of(topic, receipt), False
 
     if not idempotency_key:
-        return await work()
+        scheduled, _ = await work()
+        return _with_status(scheduled, response)
     content = f"{topic}\n{message.model_dump_json()}".encode()
     try:
-        scheduled, repeated = await api.repeats.once(token, idempotency_key, content, work)
+        (scheduled, known), repeated = await api.repeats.once(token, idempotency_key, content, work)
     except KeyReusedError:
         return problem(
             409, "the key came before with another message", "KEY_REUSED",
             field="Idempotency-Key", value=idempotency_key, limit="a new key for each message",
         )  # fmt: skip
-    if repeated:
+    if known or repeated:
         response.headers["Idempotent-Replayed"] = "true"
+    return _with_status(scheduled, response)
+
+
+def _with_status(scheduled: Scheduled, response: Response) -> Scheduled:
+    if scheduled.key_outcome is KeyOutcome.USED_EXISTING:
+        response.status_code = 200
     return scheduled
+
+
+async def _schedule_once(
+    client: AsyncClient, topic: str, message: NewMessage, unique_key: str
+) -> tuple[Scheduled, bool]:
+    """Schedule a message unless one is pending under this key; then the answer is that message's. Raises KeyReusedError
+    if that one has other content, as far as the caller may read it."""
+    options = message.message_options()
+    options["unique_key"], options["on_key_conflict"] = unique_key, KeyConflict.USE_EXISTING
+    receipt = await client.schedule(topic, message.payload(), **options)
+    known = receipt.key_outcome is KeyOutcome.USED_EXISTING
+    if known:
+        try:
+            held = await client.get(receipt.id, content=True)
+        except (NotFound, PermissionRefused):
+            held = None
+        if held is not None and held.payload and not message.is_content_of(held):
+            raise KeyReusedError
+    return Scheduled.of(topic, receipt).model_copy(update={"key_outcome": KeyOutcome.FREE}), known
 
 
 @messages.get("/messages/{id}", summary="A message and its state")
@@ -86,7 +131,7 @@ async def cancel(id: MessageId, client: Caller) -> Cancelled | JSONResponse:
     outcome = await client.cancel(id)
     if outcome is CancelOutcome.CANCELLED:
         return Cancelled(id=id, outcome=outcome)
-    return _not_done(id, outcome, "cancelled")
+    return _not_done("id", id, outcome, "cancelled")
 
 
 @messages.patch("/messages/{id}", response_model=Moved, summary="Move a message to another time")
@@ -94,8 +139,38 @@ async def reschedule(id: MessageId, when: When, client: Caller) -> Moved | JSONR
     """The outcome is final. The message keeps its id."""
     outcome, receipt = await client.reschedule(id, **when.options())
     if receipt is None:
-        return _not_done(id, outcome, "moved")
+        return _not_done("id", id, outcome, "moved")
     return Moved(id=id, outcome=outcome, due=receipt.due, due_ms=receipt.due_ms)
+
+
+BY_KEY = "/topics/{topic}/unique-keys/{unique_key:path}"
+"""A key may have slashes, which arrive decoded."""
+
+
+@messages.get(BY_KEY, summary="The message that holds a unique key")
+async def get_by_key(topic: TopicName, unique_key: UniqueKey, client: Caller, content: bool = False) -> MessageView:
+    """404: no message holds it. `content`: with payload, key, tags and headers."""
+    return MessageView.of(await client.get_by_key(topic, unique_key, content=content))
+
+
+@messages.delete(BY_KEY, response_model=Cancelled, summary="Cancel the message that holds a unique key")
+async def cancel_by_key(topic: TopicName, unique_key: UniqueKey, client: Caller) -> Cancelled | JSONResponse:
+    """The outcome is final. 404: no message holds the key. 409: it was dispatched before."""
+    outcome, id = await client.cancel_by_key(topic, unique_key)
+    if outcome is CancelOutcome.CANCELLED:
+        return Cancelled(id=id, outcome=outcome)
+    return _not_done("unique_key", unique_key, outcome, "cancelled")
+
+
+@messages.patch(BY_KEY, response_model=Moved, summary="Move the message that holds a unique key to another time")
+async def reschedule_by_key(
+    topic: TopicName, unique_key: UniqueKey, when: When, client: Caller
+) -> Moved | JSONResponse:
+    """The outcome is final. The message keeps its key."""
+    outcome, receipt = await client.reschedule_by_key(topic, unique_key, **when.options())
+    if receipt is None:
+        return _not_done("unique_key", unique_key, outcome, "moved")
+    return Moved(id=receipt.id, outcome=outcome, due=receipt.due, due_ms=receipt.due_ms)
 
 
 @messages.get("/topics/{topic}/messages", response_model=Pending, summary="Pending messages, in order of delivery")
@@ -232,10 +307,12 @@ def _too_large(request: Request) -> JSONResponse | None:
     )  # fmt: skip
 
 
-def _not_done(id: str, outcome: CancelOutcome | RescheduleOutcome, done: str) -> JSONResponse:
+def _not_done(field: str, value: str, outcome: CancelOutcome | RescheduleOutcome, done: str) -> JSONResponse:
+    """`field`: by what the message was named."""
     status = 404 if outcome.value == "NOT_FOUND" else 409
     what = outcome.value.replace("_", " ").lower()
+    name = value if field == "id" else f"of {field.replace('_', ' ')} {value!r}"
     return problem(
-        status, f"message {id} was not {done}: {what}", outcome.value, field="id", value=id,
+        status, f"message {name} was not {done}: {what}", outcome.value, field=field, value=value,
         limit="a message that is pending",
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """Repeats of a request with the same Idempotency-Key get the first one's answer.
 
-Kept in this process: KEYS_MAX answers, each for KEEP_S. A gateway that is started anew, and another gateway, know
-nothing of them.
+Kept in two places. This process has KEYS_MAX answers, each for KEEP_S; it also knows what is under way. In the cluster
+the message holds a unique key made of the header while it is pending, so that other gateways, and this one started
+anew, recognise a repeat.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ from typing import Generic, TypeVar
 KEYS_MAX = 100_000
 KEEP_S = 86_400.0
 KEY_LENGTH_MAX = 255
+UNIQUE_KEY_PREFIX = "idempotency-key/"
+"""Begins the unique keys that are made of the header."""
 
 A = TypeVar("A")
 
 
 class KeyReusedError(Exception):
     """The key came before with another request."""
+
+
+def unique_key_of(caller: str, key: str) -> str:
+    """The unique key for a caller's Idempotency-Key. It tells neither of them."""
+    digest = hashlib.sha256(hashlib.sha256(caller.encode()).digest() + key.encode()).hexdigest()
+    return f"{UNIQUE_KEY_PREFIX}{digest[:40]}"
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self, TypedDict
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from tickwheel.client import Message, MessageState, Receipt
+from tickwheel.client import KeyConflict, KeyOutcome, Message, MessageState, Receipt
 from tickwheel.client.messages import Content as MessageContent
 from tickwheel.client.messages import MessageOptions
 from tickwheel.client.moments import duration_of
@@ -142,6 +142,21 @@ class NewMessage(When, Content):
     """A message to schedule: when, and what it carries."""
 
     jitter: Duration | None = Field(None, description="The message is moved later by a random part of this.")
+    unique_key: str | None = Field(
+        None, description="At most one pending message of the topic has it; 1 to 255 bytes of UTF-8."
+    )
+    on_key_conflict: KeyConflict | None = Field(
+        None, description="If another message holds the unique key: 409 (the default), its id, or cancel it."
+    )
+    key_until_settled: bool = Field(
+        False, description="Hold the unique key until every group has settled the message, not only until it is due."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_key_to_rule(self) -> Self:
+        if self.unique_key is None and (self.on_key_conflict is not None or self.key_until_settled):
+            raise ValueError("on_key_conflict and key_until_settled: only with unique_key")
+        return self
 
     def message_options(self) -> MessageOptions:
         """For the client."""
@@ -149,7 +164,15 @@ class NewMessage(When, Content):
             **self.options(),
             **self.content(),
             "jitter": duration_of(self.jitter) if self.jitter is not None else None,
+            "unique_key": self.unique_key,
+            "on_key_conflict": self.on_key_conflict,
+            "key_until_settled": self.key_until_settled,
         }
+
+    def is_content_of(self, message: Message) -> bool:
+        """Whether the message was scheduled with this content."""
+        held = {"key": message.key, "tags": list(message.tags), "headers": message.headers}
+        return message.payload == self.payload() and self.content() == {**held, "message_group": message.message_group}
 
 
 def _json_bytes(value: object) -> bytes:
@@ -157,7 +180,7 @@ def _json_bytes(value: object) -> bytes:
 
 
 class Scheduled(Model):
-    """A message on stable storage of a majority."""
+    """A message on stable storage of a majority: the one scheduled, or the one that holds its unique key."""
 
     id: str
     topic: str
@@ -165,6 +188,7 @@ class Scheduled(Model):
     due_ms: int
     level: int = 0
     delay_ms: int = 0
+    key_outcome: KeyOutcome = KeyOutcome.FREE
 
     @classmethod
     def of(cls, topic: str, receipt: Receipt) -> Scheduled:
@@ -176,6 +200,7 @@ class Scheduled(Model):
             due_ms=receipt.due_ms,
             level=receipt.level,
             delay_ms=receipt.delay_ms,
+            key_outcome=receipt.key_outcome,
         )
 
 
@@ -211,6 +236,7 @@ class MessageView(Model):
     tags: list[str] = Field(default_factory=list)
     headers: dict[str, str] = Field(default_factory=dict)
     message_group: str = ""
+    unique_key: str = ""
     attempts: int = 0
     group: str = ""
 
@@ -237,6 +263,7 @@ class MessageView(Model):
             tags=list(message.tags),
             headers=dict(message.headers or {}),
             message_group=message.message_group,
+            unique_key=message.unique_key,
             attempts=message.attempts,
             group=message.group,
         )
@@ -280,3 +307,5 @@ class Problem(BaseModel):
     field: str = ""
     value: str = ""
     limit: str = ""
+    id: str = Field("", description="Of KEY_TAKEN: the message that holds the unique key.")
+    due_ms: int = Field(0, description="Its due time in milliseconds since 1970.")

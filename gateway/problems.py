@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from tickwheel.client import (
     ClusterUnavailable,
+    KeyTaken,
     LimitReached,
     NotFound,
     OutcomeUnknown,
@@ -46,6 +47,8 @@ def problem(
     field: str = "",
     value: str = "",
     limit: str = "",
+    id: str = "",
+    due_ms: int = 0,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """The response for an error."""
@@ -57,6 +60,8 @@ def problem(
         field=field,
         value=value[:VALUE_LENGTH_MAX],
         limit=limit,
+        id=id,
+        due_ms=due_ms,
     )
     content = body.model_dump(exclude_defaults=True) | {"type": body.type}
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
@@ -64,6 +69,11 @@ def problem(
 
 def problem_of(error: TickwheelError) -> JSONResponse:
     """The response for an error of the cluster or the client."""
+    if isinstance(error, KeyTaken):
+        return problem(
+            409, str(error), error.reason, field="unique_key", value=error.unique_key, limit=error.limit,
+            id=error.id, due_ms=error.due_ms,
+        )  # fmt: skip
     headers = {}
     if isinstance(error, LimitReached):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))

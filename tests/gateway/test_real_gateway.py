@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from aiohttp import web
@@ -111,7 +112,8 @@ async def test_a_message_from_schedule_to_cancel(cluster: LocalCluster, tmp_path
         assert (await call("GET", "/readyz"))[0] == 200 == (await call("GET", "/livez"))[0]
         assert "tickwheel_gateway_requests_total" in (await call("GET", "/metrics"))[1]
         schema = (await call("GET", "/openapi.json"))[1]
-        assert set(schema["paths"]["/v1/messages/{id}"]) == {"get", "delete", "patch"}
+        for name in ("messages/{id}", "topics/{topic}/unique-keys/{unique_key}"):
+            assert set(schema["paths"][f"/v1/{name}"]) == {"get", "delete", "patch"}
 
 
 async def test_repeats_with_an_idempotency_key(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -128,6 +130,60 @@ async def test_repeats_with_an_idempotency_key(cluster: LocalCluster, tmp_path: 
         )
         assert status == 409 and answer["reason"] == "KEY_REUSED"
         assert len((await call("GET", "/v1/topics/once/messages"))[1]["messages"]) == 1
+
+
+async def test_repeats_at_another_gateway(cluster: LocalCluster, tmp_path: Path) -> None:
+    """It knows the key while the message is pending: the same body gets the first answer, another one is refused. Two
+    at once are one message. A key of the message's own is answered as it says."""
+    async with api(cluster, tmp_path / "g.toml") as call, api(cluster, tmp_path / "h.toml") as other:
+        body = {"json": {"n": 1}, "delay": "1h", "key": "k", "tags": ["a"], "headers": {"x": "y"}}
+        path = "/v1/topics/again/messages"
+        status, made, headers = await call("POST", path, body, **{"Idempotency-Key": "one"})
+        assert status == 201 and "Idempotent-Replayed" not in headers
+        status, again, headers = await other("POST", path, body, **{"Idempotency-Key": "one"})
+        assert (status, headers["Idempotent-Replayed"]) == (201, "true")
+        assert again == made
+        status, answer, _ = await other("POST", path, body | {"tags": ["b"]}, **{"Idempotency-Key": "one"})
+        assert status == 409 and answer["reason"] == "KEY_REUSED"
+        both = await asyncio.gather(*(each("POST", path, body, **{"Idempotency-Key": "two"}) for each in (call, other)))
+        assert [status for status, _, _ in both] == [201, 201] and both[0][1]["id"] == both[1][1]["id"] != made["id"]
+        own = body | {"unique_key": "mine"}
+        status, made, _ = await call("POST", path, own, **{"Idempotency-Key": "three"})
+        assert status == 201
+        status, answer, _ = await other("POST", path, own, **{"Idempotency-Key": "three"})
+        assert (status, answer["reason"], answer["id"]) == (409, "KEY_TAKEN", made["id"])
+        assert len((await call("GET", path))[1]["messages"]) == 3
+        await call("DELETE", f"/v1/messages/{made['id']}")
+        status, anew, headers = await other("POST", path, own, **{"Idempotency-Key": "three"})
+        assert status == 201 and anew["id"] != made["id"] and "Idempotent-Replayed" not in headers
+
+
+async def test_unique_keys(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Each outcome; the message that holds a key, whatever its characters; who asks for none is told."""
+    async with api(cluster, tmp_path / "g.toml") as call:
+        path, key = "/v1/topics/unique/messages", "order/7?ä %/../#"
+        body = {"text": "1", "delay": "1h", "unique_key": key}
+        status, first, _ = await call("POST", path, body)
+        assert (status, first["key_outcome"]) == (201, "FREE")
+        status, taken, headers = await call("POST", path, body | {"text": "2"})
+        assert status == 409 and headers["content-type"] == "application/problem+json"
+        assert (taken["reason"], taken["field"], taken["value"]) == ("KEY_TAKEN", "unique_key", key)
+        assert (taken["id"], taken["due_ms"]) == (first["id"], first["due_ms"])
+        status, used, _ = await call("POST", path, body | {"text": "3", "on_key_conflict": "use_existing"})
+        assert (status, used["id"], used["key_outcome"]) == (200, first["id"], "USED_EXISTING")
+        status, last, _ = await call(
+            "POST", path, body | {"text": "4", "on_key_conflict": "replace", "key_until_settled": True}
+        )
+        assert (status, last["key_outcome"]) == (201, "REPLACED")
+        holder = f"/v1/topics/unique/unique-keys/{quote(key, safe='')}"
+        status, found, _ = await call("GET", f"{holder}?content=true")
+        assert (status, found["id"], found["text"], found["unique_key"]) == (200, last["id"], "4", key)
+        status, moved, _ = await call("PATCH", holder, {"delay": "2h"})
+        assert status == 200 and moved["due_ms"] > last["due_ms"]
+        assert (await call("DELETE", holder))[:2] == (200, {"id": moved["id"], "outcome": "CANCELLED"})
+        for method, more in (("DELETE", None), ("PATCH", {"delay": "1h"}), ("GET", None)):
+            status, answer, _ = await call(method, holder, more)
+            assert status == 404 and answer["reason"] and "order/7" in answer["detail"], answer
 
 
 async def dead_letters(client: AsyncClient, group: str, count: int) -> dict[bytes | None, str]:
@@ -163,6 +219,20 @@ BAD = [
     ("GET", "/v1/topics/t/messages?limit=0", None, 422, "limit"),
     ("GET", "/v1/topics/t/messages?after=nonsense", None, 422, "page_token"),
     ("GET", "/v1/topics/t/messages?due_from=x", None, 422, "due_from"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "1s", "unique_key": ""}, 422, "unique_key"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "1s", "unique_key": "ä" * 128}, 422, "unique_key"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "1s", "unique_key": 7}, 422, "unique_key"),
+    ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "1s", "key_until_settled": True}, 422, "body"),
+    (
+        "POST",
+        "/v1/topics/t/messages",
+        {"text": "x", "delay": "1s", "unique_key": "k", "on_key_conflict": "ignore"},
+        422,
+        "on_key_conflict",
+    ),
+    ("GET", f"/v1/topics/t/unique-keys/{'k' * 256}", None, 422, "unique_key"),
+    ("DELETE", "/v1/topics/t/unique-keys/", None, 422, "unique_key"),
+    ("PATCH", "/v1/topics/t/unique-keys/k", {}, 422, "body"),
     ("GET", "/nowhere", None, 404, ""),
     ("PUT", "/v1/messages/0-1-1", {}, 405, ""),
 ]
