@@ -1,4 +1,4 @@
-"""Builds the column of serialized MessageMeta from a record batch's META_COLUMNS, without a loop over rows.
+"""Builds the column of serialized MessageMeta from a record batch's KEYED_META_COLUMNS, without a loop over rows.
 
 Writes protobuf's wire format itself: the tag, length and bytes of each field, joined by Arrow. A reader gets the same
 MessageMeta as from the generated class.
@@ -13,10 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tickwheel.client.unique_keys import KEY_RULE, UNIQUE_KEY_BYTES_MAX
 from tickwheel.proto.common_pb2 import MessageMeta
 
 META_COLUMNS = ("key", "tags", "properties", "message_group")
-"""All fields of MessageMeta; `properties` are its headers."""
+"""Fields of MessageMeta; `properties` are its headers."""
+KEYED_META_COLUMNS = (*META_COLUMNS, "unique_key")
+"""All fields. Only the sink takes a unique key: finished files and the cold tier hold none."""
 META_BYTES_MAX = 32_768
 _LENGTH_DELIMITED = 2
 
@@ -28,7 +31,9 @@ def _tag(number: int) -> bytes:
 
 
 _FIELDS = MessageMeta.DESCRIPTOR.fields_by_name
-_KEY, _TAGS, _HEADERS, _GROUP = (_tag(_FIELDS[name].number) for name in ("key", "tags", "headers", "message_group"))
+_KEY, _TAGS, _HEADERS, _GROUP, _UNIQUE_KEY = (
+    _tag(_FIELDS[name].number) for name in ("key", "tags", "headers", "message_group", "unique_key")
+)
 _ENTRY_KEY, _ENTRY_VALUE = _tag(1), _tag(2)
 
 
@@ -74,7 +79,7 @@ def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array |
     """(meta of each row, None if no row has one; masks of rows whose meta is invalid, with the reason)."""
     parts: list[pa.Array] = []
     wrong: list[tuple[Mask, str]] = []
-    for tag, name in ((_KEY, "key"), (_GROUP, "message_group")):
+    for tag, name in ((_KEY, "key"), (_GROUP, "message_group"), (_UNIQUE_KEY, "unique_key")):
         text = columns.get(name)
         if text is not None and text.null_count < count:
             text = _filled(text)
@@ -96,6 +101,12 @@ def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array |
             _field(_ENTRY_KEY, _filled(names)), _field(_ENTRY_VALUE, _filled(values)), b""
         )
         parts.append(_joined(_field(_HEADERS, whole), lengths))
+    keys = columns.get("unique_key")
+    if keys is not None:
+        sizes = pc.fill_null(pc.binary_length(keys.cast(pa.binary())), 1).to_numpy(zero_copy_only=False)
+        bad = (sizes == 0) | (sizes > UNIQUE_KEY_BYTES_MAX)
+        if bad.any():
+            wrong.append((bad, f"unique_key: not {KEY_RULE}"))
     if not parts:
         return None, wrong
     meta = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b"")

@@ -19,12 +19,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tickwheel.client import Client
+from tickwheel.client import Client, KeyConflict
 from tickwheel.client.staging import Rows, StagedAttemptWriter
+from tickwheel.client.unique_keys import NO_RULE, KeyRule, rule_of
 from tickwheel.pipeline import sink_rejected
 from tickwheel.pipeline.options import NAME, TOPIC, TOPIC_RULE, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.sink_rejected import RejectedFile
-from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, check_schema
+from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, SchemaError, check_schema
 from tickwheel.proto import staging_pb2
 
 OPTIONS = frozenset(
@@ -36,12 +37,16 @@ OPTIONS = frozenset(
         "rate_limit",
         "bad_rows",
         "discarded_rows",
+        "on_key_conflict",
+        "key_until_settled",
         "rejected_path",
         "commit_timeout_s",
         "connect_timeout_s",
         "in_flight",
     }
 )
+OF_KEYS = ("on_key_conflict", "key_until_settled")
+"""Options of a frame with the column unique_key."""
 OF_BATCHES = ("job_id", "batch_id")
 """Options of a batch write. Of a stream the query is the job, and Spark numbers its micro-batches."""
 OF_NAMED_JOBS = ("batch_id", "job_memory_ms")
@@ -63,7 +68,7 @@ class BadRowError(ValueError):
 
 
 class DiscardedRowsError(RuntimeError):
-    """Rows were not scheduled, because their topic was deleted after they were staged."""
+    """Rows were not scheduled: their topic was deleted after they were staged, or their unique key was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class SinkConfig:
     rate_limit: int
     fail_on_bad_rows: bool
     fail_on_discarded_rows: bool
+    key_rule: KeyRule
     rejected_path: str
     commit_timeout_s: float
     connect_timeout_s: float
@@ -108,11 +114,29 @@ def sink_config(options: Options, *, stream: bool) -> SinkConfig:
         rate_limit=options.number("rate_limit", 0, 0, 1_000_000_000),
         fail_on_bad_rows=options.choice("bad_rows", "reject", ("reject", "fail")) == "fail",
         fail_on_discarded_rows=options.choice("discarded_rows", "fail", ("report", "fail")) == "fail",
+        key_rule=_key_rule(options),
         rejected_path=sink_rejected.absolute(options.text("rejected_path", "_rejected")),
         commit_timeout_s=options.number("commit_timeout_s", 3_600.0, 1.0, 86_400.0),
         connect_timeout_s=options.number("connect_timeout_s", 10.0, 0.1, 3_600.0),
         in_flight=options.number("in_flight", 4, 1, 64),
     )
+
+
+def _key_rule(options: Options) -> KeyRule:
+    """The rule of unique keys; NO_RULE if nothing is said about them."""
+    if not any(options.text(name) for name in OF_KEYS):
+        return NO_RULE
+    return rule_of(
+        KeyConflict(options.choice("on_key_conflict", KeyConflict.REFUSE, tuple(KeyConflict))),
+        options.choice("key_until_settled", "false", ("true", "false")) == "true",
+    )
+
+
+def check_frame(schema: StructType, config: SinkConfig) -> None:
+    """Raise SchemaError if the columns do not fit, or not with the options."""
+    check_schema(schema, config.topic, keyed=True)
+    if config.key_rule != NO_RULE and "unique_key" not in schema.fieldNames():
+        raise SchemaError(f"column unique_key: missing, and there is an option {' or '.join(OF_KEYS)}")
 
 
 @dataclass
@@ -147,7 +171,7 @@ def write_partition(
         staging = client.asynchronous.staging
         job = client.wait(staging.job(job_id, batch))
         limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, job.now_ms + job.delay_ms_max)
-        gatherer = RowGatherer(config.topic, limits)
+        gatherer = RowGatherer(config.topic, limits, config.key_rule)
         named = config.named
         attempt = staging.attempt(job_id, run_id, partition, batch, in_flight_max=config.in_flight, fingerprinted=named)
         rejected = RejectedFile(folder, sink_rejected.file_name(partition, attempt.attempt))
@@ -232,7 +256,8 @@ def _commit(
     if job.rows_discarded:
         text = (
             f"job {job_id}: {job.rows_discarded} of {job.rows} rows were not scheduled, because their topic was "
-            "deleted after they were staged; the others were, and the job is done (discarded_rows=report: a warning)"
+            "deleted after they were staged, or another message holds their unique key; the others were, and the job "
+            "is done (discarded_rows=report: a warning)"
         )
         if config.fail_on_discarded_rows:
             raise DiscardedRowsError(text)
@@ -257,7 +282,7 @@ class TickwheelWriter(DataSourceArrowWriter):
 
     def __init__(self, config: SinkConfig, schema: StructType) -> None:
         """Raises SchemaError, ClusterUnavailable."""
-        check_schema(schema, config.topic)
+        check_frame(schema, config)
         self._config = config
         self._run_id = f"run-{secrets.token_hex(12)}"
         self._folder = f"{config.rejected_path}/{config.job_id}"
@@ -289,7 +314,7 @@ class TickwheelStreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, config: SinkConfig, schema: StructType) -> None:
-        check_schema(schema, config.topic)
+        check_frame(schema, config)
         self._config = config
         self._run_id = f"run-{secrets.token_hex(12)}"
 

@@ -26,7 +26,8 @@ from pyspark.sql.types import (
 )
 
 from tickwheel.client.staging import Rows
-from tickwheel.pipeline.meta_column import META_COLUMNS, meta_column
+from tickwheel.client.unique_keys import KEYED_MAX, NO_RULE, KeyRule
+from tickwheel.pipeline.meta_column import KEYED_META_COLUMNS, meta_column
 from tickwheel.pipeline.options import TOPIC
 
 BLOCK_BYTES = 1 << 20
@@ -44,6 +45,7 @@ COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "tags": ((ArrayType,), "array<string>"),
     "properties": ((MapType,), "map<string,string>"),
     "message_group": ((StringType,), "string"),
+    "unique_key": ((StringType,), "string"),
 }
 
 
@@ -51,10 +53,13 @@ class SchemaError(ValueError):
     """The frame's columns do not fit; the text names the column."""
 
 
-def check_schema(schema: StructType, topic: str) -> None:
-    """Raise SchemaError if the columns do not fit. `topic`: the option, for frames without the column."""
+def check_schema(schema: StructType, topic: str, *, keyed: bool = False) -> None:
+    """Raise SchemaError if the columns do not fit. `topic`: the option, for frames without the column. `keyed`:
+    messages may have unique keys."""
     types = {item.name: item.dataType for item in schema.fields}
     for name, found in types.items():
+        if name == "unique_key" and not keyed:
+            raise SchemaError(f"column {name}: finished files hold no unique keys; drop it, or write with the sink")
         if name not in COLUMNS:
             raise SchemaError(f"column {name}: not known; drop it (there are {', '.join(COLUMNS)})")
         allowed, text = COLUMNS[name]
@@ -96,9 +101,10 @@ class _Pending:
 class RowGatherer:
     """Takes the record batches of one task and yields blocks of rows."""
 
-    def __init__(self, topic: str, limits: RowLimits) -> None:
-        """`topic`: for frames without the column."""
+    def __init__(self, topic: str, limits: RowLimits, key_rule: KeyRule = NO_RULE) -> None:
+        """`topic`: for frames without the column. `key_rule`: of rows with a unique key."""
         self._topic = topic
+        self._key_rule = key_rule
         self._limits = limits
         self._block_rows = min(BLOCK_ROWS, limits.batch_messages_max)
         self._pending: dict[str, _Pending] = {}
@@ -108,6 +114,8 @@ class RowGatherer:
 
     def take(self, batch: pa.RecordBatch) -> Iterator[Rows]:
         """Add a batch; yields the blocks that are full."""
+        if "unique_key" in batch.schema.names:
+            self._block_rows = min(self._block_rows, KEYED_MAX)
         batch = self.good_rows(batch)
         if not batch.num_rows:
             return
@@ -152,7 +160,7 @@ class RowGatherer:
         reasons.note(sizes == 0, "payload: empty")
         most = self._limits.payload_bytes_max
         reasons.note(sizes > most, f"payload: more than {most} bytes")
-        metas = [name for name in META_COLUMNS if name in names]
+        metas = [name for name in KEYED_META_COLUMNS if name in names]
         if metas:
             meta, wrong = meta_column({name: batch.column(name) for name in metas}, batch.num_rows)
             for mask, text in wrong:
@@ -251,6 +259,7 @@ class RowGatherer:
             b"".join(pending.payloads),
             np.concatenate(pending.meta_sizes) if pending.meta_sizes else None,
             b"".join(pending.metas),
+            self._key_rule,
         )
 
 

@@ -33,7 +33,7 @@ class TickwheelSource(DataSource):
 
     Columns: `topic` (string; or the option), `due_ms` (bigint, milliseconds since 1970) or `due_at` (timestamp),
     `payload` (binary or string), and, if wanted, `key` (string), `tags` (array<string>), `properties`
-    (map<string,string>), `message_group` (string).
+    (map<string,string>), `message_group` (string), `unique_key` (string; null: none).
 
     - `topic`: for frames without the column; default: none.
     - `job_id`: what must happen once. Running a job again with the same one, after whatever failure, writes its rows
@@ -50,7 +50,13 @@ class TickwheelSource(DataSource):
     - `bad_rows`: what becomes of rows that cannot be messages (a null, an illegal name, too large, too far ahead):
       `reject` (default) writes them to `rejected_path`, `fail` fails the write.
     - `discarded_rows`: what becomes of the write if rows were not scheduled because their topic was deleted after they
-      were staged: `fail` (default) fails it, although the other rows are scheduled; `report` logs a warning.
+      were staged, or because another message holds their unique key: `fail` (default) fails it, although the other rows
+      are scheduled; `report` logs a warning.
+    - `on_key_conflict`: what becomes of a row whose unique key another message holds when the job is committed:
+      `refuse` (default) discards the row, `use_existing` leaves it out without a word, `replace` cancels the other
+      message.
+    - `key_until_settled`: `true`: rows hold their keys until every group has settled them; default `false`: until they
+      are due.
     - `rejected_path`: folder, as the driver sees it, or a URI; the rows are in `<rejected_path>/<job_id>/*.parquet`
       with all their columns and `reason`; default `_rejected`.
     - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write of a batch; default 10.

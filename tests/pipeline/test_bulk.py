@@ -24,7 +24,7 @@ from tickwheel.pipeline.bundling import encoded, steps
 from tickwheel.pipeline.hashes import key_hashes, tag_hashes
 from tickwheel.pipeline.load import Loader, LoadError, Progress, load
 from tickwheel.pipeline.manifest import Manifest, ManifestError, check_content, read_manifest
-from tickwheel.pipeline.meta_column import META_COLUMNS, meta_column
+from tickwheel.pipeline.meta_column import KEYED_META_COLUMNS, meta_column
 from tickwheel.pipeline.parquet_pieces import find
 from tickwheel.pipeline.runs import Run, write_run
 from tickwheel.pipeline.schedules import ScheduleConfig, schedule, write_schedule
@@ -279,33 +279,35 @@ def test_a_load_outlives_its_master_and_a_node_that_is_down(
                 st.dictionaries(st.text(max_size=3), st.one_of(st.none(), st.text(max_size=140)), max_size=3),
             ),
             st.one_of(st.none(), st.text(max_size=3)),
+            st.one_of(st.none(), st.text(max_size=3)),
         ),
         min_size=1,
         max_size=12,
     ),
     st.integers(0, 3),
 )
-def test_meta_is_what_protobuf_writes(rows: list[tuple[Any, Any, Any, Any]], skip: int) -> None:
+def test_meta_is_what_protobuf_writes(rows: list[tuple[Any, Any, Any, Any, Any]], skip: int) -> None:
     """Columns are joined by hand: each row must read as the same MessageMeta, and rows with a null be named."""
-    types = (pa.string(), pa.list_(pa.string()), pa.map_(pa.string(), pa.string()), pa.string())
+    types = (pa.string(), pa.list_(pa.string()), pa.map_(pa.string(), pa.string()), pa.string(), pa.string())
     columns = {
         name: pa.array(
             [None if row[place] is None else list(row[place].items()) if place == 2 else row[place] for row in rows],
             types[place],
         )[skip:]
-        for place, name in enumerate(META_COLUMNS)
+        for place, name in enumerate(KEYED_META_COLUMNS)
     }
     rows = rows[skip:]
     meta, wrong = meta_column(columns, len(rows))
     texts = [{text.partition(":")[0] for mask, text in wrong if mask[row]} for row in range(len(rows))]
-    for place, (key, tag_list, properties, group) in enumerate(rows):
+    for place, (key, tag_list, properties, group, unique_key) in enumerate(rows):
         expected = {"tags"} if None in (tag_list or ()) else set()
         expected |= {"properties"} if None in (properties or {}).values() else set()
+        expected |= {"unique_key"} if unique_key == "" else set()
         assert texts[place] == expected
         if not expected:
             blob = b"" if meta is None else meta[place].as_py()
             assert MessageMeta.FromString(blob) == MessageMeta(
-                key=key, tags=tag_list, headers=properties, message_group=group
+                key=key, tags=tag_list, headers=properties, message_group=group, unique_key=unique_key
             )
 
 

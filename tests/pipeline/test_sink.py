@@ -194,6 +194,33 @@ def test_a_stream_is_remembered_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(more["memory_ms"], more["fingerprint"]) for more in asked] == wanted
 
 
+@pytest.mark.parametrize(
+    ("conflict", "left", "discarded"), [("refuse", "old", 1), ("use_existing", "old", 0), ("replace", "new", 0)]
+)
+def test_unique_keys_of_rows(
+    spark: SparkSession, cluster: RunningCluster, conflict: str, left: str, discarded: int
+) -> None:
+    """A key that is held as the job is committed: its row is discarded, left out, or takes the other's place. The other
+    rows are scheduled, with their keys."""
+    topic, due = f"sink-keys-{conflict}", ahead()
+    cluster.wait(cluster.client.schedule(topic, "old", due_ms=due, unique_key="held"))
+    rows = spark.createDataFrame(
+        [(due, "new", "held"), (due, "free", "k"), (due, "none", None)],
+        "due_ms long, payload string, unique_key string",
+    )
+    options = {"topic": topic, "on_key_conflict": conflict, "job_id": f"keys-{conflict}"}
+    if discarded:
+        with pytest.raises(Exception, match=r"1 of 3 rows were not scheduled.*unique key"):
+            write(rows.coalesce(1), cluster, **options)
+    write(rows.coalesce(1), cluster, **options, discarded_rows="report")
+    assert cluster.payloads(topic) == Counter([left, "free", "none"])
+    assert {m.payload: m.unique_key for m in cluster.messages(topic)} == {
+        left.encode(): "held", b"free": "k", b"none": "",
+    }  # fmt: skip
+    with pytest.raises(Exception, match="column unique_key: missing"):
+        write(rows.drop("unique_key"), cluster, **options)
+
+
 def test_an_empty_frame_is_a_write_too(spark: SparkSession, cluster: RunningCluster) -> None:
     """No rows, no error."""
     write(frame(spark, 0, 1), cluster, topic="sink-empty")
@@ -273,6 +300,8 @@ def test_a_wrong_schema_names_the_column(spark: SparkSession, columns: str, said
         ({"connect_timeout_s": "x"}, "option connect_timeout_s"),
         ({"commit_timeout_s": "0"}, "option commit_timeout_s"),
         ({"discarded_rows": "ignore"}, "option discarded_rows"),
+        ({"on_key_conflict": "ignore"}, "option on_key_conflict"),
+        ({"key_until_settled": "perhaps"}, "option key_until_settled"),
         ({"batch_id": "4"}, "option batch_id: '4': needs job_id"),
         ({"job_memory_ms": "4", "job_id": "x"}, "option job_memory_ms: '4': 60000 to"),
     ],

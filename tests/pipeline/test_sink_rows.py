@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -10,12 +11,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tickwheel.client.staging import Rows
+from tickwheel.client.unique_keys import KEYED_MAX, rule_of
 from tickwheel.pipeline import sink_rows
 from tickwheel.pipeline.bundling import with_hashes
-from tickwheel.pipeline.meta_column import META_COLUMNS
-from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
+from tickwheel.pipeline.meta_column import KEYED_META_COLUMNS, META_COLUMNS
+from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, SchemaError, check_schema
 from tickwheel.pipeline.source_columns import CONTENT_FIELDS, content_columns
 from tickwheel.proto.common_pb2 import MessageMeta
 
@@ -108,10 +111,51 @@ def test_a_rejected_row_keeps_its_columns() -> None:
     assert found == row | {"topic": "t", "payload": b"", "due_ms": int(row["due_at"].timestamp()) * 1_000 + 1}  # type: ignore[attr-defined]
 
 
+def test_a_unique_key_travels_with_its_rule() -> None:
+    """A null is none; an empty one and one that is too long make the row bad. The block has the rule."""
+    keys = ["k", None, "", "ä" * 128, "ä" * 127 + "b"]
+    batch = pa.RecordBatch.from_pydict(
+        {"due_ms": pa.array([1, 2, 3, 4, 5]), "payload": list("abcde"), "unique_key": pa.array(keys, pa.string())}
+    )
+    rule = rule_of("replace", True)
+    gatherer = RowGatherer("t", LIMITS, rule)
+    assert list(gatherer.take(batch)) == []
+    [block] = gatherer.rest()
+    columns = block.columns()
+    assert (columns.on_key_conflict, columns.key_until_settled) == rule
+    assert block.payloads == b"abe" and block.meta_sizes is not None
+    ends = np.cumsum(block.meta_sizes).tolist()
+    metas = [MessageMeta.FromString(block.metas[a:b]) for a, b in itertools.pairwise([0, *ends])]
+    assert [meta.unique_key for meta in metas] == ["k", "", "ä" * 127 + "b"]
+    [rejected] = gatherer.rejected
+    assert rejected.column("reason").to_pylist() == ["unique_key: not 1 to 255 bytes of UTF-8"] * 2
+    assert rejected.column("unique_key").to_pylist() == ["", "ä" * 128]
+
+
+def test_blocks_with_unique_keys_are_small() -> None:
+    """A node takes fewer messages with keys at once."""
+    count = 3 * KEYED_MAX + 1
+    columns = {"due_ms": pa.array(range(count)), "payload": pa.array(["x"] * count)}
+    for keyed in (False, True):
+        keys = {"unique_key": pa.array([f"{number}" for number in range(count)])} if keyed else {}
+        gatherer = RowGatherer("t", RowLimits(10_000, 50, 10**6))
+        blocks = [*gatherer.take(pa.RecordBatch.from_pydict(columns | keys)), *gatherer.rest()]
+        assert sum(len(block.sizes) for block in blocks) == count
+        assert max(len(block.sizes) for block in blocks) == (KEYED_MAX if keyed else count)
+
+
 def test_every_field_of_a_message_is_a_column() -> None:
-    """Of the sink, in its meta, and of what the sources read: a new field of a message must not get lost on the way."""
+    """Of the sink, in its meta, and of what the sources read: a new field of a message must not get lost on the way.
+    Only the sink takes a unique key; what builds files refuses it."""
     fields = {"properties" if name == "headers" else name for name in MessageMeta.DESCRIPTOR.fields_by_name}
-    assert set(META_COLUMNS) == fields
+    text = StringType()
+    columns = StructType(
+        [StructField("payload", text), StructField("due_ms", LongType()), StructField("unique_key", text)]
+    )
+    check_schema(columns, "t", keyed=True)
+    with pytest.raises(SchemaError, match="column unique_key: finished files hold no unique keys"):
+        check_schema(columns, "t")
+    assert set(KEYED_META_COLUMNS) == fields == {*META_COLUMNS, "unique_key"}
     assert fields < set(sink_rows.COLUMNS)
     assert [field.name for field in CONTENT_FIELDS] == ["payload", *META_COLUMNS]
 
