@@ -23,7 +23,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 add_module_names = False
-toc_object_entries_show_parents = "hide"
+# Each class has a heading; entries for members would make every page slow.
+toc_object_entries = False
 
 html_theme = "furo"
 html_title = f"tickwheel {version}"

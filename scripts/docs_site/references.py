@@ -127,7 +127,7 @@ def _class_entry(path: str) -> Iterator[str]:
     module, _, name = path.rpartition(".")
     kind = getattr(import_module(module), name)
     directive = "autoexception" if issubclass(kind, BaseException) else "autoclass"
-    yield f".. {directive}:: {path}"
+    yield from (name, "-" * len(name), "", f".. {directive}:: {path}")
     yield "   :show-inheritance:"
     if not issubclass(kind, Blocking):
         yield from ("   :members:", "   :undoc-members:", "")
