@@ -128,7 +128,8 @@ def _class_entry(path: str) -> Iterator[str]:
     kind = getattr(import_module(module), name)
     directive = "autoexception" if issubclass(kind, BaseException) else "autoclass"
     yield from (name, "-" * len(name), "", f".. {directive}:: {path}")
-    yield "   :show-inheritance:"
+    if kind.__bases__ != (object,) and not issubclass(kind, Blocking):
+        yield "   :show-inheritance:"
     if not issubclass(kind, Blocking):
         yield from ("   :members:", "   :undoc-members:", "")
         return
@@ -142,10 +143,18 @@ def _class_entry(path: str) -> Iterator[str]:
             continue
         asynchronous = getattr(kind, key)
         asynchronous = getattr(asynchronous, "fget", asynchronous)
-        place = f"{asynchronous.__module__}.{asynchronous.__qualname__}"
+        owner, _, name_there = asynchronous.__qualname__.partition(".")
+        place = f"{_place_of(getattr(import_module(asynchronous.__module__), owner))}.{name_there}"
         ways.setdefault(BLOCKING[type(value)], []).append(f":py:obj:`{key} <{place}>`")
     yield from (f"   | {way}: {', '.join(members)}." for way, members in ways.items())
     yield ""
+
+
+def _place_of(kind: type) -> str:
+    """Where a page of the Python API has a class."""
+    listed = [f"tickwheel.{name}" for names in PYTHON.values() for name in names]
+    [place] = [path for path in listed if path.rpartition(".")[2] == kind.__name__]
+    return place
 
 
 # -- the protocol
@@ -171,12 +180,12 @@ def proto() -> dict[str, str]:
         for name in [*_message_names(file.message_type), *(enum.name for enum in file.enum_type)]
     }
     pages, rows = {}, {False: list[str](), True: list[str]()}
-    for file in files:
+    for file in sorted(files, key=lambda file: file.name):
         stem = Path(file.name).stem
         page = _ProtoPage(file, homes)
         pages[f"reference/proto/{stem}.md"] = page.text()
         rows[stem in NODES_ONLY].append(f"| [{stem}.proto](proto/{stem}.md) | {page.about} |")
-    contents = "\n".join(f"proto/{Path(file.name).stem}" for file in files)
+    contents = "\n".join(f"proto/{Path(name).stem}" for name in names)
     index = [
         "# Protocol\n",
         "What a node speaks, from the comments of the files. Any language with gRPC can use it.\n",
@@ -233,7 +242,7 @@ class _ProtoPage:
         return f"[{short}]({'' if own else f'{home}.md'}#{short.lower().replace('.', '')})"
 
     def _service(self, service: ServiceDescriptorProto, path: tuple[int, ...]) -> Iterator[str]:
-        yield f"## service {service.name}\n"
+        yield f"## Service {service.name}\n"
         yield f"{self._said(path)}\n\n| method | takes | returns | |\n|---|---|---|---|"
         for number, method in enumerate(service.method):
             takes = f"{'stream ' if method.client_streaming else ''}{self._link(method.input_type)}"
