@@ -19,7 +19,7 @@ from tickwheel.testing import FakeCluster
 PAGE = Path(__file__).parents[2] / "docs" / "COMING_FROM.md"
 EXAMPLES = re.findall(r"^```python\n(# tickwheel\n.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 ORDER = {"number": 17}
-REACHED = {"send_mail": ["ann", b"payload"], "bill": [b"body", ORDER], "give_up": ["order-17"]}
+REACHED: dict[str, list[object]] = {"send_mail": ["ann", b"payload"], "bill": [b"body", ORDER], "give_up": ["order-17"]}
 """What the examples hand to the functions of the reader, over all of them."""
 
 
