@@ -17,6 +17,7 @@ from scripts.docs_site.pages import FRONT, LIST, ROOT, names, parts, relinked, s
 from scripts.docs_site.references import alerts, command_line, proto, python
 
 SOURCE = ROOT / "build" / "site-source"
+CACHE = ROOT / "build" / "site-cache"
 SITE = ROOT / "build" / "site"
 
 FIRST = {"Runbook": ["alerts"], "Reference": ["reference/python", "reference/proto", "reference/commands"]}
@@ -27,10 +28,11 @@ _DIAGRAM = re.compile(r"```mermaid\nstateDiagram-v2\n(.*?)```", re.DOTALL)
 
 def main() -> int:
     """Exit code 0: built, without a warning."""
-    shutil.rmtree(SOURCE, ignore_errors=True)
+    for made in (SOURCE, CACHE, SITE):  # what is not read anew would not warn anew
+        shutil.rmtree(made, ignore_errors=True)
     stage()
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", str(Path(__file__).parent), "-d"]
-    command += [str(ROOT / "build" / "site-cache"), "-W", "--keep-going", "-q", "-j", "auto", str(SOURCE), str(SITE)]
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", str(Path(__file__).parent), "-d", str(CACHE)]
+    command += ["-W", "--keep-going", "-q", "-j", "auto", str(SOURCE), str(SITE)]
     code = subprocess.run(command, check=False).returncode
     if code == 0:
         print(f"the site is built: {SITE / 'index.html'}")
