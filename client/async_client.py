@@ -206,25 +206,25 @@ class AsyncClient:
         self.timeout_s = timeout_s
         self.tracing = tracing
         self.admin = AdminClient(self.cluster, timeout_s)
-        """Topics, groups, members, settings, status."""
+        """`AdminClient`: topics, groups, members, settings, status."""
         self.access = AccessClient(self.cluster, timeout_s)
-        """Users, roles, tokens, the audit log."""
+        """`AccessClient`: users, roles, tokens, the audit log."""
         self.dead = DeadClient(self.cluster, timeout_s)
-        """Dead letters."""
+        """`DeadClient`: dead letters."""
         self.staging = StagingClient(self.cluster, timeout_s)
-        """Rows that are committed together or not at all."""
+        """`StagingClient`: rows that are committed together or not at all."""
         self.snapshot = SnapshotClient(self.cluster, timeout_s)
-        """What is pending, or settled, at one moment."""
+        """`SnapshotClient`: what is pending, or settled, at one moment."""
         self.pulling = PullClient(self.cluster, timeout_s)
-        """Batches by single calls, without a stream."""
+        """`PullClient`: batches by single calls, without a stream."""
         self.bulk = BulkClient(self.cluster, timeout_s)
-        """Finished bundles of messages."""
+        """`BulkClient`: finished bundles of messages."""
         self.cold = ColdClient(self.cluster, timeout_s)
-        """Parts that wait outside the cluster."""
+        """`ColdClient`: parts that wait outside the cluster."""
         self.sweeps = SweepClient(self.cluster, timeout_s)
-        """Cancelling and moving many."""
+        """`SweepClient`: cancelling and moving many."""
         self.schedules = ScheduleClient(self.cluster, timeout_s)
-        """Recurring schedules."""
+        """`ScheduleClient`: recurring schedules."""
         self._numbered = Numbered(self.cluster)
         self._client_name = name
         self._scheduling = Scheduling(self.cluster, self._numbered, name)
