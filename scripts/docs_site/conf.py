@@ -38,7 +38,14 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 _CODE = re.compile(r"(`[^`]+`)")
+_CLASS = re.compile(r"`[A-Z][a-z]\w+`")
 _ITEM = re.compile(r"\s*- ")
+
+
+def _piece(piece: str) -> str:
+    if _CLASS.fullmatch(piece):
+        return f":py:obj:`.{piece[1:-1]}`"
+    return f"`{piece}`" if piece[:1] == "`" else re.sub(r"([*|\\])", r"\\\1", piece)
 
 
 def _restructured(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
@@ -48,8 +55,7 @@ def _restructured(app: object, what: str, name: str, obj: object, options: objec
         if _ITEM.match(line) and found and found[-1] and not _ITEM.match(found[-1]) and not found[-1][:1].isspace():
             found.append("")
         pieces = _CODE.split(line)
-        plain = (f"`{piece}`" if piece[:1] == "`" else re.sub(r"([*|\\])", r"\\\1", piece) for piece in pieces)
-        found.append("".join(plain))
+        found.append("".join(map(_piece, pieces)))
     lines[:] = found
 
 
