@@ -13,8 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts.docs_site.alerts import alerts
+from scripts.docs_site.command_line import command_line
 from scripts.docs_site.pages import FRONT, LIST, ROOT, names, parts, relinked, sections
-from scripts.docs_site.references import alerts, command_line, proto, python
+from scripts.docs_site.protocol import proto
+from scripts.docs_site.python_api import python
 
 SOURCE = ROOT / "build" / "site-source"
 CACHE = ROOT / "build" / "site-cache"
