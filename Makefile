@@ -14,10 +14,11 @@ LISTS := pyproject.toml constraints.txt
 RUN_STAMP := $(VENV)/.installed-run
 SPARK_STAMP := $(VENV)/.installed-spark
 DEV_STAMP := $(VENV)/.installed-dev
+DOCS_STAMP := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: chart help demo pipeline-demo test conformance lint format bench bench-peers stubs docs dist constraints install compiled java clean
+.PHONY: chart help demo pipeline-demo test conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -59,10 +60,13 @@ stubs: $(DEV_STAMP)  ## Generate the Python stubs of proto/*.proto (they are com
 docs: $(DEV_STAMP)  ## Generate the references docs/CONFIG.md and docs/METRICS.md
 	@$(BIN)/python scripts/generate_docs.py
 
+docs-site: $(DOCS_STAMP)  ## Build the documents as a site into build/site; a warning is an error
+	@$(BIN)/python -m scripts.docs_site.build
+
 dist: $(DEV_STAMP)  ## Build sdist and wheel into dist/
 	@$(BIN)/python -m build --outdir dist .
 
-constraints: $(DEV_STAMP)  ## Write constraints.txt, and requirements by hash, anew from what is installed
+constraints: $(DEV_STAMP) $(DOCS_STAMP)  ## Write constraints.txt, and requirements by hash, anew from what is installed
 	@$(BIN)/python scripts/freeze_constraints.py > constraints.new && mv constraints.new constraints.txt
 	@$(BIN)/python scripts/freeze_requirements.py
 
@@ -100,3 +104,8 @@ $(DEV_STAMP): $(LISTS) | $(BIN)/python
 	@echo 'Installing tickwheel and its development tools into $(VENV) ...'
 	@$(INSTALL) -e '.[demo,bench,spark,dev]'
 	@touch $@ $(RUN_STAMP) $(SPARK_STAMP)
+
+$(DOCS_STAMP): $(LISTS) | $(BIN)/python
+	@echo 'Installing tickwheel and the generator of its site into $(VENV) ...'
+	@$(INSTALL) -e '.[docs]'
+	@touch $@

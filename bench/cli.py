@@ -19,7 +19,7 @@ SAYS = {
 }
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def bench(
     data: Annotated[
         Path,

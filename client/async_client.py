@@ -236,15 +236,25 @@ class AsyncClient:
         self.timeout_s = timeout_s
         self.tracing = tracing
         self.admin = AdminClient(self.cluster, timeout_s)
+        """`AdminClient`: topics, groups, members, settings, status."""
         self.access = AccessClient(self.cluster, timeout_s)
+        """`AccessClient`: users, roles, tokens, the audit log."""
         self.dead = DeadClient(self.cluster, timeout_s)
+        """`DeadClient`: dead letters."""
         self.staging = StagingClient(self.cluster, timeout_s)
+        """`StagingClient`: rows that are committed together or not at all."""
         self.snapshot = SnapshotClient(self.cluster, timeout_s)
+        """`SnapshotClient`: what is pending, or settled, at one moment."""
         self.pulling = PullClient(self.cluster, timeout_s)
+        """`PullClient`: batches by single calls, without a stream."""
         self.bulk = BulkClient(self.cluster, timeout_s)
+        """`BulkClient`: finished bundles of messages."""
         self.cold = ColdClient(self.cluster, timeout_s)
+        """`ColdClient`: parts that wait outside the cluster."""
         self.sweeps = SweepClient(self.cluster, timeout_s)
+        """`SweepClient`: cancelling and moving many."""
         self.schedules = ScheduleClient(self.cluster, timeout_s)
+        """`ScheduleClient`: recurring schedules."""
         self._numbered = Numbered(self.cluster)
         self._client_name = name
         self._scheduling = Scheduling(self.cluster, self._numbered, name)

@@ -81,7 +81,7 @@ def check_files(cert_file: Path | None, key_file: Path | None) -> None:
         raise refused("--cert-file", cert_file, f"a certificate and its key, in PEM: {error}") from error
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def console(
     address: Addresses = ADDRESS_DEFAULT,
     bind: Annotated[str, typer.Option(help="host:port for browsers; port 0: any free one.")] = BIND_DEFAULT,

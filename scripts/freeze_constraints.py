@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("", "demo", "bench", "spark", "dev")
+EXTRAS = ("", "demo", "bench", "spark", "docs", "dev")
 HEADER = "# Exact versions for a repeatable installation; written by `make constraints`."
 
 

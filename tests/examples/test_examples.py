@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,20 @@ def test_python_example(name: str, address: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert EXPECTED[name] in done.stdout
+
+
+def test_the_worker_of_the_tutorial(address: str, tmp_path: Path) -> None:
+    """As docs/TUTORIAL.md has it, with fewer messages and one node."""
+    text = (EXAMPLES.parent / "docs" / "TUTORIAL.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"^```python\n(# worker\.py\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+    changed = code.replace("127.0.0.1:7700,127.0.0.1:7701,127.0.0.1:7702", address).replace("1_200", "40")
+    assert address in changed and "COUNT = 40\n" in changed
+    (tmp_path / "worker.py").write_text(changed, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "worker.py"], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("40 of 40 came, 0 are missing, ")
 
 
 def test_node_example(address: str, tmp_path: Path) -> None:
