@@ -26,6 +26,8 @@ REPEATS_MAX = 3
 DEEP = (1, 40, 97, 98, 99, 100, 101, 300)
 """How deep unknown groups are nested; protobuf reads 100."""
 UNKNOWN_FIELD = 900
+NAMED_BY = ("id", "key")
+"""Fields of which a request for one message takes one, though they are no oneof."""
 
 _WIDTHS = {
     FieldDescriptor.TYPE_INT32: (32, True),
@@ -76,8 +78,12 @@ class Maker:
         made = GetMessageClass(descriptor)()
         often = rng.choice((0.3, 0.7, 1.0))
         chosen = {oneof.name: rng.choice(oneof.fields).name for oneof in descriptor.oneofs if oneof.fields}
+        name = rng.choice(NAMED_BY)
+        by_either = all(one in descriptor.fields_by_name for one in NAMED_BY)
         for field in descriptor.fields:
             oneof = field.containing_oneof
+            if by_either and field.name in NAMED_BY and field.name != name and rng.random() > 0.05:
+                continue
             if oneof is not None and len(oneof.fields) > 1:
                 if chosen[oneof.name] != field.name or rng.random() < 0.05:
                     continue

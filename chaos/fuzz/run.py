@@ -12,7 +12,7 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from tickwheel.chaos.fuzz.calls import MASTER, OPTIONS, Call, Caller, Ended, make
-from tickwheel.chaos.fuzz.messages import Maker, pick
+from tickwheel.chaos.fuzz.messages import Hints, Maker, pick
 from tickwheel.chaos.live.cluster import anonymous_bytes
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
@@ -37,6 +37,8 @@ CANARY_S = 20.0
 SETTLES_S = 20.0
 SHOWN_BYTES = 120
 FINDINGS_MAX = 20
+UNIQUE_KEYS = ("u1", "u1", "u2", "u3", "ü" * 127, "u" * 255, "u" * 256)
+"""Few, so that they are held; the last is too long."""
 
 _TRACE_IDS = re.compile(r"\b[0-9a-f]{8,32}\b")
 
@@ -63,6 +65,21 @@ class FuzzReport:
     findings: list[str] = field(default_factory=list)
     grown_bytes_max: int = 0
     canary_ms_max: int = 0
+
+
+def hints_of(ids: Sequence[int]) -> Hints:
+    """Values that go with what there is in a fuzzed cluster. `ids`: of messages."""
+    return {
+        "hour": lambda rng: pick(rng, [number >> 32 for number in ids], 0),
+        "index": lambda rng: pick(rng, [number & 0xFFFF_FFFF for number in ids], 0),
+        "topic": lambda rng: rng.choice(("t", "t2", "fifo")),
+        "unique_key": lambda rng: rng.choice(UNIQUE_KEYS),
+        "group": lambda rng: rng.choice(("g", "g2")),
+        "wait_ms": lambda rng: rng.choice((0, 1, 50)),
+        "lease_ms": lambda rng: rng.choice((0, 1_000)),
+        "target_id": lambda rng: rng.choice(("", "n1", "n2")),
+        "path": lambda rng: rng.choice(("manifest", "state/windows/1", "wheel/runs/1.run")),
+    }
 
 
 class Fuzzer:
@@ -124,17 +141,7 @@ class Fuzzer:
         config, report = self._config, self._report
         rng = Random(f"{config.seed}:{number}")
         now_ms = time.time_ns() // 1_000_000
-        hints = {
-            "hour": lambda rng: pick(rng, [number >> 32 for number in self._ids], 0),
-            "index": lambda rng: pick(rng, [number & 0xFFFF_FFFF for number in self._ids], 0),
-            "topic": lambda rng: rng.choice(("t", "t2", "fifo")),
-            "group": lambda rng: rng.choice(("g", "g2")),
-            "wait_ms": lambda rng: rng.choice((0, 1, 50)),
-            "lease_ms": lambda rng: rng.choice((0, 1_000)),
-            "target_id": lambda rng: rng.choice(("", "n1", "n2")),
-            "path": lambda rng: rng.choice(("manifest", "state/windows/1", "wheel/runs/1.run")),
-        }
-        caller = Caller(rng, Maker(rng, now_ms, hints), len(channels), frozenset(self._pids))
+        caller = Caller(rng, Maker(rng, now_ms, hints_of(self._ids)), len(channels), frozenset(self._pids))
         calls = [caller.call() for _ in range(config.batch_calls)]
         gate = asyncio.Semaphore(CONCURRENT)
 

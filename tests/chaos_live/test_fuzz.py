@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from tickwheel.chaos.fuzz.calls import RARE, Caller, Ended, methods
 from tickwheel.chaos.fuzz.messages import Maker
-from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, _explained
+from tickwheel.chaos.fuzz.run import UNIQUE_KEYS, FuzzConfig, Fuzzer, _explained, hints_of
 from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.proto import common_pb2
+from tickwheel.proto.scheduler_pb2 import CancelRequest, GetRequest, RescheduleRequest
 
 NOW_MS = 1_800_000_000_000
 
@@ -31,6 +34,19 @@ def test_calls_follow_from_the_seed_and_reach_every_method() -> None:
     assert set(RARE) <= set(names.values()) and min(RARE.values()) > 0, "the others come too, in a longer run"
     assert any(call.cut for call in first) and any(call.holds_open for call in first)
     assert any(len(body) > 1 << 20 for call in first for body in call.bodies)
+
+
+def test_unique_keys_are_claimed_and_named() -> None:
+    """A new field is covered at once, but chance alone gives keys that nobody holds."""
+    maker = Maker(Random(1), NOW_MS, hints_of([1, 2]))
+    descriptors = [kind.DESCRIPTOR for kind in (common_pb2.Message, CancelRequest, RescheduleRequest, GetRequest)]
+    made: dict[str, list[Any]] = {kind.name: [maker.message(kind) for _ in range(300)] for kind in descriptors}
+    keyed = [message for message in made.pop("Message") if message.meta.unique_key in UNIQUE_KEYS[:-1]]
+    assert {message.on_key_conflict for message in keyed} >= set(common_pb2.KeyConflict.values())
+    assert {message.key_until_settled for message in keyed} == {False, True}
+    for calls in made.values():
+        by_key = [call for call in calls if call.HasField("key") and not call.HasField("id")]
+        assert len(by_key) > 50 and any(call.key.unique_key == "u1" and call.key.topic == "t" for call in by_key)
 
 
 def test_an_internal_error_counts_as_explained_only_if_a_log_has_its_id() -> None:
