@@ -34,7 +34,10 @@ class Aim:
 
 FEW_CLIENTS = tuple(
     (name, 0)
-    for name in ("lines", "pauses", "sweeps", "writes", "loads", "parcels", "stewards", "twins", "cold", "schedules")
+    for name in (
+        *("lines", "pauses", "sweeps", "writes", "loads", "parcels"),
+        *("stewards", "twins", "cold", "schedules", "keys"),
+    )
 )
 """A directed run has no more clients than it needs, so that it stays what it is when kinds of clients are added."""
 

@@ -16,6 +16,7 @@ from tickwheel.proto.log_pb2 import AdminCommand
 
 TOPICS = ("north", "east", "south", "west", "harbour", "airport")
 GROUP, RESET = "riders", "depots"
+PRODUCER = "dispatch-office"
 RESET_EVERY_NS = 1_000 * MS
 CROWDS = (Crowd(GROUP, TOPICS), Crowd(RESET, TOPICS, consumers=1, nacks=0, deaths=0))
 
@@ -28,7 +29,7 @@ class Couriers:
         self._world = wires.world
         self._rng = wires.world.stream("clients/couriers")
         self._asking = Asking(wires, self._rng)
-        self._producers = Producers(wires, ("dispatch-office",), self._rows, (GROUP,), self._rng)
+        self._producers = Producers(wires, (PRODUCER,), self._rows, (GROUP,), self._rng)
         self._consumers = Consumers(wires, CROWDS, self._rng)
 
     def start(self) -> None:

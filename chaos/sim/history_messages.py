@@ -23,6 +23,11 @@ class Label:
     """Its message group in a FIFO topic; empty: it names none."""
     tags: tuple[str, ...] = ()
     key: str = ""
+    unique_key: str = ""
+    on_conflict: str = "KEY_CONFLICT_UNSPECIFIED"
+    """With a unique key: the name of a KeyConflict."""
+    until_settled: bool = False
+    """With a unique key: it is held until every group has settled the message."""
 
 
 @dataclass(slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tickwheel.chaos.sim import couriers, lines, listeners, sweeps
 from tickwheel.chaos.sim.accounts import Accounts
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
+from tickwheel.chaos.sim.claims import Claims
 from tickwheel.chaos.sim.clients import Clients, Wires
 from tickwheel.chaos.sim.cold import Cold
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
@@ -18,6 +20,7 @@ from tickwheel.chaos.sim.lines import Lines
 from tickwheel.chaos.sim.listeners import Listeners
 from tickwheel.chaos.sim.loads import Loads
 from tickwheel.chaos.sim.log_watch import Census
+from tickwheel.chaos.sim.mutation_table import Patches
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.operators import Operators
 from tickwheel.chaos.sim.parcels import Parcels
@@ -32,13 +35,27 @@ from tickwheel.chaos.sim.twins import Twins
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
 from tickwheel.node.failure import Failure
+from tickwheel.node.state import unique_keys
 from tickwheel.proto import common_pb2, scheduler_pb2
 
 LOOKED_FOR = 40
 LOOK_NS = 500 * MS
 READ_NS_MOST = 5_000 * MS
+KEY_SHARDS = 2
+"""Shards of the table of unique keys: few, so that each of them is pruned many times in a run."""
 NEVER_RESET = (*GROUPS, lines.GROUP, couriers.GROUP)
 """Groups whose settlements are compared with their receipts."""
+
+
+@contextmanager
+def small_tables() -> Iterator[None]:
+    """Give tables of the nodes a size that suits a run of seconds."""
+    patches = Patches()
+    patches.replace(unique_keys, "SHARDS", lambda original: KEY_SHARDS)
+    try:
+        yield
+    finally:
+        patches.undo()
 
 
 class NodeLoad:
@@ -90,6 +107,8 @@ class NodeLoad:
             self.parts.append(Cold(self._wires))
         if shape.schedules:
             self.parts.append(Timetables(self._wires))
+        if shape.keys:
+            self.parts.append(Claims(self._wires))
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 

@@ -202,12 +202,20 @@ def plain_batch(producer: str, sequence: int, rows: Sequence[Row]) -> IncomingBa
 
 
 def labelled_batch(producer: str, sequence: int, rows: Sequence[Row]) -> IncomingBatch:
-    """Rows with message groups, tags and keys, as the node's own intake reads them."""
+    """Rows with message groups, tags, keys and unique keys, as the node's own intake reads them."""
     messages = []
     for row in rows:
         label = row.label or Label()
-        meta = common_pb2.MessageMeta(message_group=label.lane or "", tags=label.tags, key=label.key)
-        message = common_pb2.Message(topic=row.topic, payload=UID.pack(row.uid), meta=meta)
+        meta = common_pb2.MessageMeta(
+            message_group=label.lane or "", tags=label.tags, key=label.key, unique_key=label.unique_key
+        )
+        message = common_pb2.Message(
+            topic=row.topic,
+            payload=UID.pack(row.uid),
+            meta=meta,
+            on_key_conflict=common_pb2.KeyConflict.Value(label.on_conflict),
+            key_until_settled=label.until_settled,
+        )
         if row.due_ms is not None:
             message.due_ms = row.due_ms
         else:

@@ -18,6 +18,7 @@ from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p10_live import Live
+from tickwheel.chaos.sim.checkers.p13_keys import KeysHeld
 from tickwheel.chaos.sim.clock_faults import DRIFT_ALLOWANCE_MS
 from tickwheel.chaos.sim.core_process import pushes_first
 from tickwheel.chaos.sim.faults import KINDS, Injector, plan
@@ -196,12 +197,13 @@ class Cluster:
 
 def simulate(seed: int, config: SimulationConfig, story: Story | None = None) -> RunResult:
     """Run one seed to its verdict, with the configured old bug put in, if any."""
-    if not config.mutation:
+    if config.level is Level.LOG and not config.mutation:
         return _simulate(seed, config, story)
     # Not at the top: the log alone can be driven without the rest of the node.
     from tickwheel.chaos.sim.mutations import mutated
+    from tickwheel.chaos.sim.node_load import small_tables
 
-    with mutated(config.mutation):
+    with small_tables(), mutated(config.mutation):
         return _simulate(seed, config, story)
 
 
@@ -252,6 +254,8 @@ def _facts(cluster: Cluster) -> dict[str, float]:
             case FewDuplicates():
                 for reason, count in checker.reasons.items():
                     facts[f"again: {reason}"] = count
+            case KeysHeld() if checker.judged:
+                facts["keys judged"], facts["keys in doubt"] = checker.judged, checker.doubtful
             case Live() if checker.resumed_after_ns is not None:
                 facts["resumed_s"] = checker.resumed_after_ns / SECOND
     return facts

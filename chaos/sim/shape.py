@@ -30,6 +30,7 @@ LOG_PAUSE_MS = (40, 40, 40, 2_000)
 CHECKPOINT_EVERY = (50, 300, 1 << 60)
 WITH = (0, 0, 1)
 """Whether some kind of clients takes part."""
+KEYS = (1,)
 LONG_SECONDS = 20
 """Shortest long run."""
 LONG_SYNC_PERIOD_MS = (100,)
@@ -111,6 +112,8 @@ class Shape:
     """Freezers of the cold tier (cold.py)."""
     schedules: int = 0
     """Users of recurring schedules (timetables.py)."""
+    keys: int = 0
+    """Programs and callers with unique keys (claims.py)."""
     consumers: int = 2
     """Most consumers of a group. With only one, nobody takes the messages that it hands back when it leaves."""
     mixing: int = 0
@@ -180,6 +183,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         twins=one("twins", sometimes),
         cold=one("cold", sometimes),
         schedules=one("schedules", sometimes),
+        keys=one("keys", KEYS),
         consumers=one("consumers", CONSUMERS),
         mixing=one("mixing", MIXING),
         lease_ms=one("lease_ms", LEASE_MS),

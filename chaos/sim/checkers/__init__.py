@@ -35,6 +35,7 @@ from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
 from tickwheel.chaos.sim.checkers.p12_runs import RunsOnce
+from tickwheel.chaos.sim.checkers.p13_keys import KeysHeld
 from tickwheel.chaos.sim.checkers.staged_writes import WritesOnce
 
 ALL: tuple[type[Checker], ...] = (
@@ -68,6 +69,7 @@ ALL: tuple[type[Checker], ...] = (
     OneContent,
     ColdOnce,
     RunsOnce,
+    KeysHeld,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

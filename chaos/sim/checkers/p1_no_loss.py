@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_keys import KeyedSeen
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
     CancelSent,
@@ -33,6 +34,7 @@ class NoLoss(Checker):
         Delivered,
         Looked,
         SweptSeen,
+        KeyedSeen,
     )
 
     def __init__(self) -> None:
@@ -76,6 +78,15 @@ class NoLoss(Checker):
                 self._reschedule_open.pop(record.uid, None)
                 self._due_ms[record.uid] = record.due_ms
                 if record.state == "MESSAGE_CANCELLED":
+                    self._cancelled.add(record.uid)
+                    for missing in self._missing.values():
+                        missing.discard(record.uid)
+            case KeyedSeen():
+                # p13_keys judges whether it may be so.
+                self._reschedule_open.pop(record.uid, None)
+                if record.owed:
+                    self._due_ms[record.uid] = record.due_ms
+                else:
                     self._cancelled.add(record.uid)
                     for missing in self._missing.values():
                         missing.discard(record.uid)

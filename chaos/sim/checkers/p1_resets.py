@@ -69,7 +69,7 @@ class ResetsHold(Checker):
         self._judged: dict[tuple[str, str], _Judged] = {}
         """By group and topic."""
         self._due_ms: dict[int, int] = {}
-        """Due times, in any topic of labelled messages without a key or message group; -1 until acknowledged."""
+        """Due times, in any topic of labelled messages without keys and message group; -1 until acknowledged."""
         self._topics: dict[int, str] = {}
         """The topic of each of them."""
         self._came_ns: dict[tuple[str, str], dict[int, int]] = {}
@@ -82,7 +82,7 @@ class ResetsHold(Checker):
                     self._judge(record)
             case ScheduleSent():
                 label = record.rows[0].label
-                if label is not None and label.lane is None and not label.key:
+                if label is not None and label.lane is None and not label.key and not label.unique_key:
                     for row in record.rows:
                         self._due_ms.setdefault(row.uid, -1)
                         self._topics[row.uid] = row.topic
