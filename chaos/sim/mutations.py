@@ -717,4 +717,10 @@ def resumed_files_not_synced(patches: Patches) -> None:
 
 
 # Last: these come after the others in the table, which keeps the order of entry.
-from tickwheel.chaos.sim import mutations_of_bulk, mutations_of_groups, mutations_of_schedules, mutations_of_topics  # noqa: E402, F401
+from tickwheel.chaos.sim import (  # noqa: E402, F401
+    mutations_of_bulk,
+    mutations_of_groups,
+    mutations_of_keys,
+    mutations_of_schedules,
+    mutations_of_topics,
+)

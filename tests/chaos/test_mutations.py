@@ -69,6 +69,7 @@ QUICK = [
     "apply_sliced",
     "transfer_marked",
     "proposals_local",
+    "keys_of_own_batch_unseen",
 ]
 
 

@@ -1,0 +1,196 @@
+"""Bugs of unique keys; mutations.py knows them all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tickwheel.chaos.sim.aims import Aim
+from tickwheel.chaos.sim.mutation_table import Patches, mutation
+from tickwheel.node.core.schedule.by_key import CancelledByKey, KeyRequests
+from tickwheel.node.core.schedule.senders import Senders
+from tickwheel.node.state.key_holders import Holder, KeyHolders
+from tickwheel.node.state.keyed_append import KeyedAppend
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.producers import Batch, Producers
+from tickwheel.node.state.publishing import Publishing
+from tickwheel.node.state.unique_keys import UniqueKeys
+from tickwheel.proto.scheduler_pb2 import CANCELLED
+from tickwheel.wheel.engine import Wheel
+
+KEYS = Aim(("kill",), shape=(("keys", 1),))
+SLOW = Aim(("slow-disk", "delay"), shape=(("keys", 1),))
+CUTS = Aim(("kill", "freeze", "handover"), shape=(("keys", 1),))
+
+
+@mutation("a key is free a second before its message is dispatched", aim=KEYS)
+def keys_released_early(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def holder(self: KeyHolders, key: Any) -> Any:
+            found = original(self, key)
+            soon_ms = self._wheel.cursor.due_ms + 1_000
+            return None if found is not None and not found.dispatched and found.due_ms < soon_ms else found
+
+        return holder
+
+    patches.replace(KeyHolders, "holder", make)
+
+
+@mutation("a key is kept when its message is cancelled", aim=KEYS)
+def keys_kept_after_cancel(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def holder(self: KeyHolders, key: Any) -> Any:
+            found, held = original(self, key), self._keys.get(key)
+            if found is not None or held is None:
+                return found
+            id_, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
+            cancelled = outcome is not None and outcome.name == "CANCELLED"
+            return Holder(id_, due_ms, dispatched=True) if cancelled else None
+
+        return holder
+
+    patches.replace(KeyHolders, "holder", make)
+
+
+@mutation("a message that replaces another leaves it pending", aim=KEYS)
+def replaced_ones_left_pending(patches: Patches) -> None:
+    patches.replace(KeyedAppend, "_cancel", lambda original: lambda self, id, due_ms: self.replaced.append(id))
+
+
+def _anew(original: Any) -> Any:
+    """What is remembered of a batch with a refused message does not count."""
+
+    def found(self: Any, *args: Any) -> Any:
+        batch = original(self, *args)
+        return None if isinstance(batch, Batch) and batch.keys is not None else batch
+
+    return found
+
+
+@mutation("a repeat of a batch in which a message was refused is decided anew", aim=CUTS)
+def refusals_not_remembered(patches: Patches) -> None:
+    patches.replace(Senders, "known", _anew)
+    patches.replace(Publishing, "_sequence", _anew)
+
+
+@mutation("what became of the unique keys of a batch is not remembered", aim=CUTS)
+def key_outcomes_not_remembered(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def accept(self: Producers, sender: Any, batch: Any, settings: Any) -> None:
+            original(self, sender, replace(batch, keys=None), settings)
+
+        return accept
+
+    patches.replace(Producers, "accept", make)
+
+
+@mutation("a batch does not see the keys that its own messages take", aim=KEYS)
+def keys_of_own_batch_unseen(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def append(self: KeyedAppend, rows: Any) -> None:
+            digests, seen = self._keys.digests.copy(), set()
+            units = range(len(digests)) if rows is None else np.argsort(rows, kind="stable").tolist()
+            for unit in units:
+                key = (int(self._units["topic_id"][unit]), digests[unit].tobytes())
+                if key in seen:
+                    digests[unit] = 0
+                seen.add(key)
+            self._keys = self._keys._replace(digests=digests)
+            original(self, rows)
+
+        return append
+
+    patches.replace(KeyedAppend, "append", make)
+
+
+@mutation("a cancel by key means the message that held it when the master read the request", aim=SLOW)
+def cancel_by_key_decided_when_read(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def cancel(self: KeyRequests, key: Any, permitted: Any, sender: Any) -> Any:
+            return _cancelled_as_read(original, self, key, permitted, sender)
+
+        return cancel
+
+    patches.replace(KeyRequests, "cancel", make)
+
+
+async def _cancelled_as_read(original: Any, requests: KeyRequests, key: Any, permitted: Any, sender: Any) -> Any:
+    holder = requests._core.state.key_holder(key.topic, key.unique_key)
+    if holder is None or holder.dispatched:
+        return await original(requests, key, permitted, sender)
+    return CancelledByKey(await requests._requests.cancel(holder.id, permitted), holder.id)
+
+
+@mutation("unique keys are not in the checkpoint", aim=KEYS)
+def keys_not_checkpointed(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def restore(self: UniqueKeys, shards: Any, next_shard: int) -> None:
+            original(self, [], next_shard)
+
+        return restore
+
+    patches.replace(UniqueKeys, "restore", make)
+
+
+@mutation("a key that is held until its message is settled is free when that is dispatched", aim=KEYS)
+def keys_free_when_dispatched(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def holder(self: KeyHolders, key: Any) -> Any:
+            found = original(self, key)
+            return None if found is not None and found.dispatched else found
+
+        return holder
+
+    patches.replace(KeyHolders, "holder", make)
+
+
+@mutation("a repeat of a cancel by key cancels again", aim=CUTS)
+def cancels_by_key_not_remembered(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def _cancel_once(self: StateMachine, cancel: Any) -> Any:
+            named = cancel.HasField("request")
+            cancel.ClearField("request")
+            result = original(self, cancel)
+            return replace(result, remembered=named and result.outcome == CANCELLED)
+
+        return _cancel_once
+
+    patches.replace(StateMachine, "_cancel_once", make)
+
+
+@mutation("rules of unique keys are decided in the order of due times", aim=KEYS)
+def keys_in_order_of_due_times(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def append(self: KeyedAppend, rows: Any) -> None:
+            original(self, None)
+
+        return append
+
+    patches.replace(KeyedAppend, "append", make)
+
+
+@mutation("the table of keys is pruned before dispatched messages are in the ready queues", aim=KEYS)
+def keys_pruned_before_ready(patches: Patches) -> None:
+    holders: dict[Any, KeyHolders] = {}
+    prune = KeyHolders.prune
+
+    def make_init(original: Any) -> Any:
+        def __init__(self: KeyHolders, keys: Any, groups: Any, wheel: Any) -> None:
+            original(self, keys, groups, wheel)
+            holders[wheel] = self
+
+        return __init__
+
+    def make_dispatch(original: Any) -> Any:
+        def dispatch(self: Wheel, to: Any) -> Any:
+            dispatched = original(self, to)
+            prune(holders[self])
+            return dispatched
+
+        return dispatch
+
+    patches.replace(KeyHolders, "__init__", make_init)
+    patches.replace(KeyHolders, "prune", lambda original: lambda self: None)
+    patches.replace(Wheel, "dispatch", make_dispatch)
