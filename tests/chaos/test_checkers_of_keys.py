@@ -116,6 +116,12 @@ GOOD: dict[str, Case] = {
         call(2, 400, "move", "RESCHEDULE_CANCELLED", uid=1),
         put(3, 500, "REFUSED", named=2),
     ),
+    "not found by its id once its hour is gone": keys(
+        put(1, 100),
+        call(1, 200, "cancel", "CANCELLED", named=1),
+        call(2, 3 * HOUR_MS, "cancel", "NOT_FOUND", uid=1),
+        call(3, 3 * HOUR_MS, "move", "RESCHEDULE_NOT_FOUND", uid=1),
+    ),
     "two at once, one of them refused": keys(
         sent(1, 100), sent(2, 101), receipt(2, 150), receipt(1, 160, "REFUSED", named=2)
     ),
@@ -177,6 +183,9 @@ BAD: dict[str, Case] = {
     "nothing found while it is held": keys(put(1, 100), call(1, 200, "get", "NOT_FOUND")),
     "the wrong one found": keys(put(1, 100), put(2, 200, "REPLACED"), call(1, 300, "get", "FOUND", named=1)),
     "not cancelled while it is held": keys(put(1, 100), call(1, 200, "cancel", "NOT_FOUND")),
+    "not found by its id while its hour is there": keys(
+        put(1, 100), call(1, 200, "cancel", "CANCELLED", named=1), call(2, 300, "cancel", "NOT_FOUND", uid=1)
+    ),
     "cancelled twice": keys(
         put(1, 100), call(1, 200, "cancel", "CANCELLED", named=1), call(2, 300, "cancel", "CANCELLED", named=1)
     ),

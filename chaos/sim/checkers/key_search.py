@@ -326,10 +326,8 @@ def _changed(
     """A cancel or move, by key or by id."""
     outcome, uid = operation.outcome, operation.uid
     if uid and uid != state.holder:
-        if uid in state.cancelled:
-            return state if outcome in ("", cancelled) else None
-        possible = ("", too_late, nothing) if operation.hour_gone else ("", too_late)
-        return state if outcome in possible else None
+        known = cancelled if uid in state.cancelled else too_late
+        return state if outcome in ("", known) or (outcome == nothing and operation.hour_gone) else None
     if not state.holder:
         return state if outcome in ("", nothing) else None
     if state.dispatched:
