@@ -13,7 +13,8 @@ PAGES = {
     "Schedule": [
         *("client.messages.MessageOptions", "client.messages.Content", "client.Receipt"),
         *("client.CancelOutcome", "client.RescheduleOutcome", "client.RescheduleResult"),
-        *("client.Producer", "client.BatchReceipt"),
+        *("client.Producer", "client.BatchReceipt", "client.messages.KeyOptions"),
+        *("client.KeyConflict", "client.KeyOutcome", "client.CancelResult"),
     ],
     "Consume": [
         *("client.Consumer", "client.Delivery", "client.DeliveredBatch", "client.SettleReceipt", "client.StartFrom"),
@@ -54,6 +55,7 @@ PAGES = {
         *("client.TickwheelError", "client.RequestRefused", "client.FilterDiffers", "client.NotFound"),
         *("client.PayloadError", "client.LimitReached", "client.ClusterUnavailable", "client.OutcomeUnknown"),
         *("client.SequenceError", "client.SequenceTaken", "client.ClientClosed", "client.PermissionRefused"),
+        "client.KeyTaken",
     ],
     "Testing": [
         *("testing.FakeCluster", "testing.Clock", "testing.SyncFakeCluster", "testing.SyncClock"),
