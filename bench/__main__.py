@@ -21,13 +21,14 @@ from tickwheel.bench.bulk import t14
 from tickwheel.bench.cases import CASES, t16
 from tickwheel.bench.figures import Figure, loads_table, medians, others_table, plot
 from tickwheel.bench.groups import t11, t12, t13
+from tickwheel.bench.keyed import t21
 from tickwheel.bench.many import t17, t18, t19, t20
 from tickwheel.bench.served import TIMELINES
 from tickwheel.bench.sink import t15
 from tickwheel.bench.wheel_alone import t10
 
 RESULTS = Path("bench/results/latest.json")
-_OTHERS = (t10, t11, t12, t13, t14, t15, t16, t17, t18, t19, t20)
+_OTHERS = (t10, t11, t12, t13, t14, t15, t16, t17, t18, t19, t20, t21)
 ALL = CASES | {case.__name__.upper(): case for case in _OTHERS}
 """By number."""
 ONCE = {"T6", "T7", "T8", "T14", "T16"}

@@ -40,6 +40,8 @@ BATCH = 4_096
 
 Due = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
 """Due times of n messages: `due(rng, now_ms, n)`."""
+Metas = Callable[[int], tuple[NDArray[np.uint32], bytes]]
+"""Sizes and bytes of the serialized metas of the next n messages."""
 
 
 def now_ms() -> int:
@@ -86,6 +88,7 @@ async def schedule_columns(
     stop: asyncio.Event | None = None,
     messages_max: int = 0,
     topic: str = TOPIC,
+    metas: Metas | None = None,
 ) -> Scheduled:
     """Stream column batches for `seconds`, or until `stop` or `messages_max`. Rate 0: as fast as possible."""
     rng = np.random.default_rng(1)
@@ -102,7 +105,10 @@ async def schedule_columns(
                 break
             if rate and sent / rate > elapsed:
                 await asyncio.sleep(sent / rate - elapsed)
-            waiting.append(await producer.schedule_columns(topic, due(rng, now_ms(), batch), sizes, payloads))
+            meta_sizes, meta = metas(batch) if metas is not None else (None, b"")
+            due_ms = due(rng, now_ms(), batch)
+            future = await producer.schedule_columns(topic, due_ms, sizes, payloads, meta_sizes=meta_sizes, metas=meta)
+            waiting.append(future)
             sent += batch
             while len(waiting) > WAITING_MAX:
                 result.batches.append((await waiting.popleft()).ids)
@@ -163,6 +169,7 @@ async def call_unary(
     rate: float = 0.0,
     payload_bytes: int = PAYLOAD_BYTES,
     callers: int = CALLERS,
+    unique_keys: bool = False,
 ) -> Scheduled:
     """`AsyncClient.schedule` by this many callers at once, spread over the clients; each waits for its answer.
 
@@ -178,9 +185,10 @@ async def call_unary(
             mine, sent = sent, sent + 1
             if rate and (ahead_s := mine / rate - (time.perf_counter() - began)) > 0:
                 await asyncio.sleep(ahead_s)
+            key = f"call-{mine}" if unique_keys else None
             at = time.perf_counter()
             try:
-                receipt = await client.schedule(TOPIC, payload, due_ms=int(due(rng, now_ms(), 1)[0]))
+                receipt = await client.schedule(TOPIC, payload, due_ms=int(due(rng, now_ms(), 1)[0]), unique_key=key)
             except TickwheelError:
                 result.failed += 1
                 continue
