@@ -194,6 +194,8 @@ def event_headers(delivery: Delivery, source: str, target: Target) -> dict[str, 
     }
     if delivery.key:
         headers["ce-partitionkey"] = _value(delivery.key)
+    if delivery.unique_key:
+        headers["ce-tickwheeluniquekey"] = _value(delivery.unique_key)
     if delivery.tags:
         headers["ce-tickwheeltags"] = _value(" ".join(delivery.tags))
     for name, value in delivery.headers.items():

@@ -265,7 +265,9 @@ async def test_posts_are_signed_events(cluster: LocalCluster, tmp_path: Path) ->
             "note": "é\r\nx-evil: 1",
             "Authorization": "x",
         }
-        receipt = await client.schedule("events", {"a": 1}, delay_ms=0, key="k\u20ac", tags=["t"], headers=hostile)
+        receipt = await client.schedule(
+            "events", {"a": 1}, delay_ms=0, key="k\u20ac", tags=["t"], headers=hostile, unique_key="u\n7"
+        )
         await receiver.until(lambda: len(receiver.posts) == 1)
         large = b"x" * (3 << 20)
         await client.schedule("events", large, delay_ms=0)
@@ -276,6 +278,7 @@ async def test_posts_are_signed_events(cluster: LocalCluster, tmp_path: Path) ->
     assert body == b'{"a":1}' and got["content-type"] == "application/json"
     assert (got["ce-id"], got["ce-subject"], got["ce-specversion"]) == (receipt.id, "events", "1.0")
     assert (got["ce-partitionkey"], got["ce-tickwheelattempt"]) == ("k%E2%82%AC", "1")
+    assert got["ce-tickwheeluniquekey"] == "u%0A7"
     assert got["traceparent"] == "00-1-2-03" and got["tickwheel-header-note"] == "%C3%A9%0D%0Ax-evil: 1"
     assert "127.0.0.1" in got["host"] and "authorization" not in got and "x-evil" not in got
     signed = signature_headers([secret_of(SECRET)], receipt.id, int(got["webhook-timestamp"]), body)
