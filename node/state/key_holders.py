@@ -13,7 +13,7 @@ import numpy as np
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, Held, KeyOf, UniqueKeys
-from tickwheel.node.state.unsettled import owed
+from tickwheel.node.state.unsettled import DISPATCHED, owed
 from tickwheel.wheel import sweep
 
 PRUNED_MANY = 4
@@ -44,7 +44,7 @@ class KeyHolders:
         id, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
         if outcome is None:
             return Holder(id, due_ms, dispatched=False)
-        if not held.until_settled or outcome.name != "ALREADY_DISPATCHED":
+        if not held.until_settled or outcome.name not in DISPATCHED:
             return None
         found = owed(self._groups, self._wheel, key.topic_id, id, due_ms)
         return Holder(id, due_ms, dispatched=True) if found else None
@@ -66,7 +66,8 @@ class KeyHolders:
                 continue
             outcomes = self._wheel.standing_many(rows.ids, rows.due_ms)
             kept = outcomes == sweep.DONE
-            waiting = np.flatnonzero((outcomes == sweep.DISPATCHED) & rows.until_settled)
+            dispatched = (outcomes == sweep.DISPATCHED) | (outcomes == sweep.UNKNOWN)
+            waiting = np.flatnonzero(dispatched & rows.until_settled)
             kept[waiting] = True
             if len(waiting) > PRUNED_DISPATCHED_MAX:  # others another time
                 waiting = np.roll(waiting, self._wheel.cursor.due_ms % len(waiting))[:PRUNED_DISPATCHED_MAX]

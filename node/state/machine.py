@@ -348,6 +348,8 @@ class StateMachine(StateView):
         holder = self.holders.holder(key_of(cancel.topic_id, cancel.unique_key))
         if holder is None:
             return CancelResult(scheduler.NOT_FOUND)
+        if holder.dispatched:
+            return CancelResult(scheduler.ALREADY_DISPATCHED, holder.id)
         outcome = self.wheel.cancel(holder.id, holder.due_ms)
         return CancelResult(_CANCEL_OUTCOMES[outcome.name], holder.id)
 

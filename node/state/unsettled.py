@@ -1,9 +1,15 @@
-"""Whether a message is not settled yet."""
+"""Whether a message is not settled yet.
+
+A message whose hour was removed may still be owed: one that failed waits for its next attempt as a unit of its own.
+"""
 
 from __future__ import annotations
 
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.ports import WheelPort
+
+DISPATCHED = ("ALREADY_DISPATCHED", "NOT_FOUND")
+"""How a message stands that was dispatched: with its hour, and without."""
 
 
 def unsettled(groups: Groups, wheel: WheelPort, topic_id: int, id: int, due_ms: int) -> bool:
@@ -12,7 +18,7 @@ def unsettled(groups: Groups, wheel: WheelPort, topic_id: int, id: int, due_ms: 
     id, due_ms, outcome = wheel.standing(id, due_ms)
     if outcome is None:
         return True
-    return outcome.name == "ALREADY_DISPATCHED" and owed(groups, wheel, topic_id, id, due_ms)
+    return outcome.name in DISPATCHED and owed(groups, wheel, topic_id, id, due_ms)
 
 
 def owed(groups: Groups, wheel: WheelPort, topic_id: int, id: int, due_ms: int) -> bool:

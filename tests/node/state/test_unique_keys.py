@@ -15,6 +15,7 @@ from tickwheel.node.state import key_holders, unique_keys
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult
 from tickwheel.node.state.unique_keys import SHARDS, Held, KeyOf, UniqueKeys, contents, digest_of, key_of
+from tickwheel.node.state.unsettled import unsettled
 from tickwheel.proto.common_pb2 import (
     KEY_CONFLICT_REFUSE,
     KEY_CONFLICT_REPLACE,
@@ -325,6 +326,37 @@ class Keys(RuleBasedStateMachine):
 
 TestKeys = Keys.TestCase
 TestKeys.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_retry_holds_the_key_when_its_hour_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first delivery failed at the end of an hour. The hour is removed; the message is not settled."""
+    monkeypatch.setattr(unique_keys, "SHARDS", 1)
+    solo = Solo(6)
+    solo.create("g")
+    command = publish([solo.now_ms + 10], [Row(10, "k", KEY_CONFLICT_REFUSE, True)], [PublishRequest(count=1)])
+    result = solo.apply(command)[0]
+    assert isinstance(result, PublishResult)
+    id, due_ms = int(result.requests[0].ids[0]), int(result.requests[0].due_ms[0])
+    solo.records[id] = b"00"
+    solo.dispatch(solo.now_ms + 20)
+    assert solo.retry(1, 2 * HOUR_MS) == 1
+    solo.dispatch(solo.now_ms + HOUR_MS)
+    solo.remove(solo.now_ms // HOUR_MS)
+    assert solo.state.hour_min_kept > id >> 32
+    groups = solo.state._state.groups
+    for _ in range(2):
+        solo.dispatch(solo.now_ms + 1)
+        holder = solo.state.key_holder("t", "k")
+        assert holder is not None and holder.dispatched and holder.id == id
+        assert unsettled(groups, solo.wheel, 1, id, due_ms)
+    cancelled = solo.apply(Command(cancel=Cancel(unique_key=digest_of("k"), topic_id=1)))[0]
+    assert isinstance(cancelled, CancelResult) and cancelled.outcome == ALREADY_DISPATCHED
+    solo.pump()
+    solo.dispatch(solo.now_ms + 2 * HOUR_MS)
+    assert solo.state.key_holder("t", "k") is not None
+    assert solo.settle() == 1
+    assert solo.state.key_holder("t", "k") is None
+    assert not unsettled(groups, solo.wheel, 1, id, due_ms)
 
 
 def test_rows_of_freed_keys_go() -> None:
