@@ -26,9 +26,11 @@ from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, invalid, limit_reached, outcome_unknown, refuse
+from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.machine import FORMAT_VERSION, AnyResult, CommandResult
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
+from tickwheel.proto.common_pb2 import KEY_CONFLICT_REPLACE
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
 
@@ -46,6 +48,8 @@ NO_CHANGE = 1 << 62
 _FROM_MESSAGES = frozenset({"access", "admin", "sweep", "staging"})
 """Commands that contain protobuf messages from outside; the others contain only numbers and columns."""
 _FIRST_DUE = struct.Struct("<q")
+_REPLACING = frozenset({KEY_CONFLICT_REPLACE, KEY_CONFLICT_REPLACE | UNTIL_SETTLED})
+"""Rules of unique keys by which a message may cancel another."""
 
 Done = Callable[[CommandResult | Failure], None]
 """Called with the result of apply, or with a Failure if the command was not carried out."""
@@ -457,6 +461,8 @@ def _changes_from_ms(command: Command) -> int:
         runs = (int(np.frombuffer(row.due_ms, "<i8").min()) for row in command.schedule.make.rows if row.due_ms)
         return min(runs, default=NO_CHANGE)
     if kind == "publish":
+        if not _REPLACING.isdisjoint(command.publish.key_rules):
+            return 0  # it may cancel any message
         # Sorted by due time: the first is the earliest.
         due: int = _FIRST_DUE.unpack_from(command.publish.due_ms)[0]
         return due

@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from tests.node.core.test_when import schedule
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.proposer import Done
+from tickwheel.node.core.schedule.intake import from_message
+from tickwheel.node.core.schedule.publisher import BatchOutcome
+from tickwheel.node.failure import Failure
+from tickwheel.proto.common_pb2 import KEY_CONFLICT_REPLACE, Message, MessageMeta
 from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.proto.scheduler_pb2 import ScheduleRequest
 from tickwheel.replication.log import ReplicatedLog
 
 PUSH = replace(CoreConfig(), delivery_order=DeliveryOrder.PUSH_FIRST)
@@ -88,6 +94,46 @@ def test_what_is_given_back_before_its_dispatch_is_applied_comes_at_once() -> No
     assert world.master() is master
     assert {tuple(attempt for _, attempt, _ in times) for times in client.got.values()} == {(1, 2)}
     assert master.host.core.parts.delivery.counters.expired == 0
+
+
+@pytest.mark.parametrize("until_settled", [False, True])
+def test_what_may_be_replaced_is_not_pushed(until_settled: bool) -> None:
+    """Another message with its unique key is on its way through the log when it comes due: that one cancels it."""
+    world = World(5, config=replace(PUSH, dispatch_ahead_ms=0))
+    client = Client(world)
+    world.elect()
+    world.run(300)
+    master = world.elect()
+    client.consume()
+    due_ms = world.now_ms + 1_000
+    keyed = MessageMeta(unique_key="k")
+    first = Message(topic="t", payload=b"one", meta=keyed, due_ms=due_ms, key_until_settled=until_settled)
+    assert isinstance(schedule(master, ScheduleRequest(message=first)), BatchOutcome)
+    world.run(due_ms - world.now_ms - 10)
+    world.cut_off(master.name)
+    second = Message(
+        topic="t",
+        payload=b"two",
+        meta=keyed,
+        due_ms=due_ms + 3_600_000,
+        on_key_conflict=KEY_CONFLICT_REPLACE,
+        key_until_settled=until_settled,
+    )
+    answers: list[BatchOutcome | Failure] = []
+    assert master.host is not None
+    settings = master.host.core.state.settings
+    batch = from_message(ScheduleRequest(message=second), settings)
+    master.host.core.parts.requests.schedule(batch, answers.append)
+    master.wake()
+    world.run(60)
+    assert world.now_ms > due_ms and not client.got and not answers
+    world.heal()
+    world.run_until(lambda: bool(answers), 3_000)
+    world.run(500)
+    assert world.master() is master and not client.got
+    assert not any(node.fatal for node in world.nodes.values()), [node.fatal for node in world.nodes.values()]
+    assert isinstance(answers[0], BatchOutcome) and answers[0].keys is not None
+    assert len(digests(world)) == 1
 
 
 def test_dispatches_that_share_an_entry_are_told_apart() -> None:
