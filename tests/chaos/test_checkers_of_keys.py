@@ -122,6 +122,9 @@ GOOD: dict[str, Case] = {
         call(2, 3 * HOUR_MS, "cancel", "NOT_FOUND", uid=1),
         call(3, 3 * HOUR_MS, "move", "RESCHEDULE_NOT_FOUND", uid=1),
     ),
+    "held by a retry, and its hour is gone": keys(
+        HELD, put(2, 400, "REFUSED", 300, named=1), call(1, 3 * HOUR_MS, "cancel", "NOT_FOUND", uid=1)
+    ),
     "two at once, one of them refused": keys(
         sent(1, 100), sent(2, 101), receipt(2, 150), receipt(1, 160, "REFUSED", named=2)
     ),

@@ -180,6 +180,10 @@ GOOD: dict[str, Case] = {
         RetriesCome,
         [BEGAN, delivered(10), *answer(20, "DEAD"), REPLAYED[0], delivered(90)],
     ),
+    "dead, and told so once more when it was to be replayed": (
+        RetriesCome,
+        [BEGAN, delivered(10), *answer(20, "DEAD"), REPLAYED[0], answer(51, "DEAD")[-1], delivered(90)],
+    ),
 }
 BAD: dict[str, Case] = {
     "replayed, and it does not come": (DeadLetters, REPLAYED),

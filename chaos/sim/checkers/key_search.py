@@ -332,7 +332,7 @@ def _changed(
         return state if outcome in ("", nothing) else None
     if state.dispatched:
         named = _named(state, operation.id, 0, facts) if operation.id else state
-        return named if outcome in ("", too_late) else None
+        return named if outcome in ("", too_late) or (uid and outcome == nothing and operation.hour_gone) else None
     if outcome not in ("", done):
         return None
     if done == "CANCELLED":

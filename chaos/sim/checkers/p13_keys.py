@@ -138,7 +138,7 @@ class KeysHeld(Checker):
                 self._names.setdefault(record.now_id, record.uid)
                 if record.now_uid != record.uid:
                     self.broken(record.at_ns, f"id {record.id:#x} of message {record.uid} names {record.now_uid} now")
-                gone = hour_may_be_gone(record.id, self._wall_ms(record.at_ns), self._hours_kept)
+                gone = self._hour_may_be_gone(record.uid, record.at_ns)
                 if record.state == "NOT_FOUND" and not gone:
                     self.broken(record.at_ns, f"message {record.uid} was acknowledged as {record.id:#x}; not found")
             case KeysUsed():
@@ -148,6 +148,12 @@ class KeysHeld(Checker):
                 self._push_first = record.push_first
                 self._ahead_ms = record.dispatch_ahead_ms + DISPATCH_SLACK_MS
                 self._hours_kept = record.hours_kept
+
+    def _hour_may_be_gone(self, uid: int, at_ns: int) -> bool:
+        """Whether the hour of an id that the message has, or had before a move, may be removed."""
+        wall_ms = self._wall_ms(at_ns)
+        ids = (id_ for id_, named in self._names.items() if named == uid)
+        return any(hour_may_be_gone(id_, wall_ms, self._hours_kept) for id_ in ids)
 
     def _wall_ms(self, at_ns: int) -> int:
         return self._start_wall_ms + at_ns // MS
@@ -269,7 +275,7 @@ class KeysHeld(Checker):
                     settled_ns = max(message.settled_ns[group] for group in used.groups)
                     events.append(Event(settled_ns, What.SETTLED, uid=uid))
             for seen in message.seen:
-                gone = hour_may_be_gone(seen.id, self._wall_ms(seen.at_ns), self._hours_kept)
+                gone = self._hour_may_be_gone(uid, seen.at_ns)
                 look = Operation(Kind.LOOK, seen.state, uid=uid, hour_gone=gone)
                 events += _while(look, seen.asked_ns, seen.at_ns)
         return sorted(events, key=lambda event: (event.at_ns, event.what is not What.BEGINS))
@@ -312,9 +318,7 @@ class KeysHeld(Checker):
                 return
         kind = Kind.CANCEL if first.what == "cancel" else Kind.MOVE
         if answer is not None:
-            gone = first.uid > 0 and hour_may_be_gone(
-                self._messages[first.uid].id, self._wall_ms(answer.at_ns), self._hours_kept
-            )
+            gone = first.uid > 0 and self._hour_may_be_gone(first.uid, answer.at_ns)
             due_ms = answer.due_ms or first.due_ms
             operation = Operation(kind, answer.outcome, (), first.uid, answer.id, due_ms, gone)
             yield from _while(operation, call.asked[0] if answer.remembered else call.asked[-1], answer.at_ns)

@@ -33,6 +33,8 @@ class RetriesCome(Checker):
         self._owed_from_ns: dict[_Key, int] = {}
         """End of the pause of each owed retry."""
         self._dead: dict[_Key, int] = {}
+        self._replayed: set[_Key] = set()
+        """Dead ones that were asked to be replayed, until they come."""
         self._newest: dict[_Key, int] = {}
         self._error_ms: dict[tuple[_Key, int], float] = {}
         """Clock error that the master reported at each delivery. The error at the nack was about the same."""
@@ -54,16 +56,18 @@ class RetriesCome(Checker):
                     if self._newest.get(key, 0) <= record.attempt:
                         self._owed[key] = record.attempt
                         self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][2] * MS
-                elif record.outcome == "DEAD":
-                    self._dead[key] = record.attempt
+                elif record.outcome == "DEAD" and key not in self._replayed:
+                    self._dead[key] = record.attempt  # not the late answer of a settlement from before the replay
             case DeadReplayAsked():
                 for uid in record.uids:
                     self._dead.pop((record.group, uid), None)
+                    self._replayed.add((record.group, uid))
             case RunBegan():
                 self._allowance_ms = record.clock_allowance_ms
 
     def _delivered(self, record: Delivered) -> None:
         key = (record.group, record.uid)
+        self._replayed.discard(key)
         if key in self._dead:
             self.broken(
                 record.at_ns, f"message {record.uid} to {record.group} comes again after its death was committed"
