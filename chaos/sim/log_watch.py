@@ -178,8 +178,8 @@ class LogWatch:
         census.highest_applied = index
         census.applied_term[index] = term
         committed, voters = self._committed_by
-        if index > committed:
-            voters = log.voters
+        if index > committed or not voters:
+            voters = log.voters  # a newcomer knew none before
         holders = census.holders(index, term, voters)
         self._add(CommitSeen(self._now_ns, self._machine.name, index, term, holders, len(voters)))
 
