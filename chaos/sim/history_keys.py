@@ -89,6 +89,6 @@ class KeysUsed(Record):
 
     topic: str
     groups: tuple[str, ...]
-    """Who settles what is in it."""
+    """Groups that settle its messages."""
     reset: bool
     """A group of it is reset now and then, which settles what it skips."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.state.key_holders import KeyHolders
+from tickwheel.node.state.key_holders import Holder, KeyHolders
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.unique_keys import Held, KeyOf
 from tickwheel.proto.common_pb2 import (
@@ -49,6 +49,8 @@ class KeyedAppend:
         self.ids = np.zeros(len(units), np.uint64)
         self.due_ms = np.zeros(len(units), np.int64)
         self.outcomes = np.zeros(len(units), np.uint8)
+        self._found: dict[KeyOf, Holder] = {}
+        """Holders that were looked up: to find that a dispatched one is not settled may read its tick's ready queue."""
         self.replaced: list[int] = []
         """Ids of cancelled messages."""
 
@@ -98,9 +100,10 @@ class KeyedAppend:
 
     def _decide(self, unit: int, key: KeyOf) -> bool:
         """Whether the first unit of a command with a key is to be appended; a message that it replaces is cancelled."""
-        holder = self._holders.holder(key)
+        holder = self._found.get(key) or self._holders.holder(key)
         if holder is None:
             return True
+        self._found[key] = holder
         if self._rule(unit) == KEY_CONFLICT_REPLACE and not holder.dispatched:
             self._cancel(holder.id, holder.due_ms)
             self.outcomes[unit] = KEY_REPLACED

@@ -66,7 +66,7 @@ async def test_throttle(tickwheel: FakeCluster) -> None:
 
 
 async def test_a_session_times_out(tickwheel: FakeCluster) -> None:
-    """Each use extends it; once it has timed out or was ended, it cannot be used, and may begin anew."""
+    """Each use extends it; once it has timed out or has ended, it cannot be used, and a new one may begin."""
     recipe, idle = example("session_timeout"), timedelta(minutes=30)
     client = tickwheel.client
     assert await recipe.begin(client, "s", idle) and not await recipe.begin(client, "s", idle)

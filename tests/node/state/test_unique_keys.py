@@ -12,10 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.node.state.solo import Solo
 from tickwheel.node.state import key_holders, unique_keys
+from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
+from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult
 from tickwheel.node.state.unique_keys import SHARDS, Held, KeyOf, UniqueKeys, contents, digest_of, key_of
-from tickwheel.node.state.unsettled import unsettled
+from tickwheel.node.state.unsettled import owed, unsettled
 from tickwheel.proto.common_pb2 import (
     KEY_CONFLICT_REFUSE,
     KEY_CONFLICT_REPLACE,
@@ -407,3 +409,24 @@ def test_key_columns_that_do_not_fit_are_refused(keys: bytes, rules: bytes) -> N
 def test_a_row_takes_32_bytes() -> None:
     """As P11 says."""
     assert unique_keys.ROW.itemsize == 32
+
+
+def test_a_key_that_is_wanted_often_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder that is dispatched and not settled is found in the ready queue: once a command, not once a message."""
+    solo = Solo(8)
+    solo.create("g")
+    rows = [Row(10, "k", KEY_CONFLICT_REFUSE, True)]
+    solo.apply(publish([solo.now_ms + 10], rows, [PublishRequest(count=1)]))
+    solo.dispatch(solo.now_ms + 20)
+    looks: list[int] = []
+
+    def counting(groups: Groups, wheel: WheelPort, topic_id: int, id: int, due_ms: int) -> bool:
+        looks.append(id)
+        return owed(groups, wheel, topic_id, id, due_ms)
+
+    monkeypatch.setattr(key_holders, "owed", counting)
+    command = publish([solo.now_ms + 10] * 50, rows * 50, [PublishRequest(count=50)])
+    result = solo.apply(command)[0]
+    assert isinstance(result, PublishResult) and not result.scheduled
+    assert result.requests[0].keys is not None and set(result.requests[0].keys.tolist()) == {KEY_REFUSED}
+    assert len(looks) == 1
