@@ -227,6 +227,31 @@ METRICS: tuple[MetricSpec, ...] = (
         "histogram",
         "From due time to delivery, by the cluster clock (master).",
     ),
+    # Topics that the configuration names
+    MetricSpec(
+        "topic_dispatched_messages",
+        "counter",
+        "Messages of the topic that entered its ready queue. (Topics in metrics.topics; updated once a second.)",
+        ("topic",),
+    ),
+    MetricSpec(
+        "topic_delivered_messages",
+        "counter",
+        "Deliveries of the topic's messages by this node. (Topics in metrics.topics; updated once a second.)",
+        ("topic",),
+    ),
+    MetricSpec(
+        "topic_settled_messages",
+        "counter",
+        "Settlements of the topic's messages applied. (Topics in metrics.topics; updated once a second.)",
+        ("topic",),
+    ),
+    MetricSpec(
+        "topic_backlog_messages",
+        "gauge",
+        "Messages of the topic dispatched and not settled, once for each group. (Topics in metrics.topics.)",
+        ("topic",),
+    ),
     # Consumer groups
     MetricSpec(
         "group_backlog_messages",

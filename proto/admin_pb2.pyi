@@ -1211,6 +1211,7 @@ class Group(_message.Message):
     RETRY_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
     TOPICS_LEFT_OUT_FIELD_NUMBER: _builtins.int
+    OLDEST_UNSETTLED_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group_id: _builtins.int
     filter: _builtins.str
@@ -1225,6 +1226,10 @@ class Group(_message.Message):
     """Dead letters that are kept."""
     topics_left_out: _builtins.int
     """Topics that do not fit the answer."""
+    oldest_unsettled_ms: _builtins.int
+    """Due time of the oldest message of the backlog, rounded down to its tick. Absent: there is no backlog, or to tell
+    the node would have to look at more than 2,000 topics, once a group, for this answer.
+    """
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1246,12 +1251,15 @@ class Group(_message.Message):
         retry: Global___RetryPolicy | None = ...,
         dead: _builtins.int = ...,
         topics_left_out: _builtins.int = ...,
+        oldest_unsettled_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_unsettled_ms", b"_oldest_unsettled_ms", "oldest_unsettled_ms", b"oldest_unsettled_ms", "retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "broadcasting", b"broadcasting", "consumers", b"consumers", "dead", b"dead", "filter", b"filter", "group_id", b"group_id", "in_flight", b"in_flight", "name", b"name", "paused", b"paused", "retry", b"retry", "topics", b"topics", "topics_left_out", b"topics_left_out"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_unsettled_ms", b"_oldest_unsettled_ms", "backlog", b"backlog", "broadcasting", b"broadcasting", "consumers", b"consumers", "dead", b"dead", "filter", b"filter", "group_id", b"group_id", "in_flight", b"in_flight", "name", b"name", "oldest_unsettled_ms", b"oldest_unsettled_ms", "paused", b"paused", "retry", b"retry", "topics", b"topics", "topics_left_out", b"topics_left_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__oldest_unsettled_ms: _TypeAlias = _typing.Literal["oldest_unsettled_ms"]  # noqa: Y015
+    _WhichOneofArgType__oldest_unsettled_ms: _TypeAlias = _typing.Literal["_oldest_unsettled_ms", b"_oldest_unsettled_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_unsettled_ms) -> _WhichOneofReturnType__oldest_unsettled_ms | None: ...
 
 Global___Group: _TypeAlias = Group  # noqa: Y015
 

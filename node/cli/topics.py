@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
@@ -13,7 +14,17 @@ from rich.markup import escape
 
 from tickwheel.client import AsyncClient, RequestRefused, Sweep
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ask, open_client, out, place, print_json, print_table, use_json
+from tickwheel.node.cli.output import (
+    as_dict,
+    ask,
+    open_client,
+    out,
+    place,
+    print_json,
+    print_table,
+    span_text,
+    use_json,
+)
 from tickwheel.node.cli.policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
 from tickwheel.proto import admin_pb2
@@ -178,7 +189,7 @@ def group_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFA
 
 @group_app.command("list")
 def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """List all consumer groups."""
+    """List all consumer groups. `oldest`: how long ago the oldest message of the backlog was due."""
     use_json(as_json)
     groups = ask(address, lambda client: client.admin.groups())
     if as_json:
@@ -192,10 +203,18 @@ def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
             "paused" if g.paused else "",
             g.consumers,
             f"{g.backlog:,}",
+            _oldest(g),
             f"{g.in_flight:,}",
             f"{g.dead:,}",
         )
         for g in groups
     ]
-    titles = ("group", "topics", "tags", "state", "consumers", "backlog", "out", "dead")
-    print_table("", titles, rows, right=(4, 5, 6, 7))
+    titles = ("group", "topics", "tags", "state", "consumers", "backlog", "oldest", "out", "dead")
+    print_table("", titles, rows, right=(4, 5, 6, 7, 8))
+
+
+def _oldest(group: admin_pb2.Group) -> str:
+    """How long ago the oldest message of the backlog was due, to the second; empty if the node does not say."""
+    if not group.HasField("oldest_unsettled_ms"):
+        return ""
+    return span_text(max(0, int(time.time()) - group.oldest_unsettled_ms // 1_000) * 1_000)

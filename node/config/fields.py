@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.state.names import check_topic_name
 from tickwheel.replication.log import Member
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}\Z")
@@ -153,12 +154,16 @@ def address(default: str, doc: str, *, empty: str = "", port_min: int = 1) -> An
     return field(default=default, metadata={KEY: FieldSpec("string", doc, allowed, parse, _toml_text)})
 
 
-def _parse_names(value: object) -> object:
+def _parse_names(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise ValueError
     return tuple(value)
+
+
+def _show_names(value: tuple[str, ...]) -> str:
+    return "[" + ", ".join(_toml_text(item) for item in value) + "]"
 
 
 def names(doc: str) -> Any:
@@ -168,9 +173,23 @@ def names(doc: str) -> Any:
         doc,
         "names; from the environment separated by commas",
         _parse_names,
-        lambda value: "[" + ", ".join(_toml_text(item) for item in value) + "]",
+        _show_names,
     )
     return field(default=(), metadata={KEY: spec})
+
+
+def topics(core: str, count_max: int, doc: str) -> Any:
+    """A list of different names of topics, told to the core under the name `core`; its default is the core's own."""
+
+    def parse(value: object) -> object:
+        found = _parse_names(value)
+        if len(set(found)) != len(found) or len(found) > count_max or any(map(check_topic_name, found)):
+            raise ValueError
+        return found
+
+    allowed = f"up to {count_max:,} different names of topics; from the environment separated by commas"
+    spec = FieldSpec("list of strings", doc, allowed, parse, _show_names, core)
+    return field(default=getattr(_CORE_DEFAULTS, core), metadata={KEY: spec})
 
 
 def _member(item: object) -> Member:

@@ -368,6 +368,18 @@ class TlsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSection:
+    """What the page `/metrics` shows beyond what it always has."""
+
+    topics: tuple[str, ...] = fields.topics(
+        "metrics_topics",
+        100,
+        "Topics with metrics of their own: messages dispatched, delivered and settled, and the backlog. A topic need "
+        "not exist yet.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LogSection:
     """What the process writes to standard error."""
 
@@ -414,6 +426,7 @@ class NodeConfig:
     storage: StorageSection = field(default_factory=StorageSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
     tls: TlsSection = field(default_factory=TlsSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
     log: LogSection = field(default_factory=LogSection)
     seed: SeedSection = field(default_factory=SeedSection)
 
@@ -457,7 +470,7 @@ class NodeConfig:
 
     @property
     def core(self) -> CoreConfig:
-        """The part that NodeCore is built from: every field made by `fields.core_number`, and the delivery order."""
+        """The part that NodeCore is built from: every field that names one of its own, and the delivery order."""
         values: dict[str, Any] = {}
         for section in dataclasses.fields(self):
             content = getattr(self, section.name)

@@ -152,6 +152,9 @@ class CoreConfig:
     """Bytes of event files that a node keeps for traces and audits; 0: it writes none. The node's configuration has its
     own default."""
 
+    metrics_topics: tuple[str, ...] = ()
+    """Topics with metrics of their own."""
+
     @property
     def clock(self) -> ClockSettings:
         """The settings of the cluster clock."""

@@ -58,6 +58,7 @@ from tickwheel.node.core.watch.events import Events
 from tickwheel.node.core.watch.pins import PendingPins
 from tickwheel.node.core.watch.settled_pins import SettledPins
 from tickwheel.node.core.watch.topic_rates import DELIVERED, DISPATCHED, TopicRates
+from tickwheel.node.core.watch.topic_totals import TopicTotals
 from tickwheel.node.core.watch.trace import Tracer
 from tickwheel.node.core.world import ClusterMs, Now, Ports
 from tickwheel.node.failure import Failure
@@ -120,6 +121,7 @@ class Parts:
         )
         self.tracer = Tracer(self.events, core.identity, core.serving)
         self.topic_rates = TopicRates()
+        self.topic_totals = TopicTotals(core.state, core.config.metrics_topics)
         self.totals = Totals()
         self.sync = SyncState(core, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting))
         synced = read_synced(ports.disk)
@@ -245,6 +247,7 @@ class Parts:
             return
         self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
         core = self._core
+        self.topic_totals.add(self.topic_rates.counts)
         self.topic_rates.note(now.steady_ms, self.totals, self.delivery.counters)
         self.disk_room.look()
         self.synced_file.write(self.sync.newest(core.term if core.leading else 0))

@@ -288,6 +288,16 @@ class StateView:
                 oldest[subscription.group_id] = min(due_ms, oldest.get(subscription.group_id, due_ms))
         return oldest
 
+    def oldest_of_group(self, group_id: int, looks_max: int) -> tuple[int | None, int]:
+        """(due time of a group's oldest unsettled message, rounded down to its tick; topics looked at). None: there is
+        no such message, or more than `looks_max` topics have some, and none was looked at."""
+        group = self._state.groups.get(group_id) if group_id in self._state.backlog.by_group else None
+        behind = [] if group is None else [s for s in group.subscriptions.values() if s.backlog]
+        if len(behind) > looks_max:
+            return None, 0
+        found = (subscription.oldest_unsettled_ms for subscription in behind)
+        return min((due_ms for due_ms in found if due_ms is not None), default=None), len(behind)
+
     def named_groups(self) -> Iterator[tuple[int, str]]:
         """Id and name of each group, by rising id."""
         return ((group.group_id, group.name) for group in self._state.groups)

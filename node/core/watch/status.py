@@ -295,6 +295,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "sync_age_seconds": status.sync_age_ms / 1_000,
         **clock_metrics(core),
         **by_group,
+        **core.parts.topic_totals.metrics(),
         "in_flight_messages": float(in_flight.total()),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),

@@ -352,6 +352,30 @@ def test_members_and_transfer(run: Run) -> None:
     assert handed.code == 1 and "n9" in handed.err
 
 
+def test_the_oldest_message_of_a_backlog_is_listed(run: Run) -> None:
+    """Its due time in JSON, its age in the table; of a group without a backlog nothing."""
+    for group, topic in (("behind", "waited"), ("level", "unused")):
+        assert run("topic", "create", topic).code == 0
+        assert run("group", "create", group, topic).code == 0
+    due_ms = run("schedule", "waited", "x", "--delay", "0s", "--json").json["due_ms"]
+
+    def listed() -> dict[str, dict[str, Any]]:
+        return {group["name"]: group for group in run("group", "list", "--json").json}
+
+    while not listed()["behind"]["backlog"]:
+        pass
+    assert 0 <= due_ms - listed()["behind"]["oldest_unsettled_ms"] < 1_000
+    assert "oldest_unsettled_ms" not in listed()["level"]
+    lines = {line.split()[0]: line.split()[1:] for line in run("group", "list").out.splitlines() if line.split()}
+    assert "oldest" in lines["group"]
+    backlog, oldest = lines["behind"][3:5]
+    assert backlog == "1" and re.fullmatch(r"(\d+m)?\d+s|\d+m", oldest)
+    assert lines["level"] == ["unused", "*", "0", "0", "0", "0"]
+    for group, topic in (("behind", "waited"), ("level", "unused")):
+        assert run("group", "delete", group, "--yes").code == 0
+        assert run("topic", "delete", topic, "--yes").code == 0
+
+
 def test_topics_groups_and_settings(run: Run) -> None:
     """Created, listed, deleted; a setting changes."""
     assert run("topic", "create", "made").code == 0

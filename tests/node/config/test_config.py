@@ -161,3 +161,13 @@ def test_variables_of_the_command_line_do_not_stop_a_node() -> None:
     assert read_config(environment=values).node.id == "n1"
     with pytest.raises(ConfigError, match="TICKWHEEL_TLS_CLIENT_CA"):
         read_config(environment={**values, "TICKWHEEL_TLS_CLIENT_CA": "x"})
+
+
+def test_topics_with_metrics_are_named_once_and_bounded() -> None:
+    """Names of topics, from a list or separated by commas; what is no topic's name, or too much, is refused."""
+    assert read_config(None, {}, BASE).core.metrics_topics == ()
+    assert read_config(None, {"TICKWHEEL_METRICS_TOPICS": "orders, a.b"}, BASE).core.metrics_topics == ("orders", "a.b")
+    most = [f"t{number}" for number in range(100)]
+    assert read_config(None, {}, {**BASE, "metrics.topics": most}).core.metrics_topics == tuple(most)
+    for wrong in ([*most, "t100"], ["a", "a"], [".a"], ["a b"], "a,a", 7, ["x" * 128]):
+        assert "up to 100 different names of topics" in problems(metrics__topics=wrong)["metrics.topics"]

@@ -65,13 +65,14 @@ def is_healthy(command: list[str]) -> bool:
 async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
     """A master's page has every entry of the table: what docs/METRICS.md names can be watched. Beside that node, a used
     port, a data directory in use, another cluster's data: an exit code and a sentence, no traceback."""
-    async with LocalCluster(tmp_path, 1) as cluster:
+    async with LocalCluster(tmp_path, 1, config={"metrics": {"topics": ["orders"]}}) as cluster:
         node = cluster.nodes[0]
         # The pending messages of topics are served only while they have a limit.
         await cluster.client().admin.update_settings(admin_pb2.Settings(topic_pending_max="*=1000"))
         served = await page(node)
         names = [spec.exposed_name + ("_info" if spec.kind == "info" else "") for spec in METRICS]
         assert not [name for name in names if f"\n# TYPE {name} " not in served]
+        assert '\ntickwheel_topic_dispatched_messages_total{topic="orders"} 0.0\n' in served
         assert int(served.split("\ntickwheel_fdatasync_duration_seconds_count ")[1].split(".")[0]) > 0
         numbers = dict(line.rsplit(" ", 1) for line in served.splitlines() if line.startswith("process_"))
         assert 0 <= time.time() - float(numbers["process_start_time_seconds"]) < 600

@@ -10,7 +10,9 @@ import pytest
 from tests.node.core.schedule.test_pending import core_of, schedule
 from tests.node.core.test_many_topics import create
 from tests.node.core.trio import Client, World
-from tickwheel.node.core.watch import groups
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.watch import groups, listings
+from tickwheel.node.core.watch.listings import groups_after, named_group
 from tickwheel.node.core.watch.status import node_metrics
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, DeleteGroupRequest
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -20,6 +22,12 @@ def rows(world: World, name: str) -> Mapping[str, float]:
     """Group -> value on the master's page."""
     found: Any = node_metrics(core_of(world))["group_" + name]
     return {group: value for (group,), value in found.items()}
+
+
+def oldest(core: NodeCore) -> Mapping[str, int]:
+    """Group -> due time of its oldest unsettled message, as a listing has it; of groups that have one."""
+    listed = groups_after(core)
+    return {group.name: group.oldest_unsettled_ms for group in listed if group.HasField("oldest_unsettled_ms")}
 
 
 def ready() -> World:
@@ -76,3 +84,41 @@ def test_more_groups_than_a_page_names_are_counted(monkeypatch: pytest.MonkeyPat
     assert node_metrics(core_of(world))["groups_left_out"] == 2
     ages = rows(world, "oldest_unsettled_age_seconds")
     assert ages["g0"] > 4 and ages["g2"] == 0
+
+
+def test_a_listing_tells_the_oldest_message_of_each_backlog_on_every_node() -> None:
+    """It is the first of all topics of the group that is not settled, as in the metric. No backlog: it is absent."""
+    world = ready()
+    create(world, AdminCommand(create_group=CreateGroupRequest(name="slow", topics=["t", "u"])))
+    client = Client(world)  # group g, topic t
+    client.consume()
+    assert oldest(core_of(world)) == {}
+    first_ms = world.now_ms + 100
+    schedule(world, [("u", 100, "k", []), ("t", 2_100, "k", [])])
+    world.run(4_000)
+    slot_ms = core_of(world).state.settings.slot_ms
+    for node in world.nodes.values():
+        assert node.host is not None
+        assert oldest(node.host.core) == {"slow": first_ms // slot_ms * slot_ms}, node.name
+    now_ms = core_of(world).clock.now_ms()
+    age_s = rows(world, "oldest_unsettled_age_seconds")["slow"]
+    assert oldest(core_of(world))["slow"] == now_ms - age_s * 1_000
+    one = named_group(core_of(world), "slow")
+    assert one is not None and one.oldest_unsettled_ms == oldest(core_of(world))["slow"] and one.backlog == 2
+    none = named_group(core_of(world), "g")
+    assert none is not None and not none.HasField("oldest_unsettled_ms")
+
+
+def test_a_listing_looks_at_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that would take more gets no figure, rather than that of some of its topics; the next smaller one does.
+    Groups without a backlog take nothing."""
+    monkeypatch.setattr(listings, "LOOKS_MAX", 4)
+    world = ready()
+    topics = {"idle": "xyz", "a": "tu", "b": "tuv", "c": "tv", "d": "t"}
+    for name in topics:
+        create(world, AdminCommand(create_group=CreateGroupRequest(name=name, topics=list(topics[name]))))
+    schedule(world, [(topic, 100, "k", []) for topic in "tuv"])
+    world.run(3_000)
+    backlogs = {group.name: group.backlog for group in groups_after(core_of(world))}
+    assert backlogs == {"idle": 0, "a": 2, "b": 3, "c": 2, "d": 1}
+    assert set(oldest(core_of(world))) == {"a", "c"}
