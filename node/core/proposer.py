@@ -29,7 +29,7 @@ from tickwheel.node.failure import Failure, invalid, limit_reached, outcome_unkn
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.machine import FORMAT_VERSION, AnyResult, CommandResult
 from tickwheel.node.state.results import Ignored, Refused
-from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
+from tickwheel.node.state.schema import ENTRY_SCHEMA, holds_requests, read_entry, unknown_in
 from tickwheel.proto.common_pb2 import KEY_CONFLICT_REPLACE
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
@@ -45,8 +45,6 @@ OTHERS_MS = 1_000
 """Schedules leave room for other commands while one of those was proposed no longer ago than this."""
 
 NO_CHANGE = 1 << 62
-_FROM_MESSAGES = frozenset({"access", "admin", "sweep", "staging"})
-"""Commands that contain protobuf messages from outside; the others contain only numbers and columns."""
 _FIRST_DUE = struct.Struct("<q")
 _REPLACING = frozenset({KEY_CONFLICT_REPLACE, KEY_CONFLICT_REPLACE | UNTIL_SETTLED})
 """Rules of unique keys by which a message may cancel another."""
@@ -320,7 +318,7 @@ class Proposer(Part):
             sound = read_entry(data) is not None
         except Exception:  # the errors that protobuf raises on writing have no common base
             return None
-        if sound and any(_has_message(command) and unknown_in(command) for command in commands):
+        if sound and any(holds_requests(command) and unknown_in(command) for command in commands):
             return None
         return data if sound else None
 
@@ -446,12 +444,6 @@ def _accepted(command: Command, kind: type[R], result: CommandResult) -> R:
     assert isinstance(result, kind), f"{command.WhichOneof('body')} was answered by {result!r}"
     refuse(getattr(result, "failure", None))
     return result
-
-
-def _has_message(command: Command) -> bool:
-    """Whether it contains messages from outside. Of the commands of schedules only a put does."""
-    kind = command.WhichOneof("body")
-    return kind in _FROM_MESSAGES or (kind == "schedule" and command.schedule.WhichOneof("body") == "put")
 
 
 def _changes_from_ms(command: Command) -> int:

@@ -18,6 +18,7 @@ from tickwheel.node.server.audit import REQUEST_LENGTH_MAX, AuditLog
 from tickwheel.node.server.callers import Caller, Callers
 from tickwheel.node.server.endpoints import Right
 from tickwheel.node.state.view import StateView
+from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.transport.connection import StreamOverError
 from tickwheel.transport.server import AbortedError
 from tickwheel.transport.server import ServerStream as Context
@@ -80,8 +81,8 @@ class Gate:
     ) -> RequestError:
         if self._callers.enforced:
             # Other requests may hold payloads, which must not appear in a log.
-            shown = _shown(request) if right.audited else ""
-            self._audit.refused(name, by, context.peer(), _short(method), shown, f"refused: {failure.message}")
+            noted = shown(request) if right.audited else ""
+            self._audit.refused(name, by, context.peer(), _short(method), noted, f"refused: {failure.message}")
         return RequestError(failure)
 
     async def audited(self, method: str, caller: Caller, request: Any, context: Context, answer: Awaitable[Any]) -> Any:
@@ -100,7 +101,7 @@ class Gate:
             result = "INTERNAL: a mistake in the node"
             raise
         finally:
-            await self._audit.changed(caller.name, caller.by, context.peer(), _short(method), _shown(request), result)
+            await self._audit.changed(caller.name, caller.by, context.peer(), _short(method), shown(request), result)
 
 
 def _short(method: str) -> str:
@@ -108,10 +109,24 @@ def _short(method: str) -> str:
     return method.rpartition(".")[2]
 
 
-def _shown(request: Any) -> str:
+def shown(request: Any) -> str:
+    """A request as the audit log has it: JSON without the content of messages, cut after REQUEST_LENGTH_MAX."""
     if not isinstance(request, Message):
         return ""
     size = request.ByteSize()
     if size > SHOWN_BYTES_MAX:
         return f"{size} bytes"
-    return MessageToJson(request, indent=None, preserving_proto_field_name=True)[:REQUEST_LENGTH_MAX]
+    noted = type(request)()
+    noted.CopyFrom(request)
+    _leave_content_out(noted)
+    return MessageToJson(noted, indent=None, preserving_proto_field_name=True)[:REQUEST_LENGTH_MAX]
+
+
+def _leave_content_out(message: Message) -> None:
+    """Clear what belongs to messages of users, as in the definition of a recurring schedule: payload and meta."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_BYTES or field.message_type is MessageMeta.DESCRIPTOR:
+            message.ClearField(field.name)
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for part in value if field.is_repeated else [value]:
+                _leave_content_out(part)

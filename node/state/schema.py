@@ -17,7 +17,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.proto.log_pb2 import Command, LogEntry, ScheduleCommand
 from tickwheel.proto.state_pb2 import StateSnapshot, StateWindows
 
 
@@ -73,6 +73,31 @@ last."""
 
 _HEAD = b"\x08\x01"
 """First bytes of every entry: `format_version` 1."""
+
+
+def _takes_over(body: Descriptor, above: frozenset[str] = frozenset()) -> bool:
+    """Whether it contains messages that are not the log's own: requests of clients, or parts of them."""
+    if body.file.name != Command.DESCRIPTOR.file.name:
+        return True
+    parts = [field.message_type for field in body.fields if field.message_type is not None]
+    return any(_takes_over(part, above | {body.full_name}) for part in parts if part.full_name not in above)
+
+
+def _bodies_taken_over(command: Descriptor) -> frozenset[str]:
+    bodies = [(field.name, field.message_type) for field in command.fields]
+    return frozenset(name for name, body in bodies if body is not None and _takes_over(body))
+
+
+_TAKEN_OVER = _bodies_taken_over(Command.DESCRIPTOR)
+_SCHEDULES_TAKEN_OVER = _bodies_taken_over(ScheduleCommand.DESCRIPTOR)
+
+
+def holds_requests(command: Command) -> bool:
+    """Whether a command contains messages as clients sent them; the others contain only numbers and columns."""
+    kind = command.WhichOneof("body")
+    if kind == "schedule":
+        return command.schedule.WhichOneof("body") in _SCHEDULES_TAKEN_OVER
+    return kind in _TAKEN_OVER
 
 
 def unknown_in(message: Message) -> str:

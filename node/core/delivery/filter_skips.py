@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.part import Part
@@ -123,6 +124,9 @@ class FilterSkips(Part):
                         error,
                     )
                 return
+            self._proposer.serving.run(failed, partial(judge, units))
+
+        def judge(units: Units) -> None:
             command = Filtered(
                 group_id=key[0],
                 topic_id=key[1],
@@ -131,6 +135,11 @@ class FilterSkips(Part):
                 runs=runs_of(wanted_by.wanted(units)),
             )
             self._proposer.submit(Command(filtered=command), applied, may_gather=True)
+
+        def failed(_: Failure) -> None:
+            if mastership == self._mastership:
+                self._stepping.discard(key)
+                self._next_ms += PAUSE_MS
 
         def applied(result: CommandResult | Failure) -> None:
             if mastership != self._mastership:

@@ -181,7 +181,11 @@ def _zone_hints() -> dict[str, str]:
 @lru_cache(1_024)
 def _zone(name: str) -> ZoneInfo:
     if name in _zone_names():
-        return ZoneInfo(name)
+        try:
+            return ZoneInfo(name)
+        except (OSError, ValueError, LookupError) as error:
+            # The host's file is damaged, or may not be read.
+            raise invalid("zone", name, f"a zone whose data this node can read: {error}") from None
     hint = _zone_hints().get(name.lower().replace(" ", "_")) if len(name) <= ZONE_CHARACTERS_MAX else None
     allowed = "an IANA time zone such as Europe/Berlin or UTC"
     raise invalid("zone", name, allowed + (f"; did you mean {hint}?" if hint else ""))

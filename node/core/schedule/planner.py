@@ -19,7 +19,7 @@ holds up its schedules alone, and the operator is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,8 +136,10 @@ class Planner(Part):
             # Whether a run overlaps is known at its planned time only.
             if not schedule.overlap and schedule.next_ms > now.cluster_ms:
                 continue
-            if not look.take(schedule):
+            if look.full:
                 break
+            # A mistake over one schedule holds up that one alone.
+            self._core.serving.side(partial(look.take, schedule), partial(look.hold_up, schedule, UNKNOWN_RETRY_MS))
         self.held_up += look.held_up
         if look.unknown:
             self._tell(look, now)
@@ -219,10 +221,13 @@ class _Look:
         self._bytes = 0
         self._steps = 0
 
-    def take(self, schedule: Schedule) -> bool:
-        """Add what a schedule is to do now. False: the command is full, and the schedule has to wait for the next."""
-        if self._runs >= RUNS_MAX or self._bytes >= BYTES_MAX or self._steps >= STEPS_MAX:
-            return False
+    @property
+    def full(self) -> bool:
+        """Further schedules have to wait for the next command."""
+        return self._runs >= RUNS_MAX or self._bytes >= BYTES_MAX or self._steps >= STEPS_MAX
+
+    def take(self, schedule: Schedule) -> None:
+        """Add what a schedule is to do now."""
         definition = ScheduleDefinition.FromString(schedule.plan)
         row = ScheduleRuns(name=schedule.name, revision=schedule.revision, expected_ms=schedule.next_ms)
         jitter_ms = definition.spec.jitter_ms
@@ -235,13 +240,14 @@ class _Look:
         except RequestError as error:
             # Accepted by a master with newer zone data or another version; it runs once a node that has these leads.
             self.unknown.append((schedule.name, error.failure))
-            return self._hold_up(schedule, UNKNOWN_RETRY_MS)
+            self.hold_up(schedule, UNKNOWN_RETRY_MS)
+            return
         if len(planned) == 1 and not self._admits(schedule, planned, jitter_ms, row):
-            return self._hold_up(schedule)
+            self.hold_up(schedule)
+            return
         self._runs += len(planned)
         self._bytes += len(planned) * (len(schedule.payload) + len(schedule.meta))
         self.make.rows.append(row)
-        return True
 
     def pass_by(self, schedule: Schedule, until_ms: int) -> None:
         """Add a note that the planned times up to `until_ms` were missed. Raises RequestError like `_plan`."""
@@ -257,10 +263,10 @@ class _Look:
             next_ms=calendar.next_after(max(first_ms, until_ms)) or 0,
         )
 
-    def _hold_up(self, schedule: Schedule, wait_ms: int = RETRY_MS) -> bool:
+    def hold_up(self, schedule: Schedule, wait_ms: int = RETRY_MS) -> None:
+        """Leave the schedule to a later look."""
         self.held_up += 1
         self._core.state.schedules.look_later(schedule.name, self._now_ms + wait_ms)
-        return True
 
     def _plan(self, schedule: Schedule, definition: ScheduleDefinition, row: ScheduleRuns, runs_max: int) -> list[int]:
         """The planned times whose runs are to be made now, `runs_max` at most. Fills in what is missed, and what comes

@@ -191,8 +191,9 @@ class TopicPending(Part):
             or self._core.wheel.ingestion.absorbing
         ):
             return
-        self._count = _Count(self._core.wheel.reads.pin(0, DUE_MS_LIMIT), steady_ms)
-        self._core.serving.start(self._read(self._count), lambda _: None)
+        serving, count = self._core.serving, _Count(self._core.wheel.reads.pin(0, DUE_MS_LIMIT), steady_ms)
+        self._count = count
+        serving.run(lambda _: self._again(count), lambda: serving.start(self._read(count), lambda _: None))
 
     async def _read(self, count: _Count) -> None:
         """Count what a pin holds, page by page."""
@@ -205,10 +206,8 @@ class TopicPending(Part):
                 )
             if mastership != self._mastership or self._count is not count:
                 return
-            if job is None:
-                # Removed under the reader, or not readable now: again from the beginning, later.
-                self._count = None
-                self._not_before_ms = core.steady_ms() + PAUSES * COUNT_PERIOD_MS
+            if job is None:  # removed under the reader, or not readable now
+                self._again(count)
                 return
             units = count.pinned.known(job.units)
             for topic_id, number in zip(*np.unique(units["topic_id"], return_counts=True), strict=True):
@@ -217,6 +216,12 @@ class TopicPending(Part):
             if job.next_key is None:
                 count.hours.pop()
         self._ended(count)
+
+    def _again(self, count: _Count) -> None:
+        """The count failed: begin another one, later."""
+        if self._count is count:
+            self._count = None
+            self._not_before_ms = self._core.steady_ms() + PAUSES * COUNT_PERIOD_MS
 
     def _ended(self, count: _Count) -> None:
         known = count.found

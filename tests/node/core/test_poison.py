@@ -11,13 +11,22 @@ from google.protobuf.message import DecodeError
 from tests.node.core.test_proposer import Log, dispatch, proposer_with
 from tests.node.core.trio import Client, World, digests
 from tests.node.state.driver import admin
+from tests.node.state.test_schema import FIELD_1000
 from tickwheel.node.config import read_config
 from tickwheel.node.failure import Failure
 from tickwheel.node.rebuild import rebuild
 from tickwheel.node.refound import RefoundError, refound
-from tickwheel.node.state.schema import command_problem, read_entry
-from tickwheel.proto import admin_pb2
-from tickwheel.proto.log_pb2 import AdminCommand, Command, LogEntry
+from tickwheel.node.state.schema import command_problem, holds_requests, read_entry
+from tickwheel.proto import admin_pb2, cold_pb2, scheduler_pb2, schedules_pb2, staging_pb2
+from tickwheel.proto.log_pb2 import (
+    AdminCommand,
+    Command,
+    Ingest,
+    LogEntry,
+    PutSchedule,
+    ScheduleCommand,
+    SweepCommand,
+)
 from tickwheel.replication.log import ProposalOutcome
 
 GROUP = 900
@@ -113,6 +122,31 @@ def test_a_command_that_cannot_be_read_back_is_refused_alone() -> None:
     assert isinstance(answers[9], Failure)
     while log.entries and proposer.entries_in_flight:
         log.answer()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Command(admin=AdminCommand(create_topic=admin_pb2.CreateTopicRequest(name="t"))),
+        Command(sweep=SweepCommand(begin=scheduler_pb2.Sweep(job_id="s"))),
+        Command(staging=staging_pb2.StagingCommand(abort=staging_pb2.AbortStagedRequest(job_id="j"))),
+        Command(cold=cold_pb2.ColdCommand(register=cold_pb2.RegisterColdRequest(job_id="j"))),
+        Command(ingest=Ingest(job_id="j", cold=cold_pb2.ColdLoad())),
+        Command(schedule=ScheduleCommand(put=PutSchedule(definition=schedules_pb2.ScheduleDefinition(name="s")))),
+    ],
+    ids=lambda command: command.WhichOneof("body"),
+)
+def test_each_command_that_holds_a_request_is_looked_through(command: Command) -> None:
+    """An unknown field in the request, which the door refuses, would not reach the log without the door either."""
+    assert holds_requests(command)
+    part: Any = command
+    while (inner := [value for field, value in part.ListFields() if field.message_type is not None]) != []:
+        part = inner[0]
+    part.MergeFromString(FIELD_1000)
+    proposer, answers = proposer_with(Log(), 8), list[Any]()
+    proposer.submit(command, answers.append)
+    proposer.flush()
+    assert isinstance(answers[0], Failure) and proposer.unsound_commands == 1
 
 
 def poisoned_disk() -> tuple[Any, int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.node.core.test_when import one
+from tests.node.core.test_when import change, one
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
@@ -18,6 +18,7 @@ from tickwheel.node.core.schedule.intake import from_batch, from_message
 from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
 from tickwheel.node.core.watch.disk_use import disk_use
 from tickwheel.node.failure import Failure
+from tickwheel.node.state.filtering import runs_of
 from tickwheel.node.state.results import AdminResult, ImpossibleStateError
 from tickwheel.proto import (
     admin_pb2,
@@ -28,6 +29,7 @@ from tickwheel.proto import (
 )
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage.disk import FsyncFailedError
+from tickwheel.wheel.pinned import Pinned
 
 Done = Callable[[Any], None]
 Start = Callable[[Node, Done], None]
@@ -488,6 +490,35 @@ def test_a_removal_that_was_never_proposed_is_proposed_later(monkeypatch: pytest
     for tries in (1, 2):
         retention._next_ms = 0
         world.run_until(lambda: len(removals) == tries, 3_000)  # noqa: B023  # called within the round
+    assert [type(error) for error in reported.values()] == [Mistake] and not master.fatal
+
+
+def test_a_mistake_in_a_count_of_pending_messages_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, master, reported = world_with_messages()
+    monkeypatch.setattr(Pinned, "known", raising(Pinned.known, ["at"]))
+    change(master, topic_pending_max="t=10")
+    world.run_until(lambda: core_of(master).parts.topic_pending.counted, 10_000)
+    assert [type(error) for error in reported.values()] == [Mistake] and not master.fatal
+    assert core_of(master).parts.topic_pending.limits() == {"t": (1, 10)}
+
+
+def test_a_mistake_in_a_filter_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that starts in the past: what its filter rejects is settled all the same."""
+    world, master, reported = world_with_messages()
+    client = Client(world)
+    client.schedule([50] * 20)
+    world.run(1_000)
+    monkeypatch.setattr("tickwheel.node.core.delivery.filter_skips.runs_of", raising(runs_of, ["at"]))
+    request = admin_pb2.CreateGroupRequest(name="f", topics=["t"], filter="a", start_from=consumer_pb2.EARLIEST)
+    ask(
+        master,
+        lambda node, done: core_of(node).serving.start(
+            core_of(node).parts.requests.admin(AdminCommand(create_group=request)), done
+        ),
+    )
+    state = core_of(master).state
+    world.run_until(lambda: state.group_id("f") is not None)
+    world.run_until(lambda: state.group_owed(state.group_id("f") or 0)["undelivered"] == 0, 10_000)
     assert [type(error) for error in reported.values()] == [Mistake] and not master.fatal
 
 

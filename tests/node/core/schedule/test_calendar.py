@@ -17,6 +17,7 @@ from cronsim import CronSim
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from tickwheel.node.core.schedule import calendar as calendar_module
 from tickwheel.node.core.schedule.calendar import (
     CRON_CHARACTERS_MAX,
     INTERVAL_MS_MAX,
@@ -410,3 +411,21 @@ def test_characters() -> None:
     """The longest text that is taken."""
     text = "0 0 * * *"
     calendar_of(cron=text + " " * (CRON_CHARACTERS_MAX - len(text)))
+
+
+@pytest.mark.parametrize("error", [PermissionError("tzfile"), ValueError("Invalid TZif file")])
+def test_a_zone_whose_data_cannot_be_read_is_refused(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's data may be damaged: that is said with the field, of a new schedule and of one that is there."""
+
+    def unreadable(_: str) -> ZoneInfo:
+        raise error
+
+    monkeypatch.setattr(calendar_module, "ZoneInfo", unreadable)
+    calendar_module._zone.cache_clear()
+    with pytest.raises(RequestError) as refused:
+        calendar_of(cron="0 9 * * *", zone="Europe/Berlin", interval_ms=0, start_ms=0, end_ms=0)
+    assert (refused.value.failure.metadata["field"], refused.value.failure.metadata["value"]) == (
+        "zone",
+        "Europe/Berlin",
+    )
+    assert str(error) in refused.value.failure.message

@@ -632,3 +632,30 @@ def test_a_restart_from_a_checkpoint_knows_all() -> None:
     plan = [at for at in times if at != repeat.run.planned_ms]
     assert plan == list(range(plan[0], plan[-1] + 1, 1_000))
     world.run_until(lambda: len(digests(world)) == 1, 1_000)
+
+
+def test_a_mistake_over_one_schedule_holds_up_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs come once the mistake is gone; those of others come on time, and no node ends."""
+    world = trio()
+    client = consume(world)
+    reported: list[BaseException] = []
+    for node in world.nodes.values():
+        assert node.host is not None
+        node.host.core.serving.contain(lambda _, error: reported.append(error))
+    put(world, definition())
+    put(world, definition("bad", spec=s.ScheduleSpec(interval_ms=1_500)))
+    known, mistaken = planner.calendar_of_schedule, [True]
+
+    def calendar(plan: s.ScheduleDefinition) -> Calendar:
+        if mistaken and plan.name == "bad":
+            raise ValueError("what nobody thought of")
+        return known(plan)
+
+    monkeypatch.setattr(planner, "calendar_of_schedule", calendar)
+    world.run(5_000)
+    before = len(planned(client, "bad"))
+    assert len(planned(client)) >= 4 and before <= 2  # made ahead, before the mistake
+    assert {type(error) for error in reported} == {ValueError} and len(reported) <= 2
+    mistaken.clear()
+    world.run_until(lambda: len(planned(client, "bad")) > before, 2 * planner.UNKNOWN_RETRY_MS)
+    assert not any(node.fatal for node in world.nodes.values())
