@@ -151,8 +151,8 @@ class AdminClient:
     async def delete_topic(self, name: str, *, cancel_pending: bool = False) -> admin_pb2.DeleteTopicResponse:
         """Delete a topic. The deletion of a large one continues after the answer, as the sweep `job_id`.
 
-        Without `cancel_pending` it raises RequestRefused if the topic holds messages, with the counts `pending` and
-        `undelivered` in the metadata.
+        Without `cancel_pending` it raises RequestRefused if the topic holds messages, with the counts `pending`,
+        `undelivered` and `dead` in the metadata.
         """
         request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=cancel_pending, request_id=_request_id())
         return await self._ask(lambda stub: stub.DeleteTopic, request)

@@ -1094,9 +1094,9 @@ class DeleteTopicRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cancel_pending: _builtins.bool
-    """Cancel what is pending of it and drop what groups have not had. Without it a topic that has any of that is refused:
-    WRONG_STATE with how many in `pending` and `undelivered`. From the answer to the first command of the deletion on it
-    takes no message and hands none out.
+    """Cancel what is pending of it, drop what groups have not had, and throw its dead letters away. Without it a topic that
+    has any of that is refused: WRONG_STATE with how many in `pending`, `undelivered` and `dead`. From the answer to the
+    first command of the deletion on it takes no message and hands none out.
     """
     request_id: _builtins.int
     """Drawn by chance, the same in each repeat of a call whose answer was lost: a repeat gets the answer of the first,
@@ -1127,12 +1127,15 @@ class DeleteTopicResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
     UNDELIVERED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     finished: _builtins.bool
     cancelled: _builtins.int
     """Cancelled so far."""
     undelivered: _builtins.int
     """Dispatched and not settled when it went, once a group."""
+    dead: _builtins.int
+    """Dead letters of it thrown away so far, of all groups."""
     def __init__(
         self,
         *,
@@ -1140,10 +1143,11 @@ class DeleteTopicResponse(_message.Message):
         finished: _builtins.bool = ...,
         cancelled: _builtins.int = ...,
         undelivered: _builtins.int = ...,
+        dead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "finished", b"finished", "job_id", b"job_id", "undelivered", b"undelivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "dead", b"dead", "finished", b"finished", "job_id", b"job_id", "undelivered", b"undelivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -694,6 +694,7 @@ class SweepStep(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     number: _builtins.int
     """Steps applied before this one; a step for another number has no effect."""
@@ -712,6 +713,12 @@ class SweepStep(_message.Message):
     def moved(self) -> Global___Publish:
         """Of a move: the successors, n of each as in Publish, sorted by due_ms."""
 
+    @_builtins.property
+    def dead(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadRange]:
+        """Of a topic's deletion `with_dead`: where its dead letters are looked for, one range a group at most. The step that
+        ends the job looks on behind the ranges, up to the last letter; in a group without a range, from the first.
+        """
+
     def __init__(
         self,
         *,
@@ -725,14 +732,42 @@ class SweepStep(_message.Message):
         ids: _builtins.bytes = ...,
         due_ms: _builtins.bytes = ...,
         moved: Global___Publish | None = ...,
+        dead: _abc.Iterable[Global___DeadRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "examined", b"examined", "ids", b"ids", "job_id", b"job_id", "last", b"last", "moved", b"moved", "next_due_ms", b"next_due_ms", "next_index", b"next_index", "number", b"number", "too_far", b"too_far"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead", "due_ms", b"due_ms", "examined", b"examined", "ids", b"ids", "job_id", b"job_id", "last", b"last", "moved", b"moved", "next_due_ms", b"next_due_ms", "next_index", b"next_index", "number", b"number", "too_far", b"too_far"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SweepStep: _TypeAlias = SweepStep  # noqa: Y015
+
+@_typing.final
+class DeadRange(_message.Message):
+    """Dead letters of a group, from number `first` on and below `below`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.int
+    first: _builtins.int
+    below: _builtins.int
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.int = ...,
+        first: _builtins.int = ...,
+        below: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "first", b"first", "group_id", b"group_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadRange: _TypeAlias = DeadRange  # noqa: Y015
 
 @_typing.final
 class ScheduleCommand(_message.Message):

@@ -1077,6 +1077,7 @@ class Sweep(_message.Message):
     PASS_FOUND_FIELD_NUMBER: _builtins.int
     UNDELIVERED_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
+    WITH_DEAD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     state: Global___SweepState.ValueType
     cancel: _builtins.bool
@@ -1110,11 +1111,13 @@ class Sweep(_message.Message):
     """Steps applied so far."""
     target_id: _builtins.int
     """Of a deletion: the topic's or group's id; what the present pass over all that is pending has found, for it ends with
-    a pass that finds nothing; and what went with it at the end: deliveries owed to groups, and dead letters.
+    a pass that finds nothing; and what went with it: deliveries owed to groups, and dead letters.
     """
     pass_found: _builtins.int
     undelivered: _builtins.int
     dead: _builtins.int
+    with_dead: _builtins.bool
+    """Of a topic's deletion: the dead letters of the topic go with it, in every group. Earlier versions left them."""
     @_builtins.property
     def selection(self) -> Global___Selection: ...
     def __init__(
@@ -1144,10 +1147,11 @@ class Sweep(_message.Message):
         pass_found: _builtins.int = ...,
         undelivered: _builtins.int = ...,
         dead: _builtins.int = ...,
+        with_dead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "due_ms", b"due_ms", "selection", b"selection", "shift_ms", b"shift_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "begun_ms", b"begun_ms", "cancel", b"cancel", "dead", b"dead", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "done", b"done", "due_ms", b"due_ms", "ended_ms", b"ended_ms", "examined", b"examined", "gone", b"gone", "job_id", b"job_id", "next_due_ms", b"next_due_ms", "next_index", b"next_index", "pass_found", b"pass_found", "pending", b"pending", "selection", b"selection", "shift_ms", b"shift_ms", "stamped_ms_max", b"stamped_ms_max", "state", b"state", "steps", b"steps", "target_id", b"target_id", "too_far", b"too_far", "too_late", b"too_late", "undelivered", b"undelivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "begun_ms", b"begun_ms", "cancel", b"cancel", "dead", b"dead", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "done", b"done", "due_ms", b"due_ms", "ended_ms", b"ended_ms", "examined", b"examined", "gone", b"gone", "job_id", b"job_id", "next_due_ms", b"next_due_ms", "next_index", b"next_index", "pass_found", b"pass_found", "pending", b"pending", "selection", b"selection", "shift_ms", b"shift_ms", "stamped_ms_max", b"stamped_ms_max", "state", b"state", "steps", b"steps", "target_id", b"target_id", "too_far", b"too_far", "too_late", b"too_late", "undelivered", b"undelivered", "with_dead", b"with_dead"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["cancel", "due_ms", "shift_ms", "delete_topic", "delete_group"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015

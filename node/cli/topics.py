@@ -52,7 +52,7 @@ def topic_create(
 
 @topic_app.command("delete")
 def topic_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Delete a topic and cancel its pending messages. Asks first if there are any."""
+    """Delete a topic with its pending and undelivered messages and its dead letters. Asks first if there are any."""
     use_json(as_json)
 
     async def go(client: AsyncClient, confirmed: bool) -> str:

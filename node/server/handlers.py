@@ -468,7 +468,7 @@ async def delete_topic(
 ) -> admin_pb2.DeleteTopicResponse:
     job = await core.parts.deleter.topic(request)
     return admin_pb2.DeleteTopicResponse(
-        job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered
+        job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered, dead=job.dead
     )
 
 

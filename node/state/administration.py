@@ -6,6 +6,7 @@ NAME_TAKEN. A command is checked whole before it changes anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tickwheel.node.failure import Failure, invalid, limit_reached
@@ -26,7 +27,7 @@ from tickwheel.node.state.topics import Topic
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST, TIME, StartFrom
-from tickwheel.proto.log_pb2 import AdminCommand, CreateCluster, RemoveHours
+from tickwheel.proto.log_pb2 import AdminCommand, CreateCluster, DeadRange, RemoveHours
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Sweep
 from tickwheel.wheel.units import HOUR_MS
 
@@ -351,8 +352,9 @@ class Administration:
             return _unknown(what, name).failure
         return _closing(what, name).failure if target.closing else None
 
-    def deletion_went_on(self, job: Sweep) -> Sweep:
-        """A deletion began, made a step or ended: update its target. Returns the job as it is then."""
+    def deletion_went_on(self, job: Sweep, looked: Sequence[DeadRange]) -> Sweep:
+        """A deletion began, made a step or ended: update its target. `looked`: where a step looks for dead letters.
+        Returns the job as it is then."""
         state = self._state
         target = state.deletion_target(job)
         if target is None:
@@ -360,19 +362,39 @@ class Administration:
         target.closing = job.state == SWEEP_RUNNING
         if target.closing:
             target.paused = True
-        if job.state != SWEEP_FINISHED:
-            return job
-        if isinstance(target, Group):
+        ended = job.state == SWEEP_FINISHED
+        undelivered = dead = 0
+        if isinstance(target, Topic):
+            if job.with_dead:
+                dead = self._remove_letters(target.topic_id, looked, to_end=ended)
+            if ended:
+                undelivered = sum(item.backlog for item in state.groups.of_topic(target.topic_id))
+                self._remove_topic(target)
+                for group in state.groups:
+                    group.waiting.forget_topic(target.topic_id)
+        elif ended:
             undelivered, dead = sum(item.backlog for item in target.subscriptions.values()), target.dead.count
             self._remove_group(target)
-        else:
-            undelivered = sum(item.backlog for item in state.groups.of_topic(target.topic_id))
-            dead = 0
-            self._remove_topic(target)
-            for group in state.groups:
-                group.waiting.forget_topic(target.topic_id)
         state.unsettled_removed += undelivered + dead
         return state.sweeps.note_removed(job.job_id, undelivered, dead)
+
+    def _remove_letters(self, topic_id: int, looked: Sequence[DeadRange], *, to_end: bool) -> int:
+        """Remove a topic's dead letters in these ranges, and with `to_end` behind them; returns how many."""
+        ranges = {found.group_id: found for found in looked}
+        removed = 0
+        for subscription in self._state.groups.of_topic(topic_id):
+            group = self._state.groups.get(subscription.group_id)
+            assert group is not None, "a subscription belongs to a group"
+            found = ranges.get(group.group_id)
+            if found is None and not to_end:
+                continue
+            first = 0 if found is None else found.first
+            below = group.dead.next_number if found is None or to_end else found.below
+            count = group.dead.remove(group.dead.numbers_of_topic(topic_id, first, below))
+            if count:
+                subscription.forget_how()  # the messages of these letters now look like acknowledged ones
+            removed += count
+        return removed
 
     # -- members
 

@@ -95,6 +95,11 @@ class DeadLetters:
         return self._oldest[1]
 
     @property
+    def oldest_number(self) -> int:
+        """Number of the oldest letter, or `next_number` if there is none."""
+        return self.rows.first
+
+    @property
     def next_number(self) -> int:
         """Number that the next letter will get."""
         return self.rows.count
@@ -148,6 +153,16 @@ class DeadLetters:
             found += [(at + place, rows[place]) for place, _ in zip(kept, range(limit - len(found)), strict=False)]
             at += len(rows)
         return found
+
+    def numbers_of_topic(self, topic_id: int, first: int, below: int) -> list[int]:
+        """Numbers of the kept letters of one topic, from `first` on and below `below`. Reads all rows between."""
+        found: list[int] = []
+        at, end = max(first, self.rows.first), min(below, self.rows.count)
+        while at < end:
+            rows = self.rows.read(at, min(SCAN_ROWS, end - at))
+            found += (at + np.flatnonzero(rows["topic_id"] == topic_id)).tolist()
+            at += len(rows)
+        return [number for number in found if number not in self._gone] if self._gone else found
 
     def content(self, row: Letters) -> tuple[bytes, bytes]:
         """(error text, record) of a kept letter."""

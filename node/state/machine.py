@@ -410,7 +410,8 @@ class StateMachine(StateView):
             return result
         action = result.sweep.WhichOneof("action")
         if action in DELETIONS and result.failure is None:
-            return replace(result, sweep=self._admin.deletion_went_on(result.sweep))
+            looked = () if result.stale else command.step.dead
+            return replace(result, sweep=self._admin.deletion_went_on(result.sweep, looked))
         return result
 
     def key_holder(self, topic: str, unique_key: str) -> Holder | None:

@@ -63,7 +63,9 @@ SCHEDULES_LEVEL = 2
 """Recurring schedules."""
 KEYS_LEVEL = 3
 """Unique keys."""
-LOG_LEVEL = KEYS_LEVEL
+TOPIC_DEAD_LEVEL = 4
+"""Deletions of topics that take the topic's dead letters along."""
+LOG_LEVEL = TOPIC_DEAD_LEVEL
 """What this version reads."""
 
 _TAIL = bytes([LogEntry.DESCRIPTOR.fields_by_name["schema"].number << 3 | 5]) + ENTRY_SCHEMA.to_bytes(4, "little")

@@ -100,6 +100,7 @@ class Sweeps:
             stamped_ms_max=wanted.stamped_ms_max,
             pending=pending,
             target_id=wanted.target_id,
+            with_dead=wanted.with_dead,
         )
         setattr(job, action, getattr(wanted, action))
         self._jobs[job.job_id] = job
@@ -146,10 +147,10 @@ class Sweeps:
         return SweepResult(_copy(job), done=len(done_ids), ids=done_ids, new_ids=new_ids, due_ms=due)
 
     def note_removed(self, job_id: str, undelivered: int, dead: int) -> Sweep:
-        """Record that a finished deletion removed its target, with these undelivered messages and dead letters. Returns
-        a copy of the job."""
+        """Add to what a deletion has removed: undelivered messages and dead letters. Returns a copy of the job."""
         job = self._jobs[job_id]
-        job.undelivered, job.dead = undelivered, dead
+        job.undelivered += undelivered
+        job.dead += dead
         return _copy(job)
 
     def _end(self, job: Sweep, state: SweepState.ValueType, stamped_ms: int) -> None:

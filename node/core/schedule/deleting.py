@@ -13,6 +13,7 @@ began, whether the target still exists, is gone, or exists again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tickwheel.node.core.kernel import Kernel
@@ -22,12 +23,15 @@ from tickwheel.node.core.schedule.pending import PendingRequests, deletion_query
 from tickwheel.node.core.schedule.sweeper import Sweeper
 from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.state.schema import TOPIC_DEAD_LEVEL
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
 
 ANSWER_MS_MAX = 5_000
 """A deletion that takes longer is answered with its state so far, and goes on."""
+LETTERS_MAX = 65_536
+"""Dead letters that a count reads in one turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,17 @@ class _Waiting:
 
 
 class Deleter(Part):
-    def __init__(self, core: Kernel, pending: PendingRequests, sweeper: Sweeper) -> None:
+    def __init__(
+        self, core: Kernel, pending: PendingRequests, sweeper: Sweeper, all_understand: Callable[[int], bool]
+    ) -> None:
+        """`all_understand` tells whether every member reads a log of a level."""
         self._core = core
+        self._all_understand = all_understand
         self._pending = pending
         self._sweeper = sweeper
         self._waiting: list[_Waiting] = []
+        self._counting: list[Promise[None]] = []
+        """Each is a count of dead letters that goes on in the next tick."""
 
     async def topic(self, request: DeleteTopicRequest) -> Sweep:
         """Delete a topic. If it holds anything, the request must confirm. Returns the deleting sweep, once it has ended
@@ -88,6 +98,10 @@ class Deleter(Part):
             return await self._ended(running)
         call = f"{request_id:x}" if request_id else str(core.applied_index)
         wanted.job_id = f"delete-{what}-{target_id}-{call}"
+        if what == "topic":
+            wanted.with_dead = self._takes_letters()
+            if not (confirmed and wanted.with_dead):
+                owed["dead"] = await self._letters(target_id)
         if not confirmed:
             pending = await self._pending.count_all(deletion_query(wanted))
             found = {"pending" if what == "topic" else "retries": pending, **owed}
@@ -96,8 +110,40 @@ class Deleter(Part):
                 text = f"{what} {name} still has {words}: confirm that they are to go with it"
                 facts = {word: str(count) for word, count in found.items()}
                 raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": what, "value": name, **facts}))
+        if what == "topic" and not wanted.with_dead and owed["dead"]:
+            text = "a member of the cluster runs a version that leaves dead letters behind, or has not been heard yet"
+            raise RequestError(Failure(common_pb2.RECOVERING, text, {"field": "members", "retry_after_ms": "200"}))
         job = await self._sweeper.begin_deletion(wanted)
         return await self._ended(job.job_id)
+
+    def _takes_letters(self) -> bool:
+        """Whether a topic's deletion may take its dead letters along: every member can apply that, or the log has such
+        a deletion already."""
+        return any(job.with_dead for job in self._core.state.sweeps) or self._all_understand(TOPIC_DEAD_LEVEL)
+
+    async def _letters(self, topic_id: int) -> int:
+        """Count a topic's dead letters in all groups, in turns."""
+        core = self._core
+        count, left = 0, LETTERS_MAX
+        for group_id in core.state.groups_of_topic(topic_id):
+            at = 0
+            while (dead := core.state.dead_letters(group_id)) is not None and dead.count:
+                at = max(at, dead.oldest_number)
+                below = min(at + left, dead.next_number)
+                count += len(dead.numbers_of_topic(topic_id, at, below))
+                left -= below - at
+                at = below
+                if left:
+                    break
+                await self._turn()
+                left = LETTERS_MAX
+        return count
+
+    async def _turn(self) -> None:
+        """Go on in the next tick. Raises RequestError once this node leads no more."""
+        turn: Promise[None] = Promise()
+        self._counting.append(turn)
+        await turn
 
     async def _ended(self, job_id: str) -> Sweep:
         """The job when it has ended, or as it is after ANSWER_MS_MAX."""
@@ -107,9 +153,16 @@ class Deleter(Part):
         return await answer
 
     def tick(self, now: Now) -> None:
-        """Answer the callers whose job has ended or whose time is up."""
+        """Go on counting. Answer the callers whose job has ended or whose time is up."""
+        counting, self._counting = self._counting, []
+        for turn in counting:
+            turn.keep(None)
         if now.acting and self._waiting:
             self._answer(now.steady_ms)
+
+    def wait_ms(self, now: Now) -> int | None:
+        """None, or 0 while a count goes on."""
+        return 0 if self._counting else None
 
     def _answer(self, steady_ms: SteadyMs) -> None:
         left: list[_Waiting] = []
@@ -128,6 +181,9 @@ class Deleter(Part):
 
     def end(self, failure: Failure) -> None:
         """Answer the waiting callers with `failure`; the next master carries the deletions on."""
+        counting, self._counting = self._counting, []
+        for turn in counting:
+            turn.keep(failure)
         waiting, self._waiting = self._waiting, []
         for caller in waiting:
             caller.answer.keep(failure)

@@ -3,7 +3,11 @@
 A sweep goes step by step: find the next messages of its selection (bounded, see pending.py), propose their cancelling
 or move, and go on when that is applied. Each job has at most one step under way. If a step is lost with mastership, the
 next master finds its messages again. All that is kept here about a job can be lost: that a step is under way, and what
-its last step has read beyond its own messages.
+its last step has read beyond its own messages, and how far it has looked for dead letters.
+
+The deletion of a topic `with_dead` first looks through the dead letters of the topic's groups, in ranges of bounded
+length, and apply removes those of the topic. The following steps look through letters that have come since. What dies
+between the proposal of the last step and its apply, goes with that step; nothing of the topic can die later.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from tickwheel.node.failure import Failure, RequestError, invalid, no_agreed_tim
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
-from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
+from tickwheel.proto.log_pb2 import Command, DeadRange, Publish, PublishRequest, SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
 from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of, picked
 
@@ -33,6 +37,8 @@ STEP_BYTES_MAX = 512 << 10
 AHEAD_MAX = 65_536
 """Messages of a job that a step reads ahead for the next ones, if they are in the same tick: 6.5 MiB for each of the
 jobs that may run."""
+LETTERS_MAX = 65_536
+"""Dead letters through which apply looks for those of a topic in one step: 5 MiB of rows."""
 RETRY_MS = 500
 """Pause after a step that failed."""
 
@@ -42,6 +48,8 @@ class Sweeper(Part):
         self._core = core
         self._finders: dict[str, Finder] = {}
         """By running job."""
+        self._looked: dict[str, dict[int, int]] = {}
+        """By running job, for each group: the letters below this number have been looked through."""
         self._under_way: set[str] = set()
         self._wait_until_ms: dict[str, int] = {}
         self.failures = 0
@@ -118,10 +126,12 @@ class Sweeper(Part):
         core = self._core
         if not now.acting or not core.state.sweeps.running or not core.clock.known:
             self._finders.clear()
+            self._looked.clear()
             return
         for job in core.state.sweeps:
             if job.state != SWEEP_RUNNING:
                 self._finders.pop(job.job_id, None)
+                self._looked.pop(job.job_id, None)
                 continue
             if job.job_id in self._under_way:
                 continue
@@ -133,7 +143,7 @@ class Sweeper(Part):
     def _begin_step(self, job: Sweep) -> None:
         job_id = job.job_id
         finder = self._finders.setdefault(job_id, Finder(self._core, AHEAD_MAX))
-        step = _Step(self._core, finder, job)
+        step = _Step(self._core, finder, job, self._looked.setdefault(job_id, {}))
 
         def ended(answer: Failure | None) -> None:
             self._under_way.discard(job_id)
@@ -151,14 +161,18 @@ class Sweeper(Part):
         """Forget the steps under way; they notice by themselves."""
         self._wait_until_ms.clear()
         self._finders.clear()
+        self._looked.clear()
 
 
 class _Step:
     """One step of one job."""
 
-    def __init__(self, core: Kernel, finder: Finder, job: Sweep) -> None:
+    def __init__(self, core: Kernel, finder: Finder, job: Sweep, looked: dict[int, int]) -> None:
         self._core = core
         self._finder = finder
+        self._looked = looked
+        self._ranges: list[DeadRange] = []
+        self._job = job
         self._term = core.term
         self._selection = job.selection
         self._action = job.WhichOneof("action")
@@ -172,6 +186,10 @@ class _Step:
     async def run(self) -> None:
         """Find the step's messages and change them. Raises RequestError: the step failed."""
         core = self._core
+        if self._job.with_dead and self._look_for_letters():
+            self._step.next_due_ms, self._step.next_index = self._job.next_due_ms, self._job.next_index
+            await self._propose()
+            return
         try:
             query: Query = self._deletion or make_query(core, self._selection, self._stamped_ms_max, retries=False)
         except RequestError:
@@ -185,8 +203,35 @@ class _Step:
                     self._move(units, await core.background.records_of(units))
                 except RemovedError:
                     return  # dispatched and settled meanwhile; the next look will not see them
-        if core.leading and core.term == self._term:
-            await core.proposer.propose(Command(sweep=SweepCommand(step=self._step)), SweepResult, may_gather=True)
+        await self._propose()
+
+    async def _propose(self) -> None:
+        core = self._core
+        if not core.leading or core.term != self._term:
+            return
+        step = self._step
+        # In the last step an empty range says how far letters have been looked through; apply looks on from there.
+        step.dead.extend(found for found in self._ranges if step.last or found.first < found.below)
+        result = await core.proposer.propose(Command(sweep=SweepCommand(step=step)), SweepResult, may_gather=True)
+        if not result.stale:
+            self._looked.update((found.group_id, found.below) for found in step.dead)
+
+    def _look_for_letters(self) -> bool:
+        """Choose the next ranges of dead letters for the step. Returns whether it may look at no more, so that others
+        have to follow before the job can end."""
+        state = self._core.state
+        left = LETTERS_MAX
+        for group_id in state.groups_of_topic(self._job.target_id):
+            dead = state.dead_letters(group_id)
+            if dead is None or not dead.count:
+                continue
+            first = max(self._looked.get(group_id, 0), dead.oldest_number)
+            below = min(dead.next_number, first + left)
+            left -= below - first
+            self._ranges.append(DeadRange(group_id=group_id, first=first, below=below))
+            if below < dead.next_number:
+                return True
+        return False
 
     def _take(self, found: Found) -> Units:
         """Note what the step examines and changes, and where the next one begins. Returns the messages to change."""

@@ -343,6 +343,8 @@ class Client:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.group, self.topics = "g", ["t"]
+        """What it consumes."""
         self.acked: dict[bytes, int] = {}
         self.refused: list[Failure] = []
         self.got: dict[bytes, list[tuple[int, int, int]]] = {}
@@ -397,7 +399,9 @@ class Client:
             and (self.at is not master or self.closed or self.boot != master.boot)
         ):
             self.at, self.boot, self.closed = master, master.boot, False
-            request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=credits, lease_ms=lease_ms)
+            request = consumer_pb2.OpenConsumer(
+                group=self.group, topics=self.topics, credits=credits, lease_ms=lease_ms
+            )
             master.host.core.serving.start(
                 master.host.core.parts.consumers.open(request, self._deliver, self._closed), self._opened
             )
@@ -435,7 +439,7 @@ class Client:
         if not self.settle or session is None or node is None:
             return
         settle = consumer_pb2.SettleBatch(
-            group="g", topic=batch.topic, outcome=self.outcome,
+            group=self.group, topic=batch.topic, outcome=self.outcome,
             ids=batch.ids, attempts=batch.attempts, positions=batch.positions, epoch=batch.epoch,
         )  # fmt: skip
 

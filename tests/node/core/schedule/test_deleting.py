@@ -12,12 +12,12 @@ from tests.node.core.schedule.test_pending import ask, core_of, counted, schedul
 from tests.node.core.schedule.test_sweeps import came, finish, trio
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.schedule import pending
+from tickwheel.node.core.schedule import deleting, pending, sweeper
 from tickwheel.node.core.watch.listings import groups_after, topics_after
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.snapshot import restore
-from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.proto.scheduler_pb2 import MESSAGE_CANCELLED, SWEEP_FINISHED, SWEEP_STOPPED
 
@@ -108,7 +108,7 @@ def test_what_was_dispatched_and_not_settled_is_told_and_counted() -> None:
     world.run_until(lambda: len(digests(world)) == 1)
 
 
-def test_retries_and_dead_letters_of_a_group_go_with_it() -> None:
+def test_retries_of_a_group_go_with_it() -> None:
     """A retry that waits is cancelled and in no count; other groups keep theirs."""
     world = trio()
     client = Client(world)
@@ -121,6 +121,81 @@ def test_retries_and_dead_letters_of_a_group_go_with_it() -> None:
     job = delete_group(world, confirmed=True)
     assert (job.state, job.done) == (SWEEP_FINISHED, 3)
     assert counted(world) == 0
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+def undertaker(world: World, group: str, topic: str) -> None:
+    """Open a consumer that declares each message dead."""
+    client = Client(world)
+    client.group, client.topics = group, [topic]
+    client.outcome = consumer_pb2.DEAD
+    client.consume()
+    world.run_until(lambda: client.session is not None)
+
+
+def die(world: World, *topics: str) -> None:
+    """Let messages die in this order, and wait until group g has all letters."""
+    before = dead_count(world, "g")
+    for count, topic in enumerate(topics, before + 1):
+        schedule(world, [(topic, 10, "k", [])])
+        world.run_until(lambda: dead_count(world, "g") == count)  # noqa: B023
+
+
+def dead_count(world: World, group: str) -> int:
+    """Dead letters of a group; 0 without a master or a group."""
+    found = state(world)
+    group_id = None if found is None else found.group_id(group)
+    return 0 if group_id is None else int(found.dead_count(group_id))
+
+
+def listed(world: World, group: str) -> list[str]:
+    """Topics of a group's dead letters, oldest first."""
+    answer = ask(world, core_of(world).parts.dead.list(dead_pb2.ListDeadRequest(group=group)))
+    return [letter.topic for letter in answer.letters]
+
+
+def test_dead_letters_of_a_group_go_with_it() -> None:
+    """The refusal says how many; they are counted in the job and in the total."""
+    world = trio()
+    undertaker(world, "g", "t")
+    die(world, "t", "t", "t")
+    refused = delete_group(world)
+    assert isinstance(refused, Failure) and refused.reason == common_pb2.WRONG_STATE
+    assert (refused.metadata["dead"], refused.metadata["undelivered"]) == ("3", "0")
+    assert "3 dead" in refused.message
+    before = removed_unsettled(world)
+    job = delete_group(world, confirmed=True)
+    assert (job.state, job.dead) == (SWEEP_FINISHED, 3)
+    assert removed_unsettled(world) == before + 3
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+@pytest.mark.parametrize("at_a_time", [65_536, 3])
+def test_dead_letters_of_a_topic_go_with_it_in_every_group(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal says how many; confirmed, they are gone and counted, and those of other topics stay. It takes as many
+    turns and steps as there are letters, of whatever topic."""
+    monkeypatch.setattr(deleting, "LETTERS_MAX", at_a_time)
+    monkeypatch.setattr(sweeper, "LETTERS_MAX", at_a_time)
+    world = trio()
+    for group, topic in (("g", "t"), ("g", "u"), ("h", "t")):
+        undertaker(world, group, topic)
+    die(world, "u", "u", "t", "t", "u", "t", "t")
+    world.run_until(lambda: dead_count(world, "h") == 4)
+    refused = delete_topic(world)
+    assert isinstance(refused, Failure) and refused.reason == common_pb2.WRONG_STATE
+    assert (refused.metadata["pending"], refused.metadata["undelivered"]) == ("0", "0")
+    assert refused.metadata["dead"] == "8" and "8 dead" in refused.message
+    before = removed_unsettled(world)
+    job = delete_topic(world, confirmed=True)
+    assert (job.state, job.done, job.undelivered, job.dead) == (SWEEP_FINISHED, 0, 0, 8)
+    assert (job.steps > 1) == (at_a_time == 3)
+    assert removed_unsettled(world) == before + 8
+    assert listed(world, "g") == ["u", "u", "u"] and listed(world, "h") == []
+    schedule(world, [("t", HOUR_MS, "k", [])])
+    refused = delete_topic(world)
+    assert (refused.metadata["pending"], refused.metadata["dead"]) == ("1", "0"), (
+        "the name exists anew, without the letters of the first"
+    )
     world.run_until(lambda: len(digests(world)) == 1)
 
 
