@@ -50,9 +50,10 @@ function remove(topic, go) {
         go("/topics");
         return answer.finished ? `${topic.name} is deleted.` : `The deletion goes on as sweep ${answer.job_id}.`;
       } catch (error) {
-        if (error.reason === "WRONG_STATE" && !confirmed && ("pending" in error.details || "undelivered" in error.details)) {
+        if (error.reason === "WRONG_STATE" && !confirmed && "undelivered" in error.details) {
           confirmed = true;
-          show(says, h("p", null, h("strong", null, `It holds ${plural(Number(error.details.pending ?? 0), "pending message")} and ${plural(Number(error.details.undelivered ?? 0), "delivery that no group", "deliveries that no group")} has settled.`), " Confirm once more: they are cancelled and dropped, for good."));
+          const { pending = 0, undelivered = 0, dead = 0 } = error.details;
+          show(says, h("p", null, h("strong", null, `It holds ${plural(Number(pending), "pending message")}, ${plural(Number(undelivered), "delivery that no group", "deliveries that no group")} has settled, and ${plural(Number(dead), "dead letter")}.`), " Confirm once more: they are cancelled and dropped, for good."));
         }
         throw error;
       }

@@ -20,6 +20,7 @@ from tickwheel.proto.log_pb2 import (
     SETTLE_RETURN,
     Command,
     CreateCluster,
+    DeadRange,
     Ingest,
     Lead,
     LogEntry,
@@ -27,7 +28,10 @@ from tickwheel.proto.log_pb2 import (
     PublishRequest,
     RemoveHours,
     Reschedule,
+    SweepCommand,
+    SweepStep,
 )
+from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, Sweep
 from tickwheel.wheel.units import HOUR_MS, UNIT
 
 
@@ -370,3 +374,48 @@ def test_the_last_sequence_of_all_fits_a_checkpoint() -> None:
     assert driver.state.digest() == before
     again = driver.apply(publish_command([("evil", last, [HOUR_0])]))[0].requests[0]
     assert again.failure is not None and again.failure.reason == pb.SEQUENCE_FORGOTTEN
+
+
+def test_letters_that_come_before_the_last_step_of_a_deletion_is_applied_go_with_the_topic(driver: Driver) -> None:
+    """The master looked before it proposed the step. Those of other topics stay."""
+    driver.apply(admin(create_topic=admin_pb2.CreateTopicRequest(name="other")))
+    driver.group("g", ("orders", "other"))
+    driver.group("h", ("orders",))
+    first, second = driver.ready([HOUR_0 + 10, HOUR_0 + 20])
+    [other] = driver.ready([HOUR_0 + 30], topic_id=2)
+
+    def left() -> list[int]:
+        return [driver.state.group_dead(group_id) for group_id in (1, 2)]
+
+    def begin(**fields: Any) -> None:
+        begun = Sweep(job_id="j", delete_topic="orders", target_id=1, **fields)
+        assert driver.apply(Command(sweep=SweepCommand(begin=begun)))[0].failure is None
+
+    def step(*ranges: tuple[int, int, int], **fields: Any) -> Any:
+        dead = [DeadRange(group_id=group, first=first, below=below) for group, first, below in ranges]
+        return driver.apply(Command(sweep=SweepCommand(step=SweepStep(job_id="j", dead=dead, **fields))))[0]
+
+    driver.apply(settle_command(SETTLE_DEAD, [other], [1], [0], topic_id=2))
+    driver.apply(settle_command(SETTLE_DEAD, [first], [1], [0]))
+    begin(with_dead=True)
+    assert step((1, 0, 1), (9, 0, 1 << 63)).sweep.dead == 0, "not of the topic; no such group"
+    assert step((1, 0, 2)).stale and left() == [2, 0], "a step for another number has no effect"
+    assert step((1, 1, 2), number=1).sweep.dead == 1
+    assert driver.state.removed_unsettled == 1
+    driver.apply(settle_command(SETTLE_DEAD, [second], [1], [1]))
+    driver.apply(settle_command(SETTLE_DEAD, [first, second], [1, 1], [0, 1], group_id=2))
+    assert left() == [2, 2]
+    ended = step((1, 2, 2), number=2, last=True).sweep
+    assert (ended.state, ended.dead, ended.undelivered) == (SWEEP_FINISHED, 4, 0)
+    assert left() == [1, 0] and driver.state.removed_unsettled == 4
+
+
+def test_a_deletion_of_an_earlier_version_leaves_the_dead_letters_of_its_topic(driver: Driver) -> None:
+    """Its log is applied as it was, for nodes of both versions to be equal."""
+    driver.group("g", ("orders",))
+    [number] = driver.ready([HOUR_0 + 10])
+    driver.apply(settle_command(SETTLE_DEAD, [number], [1], [0]))
+    driver.apply(Command(sweep=SweepCommand(begin=Sweep(job_id="j", delete_topic="orders", target_id=1))))
+    ended = driver.apply(Command(sweep=SweepCommand(step=SweepStep(job_id="j", last=True))))[0].sweep
+    assert (ended.state, ended.dead) == (SWEEP_FINISHED, 0)
+    assert (driver.state.group_dead(1), driver.state.removed_unsettled) == (1, 0)

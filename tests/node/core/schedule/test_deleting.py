@@ -16,6 +16,7 @@ from tickwheel.node.core.schedule import deleting, pending, sweeper
 from tickwheel.node.core.watch.listings import groups_after, topics_after
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.schema import TOPIC_DEAD_LEVEL
 from tickwheel.node.state.snapshot import restore
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -138,7 +139,12 @@ def die(world: World, *topics: str) -> None:
     before = dead_count(world, "g")
     for count, topic in enumerate(topics, before + 1):
         schedule(world, [(topic, 10, "k", [])])
-        world.run_until(lambda: dead_count(world, "g") == count)  # noqa: B023
+        world.run_until(partial(has_letters, world, count))
+
+
+def has_letters(world: World, count: int) -> bool:
+    """Whether group g has so many dead letters."""
+    return dead_count(world, "g") == count
 
 
 def dead_count(world: World, group: str) -> int:
@@ -197,6 +203,79 @@ def test_dead_letters_of_a_topic_go_with_it_in_every_group(at_a_time: int, monke
         "the name exists anew, without the letters of the first"
     )
     world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_masters_die_while_dead_letters_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one looks again. Each letter is counted once, also those that come while the deletion runs."""
+    monkeypatch.setattr(pending, "MATCHES_MAX", 7)
+    monkeypatch.setattr(sweeper, "LETTERS_MAX", 1)
+    world = trio(1, 7)
+    for topic in ("t", "u"):
+        undertaker(world, "g", topic)
+    die(world, "t", "u", "t", "t", "u", "t")
+    schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
+    core_of(world).serving.start(
+        core_of(world).parts.deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), lambda _: None
+    )
+    world.run_until(partial(has_come_to, world, 2))
+    assert 0 < next(iter(state(world).sweeps)).dead < 4
+    master = world.master()
+    assert master is not None
+    master.kill()
+    world.run_until(lambda: world.master() is not None)
+    master.start()
+    schedule(world, [("u", 10, "k", [])])
+    ended = finish(world, next(iter(state(world).sweeps)).job_id)
+    assert (ended.state, ended.done, ended.dead) == (SWEEP_FINISHED, 100, 4)
+    world.run_until(lambda: state(world) is not None and len(digests(world)) == 1)
+    world.run_until(lambda: dead_count(world, "g") == 3)
+    assert listed(world, "g") == ["u", "u", "u"]
+
+
+def test_a_delivery_that_is_declared_dead_while_its_topic_goes_leaves_no_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was handed out before the deletion began; it counts as a dead letter, and once."""
+    monkeypatch.setattr(pending, "MATCHES_MAX", 7)
+    world = trio(1, 7)
+    client = Client(world)
+    client.settle = False
+    client.consume()
+    [number] = schedule(world, [("t", 10, "k", [])])
+    world.run_until(lambda: came(client) == 1)
+    schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
+    core_of(world).serving.start(
+        core_of(world).parts.deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), lambda _: None
+    )
+    world.run_until(partial(has_come_to, world, 3))
+    assert client.session is not None
+    settle = consumer_pb2.SettleBatch(
+        group="g", topic="t", outcome=consumer_pb2.DEAD,
+        ids=number.to_bytes(8, "little"), attempts=(1).to_bytes(4, "little"),
+    )  # fmt: skip
+    client._settle(client.session, settle)
+    world.run_until(lambda: dead_count(world, "g") == 1)
+    ended = finish(world, next(iter(state(world).sweeps)).job_id)
+    assert (ended.state, ended.done, ended.undelivered, ended.dead) == (SWEEP_FINISHED, 100, 0, 1)
+    assert dead_count(world, "g") == 0
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_dead_letters_go_with_their_topic_only_if_every_member_can_apply_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of an earlier version would stop at such an entry. Topics without letters are deleted as it does it."""
+    world = trio()
+    undertaker(world, "g", "t")
+    undertaker(world, "h", "u")
+    die(world, "t")
+    core = core_of(world)
+    monkeypatch.setattr(core.parts.deleter, "_all_understand", lambda level: level < TOPIC_DEAD_LEVEL)
+    assert delete_topic(world).metadata["dead"] == "1"
+    assert delete_topic(world, confirmed=True).reason == common_pb2.RECOVERING
+    early = delete_topic(world, "u", confirmed=True)
+    assert (early.state, early.with_dead) == (SWEEP_FINISHED, False)
+    monkeypatch.undo()
+    job = delete_topic(world, confirmed=True)
+    assert (job.state, job.dead, job.with_dead) == (SWEEP_FINISHED, 1, True)
 
 
 @pytest.mark.parametrize("seed", range(2))
