@@ -142,3 +142,41 @@ class Administered(Record):
 
     what: str
     done: bool
+
+
+@dataclass(slots=True)
+class PassingAccepted(Record):
+    """A node answers that it has scheduled these messages of a topic that is to be deleted."""
+
+    topic: str
+    ids: tuple[int, ...]
+    due_ms: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class PassingDelivered(Record):
+    """A node answers a pull with messages of such a topic."""
+
+    node: str
+    topic: str
+    ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class DeletionAsked(Record):
+    """A client first asks to delete a topic or group, with what it holds."""
+
+    kind: str  # topic, group
+    name: str
+
+
+@dataclass(slots=True)
+class DeletionAnswered(Record):
+    """By the answer of a node, the topic or group is gone."""
+
+    kind: str
+    name: str
+    cancelled: int
+    """Messages that the deletion cancelled."""
+    clock_error_ms: float
+    """How far that node says its time may be off."""

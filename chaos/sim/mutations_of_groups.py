@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from tickwheel.chaos.sim.aims import Aim
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.core.delivery import fifo
 from tickwheel.node.core.delivery.broadcast import Broadcasts
@@ -14,7 +15,7 @@ from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.retrying import Retrying
 from tickwheel.node.state.subscription import Subscription
-from tickwheel.node.state.sweeps import Sweeps
+from tickwheel.node.state.sweeps import DELETIONS, Sweeps
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.admin_pb2 import ResetGroupRequest
 from tickwheel.proto.common_pb2 import MessageMeta
@@ -60,6 +61,25 @@ def paused_heads_passed_over(patches: Patches) -> None:
         return attempt_of_head
 
     patches.replace(FifoChannel, "_attempt_of_head", make)
+
+
+# -- deletions
+
+
+@mutation(
+    "a deletion cancels nothing of what is pending", aim=Aim(("kill", "isolate"), nodes=3, shape=(("stewards", 1),))
+)
+def deletion_cancels_nothing(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def step(self: Sweeps, command: SweepStep, *args: Any) -> Any:
+            job = self.get(command.job_id)
+            if job is not None and job.WhichOneof("action") in DELETIONS:
+                command = SweepStep(job_id=command.job_id, number=command.number, last=True)
+            return original(self, command, *args)
+
+        return step
+
+    patches.replace(Sweeps, "_step", make)
 
 
 # -- pauses

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tickwheel.chaos.sim import couriers, lines, listeners, sweeps
+from tickwheel.chaos.sim import cold, couriers, lines, listeners, loads, parcels, sweeps, timetables, writes
 from tickwheel.chaos.sim.accounts import Accounts
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
@@ -43,7 +43,17 @@ LOOK_NS = 500 * MS
 READ_NS_MOST = 5_000 * MS
 KEY_SHARDS = 2
 """Shards of the table of unique keys: few, so that each of them is pruned many times in a run."""
-NEVER_RESET = (*GROUPS, lines.GROUP, couriers.GROUP)
+NEVER_RESET = (
+    *GROUPS,
+    lines.GROUP,
+    couriers.GROUP,
+    sweeps.GROUP,
+    *loads.GROUPS,
+    *writes.GROUPS,
+    parcels.GROUP,
+    cold.GROUP,
+    timetables.GROUP,
+)
 """Groups whose settlements are compared with their receipts."""
 
 

@@ -1,22 +1,33 @@
 """Operators who change settings, and make topics and groups that they fill, consume and delete again.
 
-Their messages carry no promise of their own. The general promises judge whether nodes survive these changes and agree.
+Of their messages only this is judged: a deletion cancels what is pending, and nothing comes after it. The general
+promises judge whether nodes survive these changes and agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from tickwheel.chaos.sim.asking import Asking, Call
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import Row
-from tickwheel.chaos.sim.history_operators import Administered
+from tickwheel.chaos.sim.history_operators import (
+    Administered,
+    DeletionAnswered,
+    DeletionAsked,
+    PassingAccepted,
+    PassingDelivered,
+)
 from tickwheel.chaos.sim.producers import UID, labelled_batch
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.schedule import intake
 from tickwheel.node.core.schedule.joining import RowCaller
+from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.admin_pb2 import (
@@ -27,6 +38,7 @@ from tickwheel.proto.admin_pb2 import (
     Settings,
 )
 from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, Sweep
 
 EVERY_NS = 1_200 * MS
 LIVES_NS_MOST = 2_500 * MS
@@ -85,6 +97,20 @@ class Stewards:
 
         self._asking.ask(request, taken)
 
+    def _delete(self, kind: str, name: str, request: Call) -> None:
+        self._wires.history.add(DeletionAsked(self._world.now_ns, kind, name))
+
+        def call(core: NodeCore, answer: Callable[[Any], None]) -> None:
+            def left(outcome: Sweep | Failure) -> None:
+                if not isinstance(outcome, Failure) and outcome.state == SWEEP_FINISHED:
+                    error_ms = core.clock.error_ns() / MS
+                    self._wires.history.add(DeletionAnswered(self._world.now_ns, kind, name, outcome.done, error_ms))
+                answer(outcome)
+
+            request(core, left)
+
+        self._ask(f"delete {kind}", call)
+
     def _found(self) -> None:
         """A topic and its group, for a while; one of both goes first."""
         self._made += 1
@@ -96,18 +122,20 @@ class Stewards:
                 self._world.after(self._rng.randrange(LIVES_NS_MOST), self._pull, topic, group)
             topic_request = DeleteTopicRequest(name=topic, cancel_pending=True)
             group_request = DeleteGroupRequest(name=group, discard=True)
-            ends: list[tuple[str, Call]] = [
+            ends: list[tuple[str, str, Call]] = [
                 (
-                    "delete topic",
+                    "topic",
+                    topic,
                     lambda core, answer: serve(core, core.parts.deleter.topic(topic_request), answer),
                 ),
                 (
-                    "delete group",
+                    "group",
+                    group,
                     lambda core, answer: serve(core, core.parts.deleter.group(group_request), answer),
                 ),
             ]
-            for what, request in ends:
-                self._world.after(self._rng.randrange(LIVES_NS_MOST), self._ask, what, request)
+            for kind, name, request in ends:
+                self._world.after(self._rng.randrange(LIVES_NS_MOST), self._delete, kind, name, request)
 
         self._asking.set_up(
             [
@@ -127,10 +155,18 @@ class Stewards:
         batch = labelled_batch(f"steward-{self._wires.number()}", 1, rows)
         batch.connection = "steward"
         machine = self._wires.machine(self._rng.randrange(3))
+
+        def accepted(ids: Sequence[int], due_ms: Sequence[int]) -> None:
+            self._wires.history.add(PassingAccepted(self._world.now_ns, topic, tuple(ids), tuple(due_ms)))
+
+        def answered(outcome: BatchOutcome | Failure) -> None:
+            if not isinstance(outcome, Failure):
+                accepted(outcome.ids.tolist(), outcome.due_ms.tolist())
+
         if len(rows) == FEW:
-            self._wires.call(machine, lambda core: one_by_one(core, rows))
+            self._wires.call(machine, lambda core: one_by_one(core, rows, accepted))
         else:
-            self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, lambda outcome: None))
+            self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, answered))
 
     def _pull(self, topic: str, group: str) -> None:
         """Pull messages that are in flight when the topic or group is deleted. Half of the pulls are handed back."""
@@ -158,23 +194,31 @@ class Stewards:
                 lambda core: core.parts.consumers.settle(settle, lambda receipt: None),
             )
 
-        self._wires.call(
-            machine,
-            lambda core: serve(
-                core, core.parts.consumers.pull(request), lambda answer: self._wires.back(answered, answer)
-            ),
-        )
+        def left(answer: consumer_pb2.DeliverBatch | Failure) -> None:
+            if not isinstance(answer, Failure) and answer.ids:
+                ids = tuple(np.frombuffer(answer.ids, "<u8").tolist())
+                self._wires.history.add(PassingDelivered(self._world.now_ns, machine.name, topic, ids))
+            self._wires.back(answered, answer)
+
+        self._wires.call(machine, lambda core: serve(core, core.parts.consumers.pull(request), left))
 
 
-def one_by_one(core: NodeCore, rows: Sequence[Row]) -> None:
-    """Schedule rows as calls of their own, which the node joins. Each is told once."""
+def one_by_one(core: NodeCore, rows: Sequence[Row], accepted: Callable[[Sequence[int], Sequence[int]], None]) -> None:
+    """Schedule rows as calls of their own, which the node joins. Each is told once; `accepted` gets id and due time."""
     told: set[int] = set()
 
-    def note(uid: int, *_: object) -> None:
+    def note(uid: int) -> None:
         assert uid not in told, "a caller was told twice"
         told.add(uid)
 
+    def placed(uid: int, id64: int, due_ms: int, *_: int) -> None:
+        note(uid)
+        accepted((id64,), (due_ms,))
+
+    def failed(uid: int, _: Failure) -> None:
+        note(uid)
+
     for row in rows:
         message = intake.Row(row.topic, intake.KIND_DUE, row.due_ms or 0, UID.pack(row.uid))
-        caller = RowCaller(partial(note, row.uid), partial(note, row.uid), "steward")
+        caller = RowCaller(partial(placed, row.uid), partial(failed, row.uid), "steward")
         core.parts.requests.schedule_row(message, "", "", caller)

@@ -29,7 +29,6 @@ from tickwheel.chaos.sim.setup import Level, SimulationConfig
 from tickwheel.node.core.delivery.leases import HeardLeases
 from tickwheel.wheel.engine import Wheel
 
-
 CHAOS = Path(__file__).parents[2] / "docs" / "CHAOS.md"
 
 

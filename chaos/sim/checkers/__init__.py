@@ -31,6 +31,7 @@ from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
+from tickwheel.chaos.sim.checkers.p9_deletions import DeletionsHold
 from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
@@ -60,6 +61,7 @@ ALL: tuple[type[Checker], ...] = (
     InOrder,
     PausesHold,
     SweepsDone,
+    DeletionsHold,
     FiltersHold,
     Broadcasts,
     ResetsHold,

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Record
-from tickwheel.chaos.sim.history_messages import Settled, SettledSeen, SettleSent
+from tickwheel.chaos.sim.history_messages import DeadReplayAsked, Settled, SettledSeen, SettleSent
 
 ENDS = ("ACK", "SKIP", "DEAD")
 
@@ -18,17 +18,25 @@ class SettledHolds(Checker):
     """Judges groups that are never reset, and hours that are kept."""
 
     promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (SettleSent, Settled, SettledSeen)
+    kinds: ClassVar[tuple[type[Record], ...]] = (SettleSent, Settled, SettledSeen, DeadReplayAsked)
 
     def __init__(self) -> None:
         self._asked: dict[str, set[int]] = {}
         """By group: ids for which a consumer has sent a final answer."""
         self._settled: dict[str, dict[int, int]] = {}
         """By group and id: time of the first receipt for such an answer."""
+        self._ids: dict[tuple[str, int], set[int]] = {}
+        """By group and message: the ids for which a consumer has answered."""
+        self._replayed: dict[str, set[int]] = {}
+        """By group: ids of dead letters of which a replay was asked."""
 
     def observe(self, record: Record) -> None:
         match record:
+            case DeadReplayAsked():
+                for uid in record.uids:
+                    self._replayed.setdefault(record.group, set()).update(self._ids.get((record.group, uid), ()))
             case SettleSent():
+                self._ids.setdefault((record.group, record.uid), set()).add(record.id)
                 if record.outcome in ENDS:
                     self._asked.setdefault(record.group, set()).add(record.id)
             case Settled():
@@ -38,11 +46,15 @@ class SettledHolds(Checker):
                 self._seen(record)
 
     def _seen(self, record: SettledSeen) -> None:
-        done = set(record.done)
+        replayed = self._replayed.get(record.group, set())
+        done = set(record.done) - replayed
         open_still = [
             (id64, at_ns)
             for id64, at_ns in self._settled.get(record.group, {}).items()
-            if at_ns <= record.asked_ns and id64 not in done and id64 >> 32 >= record.hour_min_kept
+            if at_ns <= record.asked_ns
+            and id64 not in done
+            and id64 not in replayed
+            and id64 >> 32 >= record.hour_min_kept
         ]
         if open_still:
             id64, at_ns = open_still[0]

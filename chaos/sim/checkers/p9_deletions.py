@@ -1,0 +1,78 @@
+"""P9 of deletions: once a topic is gone by the answer, none of its messages is delivered, and what it had pending was
+cancelled.
+
+Pending for certain is what was accepted before anybody asked for the deletion and is not due until a while after its
+answer. Nobody else cancels these messages, so the deletion counts at least as many. Messages accepted later are not
+judged, nor deleted groups: a late request may make a topic or group of the same name.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_operators import DeletionAnswered, DeletionAsked, PassingAccepted, PassingDelivered
+from tickwheel.chaos.sim.world import MS
+
+SURELY_MS = 500
+"""What is due this long after the answer, besides clock error and dispatching ahead, was not dispatched before it."""
+
+
+class DeletionsHold(Checker):
+    """Judges topics that stewards delete."""
+
+    promise: ClassVar[str] = "P9 (deletion)"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        PassingAccepted,
+        PassingDelivered,
+        DeletionAsked,
+        DeletionAnswered,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._ahead_ms = 0
+        self._accepted: dict[str, dict[int, int]] = {}
+        """By topic: ids of what was accepted before its deletion was asked for, and their due times."""
+        self._asked: set[str] = set()
+        self._gone_ns: dict[str, int] = {}
+        """By topic: time of the answer."""
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case RunBegan():
+                self._start_wall_ms, self._ahead_ms = record.start_wall_ms, record.dispatch_ahead_ms
+            case PassingAccepted():
+                if record.topic not in self._asked:
+                    rows = zip(record.ids, record.due_ms, strict=True)
+                    self._accepted.setdefault(record.topic, {}).update(rows)
+            case PassingDelivered():
+                if record.topic in self._gone_ns:
+                    self._delivered(record)
+            case DeletionAsked(kind="topic"):
+                self._asked.add(record.name)
+            case DeletionAnswered(kind="topic"):
+                self._gone_ns.setdefault(record.name, record.at_ns)
+                self._counted(record)
+
+    def _delivered(self, record: PassingDelivered) -> None:
+        gone = sorted(self._accepted.get(record.topic, {}).keys() & set(record.ids))
+        if gone:
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {gone[0]:#x} of topic {record.topic}, which is gone since "
+                f"{self._gone_ns[record.topic] / 1e9:.6f} s",
+            )
+
+    def _counted(self, record: DeletionAnswered) -> None:
+        now_ms = self._start_wall_ms + record.at_ns // MS
+        surely_ms = now_ms + self._ahead_ms + SURELY_MS + record.clock_error_ms
+        pending = sum(due_ms > surely_ms for due_ms in self._accepted.get(record.name, {}).values())
+        if record.cancelled < pending:
+            self.broken(
+                record.at_ns,
+                f"topic {record.name} is gone with {pending} pending messages, of which its deletion has cancelled "
+                f"{record.cancelled}",
+            )
