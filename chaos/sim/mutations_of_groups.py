@@ -16,11 +16,13 @@ from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.retrying import Retrying
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.sweeps import DELETIONS, Sweeps
+from tickwheel.node.state.topics import Topic
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.admin_pb2 import ResetGroupRequest
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.consumer_pb2 import LATEST, TIME
 from tickwheel.proto.log_pb2 import SweepStep
+from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, Sweep
 from tickwheel.wheel.filters import TagFilter
 from tickwheel.wheel.units import ONE_TAG
 
@@ -80,6 +82,22 @@ def deletion_cancels_nothing(patches: Patches) -> None:
         return step
 
     patches.replace(Sweeps, "_step", make)
+
+
+@mutation("a deletion ends and leaves its topic there", aim=Aim(("kill", "isolate"), nodes=3, shape=(("stewards", 1),)))
+def deleted_topics_stay(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def deletion_went_on(self: Administration, job: Sweep) -> Any:
+            state: Any = self._state
+            topic = state.deletion_target(job)
+            if job.state != SWEEP_FINISHED or not isinstance(topic, Topic):
+                return original(self, job)
+            topic.closing = topic.paused = False
+            return job
+
+        return deletion_went_on
+
+    patches.replace(Administration, "deletion_went_on", make)
 
 
 # -- pauses

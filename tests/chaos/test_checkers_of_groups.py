@@ -14,6 +14,7 @@ from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
 from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
 from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
+from tickwheel.chaos.sim.checkers.p9_deletions import DeletionsHold
 from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.history_messages import (
@@ -28,10 +29,14 @@ from tickwheel.chaos.sim.history_messages import (
     SettleSent,
 )
 from tickwheel.chaos.sim.history_operators import (
+    DeletionAnswered,
+    DeletionAsked,
     FilterAnswered,
     FilterAsked,
     PauseAnswered,
     PauseAsked,
+    PassingAccepted,
+    PassingDelivered,
     ResetAnswered,
     ResetAsked,
     Selected,
@@ -68,6 +73,19 @@ def settled(at_ms: int, uid: int, outcome: str = "ACK", attempt: int = 1) -> Set
     return SettleSent(at_ms * MS, "g", ID + uid, uid, attempt, outcome)
 
 
+def deleted(
+    at_ms: int, *, kind: str = "topic", name: str = "t", cancelled: int = 0, clock_error_ms: float = 0.0
+) -> list[Record]:
+    return [
+        DeletionAsked((at_ms - 5) * MS, kind, name),
+        DeletionAnswered(at_ms * MS, kind, name, cancelled, clock_error_ms),
+    ]
+
+
+BEGAN_AHEAD = RunBegan(0, WALL_MS, (), ("g",), dispatch_ahead_ms=200)
+ACCEPTED = PassingAccepted(5 * MS, "t", (ID + 1,), (WALL_MS,))
+LATER = PassingAccepted(5 * MS, "t", (ID + 1,), (WALL_MS + 1_000,))
+HANDED = PassingDelivered(10 * MS, "n1", "t", (ID + 1,))
 RED, BLUE = Label(lane="red"), Label(lane="blue")
 PAUSED = [PauseAsked(0, "group", "g", True), PauseAnswered(5 * MS, "group", "g", True)]
 
@@ -107,6 +125,22 @@ GOOD: dict[str, Case] = {
     ),
     "until it is asked to go on": (PausesHold, [*PAUSED, PauseAsked(9 * MS, "group", "g", False), delivered(10, 1)]),
     "before the answer": (PausesHold, [PAUSED[0], delivered(4, 1), PAUSED[1]]),
+    "delivered before its topic was gone": (DeletionsHold, [ACCEPTED, HANDED, *deleted(20)]),
+    "a topic of the same name was made": (
+        DeletionsHold,
+        [*deleted(20), replace(ACCEPTED, at_ns=25 * MS), replace(HANDED, at_ns=30 * MS)],
+    ),
+    "its group is gone, and a pull has made another": (
+        DeletionsHold,
+        [ACCEPTED, *deleted(20, kind="group", name="g"), replace(HANDED, at_ns=30 * MS)],
+    ),
+    "pending, and cancelled": (DeletionsHold, [BEGAN_AHEAD, LATER, *deleted(20, cancelled=1)]),
+    "accepted while its topic was deleted": (DeletionsHold, [BEGAN_AHEAD, *deleted(20)[:1], LATER, deleted(20)[1]]),
+    "dispatched ahead, perhaps": (DeletionsHold, [BEGAN_AHEAD, LATER, *deleted(310)]),
+    "dispatched by an uncertain clock, perhaps": (
+        DeletionsHold,
+        [BEGAN_AHEAD, LATER, *deleted(20, clock_error_ms=300)],
+    ),
     "another group": (PausesHold, [PauseAnswered(5 * MS, "group", "h", True), delivered(10, 1)]),
 }
 
@@ -141,6 +175,12 @@ BAD: dict[str, Case] = {
     "of those without a message group two": (
         InOrder,
         [sent(0, 1, 2, label=Label(lane="")), acknowledged(1, 1, 2), delivered(2, 1), delivered(4, 2)],
+    ),
+    "delivered when its topic was gone": (DeletionsHold, [ACCEPTED, *deleted(20), replace(HANDED, at_ns=30 * MS)]),
+    "pending, and not cancelled": (DeletionsHold, [BEGAN_AHEAD, LATER, *deleted(20)]),
+    "two pending, and one cancelled": (
+        DeletionsHold,
+        [BEGAN_AHEAD, LATER, replace(LATER, ids=(ID + 2,)), *deleted(20, cancelled=1)],
     ),
     "delivered while its group is paused": (PausesHold, [*PAUSED, delivered(10, 1)]),
     "delivered while its topic is paused": (PausesHold, [PauseAnswered(0, "topic", "t", True), delivered(10, 1)]),

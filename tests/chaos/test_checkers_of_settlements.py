@@ -120,6 +120,8 @@ GOOD: dict[str, Case] = {
     "a nack ends nothing": (SettledHolds, [*answer(10, "RETRY"), seen()]),
     "settled while it was read": (SettledHolds, [*answer(8_500), seen()]),
     "its hour has gone": (SettledHolds, [*answer(10), seen(hour_min_kept=HOUR + 1)]),
+    "dead, then replayed, and open again": (SettledHolds, [*answer(10, "DEAD"), REPLAYED[0], seen()]),
+    "dead, replayed, and settled again": (SettledHolds, [*answer(10, "DEAD"), REPLAYED[0], seen(ID + 1)]),
     "cancelled when its hour had gone": (
         DefiniteCancel,
         [BEGAN, ACKNOWLEDGED, delivered(10), CancelAnswered((HOUR_MS + 5_000) * MS, 1, ID + 1, "NOT_FOUND")],
@@ -261,6 +263,10 @@ BAD: dict[str, Case] = {
     "it comes again after the handover": (HandedOver, [*MASTERS, *HANDED_OVER, AGAIN]),
     "settled, and open still": (SettledHolds, [*answer(10), seen()]),
     "settled by nobody": (SettledHolds, [*answer(10), seen(ID + 1, ID + 2)]),
+    "another dead letter was replayed": (
+        SettledHolds,
+        [*answer(10, "DEAD"), DeadReplayAsked(50 * MS, "g", (2,)), seen()],
+    ),
     "the hour before has gone": (SettledHolds, [*answer(10), seen(hour_min_kept=HOUR)]),
     "not found while its hour lasts": (
         DefiniteCancel,

@@ -110,6 +110,8 @@ DIRECTED = [
     "checksums_not_compared",
     "cold_marks_ignored",
     "disks_not_compared",
+    "deletion_cancels_nothing",
+    "deleted_topics_stay",
 ]
 """Bugs that the default faults hardly ever meet."""
 
