@@ -9,8 +9,14 @@ from collections import Counter
 
 import pytest
 
+from tickwheel.chaos.sim import twins
 from tickwheel.chaos.sim.fault import PlannedFault
 from tickwheel.chaos.sim.faults import MASTER, Injector
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_bulk import ColdLoaded, ColdParked
+from tickwheel.chaos.sim.history_messages import CancelAnswered, ScheduleRefused
+from tickwheel.chaos.sim.history_operators import Administered, DeletionAnswered
+from tickwheel.chaos.sim.node_load import small_tables
 from tickwheel.chaos.sim.run import Cluster, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 from tickwheel.chaos.sim.world import SECOND
@@ -78,6 +84,37 @@ def test_settings_change_and_topics_and_groups_go() -> None:
     for seed in range(2):
         counts.update(verdict(seed, SimulationConfig(level=Level.NODE, seconds=5, shape=shape)).counts)
     assert counts["Administered"] > 10
+
+
+def test_what_freezers_twins_and_stewards_do() -> None:
+    """Parts of the cold tier are registered and loaded, and messages of theirs cancelled; programs that share a
+    producer id are told; settings change, a topic and a group are deleted, and a deletion cancels."""
+    off = (*((name, 0) for name, _ in WITH_ALL), ("parcels", 0), ("keys", 0), ("schedules", 0), ("couriers", 0))
+    shape = (*off, ("cold", 1), ("twins", 1), ("stewards", 1))
+    kinds = (ColdParked, ColdLoaded, CancelAnswered, ScheduleRefused, Administered, DeletionAnswered)
+    seen: list[Record] = []
+    with small_tables():
+        cluster = Cluster(1, SimulationConfig(level=Level.NODE, nodes=3, seconds=5, faults=(), shape=shape))
+        cluster.history.subscribe(kinds, seen.append)
+        cluster.play(Injector(cluster, []))
+    assert any(isinstance(record, ColdLoaded) for record in seen)
+    frozen = {uid for record in seen if isinstance(record, ColdParked) for uid in record.uids}
+    cancelled = [r.uid for r in seen if isinstance(r, CancelAnswered) and r.outcome == "CANCELLED"]
+    assert frozen.intersection(cancelled)
+    refused = {
+        record.producer for record in seen if isinstance(record, ScheduleRefused) and record.reason == "SEQUENCE_TAKEN"
+    }
+    assert refused.intersection(twins.IDS)
+    done = {record.what for record in seen if isinstance(record, Administered) and record.done}
+    assert done == {"settings", "delete topic", "delete group"}
+    assert any(record.cancelled for record in seen if isinstance(record, DeletionAnswered))
+
+
+def test_who_comes_back_with_an_empty_disk_is_turned_away() -> None:
+    """And is replaced under another id."""
+    shape = (*((name, 0) for name, _ in WITH_ALL), ("keys", 0))
+    config = SimulationConfig(level=Level.NODE, nodes=3, seconds=5, faults=("wiped-disk", "kill"), shape=shape)
+    assert verdict(0, config).tallies["wiped-disk"].effective
 
 
 def test_runs_of_schedules() -> None:
