@@ -73,6 +73,11 @@ QUICK = [
     "proposals_local",
     "keys_of_own_batch_unseen",
     "settled_before_commit",
+    "passed_taken_for_due",
+    "extensions_not_told",
+    "checksums_not_compared",
+    "cold_marks_ignored",
+    "deleted_topics_stay",
 ]
 
 
@@ -105,13 +110,8 @@ DIRECTED = [
     "new_disks_vote",
     "broken_copies_installed",
     "resumed_files_not_synced",
-    "passed_taken_for_due",
-    "extensions_not_told",
-    "checksums_not_compared",
-    "cold_marks_ignored",
     "disks_not_compared",
     "deletion_cancels_nothing",
-    "deleted_topics_stay",
 ]
 """Bugs that the default faults hardly ever meet."""
 
