@@ -127,7 +127,7 @@ class Parts:
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
         self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
-        self.delivery.heard.hear(read_leases(ports.disk), complete=True)
+        self.delivery.heard.hear(read_leases(ports.disk))
         self.lease_file = LeaseFile(ports.disk, ports.executor)
 
         # Damaged records: found here, or asked for by other members.

@@ -147,7 +147,7 @@ class Delivery(Part):
     def end(self, failure: Failure) -> None:
         """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
         next master, perhaps this node again, must not deliver them a second time."""
-        self.heard.hear([r for lease in self.held_leases() for r in ranges_of(lease)], complete=True)
+        self.heard.hear(r for lease in self.held_leases() for r in ranges_of(lease))
         self.fetching.next_mastership()
         self.active = False
         self.settlements.retries.lose(failure)
@@ -499,9 +499,9 @@ class Delivery(Part):
             if batch.topics and (topic_id is None or self._state.subscription(session.group_id, topic_id) is None):
                 parts.append(SettleResult(stale=len(part.ids) // 8))
                 continue
-            key, positions = self.settlements.positions_of(part)
+            key, positions, named = self.settlements.positions_of(part)
             count = self._broadcasts.answered(key, session.session_id, positions)
-            parts.append(SettleResult(settled=count, stale=len(part.ids) // 8 - count))
+            parts.append(SettleResult(settled=count, stale=named - count))
         return SettleResult.of(tuple(parts))
 
     def _serve(self, group_id: int, now_ms: int) -> None:
@@ -682,7 +682,7 @@ class Delivery(Part):
         self.heard.prune(now.cluster_ms, self._floor)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
-        """Lease ranges for sync `number` to one slave, and whether they are all of them."""
+        """Lease ranges for sync `number` to one slave, and whether with them it has been told all."""
         return self.feed.for_peer(peer_id, number, self.held_leases)
 
     def held_leases(self) -> Iterator[Lease]:
@@ -707,6 +707,10 @@ class Delivery(Part):
     def in_flight(self) -> int:
         """Messages out with consumers, roughly: settled ones count until the floor passes them."""
         return self._leases.out()
+
+    def in_flight_of_group(self, group_id: int) -> int:
+        """`in_flight` of one group."""
+        return self._leases.out_of_group(group_id)
 
     def in_flight_by_group(self) -> Counter[int]:
         """Group id -> `in_flight` of that group."""

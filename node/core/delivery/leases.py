@@ -12,6 +12,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto.peer_pb2 import LeaseRange
 from tickwheel.wheel.units import Ids
 
+K = TypeVar("K")
 Positions = NDArray[np.uint64]
 Attempts = NDArray[np.uint32]
 ChannelKey = tuple[int, int]
@@ -27,9 +29,13 @@ ChannelKey = tuple[int, int]
 FloorOf = Callable[[ChannelKey], int]
 """Returns a channel's floor: all lower positions are settled. 0 if the group does not have the topic (any more)."""
 
-EVENTS_MAX = 20_000
+EVENTS_MAX = 100_000
 """Lease ranges kept for slaves that have not acknowledged them. A slave further behind gets the whole table."""
 RANGES_PER_SYNC_MAX = 2_000
+SYNC_BYTES_MAX = 1 << 20
+"""Bytes of ranges in one sync; the last one may go beyond it."""
+TOLD_MESSAGES_MAX = 65_536
+"""Messages that a range names which this node tells of: less than a megabyte, with attempts and ids."""
 RANGE_MESSAGES_MAX = 1_000_000
 """Messages that one range may name. A range becomes arrays of that length, so its count must be bounded."""
 MERGED_MESSAGES_MAX = 1_000_000
@@ -39,8 +45,13 @@ POSITION_MAX = 1 << 62
 UNANSWERED_MAX = 64
 """Unanswered syncs remembered for each slave: 3 s at 50 ms. Answers to older ones are ignored."""
 _FIRST = np.ones(1, "<u4").tobytes()
-NOTHING = -1
-"""Number of an event before all others."""
+NOTHING = -(1 << 62)
+"""Number before all others. Pieces of the whole table count up from here, events from 0."""
+JOIN_MESSAGES_MIN = 1_000
+"""What a node has heard of a channel is joined when it names this many messages more than twice the positions from the
+lowest to the highest, and than twice what it named when it was joined last. Leases that do not overlap never are."""
+_NO_POSITIONS = np.zeros(0, np.uint64)
+_NO_ATTEMPTS = np.zeros(0, np.uint32)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +71,8 @@ class Lease:
     """How often the group had been reset when the messages were given out."""
     given_back: bool = False
     """The consumer left and the return failed; it is tried again at the lease's end. The lease did not run out."""
+    counting: int = 0
+    """Positions that no newer lease of the table names; kept by the table."""
 
     def only(self, rows: NDArray[np.bool_]) -> Lease:
         """A copy of the lease with only these positions. The copy is in no table."""
@@ -69,125 +82,155 @@ class Lease:
 
 @dataclass(slots=True)
 class LeaseTable:
-    """The master's leases, ordered by their end."""
+    """The master's leases, ordered by their end.
+
+    A newer lease replaces older ones for the positions that it names, as soon as a lease of the channel was extended:
+    a lease that no longer counts for any position is closed, and one that counts for less than half of them loses the
+    others. So open leases name at most twice as many positions as there are messages out.
+    """
 
     _heap: list[tuple[int, int, Lease]] = field(default_factory=list)
+    _closed: int = 0
+    """Closed leases that are still in the heap."""
     _order: Iterator[int] = field(default_factory=itertools.count)
-    _sessions: dict[int, deque[Lease]] = field(default_factory=dict)
-    _extended: dict[tuple[ChannelKey, int], int] = field(default_factory=dict)
-    """(channel, position) of each extended message -> new end of its lease."""
-    _channels: dict[ChannelKey, list[Lease]] = field(default_factory=dict)
-    """All open leases by channel, and those closed since the last `forget_settled`."""
+    _sessions: dict[int, dict[Lease, None]] = field(default_factory=dict)
+    """Session -> its open leases, in the order in which they were given."""
+    _channels: dict[ChannelKey, dict[Lease, None]] = field(default_factory=dict)
+    """All open leases by channel, in the same order."""
+    _counting: dict[ChannelKey, dict[int, Lease]] = field(default_factory=dict)
+    """Position -> the lease that counts for it. For channels in which leases were extended, while something is out."""
+    _out: Counter[int] = field(default_factory=Counter)
+    """Group id -> messages under open leases; groups without any are left out."""
+    _out_total: int = 0
 
     def give(self, lease: Lease) -> None:
         """Add the lease of a delivery."""
+        lease.counting = len(lease.positions)
         heapq.heappush(self._heap, (lease.until_ms, next(self._order), lease))
-        self._sessions.setdefault(lease.session_id, deque()).append(lease)
-        self._channels.setdefault(lease.channel, []).append(lease)
+        self._sessions.setdefault(lease.session_id, {})[lease] = None
+        self._channels.setdefault(lease.channel, {})[lease] = None
+        self._out[lease.channel[0]] += lease.counting
+        self._out_total += lease.counting
+        counting = self._counting.get(lease.channel)
+        if counting is not None:
+            self._replace(counting, lease)
 
-    def extend(
-        self, channel: ChannelKey, positions: Positions, attempts: Attempts, until_ms: int, session_id: int, epoch: int
-    ) -> None:
-        """Hold these positions until `until_ms`; their older leases no longer count."""
-        for position in positions.tolist():
-            self._extended[channel, position] = until_ms
-        self.give(Lease(channel, positions, attempts, until_ms, session_id, epoch=epoch))
+    def extend(self, lease: Lease) -> None:
+        """Add a lease; older ones no longer count for the positions that it names."""
+        self._counting_of(lease.channel)
+        self.give(lease)
+
+    def holds(self, channel: ChannelKey, positions: Positions) -> NDArray[np.bool_]:
+        """True for each position that an open lease names."""
+        counting = self._counting_of(channel)
+        return np.fromiter((position in counting for position in positions.tolist()), bool, len(positions))
+
+    def _counting_of(self, channel: ChannelKey) -> dict[int, Lease]:
+        """`_counting` of a channel; made when it is first asked for, at a cost that depends on what is out there."""
+        counting = self._counting.get(channel)
+        if counting is None:
+            counting = {}
+            for lease in list(self.of_channel(channel)):
+                self._replace(counting, lease)
+            if counting:
+                self._counting[channel] = counting
+        return counting
+
+    def _replace(self, counting: dict[int, Lease], lease: Lease) -> None:
+        """Let a lease count for all its positions."""
+        for position in lease.positions.tolist():
+            older = counting.get(position)
+            counting[position] = lease
+            if older is not None:
+                self._less(older, 1)
+                if not older.counting:
+                    self._close(older)
+                    _empty(older)
+                elif 2 * older.counting < len(older.positions):
+                    rows = (counting[p] is older for p in older.positions.tolist())
+                    _keep(older, np.fromiter(rows, bool, len(older.positions)))
+
+    def _less(self, lease: Lease, count: int) -> None:
+        """The lease counts for so many positions less."""
+        lease.counting -= count
+        group_id = lease.channel[0]
+        self._out[group_id] -= count
+        self._out_total -= count
+        if not self._out[group_id]:
+            del self._out[group_id]
+
+    def _close(self, lease: Lease) -> None:
+        lease.closed = True
+        self._less(lease, lease.counting)
+        _remove(self._sessions, lease.session_id, lease)
+        _remove(self._channels, lease.channel, lease)
+        self._closed += 1
+        if self._closed > 64 and 2 * self._closed > len(self._heap):
+            self._heap = [item for item in self._heap if not item[2].closed]
+            heapq.heapify(self._heap)
+            self._closed = 0
+
+    def _end(self, lease: Lease) -> Lease:
+        """Close a lease; returns it with the positions for which it counted."""
+        counting = self._counting.get(lease.channel)
+        if counting is not None:
+            if lease.counting < len(lease.positions):
+                rows = (counting.get(p) is lease for p in lease.positions.tolist())
+                _keep(lease, np.fromiter(rows, bool, len(lease.positions)))
+            for position in lease.positions.tolist():
+                del counting[position]
+            if not counting:
+                del self._counting[lease.channel]
+        self._close(lease)
+        return lease
 
     def drop(self, channel: ChannelKey) -> None:
         """Close all leases of a channel: its group was reset, or the topic or group deleted."""
-        for lease in self.of_channel(channel):
-            lease.closed = True
-            lease.positions = lease.positions[:0]
-        for key in [key for key in self._extended if key[0] == channel]:
-            del self._extended[key]
+        self._counting.pop(channel, None)
+        for lease in list(self.of_channel(channel)):
+            self._close(lease)
+            _empty(lease)
 
     def next_end_ms(self) -> int | None:
         """When the next open lease ends; None: none is open."""
         while self._heap and self._heap[0][2].closed:
             heapq.heappop(self._heap)
+            self._closed -= 1
         return self._heap[0][0] if self._heap else None
 
     def expire(self, now_ms: int) -> Iterator[Lease]:
-        """Close and yield the leases that are over, without positions whose extension still runs."""
+        """Close and yield the leases that are over, each with the positions for which it counted."""
         while (end_ms := self.next_end_ms()) is not None and end_ms <= now_ms:
-            _, _, lease = heapq.heappop(self._heap)
-            lease.closed = True
-            trimmed = self._without_extended(lease, now_ms)
-            if len(trimmed.positions):
-                yield trimmed
-
-    def _without_extended(self, lease: Lease, now_ms: int) -> Lease:
-        if not self._extended:
-            return lease
-        keep = np.ones(len(lease.positions), bool)
-        for place, position in enumerate(lease.positions.tolist()):
-            key = (lease.channel, position)
-            until_ms = self._extended.get(key)
-            if until_ms is None:
-                continue
-            if until_ms > now_ms:
-                keep[place] = False
-            else:
-                del self._extended[key]
-        return lease.only(keep)
+            yield self._end(self._heap[0][2])
 
     def close_session(self, session_id: int) -> list[Lease]:
-        """Close and return a consumer's open leases, each position only in the lease that counts for it. Its extensions
-        end too."""
-        leases = [lease for lease in self._sessions.pop(session_id, ()) if not lease.closed]
-        for lease in leases:
-            lease.closed = True
-        if not self._extended:
-            return leases
-        ended = [lease.only(self._counting(lease)) for lease in leases]
-        for lease in leases:
-            for position in lease.positions.tolist():
-                self._extended.pop((lease.channel, position), None)
-        return [lease for lease in ended if len(lease.positions)]
-
-    def _counting(self, lease: Lease) -> NDArray[np.bool_]:
-        """True for each position that no other lease has extended."""
-        extended, channel, until_ms = self._extended, lease.channel, lease.until_ms
-        places = lease.positions.tolist()
-        return np.fromiter((extended.get((channel, p), until_ms) == until_ms for p in places), bool, len(places))
+        """Close and return a consumer's open leases, each position only in the lease that counts for it."""
+        return [self._end(lease) for lease in list(self._sessions.get(session_id, ()))]
 
     def out(self) -> int:
         """Messages under open leases, each counted once however often its lease was extended."""
-        return self.out_by_group().total()
+        return self._out_total
+
+    def out_of_group(self, group_id: int) -> int:
+        """As `out`, of one group."""
+        return self._out.get(group_id, 0)
 
     def out_by_group(self) -> Counter[int]:
         """Group id -> messages under open leases, for groups that have some."""
-        counts: Counter[int] = Counter()
-        for lease in self.open_leases():
-            count = int(np.count_nonzero(self._counting(lease))) if self._extended else len(lease.positions)
-            counts[lease.channel[0]] += count
-        return counts
+        return self._out.copy()
 
     def forget_settled(self, floor_of: FloorOf) -> None:
-        """Drop leases whose positions all lie below their channel's floor: all their messages are settled."""
-        for session_id in list(self._sessions):
-            leases = self._sessions[session_id]
-            while leases:
-                lease = leases[0]
-                if not lease.closed:
-                    if int(lease.positions[-1]) >= floor_of(lease.channel):
-                        break
-                    lease.closed = True
-                    lease.positions = lease.positions[:0]
-                leases.popleft()
-            if not leases:
-                del self._sessions[session_id]
-        if len(self._heap) > 64:
-            closed = sum(1 for item in self._heap if item[2].closed)
-            if closed * 2 > len(self._heap):
-                self._heap = [item for item in self._heap if not item[2].closed]
-                heapq.heapify(self._heap)
-        if self._extended:
-            for key in [k for k in self._extended if k[1] < floor_of(k[0])]:
-                del self._extended[key]
-        self._channels.clear()
-        for lease in self.open_leases():
-            self._channels.setdefault(lease.channel, []).append(lease)
+        """Drop leases whose positions all lie below their channel's floor: all their messages are settled. Looks at a
+        channel's leases up to the first that stays."""
+        for channel, leases in list(self._channels.items()):
+            floor = floor_of(channel)
+            settled = []
+            for lease in leases:
+                if int(lease.positions[-1]) >= floor:
+                    break
+                settled.append(lease)
+            for lease in settled:
+                _empty(self._end(lease))
 
     def open_leases(self) -> Iterator[Lease]:
         """All open leases, roughly by rising end."""
@@ -195,58 +238,125 @@ class LeaseTable:
 
     def of_channel(self, channel: ChannelKey) -> Iterator[Lease]:
         """The open leases of one channel. Cost depends on that channel's leases."""
-        return (lease for lease in self._channels.get(channel, ()) if not lease.closed)
+        return iter(self._channels.get(channel, ()))
 
     def clear(self) -> None:
         """Forget all leases: this node leads no more."""
         self._heap.clear()
+        self._closed = 0
         self._sessions.clear()
         self._channels.clear()
-        self._extended.clear()
+        self._counting.clear()
+        self._out.clear()
+        self._out_total = 0
 
 
-def ranges_of(lease: Lease) -> list[LeaseRange]:
+def _remove(leases: dict[K, dict[Lease, None]], key: K, lease: Lease) -> None:
+    some = leases[key]
+    del some[lease]
+    if not some:
+        del leases[key]
+
+
+def _keep(lease: Lease, rows: NDArray[np.bool_]) -> None:
+    """Take the other positions from a lease. New arrays: whoever holds the old ones has them unchanged."""
+    lease.positions, lease.attempts = lease.positions[rows], lease.attempts[rows]
+    lease.ids = None if lease.ids is None else lease.ids[rows]
+
+
+def _empty(lease: Lease) -> None:
+    lease.positions, lease.attempts, lease.ids = _NO_POSITIONS, _NO_ATTEMPTS, None
+
+
+def ranges_of(lease: Lease) -> Iterator[LeaseRange]:
     """A lease as ranges of consecutive positions."""
-    positions = lease.positions
+    positions, attempts, ids, until_ms, epoch = lease.positions, lease.attempts, lease.ids, lease.until_ms, lease.epoch
     if not len(positions):
-        return []
+        return
+    group_id, topic_id = lease.channel
     # Over many topics most leases have one message: arrays would cost ten times as much.
     inner = (np.flatnonzero(np.diff(positions) != 1) + 1).tolist() if len(positions) > 1 else []
-    ranges = []
-    for first, last in zip([0, *inner], [*inner, len(positions)], strict=True):
-        attempts = lease.attempts[first:last]
-        ranges.append(
-            LeaseRange(
-                group_id=lease.channel[0],
-                topic_id=lease.channel[1],
+    plain = ids is None and _all_first(attempts)
+    for start, end in itertools.pairwise([0, *inner, len(positions)]):
+        for first in range(start, end, TOLD_MESSAGES_MAX):
+            last = min(end, first + TOLD_MESSAGES_MAX)
+            told = LeaseRange(
+                group_id=group_id,
+                topic_id=topic_id,
                 first_position=int(positions[first]),
                 count=last - first,
-                attempts=b"" if _all_first(attempts) else attempts.astype("<u4").tobytes(),
-                until_ms=lease.until_ms,
-                ids=b"" if lease.ids is None else lease.ids[first:last].astype("<u8").tobytes(),
-                epoch=lease.epoch,
+                until_ms=until_ms,
+                epoch=epoch,
             )
-        )
-    return ranges
+            if not plain:
+                if not _all_first(attempts[first:last]):
+                    told.attempts = attempts[first:last].astype("<u4").tobytes()
+                if ids is not None:
+                    told.ids = ids[first:last].astype("<u8").tobytes()
+            yield told
 
 
 def _all_first(attempts: Attempts) -> bool:
     return int(attempts[0]) == 1 if len(attempts) == 1 else bool((attempts == 1).all())
 
 
+def _up_to_a_sync(ranges: Iterable[LeaseRange]) -> tuple[list[LeaseRange], bool]:
+    """The first ranges, as many as one sync takes, and whether there are no more."""
+    some: list[LeaseRange] = []
+    size = 0
+    for r in ranges:
+        some.append(r)
+        size += r.ByteSize()
+        if len(some) >= RANGES_PER_SYNC_MAX or size >= SYNC_BYTES_MAX:
+            return some, False
+    return some, True
+
+
 @dataclass(slots=True)
 class _Told:
-    """What one slave was told on its present connection. Events are numbered from the first one on."""
+    """What one slave was told on its present connection: first the whole table in pieces, then events. Both are
+    numbered: pieces from NOTHING on, events from 0 on."""
 
     heard: int = NOTHING
-    """It has acknowledged all events below; NOTHING: not even the whole table."""
+    """It has acknowledged all pieces and events below."""
     sent: int = NOTHING
-    """The next sync begins here; NOTHING: with the whole table."""
+    """The next sync begins here."""
     unanswered: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=UNANSWERED_MAX))
     """Its syncs since the last rewind: (sync number, first event, end of its events)."""
+    table: Iterator[LeaseRange] | None = None
+    """What is left of the whole table, as it was when the first piece left."""
+    events_from: int = 0
+    """The first event that is not in the table."""
+    piece: tuple[int, int, list[LeaseRange]] | None = None
+    """The newest piece: its number, what comes after it, its ranges."""
+
+    def begin(self, held: Iterable[Lease], events_from: int) -> None:
+        """Tell the whole table."""
+        leases = list(held)
+        self.heard = self.sent = NOTHING
+        self.unanswered.clear()
+        self.table = (r for lease in leases for r in ranges_of(lease))
+        self.events_from = events_from
+        self.piece = None
+
+    def next_piece(self) -> tuple[int, list[LeaseRange]]:
+        """What comes after the next piece of the table, and the piece."""
+        if self.piece is None or self.piece[0] != self.sent:
+            assert self.table is not None
+            ranges, ended = _up_to_a_sync(self.table)
+            self.piece = self.sent, self.events_from if ended else self.sent + 1, ranges
+        return self.piece[1], self.piece[2]
+
+    @property
+    def needs(self) -> int:
+        """The first event that it may have to be told (again)."""
+        return self.heard if self.heard >= 0 else self.events_from
 
     def rewind(self) -> None:
-        """Something did not arrive: begin again after what was acknowledged. Answers to earlier syncs say no more."""
+        """Something did not arrive: begin again after what was acknowledged, with the table if that was not all of
+        it. Answers to earlier syncs say no more."""
+        if self.heard < 0:
+            self.heard, self.table = NOTHING, None
         self.sent = self.heard
         self.unanswered.clear()
 
@@ -256,7 +366,7 @@ class LeaseFeed:
 
     A sync goes on where the one before it ended, whether that has been answered or not. Frames of a connection arrive
     in order or not at all. So an answer to a sync that does not begin in what the slave has acknowledged tells of a
-    loss, and the slave is told again from there on.
+    loss, and the slave is told again from there on. No sync has more than RANGES_PER_SYNC_MAX ranges.
     """
 
     def __init__(self) -> None:
@@ -277,18 +387,22 @@ class LeaseFeed:
             self._first += 1
 
     def for_peer(self, peer_id: str, number: int, held: Callable[[], Iterable[Lease]]) -> tuple[list[LeaseRange], bool]:
-        """Ranges for sync `number` to a slave, and whether they are the whole table, which `held` returns."""
+        """Ranges for sync `number` to a slave, and whether they end the whole table, which `held` returns."""
         told = self._told.setdefault(peer_id, _Told())
-        whole = told.sent < self._first
-        if whole:
-            ranges = [r for lease in held() for r in ranges_of(lease)]
-            start, stop = NOTHING, self._end
+        if told.sent < 0:
+            if told.table is None or told.events_from < self._first:
+                told.begin(held(), self._end)
+        elif told.sent < self._first:
+            told.begin(held(), self._end)
+        start = told.sent
+        if start < 0:
+            stop, ranges = told.next_piece()
         else:
-            start, stop = told.sent, min(self._end, told.sent + RANGES_PER_SYNC_MAX)
-            ranges = list(itertools.islice(self._events, start - self._first, stop - self._first))
+            ranges, _ = _up_to_a_sync(itertools.islice(self._events, start - self._first, None))
+            stop = start + len(ranges)
         told.sent = stop
         told.unanswered.append((number, start, stop))
-        return ranges, whole
+        return ranges, start < 0 <= stop
 
     def acknowledged(self, peer_id: str, number: int) -> None:
         """A slave answered sync `number`."""
@@ -301,6 +415,8 @@ class LeaseFeed:
                 told.rewind()
             else:
                 told.heard = max(told.heard, stop)
+                if told.heard >= 0:
+                    told.table = told.piece = None
                 self._trim()
 
     def unsent(self, peer_id: str) -> None:
@@ -315,8 +431,7 @@ class LeaseFeed:
         return told is not None and told.heard == self._end
 
     def _trim(self) -> None:
-        # A slave that has not acknowledged the whole table needs what was given out since, or the whole table again.
-        keep_from = min(told.sent if told.heard == NOTHING else told.heard for told in self._told.values())
+        keep_from = min(told.needs for told in self._told.values())
         while self._first < keep_from and self._events:
             self._events.popleft()
             self._first += 1
@@ -331,6 +446,63 @@ class LeaseFeed:
         self._told.clear()
 
 
+RangeKey = tuple[int, int, bytes, bytes, int]
+"""A range without its end."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What was heard of one channel. Of ranges that differ in their end alone, the latest end is kept."""
+
+    ranges: dict[RangeKey, LeaseRange] = field(default_factory=dict)
+    messages: int = 0
+    """Messages that the ranges name, those named twice counted twice."""
+    first: int = POSITION_MAX
+    end: int = 0
+    joined_messages: int = 0
+    """`messages` when the ranges were joined."""
+
+    def add(self, r: LeaseRange) -> None:
+        key = (r.first_position, r.count, r.attempts, r.ids, r.epoch)
+        known = self.ranges.get(key)
+        if known is None:
+            self.messages += r.count
+            self.first, self.end = min(self.first, r.first_position), max(self.end, r.first_position + r.count)
+        elif known.until_ms >= r.until_ms:
+            return
+        self.ranges[key] = r
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether many messages are named more than once."""
+        return self.messages > 2 * max(self.end - self.first, self.joined_messages) + JOIN_MESSAGES_MIN
+
+    def joined(self) -> _Heard:
+        """The same, with each message once; only the newest epoch, since a reset ended the leases from before it.
+        Messages known by their ids stay as they are, but of the same ids the latest end counts."""
+        epoch = max(r.epoch for r in self.ranges.values())
+        by_ids: dict[bytes, LeaseRange] = {}
+        placed: list[LeaseRange] = []
+        for r in self.ranges.values():
+            if r.epoch != epoch:
+                continue
+            if not r.ids:
+                placed.append(r)
+            elif r.ids not in by_ids or by_ids[r.ids].until_ms < r.until_ms:
+                by_ids[r.ids] = r
+        merged = (r for leases in _merged(placed).values() for lease in leases for r in ranges_of(lease))
+        heard = _heard_of(itertools.chain(merged, by_ids.values()))
+        heard.joined_messages = heard.messages
+        return heard
+
+
+def _heard_of(ranges: Iterable[LeaseRange]) -> _Heard:
+    heard = _Heard()
+    for r in ranges:
+        heard.add(r)
+    return heard
+
+
 class HeardLeases:
     """Leases that this node knows of while it does not lead: told by its masters, left from its own earlier
     masterships, or found on its disk. A new master starts with them.
@@ -340,60 +512,45 @@ class HeardLeases:
     """
 
     def __init__(self) -> None:
-        self._ranges: dict[ChannelKey, list[LeaseRange]] = {}
+        self._channels: dict[ChannelKey, _Heard] = {}
 
-    def hear(self, ranges: Iterable[LeaseRange], complete: bool) -> None:
-        """Learn of leases. `complete`: these are all leases of the source. Many are known already, so overlapping
-        ranges are joined."""
+    def hear(self, ranges: Iterable[LeaseRange]) -> None:
+        """Learn of leases. Many may be known already: what names the same messages is joined, at once where only the
+        end differs, else when it has grown."""
         for r in ranges:
             if _well_formed(r):
-                self._ranges.setdefault((r.group_id, r.topic_id), []).append(r)
-        if complete:
-            self._join()
-
-    def _join(self) -> None:
-        """Join overlapping ranges, so that repeated reports take no more room. Of a channel only the newest epoch is
-        kept."""
-        several = {key: ranges for key, ranges in self._ranges.items() if len(ranges) > 1}
-        placed: list[LeaseRange] = []
-        for key, ranges in several.items():
-            epoch = max(r.epoch for r in ranges)
-            by_ids: dict[bytes, LeaseRange] = {}
-            for r in ranges:
-                if r.epoch != epoch:
-                    continue
-                if not r.ids:
-                    placed.append(r)
-                elif r.ids not in by_ids or by_ids[r.ids].until_ms < r.until_ms:
-                    by_ids[r.ids] = r
-            self._ranges[key] = list(by_ids.values())
-        for channel, leases in _merged(placed).items():
-            self._ranges[channel] = [r for lease in leases for r in ranges_of(lease)] + self._ranges[channel]
+                key = (r.group_id, r.topic_id)
+                heard = self._channels.get(key)
+                if heard is None:
+                    heard = self._channels[key] = _Heard()
+                heard.add(r)
+                if heard.overlaps:
+                    self._channels[key] = heard.joined()
 
     def prune(self, now_ms: int, floor_of: FloorOf) -> None:
         """Forget ranges that have ended or lie below the floor."""
-        for key in list(self._ranges):
+        for key, heard in list(self._channels.items()):
             floor = floor_of(key)
-            kept = [r for r in self._ranges[key] if r.until_ms > now_ms and r.first_position + r.count > floor]
-            if kept:
-                self._ranges[key] = kept
-            else:
-                del self._ranges[key]
+            kept = [r for r in heard.ranges.values() if r.until_ms > now_ms and r.first_position + r.count > floor]
+            if not kept:
+                del self._channels[key]
+            elif len(kept) < len(heard.ranges):
+                self._channels[key] = _heard_of(kept)
 
     def size(self) -> int:
         """Number of ranges kept."""
-        return sum(len(ranges) for ranges in self._ranges.values())
+        return sum(len(heard.ranges) for heard in self._channels.values())
 
     def ranges(self) -> Iterator[LeaseRange]:
         """All ranges kept."""
-        return itertools.chain.from_iterable(self._ranges.values())
+        return itertools.chain.from_iterable(heard.ranges.values() for heard in self._channels.values())
 
     def held(self, now_ms: int, epoch_of: Callable[[ChannelKey], int | None]) -> list[Lease]:
         """The leases that still run, as leases of an earlier master. Leases from before a reset of the group are void.
         Where leases overlap, the highest attempt wins, then the latest end."""
         running = {
-            key: [r for r in ranges if r.until_ms > now_ms and r.epoch == (epoch_of(key) or 0)]
-            for key, ranges in self._ranges.items()
+            key: [r for r in heard.ranges.values() if r.until_ms > now_ms and r.epoch == (epoch_of(key) or 0)]
+            for key, heard in self._channels.items()
         }
         merged = _merged([r for ranges in running.values() for r in ranges if not r.ids])
         leases: list[Lease] = []
@@ -409,7 +566,7 @@ class HeardLeases:
 
     def clear(self) -> None:
         """Forget all ranges: the leases are in a LeaseTable now."""
-        self._ranges.clear()
+        self._channels.clear()
 
 
 def _well_formed(r: LeaseRange) -> bool:

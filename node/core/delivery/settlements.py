@@ -47,6 +47,8 @@ WINDOW_VALUES_MAX = 1 << 28
 step. A consumer that settles far ahead of an unsettled message is told to try again later."""
 WINDOW_HINT_MS = 1_000
 SETTLE_MESSAGES_MAX = 100_000
+EXTEND_MESSAGES_MAX = 10_000
+"""Each may become a range of its own that every slave is told: some 3 us each, on the core's thread."""
 SETTLE_TOPICS_MAX = 4_096
 """Topics in one settlement. Each costs apply some 40 us, on every node."""
 REASON_MAX = 1_024
@@ -228,6 +230,9 @@ class Settlements:
         ids, attempts, positions = subscription.as_logged(
             np.frombuffer(batch.ids, "<u8"), given, np.frombuffer(batch.positions, "<u8") if batch.positions else None
         )
+        once = _rows_once(subscription, ids, attempts, positions)
+        given, ids, attempts = given[once], ids[once], attempts[once]
+        positions = None if positions is None else positions[once]
         refusal = self._too_far_ahead(subscription, ids, positions)
         if refusal is not None:
             return refusal
@@ -245,7 +250,7 @@ class Settlements:
             kind=kind,
             ids=ids.tobytes(),
             attempts=attempts.astype("<u4").tobytes(),
-            positions=batch.positions,
+            positions=b"" if positions is None else positions.astype("<u8").tobytes(),
             epoch=batch.epoch if batch.HasField("epoch") else None,
         )
 
@@ -345,9 +350,9 @@ class Settlements:
 
         self._proposer.submit(Command(settle=Settle(batches=columns)), answered, may_gather=True)
 
-    def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions]:
-        """The channel of a settlement and the positions of its messages; messages it does not know are left out. Raises
-        RequestError."""
+    def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions, int]:
+        """The channel of a settlement, the positions of its messages, and how many messages it names; of those that the
+        channel does not know there is no position. Raises RequestError."""
         key = self._names(batch.group, batch.topic)
         if batch.outcome not in SETTLE_KINDS:
             raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
@@ -356,23 +361,24 @@ class Settlements:
             raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
         subscription = self._state.subscription(*key)
         assert subscription is not None
+        ids = np.frombuffer(batch.ids, "<u8")
         positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
-        found, known = subscription.locate(np.frombuffer(batch.ids, "<u8"), positions)
+        found, known = subscription.locate(ids, positions)
         if batch.HasField("epoch") and batch.epoch != subscription.epoch:
             known[:] = False
-        return key, found[known]
+        return key, found[known], len(np.unique(ids))
 
     def extend(self, session_id: int, batch: consumer_pb2.ExtendBatch, now_ms: int) -> tuple[int, int, int]:
-        """Extend leases; returns (messages extended, messages refused, lease_until_ms). Settled messages, and those of
-        another attempt or epoch, are refused. Raises RequestError."""
+        """Extend leases; returns (messages extended, messages refused, lease_until_ms). Refused are settled messages,
+        those whose lease is over, and those of another attempt or epoch. Raises RequestError."""
         config = self._config
         key = self._names(batch.group, batch.topic)
         lease_ms = batch.lease_ms or config.lease_default_ms
         if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
             raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
         count = _check_columns(batch.ids, batch.attempts, batch.positions)
-        if count > SETTLE_MESSAGES_MAX:
-            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages")
+        if count > EXTEND_MESSAGES_MAX:
+            raise invalid("ids", count, f"at most {EXTEND_MESSAGES_MAX} messages in an extension")
         subscription = self._state.subscription(*key)
         assert subscription is not None
         ids, attempts, positions = subscription.as_logged(
@@ -380,7 +386,9 @@ class Settlements:
             np.frombuffer(batch.attempts, "<u4"),
             np.frombuffer(batch.positions, "<u8") if batch.positions else None,
         )
-        found, known = subscription.locate(ids, positions)
+        once = _rows_once(subscription, ids, attempts, positions)
+        ids, attempts = ids[once], attempts[once]
+        found, known = subscription.locate(ids, None if positions is None else positions[once])
         if batch.HasField("epoch") and batch.epoch != subscription.epoch:
             known[:] = False
         if self._state.group_broadcasting(key[0]):
@@ -388,15 +396,16 @@ class Settlements:
         held = known.copy()
         held[known] = ~subscription.is_settled(found[known])
         held[held] = subscription.attempts_of(found[held]) == attempts[held]
+        held[held] = self._leases.holds(key, found[held])
         until_ms = now_ms + lease_ms
         extended = np.sort(found[held])
         if len(extended):
             order = np.argsort(found[held])
-            epoch = subscription.epoch
-            lease = Lease(key, extended, attempts[held][order].astype(np.uint32), until_ms, session_id, epoch=epoch)
-            self._leases.extend(key, extended, lease.attempts, until_ms, session_id, epoch)
+            held_attempts = attempts[held][order].astype(np.uint32)
+            lease = Lease(key, extended, held_attempts, until_ms, session_id, epoch=subscription.epoch)
+            self._leases.extend(lease)
             self._feed.add(lease)
-        return len(extended), count - len(extended), until_ms
+        return len(extended), len(ids) - len(extended), until_ms
 
     def _names(self, group: str, topic: str) -> ChannelKey:
         group_id, topic_id = self._state.group_id(group), self._state.topic_id(topic)
@@ -405,6 +414,22 @@ class Settlements:
         if topic_id is None or self._state.subscription(group_id, topic_id) is None:
             raise invalid("topic", topic, f"a topic of group {group}")
         return group_id, topic_id
+
+
+def _rows_once(
+    subscription: Subscription, ids: Ids, attempts: Attempts, positions: Positions | None
+) -> NDArray[np.intp] | slice:
+    """The rows of a request that count, each message once. After a failover a consumer may hold a message twice, and
+    answer for both deliveries together. The row with the message's position counts, then the highest attempt."""
+    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
+        return slice(None)
+    ordered = np.sort(ids)
+    if not (ordered[1:] == ordered[:-1]).any():
+        return slice(None)
+    known = np.ones(len(ids), bool) if positions is None else subscription.locate(ids, positions)[1]
+    order = np.lexsort((attempts, known, ids))
+    last = np.append(ids[order][1:] != ids[order][:-1], True)
+    return np.sort(order[last])
 
 
 def _check_columns(ids: bytes, attempts: bytes, positions: bytes) -> int:

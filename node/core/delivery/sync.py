@@ -102,7 +102,7 @@ class SyncState:
                 heard.tick, heard.local_index = 0, 0
             heard.term, heard.number, heard.at_ns = frame.term, sync.number, self._monotonic_ns()
             heard.tick, heard.local_index = max((heard.tick, heard.local_index), (sync.tick, sync.local_index))
-        self._delivery.heard.hear(sync.leases, sync.complete)
+        self._delivery.heard.hear(sync.leases)
         cursor = self._wheel.cursor
         return PeerFrame(
             sync_reply=SyncReply(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from tickwheel.node.core.core import NodeCore
@@ -41,12 +40,11 @@ def named_topic(core: NodeCore, name: str) -> admin_pb2.Topic | None:
 def groups_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Group]:
     """Groups with a higher id than `after_id`, by rising id, with their consumers as far as this node knows them.
     An iterator, so that the caller can pause between groups."""
-    in_flight = core.parts.delivery.in_flight_by_group()
     looks = LOOKS_MAX
     for group_id, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
         group = core.state.group_message(name)
         if group is not None and group.group_id == group_id:  # else it was deleted and created in a pause
-            looks -= _fill(core, group, in_flight, looks)
+            looks -= _fill(core, group, looks)
             yield group
 
 
@@ -54,15 +52,15 @@ def named_group(core: NodeCore, name: str) -> admin_pb2.Group | None:
     """One consumer group."""
     group = core.state.group_message(name)
     if group is not None:
-        _fill(core, group, core.parts.delivery.in_flight_by_group(), LOOKS_MAX)
+        _fill(core, group, LOOKS_MAX)
     return group
 
 
-def _fill(core: NodeCore, group: admin_pb2.Group, in_flight: Counter[int], looks_max: int) -> int:
+def _fill(core: NodeCore, group: admin_pb2.Group, looks_max: int) -> int:
     """Add what is not replicated or takes a look at topics, and cut the topics that do not fit an answer. Returns how
     many topics it looked at, `looks_max` at most."""
     group.consumers = len(core.parts.delivery.sessions.of_group(group.group_id))
-    group.in_flight = in_flight[group.group_id]
+    group.in_flight = core.parts.delivery.in_flight_of_group(group.group_id)
     oldest_ms, looks = core.state.oldest_of_group(group.group_id, looks_max)
     if oldest_ms is not None:
         group.oldest_unsettled_ms = oldest_ms

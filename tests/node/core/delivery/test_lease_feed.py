@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tickwheel.node.core.delivery import leases as module
 from tickwheel.node.core.delivery.leases import (
-    EVENTS_MAX,
     RANGES_PER_SYNC_MAX,
     ChannelKey,
     HeardLeases,
@@ -132,12 +131,13 @@ def test_a_sync_that_could_not_be_sent_is_told_with_the_next_one() -> None:
     assert [r.topic_id for r in peers.send("b")] == [0, 1]
 
 
-def test_a_slave_that_is_too_far_behind_gets_the_whole_table() -> None:
+def test_a_slave_that_is_too_far_behind_gets_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVENTS_MAX", 100)
     peers = Peers("b", "c")
     peers.settle("b")
     peers.settle("c")
-    peers.give(EVENTS_MAX + 1)
-    assert len(peers.send("b")) == EVENTS_MAX + 1
+    peers.give(101)
+    assert len(peers.send("b")) == 101
 
 
 STEPS = st.one_of(
@@ -199,9 +199,9 @@ RANGES = st.builds(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(RANGES, max_size=20), st.booleans())
+@given(st.lists(RANGES, max_size=20), st.sampled_from([0, 1_000]))
 def test_where_leases_overlap_the_highest_attempt_wins_then_the_latest_end(
-    ranges: list[LeaseRange], complete: bool
+    ranges: list[LeaseRange], least: int
 ) -> None:
     """Whether they were joined when they were heard or not; each channel has its own."""
     expected: dict[tuple[int, int], tuple[int, int]] = {}
@@ -211,7 +211,9 @@ def test_where_leases_overlap_the_highest_attempt_wins_then_the_latest_end(
             key = (r.topic_id, r.first_position + place)
             expected[key] = max(expected.get(key, (0, 0)), (attempt, r.until_ms))
     heard = HeardLeases()
-    heard.hear(ranges, complete)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "JOIN_MESSAGES_MIN", least)
+        heard.hear(ranges)
     held = heard.held(0, lambda key: 0)
     found = [
         ((one.channel[1], position), (attempt, one.until_ms))
@@ -233,7 +235,7 @@ def test_what_peers_claim_is_merged_in_pieces(monkeypatch: pytest.MonkeyPatch) -
 
     def held() -> list[tuple[tuple[int, int], list[int]]]:
         heard = HeardLeases()
-        heard.hear(ranges, complete=True)
+        heard.hear(ranges)
         return [(lease.channel, lease.positions.tolist()) for lease in heard.held(1_000, lambda key: 0)]
 
     whole = held()

@@ -285,7 +285,7 @@ def test_a_lease_that_was_renewed_often_counts_once() -> None:
     positions, attempts = np.arange(4, dtype=np.uint64), np.ones(4, np.uint32)
     table.give(Lease((1, 1), positions, attempts, 1_000, 5))
     for until_ms in (1_300, 1_600):
-        table.extend((1, 1), positions[1:3], attempts[1:3], until_ms, 5, 0)
+        table.extend(Lease((1, 1), positions[1:3], attempts[1:3], until_ms, 5))
     assert table.out() == table.out_by_group()[1] == 4 and table.out_by_group()[2] == 0
     ended = table.close_session(5)
     assert sorted(p for lease in ended for p in lease.positions.tolist()) == [0, 1, 2, 3]
@@ -303,7 +303,7 @@ def test_ranges_that_make_no_sense_hold_nothing() -> None:
         LeaseRange(group_id=1, topic_id=1, first_position=3, count=2, attempts=b"x", until_ms=100),
         LeaseRange(group_id=1, topic_id=1, first_position=3, count=2, ids=b"x", until_ms=100),
     ]
-    heard.hear([*odd, good], complete=True)
+    heard.hear([*odd, good])
     assert heard.size() == 1
     assert [lease.positions.tolist() for lease in heard.held(0, {(1, 1): 0}.get)] == [[3, 4]]
 
@@ -314,5 +314,5 @@ def test_what_is_told_again_takes_no_more_room() -> None:
     placed = [LeaseRange(group_id=1, topic_id=1, first_position=10 * n, count=2, until_ms=100 + n) for n in range(20)]
     ahead = [LeaseRange(group_id=1, topic_id=1, first_position=500, count=1, until_ms=100, ids=b"12345678")]
     for _ in range(50):
-        heard.hear([*placed, *ahead], complete=True)
+        heard.hear([*placed, *ahead])
     assert heard.size() == 21
