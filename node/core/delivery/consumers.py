@@ -6,6 +6,8 @@ through the log.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -121,7 +123,11 @@ class ConsumerRequests(Part):
         self.core = core
         self.delivery = delivery
         self._requests = requests
-        self._pulls: list[_Pull] = []
+        self._pulls: dict[_Pull, None] = {}
+        self._ends: list[tuple[int, int, _Pull]] = []
+        """The pulls by the end of their wait, as a heap; those that were answered before go when they come first, or
+        once they are the most."""
+        self._order = itertools.count()
 
     async def open(
         self, request: consumer_pb2.OpenConsumer, deliver: Deliver, closed: Closed, actor: str = ""
@@ -191,7 +197,8 @@ class ConsumerRequests(Part):
             topic=request.topic,
             filter=request.filter,
         )
-        self._pulls.append(pull)
+        self._pulls[pull] = None
+        heapq.heappush(self._ends, (pull.until_ms, next(self._order), pull))
         self.delivery.sessions.credit(pull.session, request.messages_max)
         return await pull.answer
 
@@ -199,8 +206,10 @@ class ConsumerRequests(Part):
         if pull.answered:
             return
         pull.answered = True
-        if pull in self._pulls:
-            self._pulls.remove(pull)
+        self._pulls.pop(pull, None)
+        if len(self._ends) > 2 * len(self._pulls) + 64:
+            self._ends = [end for end in self._ends if not end[2].answered]
+            heapq.heapify(self._ends)
         if pull.session is not None:
             pull.session.credits = 0
             self.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
@@ -208,14 +217,20 @@ class ConsumerRequests(Part):
 
     def tick(self, now: Now) -> None:
         """Answer pulls whose time is over with an empty batch."""
-        if not self._pulls:
-            return
-        for pull in [p for p in self._pulls if p.until_ms <= now.steady_ms]:
+        while (end_ms := self._next_end_ms()) is not None and end_ms <= now.steady_ms:
+            pull = self._ends[0][2]
             self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next pull's time is over."""
-        return min(pull.until_ms for pull in self._pulls) - now.steady_ms if self._pulls else None
+        end_ms = self._next_end_ms()
+        return None if end_ms is None else end_ms - now.steady_ms
+
+    def _next_end_ms(self) -> int | None:
+        """When the wait of a pull is over next."""
+        while self._ends and self._ends[0][2].answered:
+            heapq.heappop(self._ends)
+        return self._ends[0][0] if self._ends else None
 
     def end(self, failure: Failure) -> None:
         """Answer the remaining pulls with `failure`; most were answered when the delivery closed their sessions."""

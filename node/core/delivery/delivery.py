@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -45,12 +46,39 @@ from tickwheel.proto.log_pb2 import (
 from tickwheel.proto.peer_pb2 import LeaseRange
 
 LEASES_WRITTEN_MAX = 20_000
-"""Leases that a master notes for its file. Each takes about a microsecond of the core's thread every second."""
+"""Leases that a master notes for its file, shared evenly by the groups. Each takes about a microsecond of the core's
+thread every second."""
 SLICE_TOPICS_MAX = 64
 """Topics of one group that a tick serves. To claim and hand out messages of one takes about a tenth of a millisecond,
 and heartbeats and votes should wait no longer than ten. A pass over more topics goes on in the next ticks."""
 FAULT_PAUSE_MS = 1_000
 """Pause before a lease is returned again whose return failed through a mistake of ours."""
+
+
+T = TypeVar("T")
+
+
+def _end_of(lease: Lease | LeaseRange) -> int:
+    return lease.until_ms
+
+
+def _by(items: Iterable[T], key: Callable[[T], int]) -> list[list[T]]:
+    """The items that have the same key, in their order."""
+    found: dict[int, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return list(found.values())
+
+
+def shares(groups: Sequence[Sequence[object]]) -> list[int]:
+    """How many leases of each group are written: all if they fit LEASES_WRITTEN_MAX, else as evenly as they allow."""
+    most = [0] * len(groups)
+    room = LEASES_WRITTEN_MAX
+    order = sorted(range(len(groups)), key=lambda place: len(groups[place]))
+    for behind, place in enumerate(order):
+        most[place] = min(len(groups[place]), room // (len(groups) - behind))
+        room -= most[place]
+    return most
 
 
 @dataclass(slots=True, eq=False)
@@ -692,16 +720,23 @@ class Delivery(Part):
             if not lease.given_back and not self._state.group_broadcasting(lease.channel[0]):
                 yield lease
 
-    def lease_ranges(self) -> Callable[[], list[LeaseRange]]:
-        """A function that returns the lease ranges known now. Any thread may call it at any later time. A master's are
-        limited to `LEASES_WRITTEN_MAX` leases."""
+    def lease_ranges(self) -> Callable[[], list[Iterator[LeaseRange]]]:
+        """A function that returns the lease ranges known now, of each group those that end last first. Any thread may
+        call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX` leases."""
         if not self.active:
             ranges = list(self.heard.ranges())
-            return lambda: ranges
+            return lambda: [iter(sorted(some, key=_end_of, reverse=True)) for some in _by(ranges, lambda r: r.group_id)]
+        groups = _by(self.held_leases(), lambda lease: lease.channel[0])
         # Copies, because leases in the table may change; arrays of positions never do. The latest ends come last,
         # about.
-        held = [replace(lease) for lease in list(self.held_leases())[-LEASES_WRITTEN_MAX:]]
-        return lambda: [r for lease in held for r in ranges_of(lease)]
+        held = [
+            [replace(lease) for lease in some[-most:]]
+            for some, most in zip(groups, shares(groups), strict=True)
+            if most
+        ]
+        return lambda: [
+            (r for lease in sorted(some, key=_end_of, reverse=True) for r in ranges_of(lease)) for some in held
+        ]
 
     @property
     def in_flight(self) -> int:

@@ -7,6 +7,7 @@ delivered once more. A starting node treats these leases as if a sync had told o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
@@ -19,7 +20,7 @@ from tickwheel.storage.whole_file import read_whole, write_whole
 PATH = "leases"
 BYTES_MAX = 1 << 20
 """Size of the file, about 30,000 ranges. It is written every second, so it must cost little beside the journal. If
-there is more, leases that end first are left out."""
+there is more, the groups share it evenly, and of each the leases that end first are left out."""
 
 
 def read_leases(disk: Disk) -> list[LeaseRange]:
@@ -31,10 +32,17 @@ def read_leases(disk: Disk) -> list[LeaseRange]:
         return []
 
 
-def encode(ranges: Iterable[LeaseRange]) -> bytes:
-    """Content of the file for these ranges."""
+def encode(groups: Iterable[Iterable[LeaseRange]]) -> bytes:
+    """Content of the file for the ranges of each group, which begin with those that end last. Takes one of each group
+    in turn, and no more than fit."""
     kept, size = Sync(), 0
-    for r in sorted(ranges, key=lambda r: r.until_ms, reverse=True):
+    left = deque(map(iter, groups))
+    while left:
+        ranges = left.popleft()
+        r = next(ranges, None)
+        if r is None:
+            continue
+        left.append(ranges)
         size += r.ByteSize() + 4
         if size > BYTES_MAX:
             break
@@ -53,16 +61,16 @@ class LeaseFile:
         self.writing = False
         self.failures = 0
 
-    def write(self, ranges: Callable[[], Iterable[LeaseRange]]) -> None:
-        """Start writing the ranges, unless they are on disk already or a write is under way. `ranges` is called in a
-        worker: it may read only data that never changes."""
+    def write(self, groups: Callable[[], Iterable[Iterable[LeaseRange]]]) -> None:
+        """Start writing the ranges (as for `encode`), unless they are on disk already or a write is under way. `groups`
+        is called in a worker: it may read only data that never changes."""
         if self.writing:
             return
         self.writing = True
         written = self._written
 
         def work() -> bytes:
-            content = encode(ranges())
+            content = encode(groups())
             if content != written:
                 write_whole(self._disk, PATH, content)
             return content
