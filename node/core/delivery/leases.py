@@ -147,7 +147,7 @@ class LeaseTable:
                     self._close(older)
                     _empty(older)
                 elif 2 * older.counting < len(older.positions):
-                    rows = (counting[p] is older for p in older.positions.tolist())
+                    rows = (counting.get(p) is older for p in older.positions.tolist())
                     _keep(older, np.fromiter(rows, bool, len(older.positions)))
 
     def _less(self, lease: Lease, count: int) -> None:

@@ -11,6 +11,7 @@ from tests.node.core.delivery.test_fifo import Ordered
 from tests.node.core.delivery.test_retries import Picky, admin
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.delivery import delivery
 from tickwheel.node.core.delivery.lease_file import BYTES_MAX, PATH, encode, read_leases
 from tickwheel.node.core.delivery.leases import POSITION_MAX, HeardLeases, Lease, LeaseTable
 from tickwheel.proto import admin_pb2, consumer_pb2
@@ -316,3 +317,19 @@ def test_what_is_told_again_takes_no_more_room() -> None:
     for _ in range(50):
         heard.hear([*placed, *ahead])
     assert heard.size() == 21
+
+
+def test_a_flood_of_one_group_leaves_the_others_their_place_in_the_file() -> None:
+    """Its leases end last, and are more than fit."""
+    flood = [LeaseRange(group_id=1, topic_id=1, first_position=n, count=1, until_ms=10**13 - n) for n in range(80_000)]
+    others = [[LeaseRange(group_id=g, topic_id=1, first_position=n, until_ms=5) for n in range(20)] for g in (2, 3)]
+    kept = Sync.FromString(encode([flood, *others])).leases
+    assert [sum(r.group_id == g for r in kept) for g in (2, 3)] == [20, 20]
+    assert len(kept) > 20_000
+
+
+def test_a_master_notes_leases_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "LEASES_WRITTEN_MAX", 100)
+    assert delivery.shares([range(20), range(30)]) == [20, 30]
+    assert delivery.shares([range(1_000), range(10), range(500)]) == [45, 10, 45]
+    assert delivery.shares([]) == []
