@@ -54,7 +54,7 @@ CLOSE_S = 5.0
 HOLD_S_MAX = 3_600.0
 """Default of `hold_max`: a delivery's lease is renewed until this long after it came."""
 RENEW_MESSAGES_MAX = 10_000
-"""Messages in one renewal; a node accepts ten times as many."""
+"""Messages in one renewal; a node accepts no more."""
 RENEW_PAUSE_S_MIN = 0.03
 EXPIRE_PAUSE_S_MIN = 0.01
 """Least pause between two looks for leases that are over."""

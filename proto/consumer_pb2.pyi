@@ -368,7 +368,7 @@ class SettleBatch(_message.Message):
     """Empty if `topics` names several."""
     outcome: Global___Outcome.ValueType
     ids: _builtins.bytes
-    """uint64[n]"""
+    """uint64[n], 100,000 at most. A message that is named more than once counts once."""
     attempts: _builtins.bytes
     """uint32[n]; a settlement for another attempt than the last delivered one is stale and ignored."""
     positions: _builtins.bytes
@@ -473,6 +473,7 @@ class ExtendBatch(_message.Message):
     group: _builtins.str
     topic: _builtins.str
     ids: _builtins.bytes
+    """uint64[n], 10,000 at most. A message that is named more than once counts once. The extension replaces its lease."""
     attempts: _builtins.bytes
     positions: _builtins.bytes
     lease_ms: _builtins.int

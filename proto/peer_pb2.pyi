@@ -541,9 +541,11 @@ class Sync(_message.Message):
     """The cluster's time as the master has it; 0 if the nodes have not agreed."""
     sent_ns: _builtins.int
     complete: _builtins.bool
-    """True: `leases` are all that are held, not only the new ones."""
+    """True: with `leases` all that are held have been told, by the syncs from the first one of the connection on."""
     @_builtins.property
-    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRange]: ...
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRange]:
+        """Not more than 2,000 and about a megabyte."""
+
     def __init__(
         self,
         *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -375,3 +376,41 @@ def test_an_extended_lease_is_given_back_once_when_its_consumer_leaves() -> None
     world.run(15_000)
     assert {tuple(attempt for _, attempt, _ in seen)[:2] for seen in client.got.values()} == {(1, 2)}
     assert sum(len(list(ranges_of(one))) for one in master.host.core.parts.delivery.held_leases()) <= 3
+
+
+# -- pulls that wait
+
+
+def test_a_tick_looks_only_at_the_waiting_pulls_whose_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand may wait. They end in the order of their times, and those that got messages do not come again."""
+    world = World()
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t"))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"]))
+    ended: list[int] = []
+    waits = [20_000 - 10 * n for n in range(300)]
+
+    def pull(number: int) -> None:
+        request = consumer_pb2.PullRequest(group="g", messages_max=1, wait_ms=waits[number])
+        core.serving.start(core.parts.consumers.pull(request), lambda answer: ended.append(number))
+
+    for number in range(len(waits)):
+        pull(number)
+    world.run(100)
+    consumers = core.parts.consumers
+    assert len(consumers._pulls) == 300 and not ended
+    client = Client(world)
+    client.schedule([100] * 290)
+    world.run_until(lambda: len(ended) == 290)
+    assert len(consumers._ends) <= 2 * len(consumers._pulls) + 64
+    left = sorted(set(range(300)) - set(ended), key=lambda number: waits[number])
+
+    class Unwalked(dict[Any, None]):
+        def __iter__(self) -> Iterator[Any]:
+            raise AssertionError("something walks over all waiting pulls")
+
+    monkeypatch.setattr(consumers, "_pulls", Unwalked(consumers._pulls))
+    world.run_until(lambda: len(ended) == 300, 25_000)
+    assert ended[290:] == left and not consumers._ends
