@@ -6,6 +6,7 @@ nothing has to be done to free a key: not at a dispatch, a cancel, a settlement 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -49,9 +50,9 @@ class KeyHolders:
         found = owed(self._groups, self._wheel, key.topic_id, id, due_ms)
         return Holder(id, due_ms, dispatched=True) if found else None
 
-    def take(self, key: KeyOf, held: Held) -> None:
-        """Let a message hold a key. Nobody may hold it, unless this message takes the holder's place."""
-        self._keys.put(key, held)
+    def take(self, taken: Mapping[KeyOf, Held]) -> None:
+        """Let messages hold keys. Nobody may hold them, unless a message takes the holder's place."""
+        self._keys.put_all(taken)
 
     def prune(self) -> None:
         """Drop the rows of messages that hold their keys no longer, in the next shards. Called by each dispatch, once

@@ -84,9 +84,13 @@ class KeyedAppend:
             self.ids[unit], self.due_ms[unit] = self.ids[other], self.due_ms[other]
         for unit in replaced:
             self._cancel(int(self.ids[unit]), int(self.due_ms[unit]))
-        for key, unit in newest.items():
-            until_settled = bool(self._keys.rules[unit] & UNTIL_SETTLED)
-            self._holders.take(key, Held(int(self.ids[unit]), int(self.due_ms[unit]), until_settled))
+        until_settled = self._keys.rules & UNTIL_SETTLED != 0
+        self._holders.take(
+            {
+                key: Held(int(self.ids[unit]), int(self.due_ms[unit]), bool(until_settled[unit]))
+                for key, unit in newest.items()
+            }
+        )
 
     def _append(self, taken: NDArray[np.bool_]) -> None:
         """Append the units that are taken."""

@@ -1,7 +1,8 @@
 """The unique keys that messages hold: a table of digests with a message's id and due time each.
 
 A row takes 32 bytes, so two million keys take 64 MB. Rows lie in SHARDS sorted arrays, by digest. An array is never
-changed in place: a new key makes a new one of its shard, so a checkpoint captures the table by taking references.
+changed in place: a command that sets keys makes new ones of their shards, so a checkpoint captures the table by taking
+references.
 
 A row does not know whether its message still holds the key: `KeyHolders` (key_holders.py) asks the wheel. Rows of
 messages that no longer do are dropped when their key is taken anew, or when `KeyHolders.prune` comes to their shard.
@@ -11,8 +12,8 @@ When it comes follows from the log, so all nodes have the same rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ DIGEST_BYTES = 16
 UNIQUE_KEYS_MAX = 2_000_000
 """Keys that a cluster holds at most; the master refuses further ones. The few that are under way come on top."""
 SHARDS = 1_024
+SHARD_ROWS_MAX = 4 * UNIQUE_KEYS_MAX // SHARDS
+"""Rows of one shard from which on the master refuses further keys that lie in it. Chance fills no shard that far;
+keys that were searched for it do. A command that sets a key copies its shard, and a dispatch looks through one."""
 DIGEST_TURN = 64
 """Shards in one turn of a digest: at most four megabytes."""
 
@@ -100,9 +104,58 @@ class Rows(NamedTuple):
 _NONE = Rows(np.zeros(0, np.uint64), np.zeros(0, _REST))
 
 
+def _find(rows: Rows, key: KeyOf, mixed: int) -> int | None:
+    at = int(rows.high.searchsorted(np.uint64(mixed)))
+    while at < len(rows.high) and int(rows.high[at]) == mixed:
+        low, _, _, topic_id = rows.rest[at].item()
+        if low == key.low and topic_id == key.topic_id:
+            return at
+        at += 1
+    return None
+
+
+def _merged(rows: Rows, puts: list[tuple[int, KeyOf, Held]]) -> Rows:
+    """The rows with these keys set, as if put one after the other: of equal `high`, the newest row comes first."""
+    new: list[tuple[int, tuple[int, int, int, int]]] = []
+    changed: list[tuple[int, tuple[int, int, int, int]]] = []
+    for mixed, key, held in reversed(puts):
+        place = held.due_ms % HOUR_MS | (_SETTLED if held.until_settled else 0)
+        row = (key.low, held.id, place, key.topic_id)
+        at = _find(rows, key, mixed)
+        if at is None:
+            new.append((mixed, row))
+        else:
+            changed.append((at, row))
+    high, rest = rows
+    if changed:
+        rest = rest.copy()
+        for at, row in changed:
+            rest[at] = row
+    if not new:
+        return Rows(high, rest)
+    new.sort(key=lambda put: put[0])
+    added = np.array([mixed for mixed, _ in new], np.uint64)
+    places = high.searchsorted(added).tolist()
+    # As plain bytes: numpy copies fields one by one.
+    raw = np.array([row for _, row in new], _REST).view(_RAW_REST)
+    return Rows(_inserted(high, places, added), _inserted(rest.view(_RAW_REST), places, raw).view(_REST))
+
+
+def _inserted(column: NDArray[Any], places: list[int], added: NDArray[Any]) -> NDArray[Any]:
+    """The column with each added element before the one that is at its place now. `places` never fall."""
+    parts: list[NDArray[Any]] = []
+    start = 0
+    for number, place in enumerate(places):
+        parts += (column[start:place], added[number : number + 1])
+        start = place
+    return np.concatenate((*parts, column[start:]))
+
+
 class UniqueKeys:
     def __init__(self) -> None:
         self._shards: dict[int, Rows] = {}
+        self._full: set[int] = set()
+        """Shards with SHARD_ROWS_MAX rows or more."""
         self.count = 0
         """Rows, those of messages that no longer hold their keys included."""
         self.next_shard = 0
@@ -117,42 +170,49 @@ class UniqueKeys:
         """The message that took a key last; None: none that is still in the table."""
         mixed = key.mixed
         rows = self._shards.get(mixed % SHARDS, _NONE)
-        at = self._find(rows, key, mixed)
+        at = _find(rows, key, mixed)
         if at is None:
             return None
         _, number, place, _ = rows.rest[at].item()
         return Held(number, (number >> 32) * HOUR_MS + (place & _SETTLED - 1), place >= _SETTLED)
 
-    def put(self, key: KeyOf, held: Held) -> None:
-        """Set the message that holds a key. The id's hour must be that of the due time."""
-        mixed = key.mixed
-        shard = mixed % SHARDS
-        rows = self._shards.get(shard, _NONE)
-        hour, place = held.id >> 32, held.due_ms % HOUR_MS | (_SETTLED if held.until_settled else 0)
-        assert held.due_ms // HOUR_MS == hour, "an id names the hour of its due time"
-        row = np.array([(key.low, held.id, place, key.topic_id)], _REST)
-        at = self._find(rows, key, mixed)
-        if at is not None:
-            rest = rows.rest.copy()
-            rest[at] = row[0]
-            self._shards[shard] = Rows(rows.high, rest)
-            return
-        at = int(rows.high.searchsorted(np.uint64(mixed)))
-        high = np.concatenate((rows.high[:at], np.array([mixed], np.uint64), rows.high[at:]))
-        # As plain bytes: numpy copies fields one by one.
-        old = rows.rest.view(_RAW_REST)
-        rest = np.concatenate((old[:at], row.view(_RAW_REST), old[at:])).view(_REST)
-        self._shards[shard] = Rows(high, rest)
-        self.count += 1
+    def put_all(self, taken: Mapping[KeyOf, Held]) -> None:
+        """Set the messages that hold these keys. Each id's hour must be that of the due time. Copies a shard once,
+        however many keys lie in it."""
+        by_shard: dict[int, list[tuple[int, KeyOf, Held]]] = {}
+        for key, held in taken.items():
+            assert held.due_ms // HOUR_MS == held.id >> 32, "an id names the hour of its due time"
+            mixed = key.mixed
+            by_shard.setdefault(mixed % SHARDS, []).append((mixed, key, held))
+        for shard, puts in by_shard.items():
+            self._set(shard, _merged(self._shards.get(shard, _NONE), puts))
 
-    @staticmethod
-    def _find(rows: Rows, key: KeyOf, mixed: int) -> int | None:
-        at = int(rows.high.searchsorted(np.uint64(mixed)))
-        while at < len(rows.high) and int(rows.high[at]) == mixed:
-            low, _, _, topic_id = rows.rest[at].item()
-            if low == key.low and topic_id == key.topic_id:
-                return at
-            at += 1
+    def _set(self, shard: int, rows: Rows) -> None:
+        count = len(rows.high)
+        self.count += count - len(self._shards.get(shard, _NONE).high)
+        if count:
+            self._shards[shard] = rows
+        else:
+            self._shards.pop(shard, None)
+        if count >= SHARD_ROWS_MAX:
+            self._full.add(shard)
+        else:
+            self._full.discard(shard)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether `no_room` may find anything."""
+        return bool(self._full)
+
+    def no_room(self, topic_ids: NDArray[np.uint32], digests: NDArray[np.void]) -> int | None:
+        """The first row of these columns whose key is not in the table and whose shard has SHARD_ROWS_MAX rows or more;
+        None: there is none. Zeros are no key; topic 0 does not exist."""
+        mixed = digests["high"] ^ (topic_ids.astype(np.uint64) * np.uint64(_SPREAD))
+        keyed = (topic_ids != 0) & ((digests["high"] != 0) | (digests["low"] != 0))
+        full = keyed & np.isin(mixed % np.uint64(SHARDS), np.array(sorted(self._full), np.uint64))
+        for row in np.flatnonzero(full).tolist():
+            if self.get(KeyOf(int(topic_ids[row]), int(digests["high"][row]), int(digests["low"][row]))) is None:
+                return row
         return None
 
     def next_rows(self) -> Rows:
@@ -162,13 +222,9 @@ class UniqueKeys:
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Keep these of `next_rows`, and go on to the next shard."""
         rows = self.next_rows()
-        gone = len(rows.high) - int(np.count_nonzero(kept))
-        if gone == len(rows.high):
-            self._shards.pop(self.next_shard, None)
-        elif gone:
+        if not kept.all():
             rest = rows.rest.view(_RAW_REST)[kept].view(_REST)
-            self._shards[self.next_shard] = Rows(rows.high[kept], rest)
-        self.count -= gone
+            self._set(self.next_shard, Rows(rows.high[kept], rest))
         self.next_shard = (self.next_shard + 1) % SHARDS
 
     # -- checkpoints
@@ -179,14 +235,13 @@ class UniqueKeys:
 
     def restore(self, shards: Iterable[tuple[int, bytes]], next_shard: int) -> None:
         """Restore what `capture` and `bytes_of` returned."""
-        self._shards = {}
+        self._shards, self._full, self.count = {}, set(), 0
         for number, content in shards:
             rows = np.frombuffer(content, ROW)
             rest = np.zeros(len(rows), _REST)
             for name in _REST.names or ():
                 rest[name] = rows[name]
-            self._shards[number] = Rows(rows["high"].copy(), rest)
-        self.count = sum(len(rows.high) for rows in self._shards.values())
+            self._set(number, Rows(rows["high"].copy(), rest))
         self.next_shard = next_shard
 
     def digest_in_turns(self) -> Generator[None, None, bytes]:

@@ -115,7 +115,7 @@ class StagedWrites(Part):
                 refuse(known.failure)
                 return self._describe(request.job_id, request.batch)
         refuse(self._disk_room.refusal())
-        refuse(self._flow.keys_refusal() if batch.unique_keys is not None else None)
+        refuse(self._flow.keys_refusal(batch))
         if self._queue_bytes + batch.bytes > QUEUE_BYTES_MAX:
             raise RequestError(limit_reached("staged blocks waiting", QUEUE_BYTES_MAX))
         name = batch.topics[0]

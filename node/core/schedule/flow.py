@@ -37,7 +37,7 @@ from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.rights import NO_QUOTAS, Quotas
 from tickwheel.node.state.schema import KEYS_LEVEL
-from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX
+from tickwheel.node.state.unique_keys import SHARD_ROWS_MAX, UNIQUE_KEYS_MAX, UniqueKeys
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
 from tickwheel.wheel.queries import Wanted
@@ -115,7 +115,7 @@ class FlowControl(Part):
 
     def admit(self, batch: IncomingBatch, due_ms: NDArray[np.int64], now_ms: int) -> Failure | None:
         """Admit and count the request (None), or return its refusal."""
-        if batch.unique_keys is not None and (refusal := self.keys_refusal()) is not None:
+        if (refusal := self.keys_refusal(batch)) is not None:
             return self._refuse(batch, refusal)
         settings = self._state.settings
         if not self.limits(batch.actor) or (
@@ -143,15 +143,29 @@ class FlowControl(Part):
             self._count(batch, 1)
         return None
 
-    def keys_refusal(self) -> Failure | None:
-        """Why no message may take a unique key now: a member does not know them, or there are too many."""
+    def keys_refusal(self, batch: IncomingBatch) -> Failure | None:
+        """Why the messages may not take their unique keys now: a member does not know keys, there are too many, or too
+        many in the shard of one of these. A topic that does not exist yet has no shard to look at."""
+        if batch.unique_keys is None:
+            return None
         keys = self._state.unique_keys
         if keys.count >= UNIQUE_KEYS_MAX:
             return limit_reached("unique_keys_max", UNIQUE_KEYS_MAX, KEYS_WAIT_MS)
         if not keys.used and not self._all_understand(KEYS_LEVEL):
             text = "a member of the cluster runs a version without unique keys, or has not been heard yet"
             return Failure(pb.RECOVERING, text, {"field": "members", "retry_after_ms": "200"})
-        return None
+        return self._shard_refusal(batch, keys) if keys.crowded else None
+
+    def _shard_refusal(self, batch: IncomingBatch, keys: UniqueKeys) -> Failure | None:
+        assert batch.unique_keys is not None
+        topic_ids = np.array([self._state.topic_id(name) or 0 for name in batch.topics], np.uint32)
+        by_row = topic_ids[np.zeros(batch.count, np.uint32) if batch.topic_of is None else batch.topic_of]
+        row = keys.no_room(by_row, batch.unique_keys.digests)
+        if row is None:
+            return None
+        failure = limit_reached("unique_keys_shard_max", SHARD_ROWS_MAX, KEYS_WAIT_MS)
+        failure.metadata["value"] = f"meta[{row}].unique_key"
+        return failure
 
     def answered(self, batch: IncomingBatch) -> None:
         """An admitted request has been applied, or never will be."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from numpy.typing import NDArray
 
 from tests.node.state.solo import Solo
 from tickwheel.node.state import key_holders, unique_keys
@@ -16,7 +19,7 @@ from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult
-from tickwheel.node.state.unique_keys import SHARDS, Held, KeyOf, UniqueKeys, contents, digest_of, key_of
+from tickwheel.node.state.unique_keys import SHARDS, Held, KeyOf, Rows, UniqueKeys, contents, digest_of, key_of
 from tickwheel.node.state.unsettled import owed, unsettled
 from tickwheel.proto.common_pb2 import (
     KEY_CONFLICT_REFUSE,
@@ -38,20 +41,61 @@ KEYS = ("a", "b", "c")
 # -- the table
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 2), st.integers(0, 9), st.booleans()),
-        max_size=60,
-    ),
-    st.integers(0, 3 * SHARDS),
-)
-def test_the_table_keeps_the_last_message_of_each_key(puts: list[tuple[int, int, int, int, bool]], prunes: int) -> None:
-    """Of few halves, so that keys differ in one of them only; captured and restored, it is the same."""
-    table, model = UniqueKeys(), dict[KeyOf, Held]()
-    for topic_id, high, low, hour, until_settled in puts:
-        key = KeyOf(topic_id, high, low)
-        model[key] = Held(hour << 32 | 7, hour * HOUR_MS + 3_599_999, until_settled)
-        table.put(key, model[key])
+PUT = st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 2), st.integers(0, 9), st.booleans())
+
+
+class OneByOne:
+    """The rows of the table if each key is put alone: a new one goes before those of an equal half."""
+
+    def __init__(self) -> None:
+        self.shards: dict[int, list[tuple[int, KeyOf, Held]]] = {}
+
+    def put(self, key: KeyOf, held: Held) -> None:
+        """Replace the key's row, or insert one."""
+        rows = self.shards.setdefault(key.mixed % SHARDS, [])
+        at = next((at for at, row in enumerate(rows) if row[1] == key), None)
+        if at is not None:
+            rows[at] = (key.mixed, key, held)
+        else:
+            rows.insert(bisect_left(rows, key.mixed, key=lambda row: row[0]), (key.mixed, key, held))
+
+    def contents(self) -> list[tuple[int, bytes]]:
+        """As the table's own."""
+        return [
+            (
+                shard,
+                b"".join(
+                    struct.pack(
+                        "<QQQII",
+                        mixed,
+                        key.low,
+                        held.id,
+                        held.due_ms % HOUR_MS | held.until_settled << 31,
+                        key.topic_id,
+                    )
+                    for mixed, key, held in rows
+                ),
+            )
+            for shard, rows in sorted(self.shards.items())
+        ]
+
+
+@given(st.lists(st.lists(PUT, max_size=30), max_size=6), st.integers(0, 3 * SHARDS))
+def test_the_table_keeps_the_last_message_of_each_key(
+    commands: list[list[tuple[int, int, int, int, bool]]], prunes: int
+) -> None:
+    """Of few halves, so that keys differ in one of them only. The keys of a command are put together, and the table is
+    to the byte what one after the other makes of it; captured and restored, it is the same."""
+    table, model, rows_of = UniqueKeys(), dict[KeyOf, Held](), OneByOne()
+    for puts in commands:
+        taken: dict[KeyOf, Held] = {}
+        for topic_id, high, low, hour, until_settled in puts:
+            taken[KeyOf(topic_id, high, low)] = Held(hour << 32 | 7, hour * HOUR_MS + 3_599_999, until_settled)
+        table.put_all(taken)
+        model.update(taken)
+        for key, held in taken.items():
+            rows_of.put(key, held)
+        assert list(contents(table.capture())) == rows_of.contents()
     captured = table.capture()
     copy = UniqueKeys()
     copy.restore(contents(captured), table.next_shard)
@@ -68,6 +112,54 @@ def test_the_table_keeps_the_last_message_of_each_key(puts: list[tuple[int, int,
     assert {key for key in model if table.get(key) is None} == gone
     copy.restore(contents(captured), 0)
     assert copy.count == len(model), "what was captured has not changed"
+
+
+def test_a_command_copies_a_shard_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of its keys lie in it: keys can be made to."""
+    monkeypatch.setattr(unique_keys, "SHARDS", 1)
+    solo = Solo(9)
+    solo.create()
+    copied: list[int] = []
+
+    def counting(high: NDArray[np.uint64], rest: NDArray[np.void]) -> Rows:
+        copied.append(len(high))
+        return Rows(high, rest)
+
+    monkeypatch.setattr(unique_keys, "Rows", counting)
+    for call in range(2):
+        rows = [Row(10, f"k{call}-{number}", KEY_CONFLICT_REFUSE, False) for number in range(2_000)]
+        solo.apply(publish([solo.now_ms + 10] * 2_000, rows, [PublishRequest(count=2_000)]))
+    assert solo.state.unique_keys.count == 4_000
+    assert sum(copied) == 6_000
+
+
+def test_a_shard_is_full_until_it_is_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are in it may be taken anew, those of other shards and topics that do not exist as before."""
+    monkeypatch.setattr(unique_keys, "SHARD_ROWS_MAX", 3)
+    table = UniqueKeys()
+    keys = [KeyOf(1, number * SHARDS, 5) for number in range(4)]
+    topic_ids = np.ones(4, np.uint32)
+
+    def no_room(table: UniqueKeys, *wanted: KeyOf) -> int | None:
+        return table.no_room(topic_ids[: len(wanted)], np.array([key[1:] for key in wanted], unique_keys.DIGEST))
+
+    for number, key in enumerate(keys[:3]):
+        assert not table.crowded and no_room(table, *keys) is None
+        table.put_all({key: Held(7, 7, False)})
+        assert table.count == number + 1
+    assert len({key.mixed % SHARDS for key in keys}) == 1
+    copy = UniqueKeys()
+    copy.restore(contents(table.capture()), 0)
+    for found in (table, copy):
+        assert found.crowded
+        assert no_room(found, *keys) == 3 and no_room(found, *keys[:3]) is None
+        assert no_room(found, keys[0], KeyOf(1, 1, 5), KeyOf(1, 0, 0)) is None
+        assert found.no_room(np.zeros(1, np.uint32), np.array([keys[3][1:]], unique_keys.DIGEST)) is None
+    table.next_shard = keys[0].mixed % SHARDS
+    table.keep(np.array([True, False, True]))
+    assert not table.crowded and no_room(table, *keys) is None and copy.crowded
+    copy.restore([], 0)
+    assert not copy.crowded
 
 
 def test_a_digest_is_never_that_of_no_key() -> None:

@@ -18,6 +18,7 @@ from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY, Caller
 from tickwheel.node.server.schedule_stream import may_replace
+from tickwheel.node.state import unique_keys
 from tickwheel.node.state.rights import AccessControl
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX
@@ -337,6 +338,23 @@ def test_there_is_a_limit_on_keys(world: World, monkeypatch: pytest.MonkeyPatch)
     plain = Message(topic="t", payload=b"p", delay_ms=HOUR_MS)
     assert told(master, call(plain))[1] == [KEY_FREE]
     assert UNIQUE_KEYS_MAX >= 1_000_000
+
+
+def test_keys_that_were_searched_for_one_shard_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is full, with the row and the limit. What holds its key there may still be replaced."""
+    master = world.elect()
+    for module in (unique_keys, flow):
+        monkeypatch.setattr(module, "SHARD_ROWS_MAX", 2)
+    monkeypatch.setattr(unique_keys, "SHARDS", 1)
+    told(master, batch(keyed("a"), keyed("b"), keyed("c")))
+    full = schedule(master, batch(keyed("a"), keyed("d"), sequence=2))
+    assert isinstance(full, Failure) and full.reason == common_pb2.LIMIT_REACHED
+    assert full.metadata["field"] == "unique_keys_shard_max"
+    assert (full.metadata["value"], full.metadata["limit"]) == ("meta[1].unique_key", "2")
+    assert int(full.metadata["retry_after_ms"]) > 0
+    assert told(master, batch(keyed("a", KEY_CONFLICT_REPLACE), sequence=2))[1] == [KEY_REPLACED]
+    plain = Message(topic="t", payload=b"p", delay_ms=HOUR_MS)
+    assert told(master, call(plain))[1] == [KEY_FREE]
 
 
 def test_no_key_is_taken_while_a_member_would_not_know_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
