@@ -6,15 +6,16 @@ nothing has to be done to free a key: not at a dispatch, a cancel, a settlement 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, Held, KeyOf, UniqueKeys
-from tickwheel.node.state.unsettled import DISPATCHED, owed
+from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, Held, KeyOf, Rows, UniqueKeys
+from tickwheel.node.state.unsettled import DISPATCHED, owed_many
 from tickwheel.wheel import sweep
 
 PRUNED_MANY = 4
@@ -31,11 +32,23 @@ class Holder(NamedTuple):
     dispatched: bool
 
 
+class Dispatched(NamedTuple):
+    """A dispatched message: its topic, and id and due time of its own unit."""
+
+    topic_id: int
+    id: int
+    due_ms: int
+
+
 class KeyHolders:
     def __init__(self, keys: UniqueKeys, groups: Groups, wheel: WheelPort) -> None:
         self._keys = keys
         self._groups = groups
         self._wheel = wheel
+        self._looked_up: set[Dispatched] = set()
+        """Messages of which it is known whether a group has not settled them."""
+        self._owed: set[Dispatched] = set()
+        """Those of them that a group has not settled."""
 
     def holder(self, key: KeyOf) -> Holder | None:
         """The message that holds a key now; None: none does."""
@@ -47,8 +60,38 @@ class KeyHolders:
             return Holder(id, due_ms, dispatched=False)
         if not held.until_settled or outcome.name not in DISPATCHED:
             return None
-        found = owed(self._groups, self._wheel, key.topic_id, id, due_ms)
+        message = Dispatched(key.topic_id, id, due_ms)
+        found = message in self._owed if message in self._looked_up else bool(self._owed_of([message]))
         return Holder(id, due_ms, dispatched=True) if found else None
+
+    @contextmanager
+    def looking_up(self, keys: Iterable[KeyOf]) -> Iterator[None]:
+        """For as long as nothing is dispatched or settled: whether dispatched messages of these keys are settled is
+        found out at once for all of them, which reads each tick once."""
+        for key in keys:
+            held = self._keys.get(key)
+            if held is not None and held.until_settled:
+                id, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
+                if outcome is not None and outcome.name in DISPATCHED:
+                    self._looked_up.add(Dispatched(key.topic_id, id, due_ms))
+        self._owed = self._owed_of(self._looked_up)
+        try:
+            yield
+        finally:
+            self._looked_up, self._owed = set(), set()
+
+    def _owed_of(self, messages: Iterable[Dispatched]) -> set[Dispatched]:
+        """Those that a group has not settled."""
+        by_topic: dict[int, list[Dispatched]] = {}
+        for message in messages:
+            by_topic.setdefault(message.topic_id, []).append(message)
+        found: set[Dispatched] = set()
+        for topic_id, those in by_topic.items():
+            ids = np.array([message.id for message in those], np.uint64)
+            due_ms = np.array([message.due_ms for message in those], np.int64)
+            owed = owed_many(self._groups, self._wheel, topic_id, ids, due_ms)
+            found.update(message for message, open_ in zip(those, owed.tolist(), strict=True) if open_)
+        return found
 
     def take(self, taken: Mapping[KeyOf, Held]) -> None:
         """Let messages hold keys. Nobody may hold them, unless a message takes the holder's place."""
@@ -72,7 +115,12 @@ class KeyHolders:
             kept[waiting] = True
             if len(waiting) > PRUNED_DISPATCHED_MAX:  # others another time
                 waiting = np.roll(waiting, self._wheel.cursor.due_ms % len(waiting))[:PRUNED_DISPATCHED_MAX]
-            for row in waiting.tolist():
-                id, due_ms, _ = self._wheel.standing(int(rows.ids[row]), int(rows.due_ms[row]))
-                kept[row] = owed(self._groups, self._wheel, int(rows.rest["topic_id"][row]), id, due_ms)
+            messages = {row: self._dispatched(rows, row) for row in waiting.tolist()}
+            owed = self._owed_of(messages.values())
+            for row, message in messages.items():
+                kept[row] = message in owed
             keys.keep(kept)
+
+    def _dispatched(self, rows: Rows, row: int) -> Dispatched:
+        id, due_ms, _ = self._wheel.standing(int(rows.ids[row]), int(rows.due_ms[row]))
+        return Dispatched(int(rows.rest["topic_id"][row]), id, due_ms)

@@ -50,7 +50,7 @@ class KeyedAppend:
         self.due_ms = np.zeros(len(units), np.int64)
         self.outcomes = np.zeros(len(units), np.uint8)
         self._found: dict[KeyOf, Holder] = {}
-        """Holders that were looked up: to find that a dispatched one is not settled may read its tick's ready queue."""
+        """Holders that were looked up."""
         self.replaced: list[int] = []
         """Ids of cancelled messages."""
 
@@ -65,20 +65,21 @@ class KeyedAppend:
         newest: dict[KeyOf, int] = {}
         replaced: list[int] = []
         held_by: list[tuple[int, int]] = []
-        for unit, *parts in zip(*(column.tolist() for column in columns), strict=True):
-            key = KeyOf(*parts)
-            other = newest.get(key)
-            if other is None:
-                together[unit] = self._decide(unit, key)
-            elif self._rule(unit) == KEY_CONFLICT_REPLACE:
-                self.outcomes[unit] = KEY_REPLACED
-                replaced.append(other)
-            else:
-                together[unit] = False
-                self.outcomes[unit] = self._kept_out(unit)
-                held_by.append((unit, other))
-            if together[unit]:
-                newest[key] = unit
+        keys = [(unit, KeyOf(*parts)) for unit, *parts in zip(*(column.tolist() for column in columns), strict=True)]
+        with self._holders.looking_up({key for _, key in keys}):
+            for unit, key in keys:
+                other = newest.get(key)
+                if other is None:
+                    together[unit] = self._decide(unit, key)
+                elif self._rule(unit) == KEY_CONFLICT_REPLACE:
+                    self.outcomes[unit] = KEY_REPLACED
+                    replaced.append(other)
+                else:
+                    together[unit] = False
+                    self.outcomes[unit] = self._kept_out(unit)
+                    held_by.append((unit, other))
+                if together[unit]:
+                    newest[key] = unit
         self._append(together)
         for unit, other in held_by:
             self.ids[unit], self.due_ms[unit] = self.ids[other], self.due_ms[other]

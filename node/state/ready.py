@@ -19,6 +19,7 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.state.id_search import find_ids
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.storage.disk import Disk
@@ -27,6 +28,8 @@ from tickwheel.wheel.units import HOUR_MS, Ids, Units, picked
 IDS = np.dtype("<u8")
 TICKS = np.dtype([("tick", "<i8"), ("position", "<u8")])
 NO_TICK = -1 << 62
+SEARCHED = 1 << 18
+"""Positions read together by a search: two megabytes."""
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
@@ -35,7 +38,7 @@ class ReadyLog:
         self.ids = ids
         self.ticks = ticks
         self.targets = targets
-        self._slot_ms = slot_ms
+        self.slot_ms = slot_ms
         self.last_tick = NO_TICK
         self.first_retained = 0
         self._hours: list[int] = []
@@ -56,9 +59,9 @@ class ReadyLog:
         group only. `targeted`: some may be."""
         due = units["due_ms"]
         first_due_ms = int(due[0])
-        first_tick, last_tick = first_due_ms // self._slot_ms, int(due[-1]) // self._slot_ms
+        first_tick, last_tick = first_due_ms // self.slot_ms, int(due[-1]) // self.slot_ms
         if first_tick != last_tick:
-            self._note_ticks(due // self._slot_ms)
+            self._note_ticks(due // self.slot_ms)
         elif first_tick != self.last_tick:
             self._note_tick(first_tick)
         self._note_dispatch(first_due_ms // HOUR_MS, stamped_ms // HOUR_MS)
@@ -72,8 +75,8 @@ class ReadyLog:
     def _note_tick(self, tick: int) -> None:
         """As `_note_ticks`, for units that all lie in one tick, which is not that of the units before: arrays of one
         element would cost ten times as much, for each topic of a dispatch."""
-        hour = tick * self._slot_ms // HOUR_MS
-        if hour != self.last_tick * self._slot_ms // HOUR_MS:
+        hour = tick * self.slot_ms // HOUR_MS
+        if hour != self.last_tick * self.slot_ms // HOUR_MS:
             self._hours.append(hour)
             self._hour_positions.append(self.ids.count)
             self._hour_ticks.append(self.ticks.count)
@@ -86,8 +89,8 @@ class ReadyLog:
         rows = np.empty(len(starts), TICKS)
         rows["tick"] = ticks[starts]
         rows["position"] = starts + self.ids.count
-        hours = rows["tick"] * self._slot_ms // HOUR_MS
-        last_hour = self.last_tick * self._slot_ms // HOUR_MS
+        hours = rows["tick"] * self.slot_ms // HOUR_MS
+        last_hour = self.last_tick * self.slot_ms // HOUR_MS
         for place in np.flatnonzero(np.diff(hours, prepend=last_hour)).tolist():
             self._hours.append(int(hours[place]))
             self._hour_positions.append(int(rows["position"][place]))
@@ -119,9 +122,19 @@ class ReadyLog:
         others: NDArray[np.int64] = rows["position"][rows["group"] != group_id].astype(np.int64)
         return others
 
+    def search(self, first: int, end: int, wanted: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(positions in [first, end) that have a wanted id, rising; for each of them the place in `wanted`). `wanted`
+        rises, and has each id once."""
+        found = [(_NONE, _NONE)]
+        for at in range(first, end, SEARCHED):
+            places, rows = find_ids(self.read(at, min(SEARCHED, end - at)), wanted)
+            found.append((places + at, rows))
+        positions, rows = (np.concatenate(column) for column in zip(*found, strict=True))
+        return positions, rows
+
     def position_of_due(self, due_ms: int) -> int:
         """First retained position that may be due at or after `due_ms`: that of its tick's start."""
-        tick = due_ms // self._slot_ms
+        tick = due_ms // self.slot_ms
         place = bisect_left(self._hours, due_ms // HOUR_MS)
         if place == len(self._hours):
             return self.count
@@ -137,7 +150,7 @@ class ReadyLog:
 
     def end_of_due(self, due_ms: int) -> int:
         """First position behind the tick of `due_ms`."""
-        return self.position_of_due((due_ms // self._slot_ms + 1) * self._slot_ms)
+        return self.position_of_due((due_ms // self.slot_ms + 1) * self.slot_ms)
 
     def first_of_hour(self, hour_min: int) -> int:
         """First position of a message of this hour or a later one."""
@@ -168,7 +181,7 @@ class ReadyLog:
         low = self._hour_ticks[place]
         high = self._hour_ticks[place + 1] if place + 1 < len(self._hours) else self.ticks.count
         ticks = self.ticks.read(low, high - low)
-        return int(ticks["tick"][ticks["position"].searchsorted(position, side="right") - 1]) * self._slot_ms
+        return int(ticks["tick"][ticks["position"].searchsorted(position, side="right") - 1]) * self.slot_ms
 
     def remove_hours(self, hour_min_kept: int) -> None:
         """Drop the messages of hours below."""

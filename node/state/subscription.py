@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.state.backlog import Backlog
+from tickwheel.node.state.id_search import find_ids
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.window import CHUNK, Places, Window
@@ -37,7 +38,7 @@ RETURNING = frozenset({SETTLE_RETURN, SETTLE_RETRY})
 LOOK_BACK = 65_536
 """How far before the floor an id without a position is searched: among recently settled messages."""
 HOLDS_ROWS = 16_384
-"""Retries of a topic, the newest, among which `holds` searches."""
+"""Retries of a topic, the newest, among which `retries_open` searches."""
 NOT_JUDGED = 1 << 62
 """Value of `judged_from` after a checkpoint of an earlier version, which does not have it."""
 
@@ -269,20 +270,26 @@ class Subscription:
         names[hits] = rows["origin"]
         return places, names
 
-    def holds(self, id: int, due_ms: int) -> bool:
-        """Whether a dispatched message, or a dispatched retry of it, is unsettled. `id` and `due_ms`: of its own unit.
-        Reads what the topic dispatched of one tick; a retry is found among the topic's last HOLDS_ROWS."""
-        least = max(self._ready.first_retained, self.floor)
-        if self._ready.targets.last_position >= least:
-            rows = self.newest_targets(HOLDS_ROWS)
-            rows = rows[(rows["origin"] == np.uint64(id)) & (rows["position"] >= np.uint64(least))]
-            if self._window.at(rows["position"].astype(np.int64)).any():
-                return True
-        first, end = max(least, self._ready.position_of_due(due_ms)), self._ready.end_of_due(due_ms)
-        if first >= end:
-            return False
-        places = first + np.flatnonzero(self._ready.read(first, end - first) == np.uint64(id))
-        return bool(self._window.at(places).any())
+    @property
+    def ready(self) -> ReadyLog:
+        """The ready queue of its topic."""
+        return self._ready
+
+    @property
+    def first_open(self) -> int:
+        """First position that is retained and may be unsettled."""
+        return max(self._ready.first_retained, self.floor)
+
+    def retries_open(self, ids: Ids) -> NDArray[np.bool_]:
+        """Of which messages a dispatched retry is unsettled, as far as it is among the topic's last HOLDS_ROWS. `ids`:
+        those under which they were first scheduled, rising, each once."""
+        found = np.zeros(len(ids), np.bool_)
+        if self._ready.targets.last_position >= self.first_open:
+            retries = self.newest_targets(HOLDS_ROWS)
+            retries = retries[retries["position"] >= np.uint64(self.first_open)]
+            places, rows = find_ids(retries["origin"], ids)
+            found[rows[self._window.at(retries["position"][places].astype(np.int64)) > 0]] = True
+        return found
 
     # -- commands of the log
 

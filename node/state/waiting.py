@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.state.id_search import find_ids
 from tickwheel.wheel.units import CursorKey, Ids
 
 WAITING = np.dtype([("origin", "<u8"), ("id", "<u8"), ("due_ms", "<i8"), ("topic_id", "<u4"), ("attempts", "<u4")])
@@ -66,6 +67,16 @@ class WaitingRetries:
         if not _is_waiting(rows[-1:], cursor)[0]:
             return None
         return int(row["id"]), int(row["due_ms"]), int(row["attempts"])
+
+    def waits(self, origins: Ids, cursor: CursorKey) -> NDArray[np.bool_]:
+        """Which messages wait for a retry. `origins` rise, each once."""
+        rows = self._rows[: self._count]
+        places, of = find_ids(rows["origin"], origins)
+        newest = np.full(len(origins), -1, np.int64)
+        np.maximum.at(newest, of, places)
+        found = newest >= 0
+        found[found] = _is_waiting(rows[newest[found]], cursor)
+        return found
 
     @property
     def used(self) -> bool:

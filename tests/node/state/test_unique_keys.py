@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from tickwheel.node.state import key_holders, unique_keys
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult
 from tickwheel.node.state.unique_keys import SHARDS, Held, KeyOf, Rows, UniqueKeys, contents, digest_of, key_of
-from tickwheel.node.state.unsettled import owed, unsettled
+from tickwheel.node.state.unsettled import owed, owed_many, unsettled
 from tickwheel.proto.common_pb2 import (
     KEY_CONFLICT_REFUSE,
     KEY_CONFLICT_REPLACE,
@@ -32,7 +34,7 @@ from tickwheel.proto.common_pb2 import (
 )
 from tickwheel.proto.log_pb2 import Cancel, Command, Publish, PublishRequest, Reschedule
 from tickwheel.proto.scheduler_pb2 import ALREADY_DISPATCHED, CANCELLED, NOT_FOUND, RESCHEDULED
-from tickwheel.wheel.units import HOUR_MS
+from tickwheel.wheel.units import HOUR_MS, Ids
 
 RULES = (KEY_CONFLICT_REFUSE, KEY_CONFLICT_USE_EXISTING, KEY_CONFLICT_REPLACE)
 KEYS = ("a", "b", "c")
@@ -512,13 +514,108 @@ def test_a_key_that_is_wanted_often_is_looked_up_once(monkeypatch: pytest.Monkey
     solo.dispatch(solo.now_ms + 20)
     looks: list[int] = []
 
-    def counting(groups: Groups, wheel: WheelPort, topic_id: int, id: int, due_ms: int) -> bool:
-        looks.append(id)
-        return owed(groups, wheel, topic_id, id, due_ms)
+    def counting(
+        groups: Groups, wheel: WheelPort, topic_id: int, ids: Ids, due_ms: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        looks.extend(ids.tolist())
+        return owed_many(groups, wheel, topic_id, ids, due_ms)
 
-    monkeypatch.setattr(key_holders, "owed", counting)
+    monkeypatch.setattr(key_holders, "owed_many", counting)
     command = publish([solo.now_ms + 10] * 50, rows * 50, [PublishRequest(count=50)])
     result = solo.apply(command)[0]
     assert isinstance(result, PublishResult) and not result.scheduled
     assert result.requests[0].keys is not None and set(result.requests[0].keys.tolist()) == {KEY_REFUSED}
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("same_tick", [True, False])
+def test_a_command_reads_each_tick_once(monkeypatch: pytest.MonkeyPatch, same_tick: bool) -> None:
+    """However many of its keys are held by messages of it, and however many groups have settled those or not."""
+    solo = Solo(10)
+    solo.create("g", "h", "i")
+    rows = [Row(10, f"k{number}", KEY_CONFLICT_REFUSE, True) for number in range(200)]
+    due_ms = [solo.now_ms + 10 + (0 if same_tick else number % 2 * 1_000) for number in range(200)]
+    for key in ("k", "other"):  # the others are no business of the command
+        named = [replace(row, key=row.key.replace("k", key)) for row in rows]
+        solo.apply(publish(due_ms, named, [PublishRequest(count=200)]))
+    solo.dispatch(solo.now_ms + 2_000)
+    for group_id, skipped in ((1, 1), (2, 100)):
+        subscription = solo.state.subscription(group_id, 1)
+        assert subscription is not None
+        positions, ids, attempts = subscription.deliverable(0, 10_000)
+        solo.settle_some(group_id, ids[skipped:], attempts[skipped:], positions[skipped:])
+    assert solo.settle(3, limit=100) == 100
+    read: list[int] = []
+    original = ReadyLog.read
+
+    def counting(self: ReadyLog, first: int, count: int) -> Ids:
+        found = original(self, first, count)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(ReadyLog, "read", counting)
+    command = publish([solo.now_ms + 10] * 200, rows, [PublishRequest(count=200)])
+    result = solo.apply(command)[0]
+    assert isinstance(result, PublishResult) and result.requests[0].keys is not None
+    assert KEY_REFUSED in result.requests[0].keys.tolist()
+    assert 0 < sum(read) <= 400
+
+
+def owed_alone(solo: Solo, id: int) -> bool:
+    """By one look at each position of the queue."""
+    for subscription in solo.state._state.groups.of_topic(1):
+        group = solo.state._state.groups.get(subscription.group_id)
+        assert group is not None
+        if group.waiting.of(id, solo.wheel.cursor) is not None:
+            return True
+        names = subscription.newest_targets(1_000)
+        places = [int(row["position"]) for row in names if int(row["origin"]) == id]
+        first = subscription.first_open
+        ids = solo.ready[first:]
+        places += [first + place for place, found in enumerate(ids) if found == id]
+        if any(place >= first and not subscription.is_settled(np.array([place], np.uint64))[0] for place in places):
+            return True
+    return False
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("settle", "some", "retry", "dispatch", "publish", "remove")), st.integers(1, 3)),
+        max_size=25,
+    ),
+    st.integers(0, 1 << 30),
+)
+@settings(max_examples=60, deadline=None)
+def test_who_owes_is_found_for_many_as_for_one(steps: list[tuple[str, int]], seed: int) -> None:
+    """Of several ticks, with groups at different places, retries that wait and that came, and removed hours."""
+    solo, chance = Solo(seed), Random(seed)
+    solo.create("g", "h", "i")
+    due_of: dict[int, int] = {}
+    for what, group_id in (("publish", 1), ("dispatch", 2), *steps):
+        if what == "publish":
+            due_ms = sorted(solo.now_ms + chance.choice((5, 900, 1_500, 4_000, HOUR_MS)) for _ in range(12))
+            due_of.update(zip(solo.publish(due_ms, b"x"), due_ms, strict=True))
+        elif what == "dispatch":
+            solo.pump()
+            solo.dispatch(solo.now_ms + group_id * chance.choice((500, 1_000, HOUR_MS)))
+        elif what == "settle":
+            solo.settle(group_id, limit=chance.randrange(1, 20))
+        elif what == "some":
+            subscription = solo.state.subscription(group_id, 1)
+            assert subscription is not None
+            columns = subscription.deliverable(subscription.floor, 20)
+            taken = np.array([chance.random() < 0.5 for _ in columns[0]], np.bool_)
+            positions, ids, attempts = (column[taken] for column in columns)
+            if len(ids):
+                solo.settle_some(group_id, ids, attempts, positions)
+        elif what == "retry":
+            solo.retry(chance.randrange(1, 5), chance.choice((100, 3_000)), group_id)
+        else:
+            solo.remove(solo.now_ms // HOUR_MS)
+        there = [id for id in due_of if due_of[id] < solo.wheel.cursor.due_ms]
+        chance.shuffle(there)
+        ids, due = np.array(there, np.uint64), np.array([due_of[id] for id in there], np.int64)
+        groups = solo.state._state.groups
+        found = owed_many(groups, solo.wheel, 1, ids, due).tolist()
+        assert found == [owed_alone(solo, id) for id in there]
+        assert found == [owed(groups, solo.wheel, 1, id, due_of[id]) for id in there]
