@@ -592,6 +592,29 @@ def test_a_preview_needs_no_schedule() -> None:
     assert field_of(call(world, "preview", wrong)) == "spec.cron"
 
 
+def test_a_worker_computes_a_preview(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core's thread does not wait for a thousand times of a slow plan; a mistake fails the request alone."""
+    world = _shared()
+    core = core_of(world)
+    works: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(core.background, "submit", lambda work, answer: works.append((work, answer)))
+    computed: list[int] = []
+    original = Calendar.next_after
+
+    def counting(self: Calendar, ms: int) -> int | None:
+        computed.append(ms)
+        return original(self, ms)
+
+    monkeypatch.setattr(Calendar, "next_after", counting)
+    request = s.PreviewScheduleRequest(spec=s.ScheduleSpec(cron="0 9 29 2 MON"), after_ms=1_780_000_000_000, times=9)
+    answers: list[Any] = []
+    core.serving.start(core.parts.schedules.preview(request), answers.append)
+    assert not computed and not answers and len(works) == 1
+    work, answer = works.pop()
+    answer(work(), None)
+    assert len(computed) >= 9 and len(answers[0].planned_ms) == 9
+
+
 def test_nobody_puts_a_schedule_that_a_member_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member of an earlier version would stop at such an entry; so it is refused until all read them."""
     world = trio()
