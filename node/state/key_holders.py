@@ -45,13 +45,13 @@ class KeyHolders:
         self._keys = keys
         self._groups = groups
         self._wheel = wheel
-        self._looked_up: set[Dispatched] = set()
-        """Messages of which it is known whether a group has not settled them."""
-        self._owed: set[Dispatched] = set()
-        """Those of them that a group has not settled."""
+        self._looked_up: dict[KeyOf, Holder | None] = {}
+        """What was found out for keys of dispatched messages, while `looking_up`."""
 
     def holder(self, key: KeyOf) -> Holder | None:
         """The message that holds a key now; None: none does."""
+        if key in self._looked_up:
+            return self._looked_up[key]
         held = self._keys.get(key)
         if held is None:
             return None
@@ -60,25 +60,29 @@ class KeyHolders:
             return Holder(id, due_ms, dispatched=False)
         if not held.until_settled or outcome.name not in DISPATCHED:
             return None
-        message = Dispatched(key.topic_id, id, due_ms)
-        found = message in self._owed if message in self._looked_up else bool(self._owed_of([message]))
+        found = self._owed_of([Dispatched(key.topic_id, id, due_ms)])
         return Holder(id, due_ms, dispatched=True) if found else None
 
     @contextmanager
     def looking_up(self, keys: Iterable[KeyOf]) -> Iterator[None]:
-        """For as long as nothing is dispatched or settled: whether dispatched messages of these keys are settled is
-        found out at once for all of them, which reads each tick once."""
+        """Until the end of the block `holder` knows which dispatched messages of these keys are settled: found out for
+        all of them together, so each tick is read once. Nothing may be dispatched, settled or taken in the block."""
+        messages: dict[KeyOf, Dispatched] = {}
         for key in keys:
             held = self._keys.get(key)
             if held is not None and held.until_settled:
                 id, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
                 if outcome is not None and outcome.name in DISPATCHED:
-                    self._looked_up.add(Dispatched(key.topic_id, id, due_ms))
-        self._owed = self._owed_of(self._looked_up)
+                    messages[key] = Dispatched(key.topic_id, id, due_ms)
+        owed = self._owed_of(messages.values())
+        self._looked_up = {
+            key: Holder(message.id, message.due_ms, dispatched=True) if message in owed else None
+            for key, message in messages.items()
+        }
         try:
             yield
         finally:
-            self._looked_up, self._owed = set(), set()
+            self._looked_up = {}
 
     def _owed_of(self, messages: Iterable[Dispatched]) -> set[Dispatched]:
         """Those that a group has not settled."""
@@ -90,7 +94,7 @@ class KeyHolders:
             ids = np.array([message.id for message in those], np.uint64)
             due_ms = np.array([message.due_ms for message in those], np.int64)
             owed = owed_many(self._groups, self._wheel, topic_id, ids, due_ms)
-            found.update(message for message, open_ in zip(those, owed.tolist(), strict=True) if open_)
+            found.update(those[place] for place in np.flatnonzero(owed).tolist())
         return found
 
     def take(self, taken: Mapping[KeyOf, Held]) -> None:

@@ -164,7 +164,7 @@ BY_LOOP_ALONE = {
 """No piece of these runs in the core after their handler has begun: test_boundary.py is about them."""
 ANSWERED_AT_ONCE = {
     *("Get", "GetDead", "GetStagedJob", "GetSweep", "ListColdMoved", "ListColdParts", "ListDead", "ListSweeps"),
-    *("Schedules.Get", "Schedules.List", "Schedules.Preview"),
+    *("Schedules.Get", "Schedules.List"),
     *("Pin", "PinSettled", "ReadPinned", "ReadSettled", "ReplayDead", "TakeOver", "SendBundle", "Settle", "Extend"),
 }
 """The core answers the requests above without a wait: it has no later step of these."""
