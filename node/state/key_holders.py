@@ -47,12 +47,14 @@ class KeyHolders:
         self._wheel = wheel
         self._looked_up: dict[KeyOf, Holder | None] = {}
         """What was found out for keys of dispatched messages, while `looking_up`."""
+        self._rows: dict[KeyOf, Held | None] = {}
+        """What the table has for all keys that are looked up."""
 
     def holder(self, key: KeyOf) -> Holder | None:
         """The message that holds a key now; None: none does."""
         if key in self._looked_up:
             return self._looked_up[key]
-        held = self._keys.get(key)
+        held = self._rows[key] if key in self._rows else self._keys.get(key)
         if held is None:
             return None
         id, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
@@ -68,8 +70,8 @@ class KeyHolders:
         """Until the end of the block `holder` knows which dispatched messages of these keys are settled: found out for
         all of them together, so each tick is read once. Nothing may be dispatched, settled or taken in the block."""
         messages: dict[KeyOf, Dispatched] = {}
-        for key in keys:
-            held = self._keys.get(key)
+        self._rows = {key: self._keys.get(key) for key in keys}
+        for key, held in self._rows.items():
             if held is not None and held.until_settled:
                 id, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
                 if outcome is not None and outcome.name in DISPATCHED:
@@ -82,7 +84,7 @@ class KeyHolders:
         try:
             yield
         finally:
-            self._looked_up = {}
+            self._looked_up, self._rows = {}, {}
 
     def _owed_of(self, messages: Iterable[Dispatched]) -> set[Dispatched]:
         """Those that a group has not settled."""
