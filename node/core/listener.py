@@ -184,7 +184,7 @@ class CoreListener:
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Take in a sync, and the master's clock with it. Returns the answer."""
         self._core.clock.heard_master(frame.sync.clock_ms)
-        return self._parts.sync.incoming(frame)
+        return self._parts.sync.incoming(peer_id, frame)
 
     @_attempted
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:

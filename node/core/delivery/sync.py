@@ -67,6 +67,7 @@ class SyncState:
         """From the core that this one replaces in the same process: its master counts on what it acknowledged."""
         self.heard = earlier.heard
         self._delivery.heard = earlier._delivery.heard
+        self._levels.update(earlier._levels)
 
     def newest(self, leading_term: int) -> Synced:
         """The newest pair this node knows: its own as master of `leading_term`, else (0) what it heard."""
@@ -89,14 +90,17 @@ class SyncState:
                 sent_ns=self._monotonic_ns(),
                 leases=ranges,
                 complete=complete,
+                log_level=LOG_LEVEL,
             )
         )
 
-    def incoming(self, frame: PeerFrame) -> PeerFrame:
+    def incoming(self, peer_id: str, frame: PeerFrame) -> PeerFrame:
         """A sync of this term's master (the log has dropped older terms). A repeated or older one tells of leases only:
         each has those that were not in the one before."""
         sync = frame.sync
         heard = self.heard
+        if sync.log_level:
+            self._levels[peer_id] = sync.log_level
         if frame.term > heard.term or sync.number > heard.number:
             if frame.term > heard.term:
                 heard.tick, heard.local_index = 0, 0
@@ -129,7 +133,8 @@ class SyncState:
             self._full.discard(peer_id)
 
     def understands(self, level: int, peer_id: str) -> bool | None:
-        """Whether a slave said last that it reads a log of this level; None: it has said nothing yet."""
+        """Whether a member said last that it reads a log of this level, as a slave or as master; None: it has said
+        nothing yet."""
         said = self._levels.get(peer_id)
         return None if said is None else said >= level
 

@@ -368,6 +368,16 @@ def test_no_key_is_taken_while_a_member_would_not_know_it(world: World, monkeypa
     assert cancel(master, "k").outcome == scheduler_pb2.NOT_FOUND
 
 
+def test_the_first_key_is_taken_though_the_first_master_is_dead(world: World) -> None:
+    """Its syncs have said that it knows keys; it never answers one."""
+    first = world.elect()
+    world.run(200)
+    first.kill()
+    master = world.elect()
+    assert master is not first
+    assert told(master, call(keyed("k")))[1] == [KEY_FREE]
+
+
 @dataclass(frozen=True)
 class Allowed(Caller):
     """A caller with the right to schedule only."""
