@@ -365,6 +365,7 @@ class PeerService:
         *,
         disk: Disk,
         refusal: Callable[[str, str, Introduction, Context], Refusal | None],
+        removed: Callable[[str], bool],
         greeted: Callable[[str, str], None],
         checkpoint: Callable[[], Awaitable[Sequence[CopiedFile] | str]],
         progressed: Callable[[Sequence[CopiedFile]], bool],
@@ -374,8 +375,9 @@ class PeerService:
         """`network_of`: (node id, cluster id).
 
         `refusal(sender_id, disk_uuid, shown, context)`: why a peer that shows these members may not connect; None: it
-        may. `greeted(peer_id, address)`: an accepted peer has called. `progressed(files)`: called with each chunk of a
-        copy; False: the files are no longer kept for it. `dropped(peer_id, text)`: a peer's link was dropped.
+        may. `removed(peer_id)`: whether a peer is no member any more. `greeted(peer_id, address)`: an accepted peer has
+        called. `progressed(files)`: called with each chunk of a copy; False: the files are no longer kept for it.
+        `dropped(peer_id, text)`: a peer's link was dropped.
         """
         self._dropped = dropped
         self._node_id, self._cluster_id = network_of
@@ -383,6 +385,7 @@ class PeerService:
         self._wake = wake
         self._disk = disk
         self._refusal = refusal
+        self._removed = removed
         self._greeted = greeted
         self._checkpoint = checkpoint
         self._progressed = progressed
@@ -418,6 +421,8 @@ class PeerService:
         yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
         try:
             async for message in request_iterator:
+                if self._removed(peer_id):
+                    return  # it calls again, and is told
                 for frame in message.bundle.frames if message.HasField("bundle") else (message,):
                     self._inbox.receive(peer_id, frame)
                 self._wake()

@@ -311,6 +311,7 @@ class NodeProcess:
             wake,
             disk=disk,
             refusal=refusal,
+            removed=lambda peer: host.core.state.was_removed(peer),
             greeted=greeted,
             checkpoint=checkpoint,
             progressed=lambda files: host.core.checkpointer.progressed(files),

@@ -64,6 +64,7 @@ def peer_service(
         lambda: None,
         disk=SimulatedDisk(Random(1)),
         refusal=refusal,
+        removed=lambda peer_id: False,
         greeted=lambda peer_id, address: None,
         checkpoint=pytest.fail,
         progressed=lambda files: True,

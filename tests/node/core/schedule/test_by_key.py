@@ -375,6 +375,7 @@ def test_the_first_key_is_taken_though_the_first_master_is_dead(world: World) ->
     first.kill()
     master = world.elect()
     assert master is not first
+    world.run(200)
     assert told(master, call(keyed("k")))[1] == [KEY_FREE]
 
 

@@ -329,8 +329,8 @@ def test_checksums_wait_until_all_members_know_them(monkeypatch: pytest.MonkeyPa
     """In a rolling upgrade nothing stands in the log that an older member cannot read; then it begins by itself."""
     answer = SyncState.incoming
 
-    def older(self: SyncState, frame: Any) -> Any:
-        reply = answer(self, frame)
+    def older(self: SyncState, peer_id: str, frame: Any) -> Any:
+        reply = answer(self, peer_id, frame)
         reply.sync_reply.log_level = 0
         return reply
 
