@@ -59,6 +59,8 @@ AWAIT_S = 60.0
 STATUS_TIMEOUT_S = 1.0
 CONNECT_S = 1.5
 """A client that has reached no node by then raises an error with the reasons. Exceeds the time-out of a status call."""
+TOLD_AGAIN_S = 60.0
+"""Pause between two warnings that no node can be reached."""
 TRY_TIMEOUT_S = 3.0
 """Time-out of one try of a call: a hanging master is abandoned after this."""
 ADDRESSES_MAX = 64
@@ -212,6 +214,8 @@ class Cluster:
         """The last fault of each node whose status could not be read."""
         self._reached = False
         """Whether any node has ever answered."""
+        self._told: Deadline | None = None
+        """Set while the log says that no node can be reached: until when that is not said again."""
         self._closed = False
 
     def check_open(self) -> None:
@@ -315,6 +319,7 @@ class Cluster:
         """The master's address, searched for if it is not known. Raises ClusterUnavailable at the deadline.
 
         If no node was ever reached, it raises after CONNECT_S already; with `patient` only if to wait cannot help.
+        With `patient`, the log then says why no node can be reached, and says it again every TOLD_AGAIN_S.
         """
         backoff = Backoff(max_s=WATCH_PERIOD_S)
         connecting = Deadline(CONNECT_S)
@@ -324,7 +329,7 @@ class Cluster:
                 self._finding = asyncio.ensure_future(self._find())
             finding = self._finding
             left_s = deadline.left_s
-            if not (self._reached or connecting.over):
+            if (patient or not self._reached) and not connecting.over:
                 left_s = min(left_s, connecting.left_s)
             await asyncio.wait({finding}, timeout=left_s)
             if finding.done() and self._finding is finding:
@@ -338,9 +343,20 @@ class Cluster:
                     raise self._unavailable(f"no master answered within {deadline.timeout_s:g} s")
                 if connecting.over and self._unreachable(patient):
                     raise self._unavailable("no node can be reached")
+                if patient and connecting.over:
+                    self._tell_unreachable()
                 if finding.done():
                     await backoff.pause(deadline)
+        if self._told is not None:
+            self._told = None
+            _log.info("nodes can be reached again; the master is %s", self._master)
         return self._master
+
+    def _tell_unreachable(self) -> None:
+        """Say in the log that no known node answers, and why, unless that was said a short time ago."""
+        if all(address in self._faults for address in self._addresses) and (self._told is None or self._told.over):
+            self._told = Deadline(TOLD_AGAIN_S)
+            _log.warning("%s", self._unavailable("no node can be reached, the client keeps trying"))
 
     def _unreachable(self, patient: bool) -> bool:
         """Whether no node was ever reached, and each has a fault that cannot pass, or (not `patient`) of connecting."""

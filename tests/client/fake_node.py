@@ -181,7 +181,7 @@ class FakeNode:
         """Topic that the caller has no right to: settlements that name it are refused."""
 
     async def start(self) -> FakeNode:
-        """Listen on a free port."""
+        """Listen on a free port; after a stop on the same one again."""
         self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         _add(
             scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler_pb2_grpc.SchedulerServicer, self, self.server
@@ -190,7 +190,7 @@ class FakeNode:
         _add(admin_pb2_grpc.add_AdminServicer_to_server, admin_pb2_grpc.AdminServicer, self, self.server)
         for add in self.services:
             add(self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        port = self.server.add_insecure_port(self.address or "127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
         await self.server.start()
         return self

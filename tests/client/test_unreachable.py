@@ -1,0 +1,136 @@
+"""A client that reaches no node says why, and within two seconds: a call by its error, a stream by its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from tests.client.fake_node import FakeNode
+from tickwheel.client import AsyncClient, ClusterUnavailable
+from tickwheel.client.backoff import Deadline
+from tickwheel.client.cluster import Cluster
+
+LONG_S = 60.0
+"""A deadline that no test waits for."""
+SAID_S = 2.0 + 3.0
+"""What docs/CLIENT.md promises, and what a loaded machine adds."""
+
+
+class Said(logging.Handler):
+    """What the client logs, to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.records: asyncio.Queue[logging.LogRecord] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "reached" in record.getMessage():
+            self.records.put_nowait(record)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Queue[logging.LogRecord]]:
+    """The client's lines on reaching nodes, as they come."""
+    logger, handler = logging.getLogger("tickwheel.client"), Said()
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.addHandler(handler)
+    yield handler.records
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def addresses() -> Iterator[dict[str, str]]:
+    """`refused`: nobody listens there. `unreachable`: a listener whose backlog is full answers no further attempt."""
+    waiting: list[socket.socket] = []
+    with socket.socket() as closed, socket.socket() as full:
+        for one in (closed, full):
+            one.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex(full.getsockname())
+        yield {name: f"127.0.0.1:{one.getsockname()[1]}" for name, one in (("refused", closed), ("unreachable", full))}
+    for one in waiting:
+        one.close()
+
+
+async def produce(client: AsyncClient) -> None:
+    """Until the message is accepted."""
+    async with client.producer() as producer:
+        await producer.schedule("t", b"x", delay_ms=60_000)
+
+
+async def consume(client: AsyncClient) -> None:
+    """Until a message comes."""
+    async with client.consumer("g", "t") as consumer:
+        await anext(aiter(consumer))
+
+
+WORDS = [("refused", "connection refused"), ("unreachable", "unreachable: no answer to the attempt to connect")]
+
+
+@pytest.mark.parametrize(("port", "words"), WORDS)
+async def test_a_call_fails_with_the_reason(addresses: dict[str, str], port: str, words: str) -> None:
+    """Long before its own deadline."""
+    async with AsyncClient(addresses[port], timeout_s=LONG_S) as client, asyncio.timeout(SAID_S):
+        with pytest.raises(ClusterUnavailable, match=f"{addresses[port]}: {words}"):
+            await client.schedule("t", b"x", delay_ms=1)
+
+
+@pytest.mark.parametrize("stream", [produce, consume])
+@pytest.mark.parametrize(("port", "words"), WORDS)
+async def test_a_stream_keeps_trying_and_logs_the_reason(
+    addresses: dict[str, str],
+    said: asyncio.Queue[logging.LogRecord],
+    port: str,
+    words: str,
+    stream: Callable[[AsyncClient], Awaitable[None]],
+) -> None:
+    """A program that starts before its cluster does not hang without a word."""
+    async with AsyncClient(addresses[port]) as client:
+        streaming = asyncio.ensure_future(stream(client))
+        async with asyncio.timeout(SAID_S):
+            record = await said.get()
+        assert record.levelno == logging.WARNING
+        assert f"{addresses[port]}: {words}" in record.getMessage()
+        assert not streaming.done()
+        streaming.cancel()
+        await asyncio.gather(streaming, return_exceptions=True)
+
+
+async def test_an_outage_is_told_once_a_minute_and_its_end_once(
+    nodes: list[FakeNode], said: asyncio.Queue[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many streams one client has; also when a node was reached before."""
+    looks: asyncio.Queue[None] = asyncio.Queue()
+    tell = Cluster._tell_unreachable
+
+    def look(cluster: Cluster) -> None:
+        tell(cluster)
+        looks.put_nowait(None)
+
+    monkeypatch.setattr(Cluster, "_tell_unreachable", look)
+    node = nodes[0]
+    async with AsyncClient(node.address) as client, asyncio.timeout(LONG_S):
+        await client.schedule("t", b"x", delay_ms=60_000)
+        for one in nodes:
+            await one.stop()
+        streaming = [asyncio.ensure_future(stream(client)) for stream in (produce, produce, consume)]
+        assert "connection refused" in (await said.get()).getMessage()
+        for _ in range(10):
+            await looks.get()
+        assert said.empty()
+        client.cluster._told = Deadline(0.0)
+        assert (await said.get()).levelno == logging.WARNING
+        await node.start()
+        again = await said.get()
+        assert again.levelno == logging.INFO and node.address in again.getMessage()
+        await asyncio.gather(*streaming[:2])
+        assert said.empty()
+        streaming[2].cancel()
+        await asyncio.gather(streaming[2], return_exceptions=True)
