@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.process.test_recovery import command, join, until_equal
 from tickwheel.client import AsyncClient
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
+from tickwheel.node.server.process import EXIT_REMOVED
 from tickwheel.proto import admin_pb2
 
 
@@ -73,3 +74,22 @@ async def test_a_node_comes_back_to_members_that_it_never_heard_of(tmp_path: Pat
             wanted |= await schedule(client, 30, soon_ms, "afterwards")
             await take_all(client, wanted)
         await until_equal([left, slave])
+
+
+async def test_a_member_that_is_removed_while_it_runs_ends_with_4_and_says_so(tmp_path: Path) -> None:
+    """Those that it calls tell it. Restarted it ends again; the others go on without it."""
+    async with LocalCluster(tmp_path, 3) as cluster, asyncio.timeout(60):
+        master = await cluster.master()
+        removed, other = (node for node in cluster.nodes if node is not master)
+        await until_disks_are_recorded(master, removed)
+        await command("member", "remove", removed.node_id, "--address", master.client_address)
+        process = removed.process
+        assert process is not None and await asyncio.to_thread(process.wait) == EXIT_REMOVED
+        assert "this node is no member any more" in removed.log_file.read_text(encoding="utf-8")
+        cluster.start_node(removed)
+        process = removed.process
+        assert process is not None and await asyncio.to_thread(process.wait) == EXIT_REMOVED
+        cluster.nodes.remove(removed)
+        async with AsyncClient([master.client_address, other.client_address]) as client:
+            await take_all(client, await schedule(client, 10, time.time_ns() // 1_000_000, "afterwards"))
+        await until_equal([master, other])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.project.imports import ROOT
+from tickwheel.node.server import process
 
 SERVICE = ROOT / "deploy" / "tickwheel.service"
 EXPOSURE_MAX = 3.0
@@ -107,3 +109,21 @@ def test_requirements_hold_what_a_node_needs() -> None:
 def test_installations_go_by_hash(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     assert "--require-hashes" in text and "requirements.txt" in text and "--no-deps" in text
+
+
+def test_a_vulnerability_is_reported_in_private_where_the_metadata_says() -> None:
+    """Never in the public tracker; a package without the repository names the place too."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    text = (ROOT / "docs" / "SECURITY.md").read_text(encoding="utf-8").partition("## Reporting a vulnerability\n")[2]
+    assert re.findall(r"\]\((https://[^)]*)\)", text) == [urls["Report a vulnerability"]]
+    assert urls["Report a vulnerability"].startswith(urls["Homepage"] + "/security/")
+
+
+def test_the_document_names_each_exit_code_and_the_unit_heeds_it() -> None:
+    """The codes of process.py: after 1 a restart helps."""
+    codes = {0, process.EXIT_FAILED, process.EXIT_CONFIG, process.EXIT_DATA, process.EXIT_REMOVED}
+    text = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\d) \| .* \| (.*) \|$", text, re.MULTILINE))
+    assert {int(code) for code in rows} == codes
+    final = {int(code) for code, restart in rows.items() if restart.startswith("does not help")}
+    assert final == {int(code) for code in directives()["RestartPreventExitStatus"][0].split()} == codes - {0, 1}
