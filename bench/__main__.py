@@ -82,7 +82,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # Ended like by Ctrl-C: the cluster of the case that runs is stopped, no node is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console()
+    console = Console(markup=False)
     measured: list[tuple[str, list[list[Figure]]]] = []
     failed = []
     for case in [arguments.case] if arguments.case else list(ALL):
@@ -106,7 +106,7 @@ def main() -> int:
     console.print(loads_table((case, medians(runs)) for case, runs in measured))
     console.print(others_table(measured))
     for text in failed:
-        console.print(f"[red]could not run: {text}")
+        console.print(f"could not run: {text}", style="red")
     return 1 if failed else 0
 
 

@@ -70,6 +70,6 @@ def bench(
             for one in found
         ]
         print_table("", ("", "measured", "", "is", "why it matters"), rows, right=(1,), whole=(0, 2, 3))
-        out.print(f"[{STYLES[verdict]}]{SAYS[verdict]}[/]")
+        out.print(SAYS[verdict], style=STYLES[verdict])
     if verdict == "unfit":
         raise typer.Exit(1)

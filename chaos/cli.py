@@ -24,6 +24,7 @@ from tickwheel.chaos.cli_fuzz import fuzz
 from tickwheel.chaos.cli_live import failover, run
 from tickwheel.chaos.cli_mutants import mutants
 from tickwheel.chaos.ever_run import Counted, commit_of_code, count
+from tickwheel.chaos.printing import headed, open_console
 from tickwheel.chaos.sim.fault import Tally
 from tickwheel.chaos.sim.faults import DEFAULT_KINDS, KINDS
 from tickwheel.chaos.sim.run import shrink, simulate
@@ -149,7 +150,7 @@ def sim(
     kinds = _parse_faults(faults)
     chosen = None if not only else () if only == "none" else tuple(int(number) for number in only.split(","))
     config = SimulationConfig(level=level, nodes=nodes, seconds=seconds, faults=kinds, only=chosen)
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     summary = _Summary()
     commit = commit_of_code()  # now: it may change while seeds run
     if trace:
@@ -177,7 +178,7 @@ def _run_many(seeds: range, config: SimulationConfig, jobs: int, summary: _Summa
         def took(result: RunResult) -> None:
             summary.add(result)
             rate = summary.seeds / max(progress.tasks[0].elapsed or 0.0, 1e-3)
-            failed = f", [red]{len(summary.failed)} failed[/red]" if summary.failed else ""
+            failed = f", [red]{len(summary.failed):,} failed[/red]" if summary.failed else ""
             progress.update(task, advance=1, description=f"{rate:.1f} seeds/s{failed}")
 
         workers = jobs or os.cpu_count() or 1
@@ -202,25 +203,27 @@ def _report(summary: _Summary, console: Console) -> None:
     if summary.tallies:
         console.print(_fault_table(summary.tallies, summary.facts.get("CheckpointTaken", 0)))
     for kind in summary.without_effect():
-        console.print(f"[bold red]{kind} was injected and never had an effect[/bold red]")
+        console.print(f"{kind} was injected and never had an effect", style="bold red")
     console.print(
         f"{summary.seeds:,} seeds, {summary.simulated_s:,.0f} simulated s in {summary.cpu_s:,.1f} CPU s "
         f"({60 * summary.cpu_s / max(summary.simulated_s, 1e-9):,.1f} CPU s for a simulated minute)"
     )
     facts = ", ".join(f"{name} {value:,.0f}" for name, value in sorted(summary.facts.items()))
     console.print(facts, style="dim", highlight=False)
-    verdict = f"[bold red]{len(summary.failed)} seeds broke a promise[/bold red]" if summary.failed else "[green]clean"
-    console.print(verdict)
+    if summary.failed:
+        console.print(f"{len(summary.failed)} seeds broke a promise", style="bold red")
+    else:
+        console.print("clean", style="green")
 
 
 def _report_failure(result: RunResult, config: SimulationConfig, do_shrink: bool, console: Console) -> None:
-    console.print(f"\n[bold red]seed {result.seed}[/bold red] {result.broken}", highlight=False)
+    console.print(headed(f"\nseed {result.seed}", "bold red", f" {result.broken}"), highlight=False)
     if result.where:
-        console.print(result.where, style="dim", highlight=False, markup=False)
+        console.print(result.where, style="dim", highlight=False)
     if do_shrink and result.planned:
         with console.status("shrinking") as status:
             config, result = shrink(
-                result, config, lambda runs, left: status.update(f"shrinking: {runs} runs, {left} faults left")
+                result, config, lambda runs, left: status.update(f"shrinking: {runs:,} runs, {left:,} faults left")
             )
         kept = [fault for fault in result.planned if fault.number in (config.only or ())]
         for fault in kept:

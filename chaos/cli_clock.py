@@ -24,6 +24,7 @@ from tickwheel.chaos.live.page import write_files
 from tickwheel.chaos.live.report import TOLD_MAX
 from tickwheel.chaos.live.supervisor import RunFailed
 from tickwheel.chaos.live.verdict import Verdict
+from tickwheel.chaos.printing import headed, open_console
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
 
@@ -41,7 +42,7 @@ def clock(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Set the clocks of real nodes wrong under load, judge every promise by true time, and see what the nodes say."""
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     unknown = [name for name in case or () if name not in CASES]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: known are {', '.join(CASES)}")
@@ -64,22 +65,21 @@ def clock(
 
 def _play(case: Case, directory: Path, rate: float, console: Console) -> dict[str, Any]:
     began_s = time.monotonic()
-    console.print(f"[bold]{case.name}[/bold]: {case.what}", highlight=False)
+    console.print(headed(case.name, "bold", f": {case.what}"), highlight=False)
 
     def told(line: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began_s:7.1f} s[/dim]  {line}", highlight=False)
+        console.print(headed(f"{time.monotonic() - began_s:7.1f} s", "dim", f"  {line}"), highlight=False)
 
     try:
         verdict = uvloop.run(play(case, directory, rate, told))
     except RunFailed as error:
-        console.print(f"[bold red]it could not be carried out:[/bold red] {error}")
+        console.print(headed("it could not be carried out:", "bold red", f" {error}"), soft_wrap=True)
         return row_of(case, Verdict({}, void=str(error)))
     write_files(verdict, directory)
     if verdict.holds and not verdict.void:
         shutil.rmtree(directory / "nodes")
     for one in verdict.broken[:TOLD_MAX]:
-        console.print(f"[bold red]{one.promise}[/bold red] at {one.at_s:.3f} s: ", end="", highlight=False)
-        console.print(one.text, highlight=False, markup=False)
+        console.print(headed(one.promise, "bold red", f" at {one.at_s:.3f} s: {one.text}"), highlight=False)
     return row_of(case, verdict)
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, FuzzReport
+from tickwheel.chaos.printing import headed, open_console
 from tickwheel.node.local_cluster import LocalCluster, run_to_end
 from tickwheel.node.made_files import LocalClusterError
 
@@ -39,7 +40,7 @@ def fuzz(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Call every method of every service with all that bytes can be; after each batch all must be as it was."""
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     where = directory or Path(tempfile.mkdtemp(prefix="tickwheel-fuzz-"))
     if where.exists() and any(where.iterdir()):
         raise typer.BadParameter(f"{where} is not empty")
@@ -47,12 +48,14 @@ def fuzz(
     began_s = time.monotonic()
 
     def told(line: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began_s:7.1f} s[/dim]  {line}", highlight=False, soft_wrap=True)
+        console.print(
+            headed(f"{time.monotonic() - began_s:7.1f} s", "dim", f"  {line}"), highlight=False, soft_wrap=True
+        )
 
     try:
         report = run_to_end(_play(where, nodes, port, config, told))
     except LocalClusterError as error:
-        console.print(f"[bold red]void[/bold red]: {error}", highlight=False, soft_wrap=True)
+        console.print(headed("void", "bold red", f": {error}"), highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_VOID) from None
     if as_json:
         print(json.dumps(asdict(report), indent=1))
@@ -61,11 +64,10 @@ def fuzz(
     if not report.findings:
         if directory is None:
             shutil.rmtree(where)
-        console.print(f"[green]clean[/green]: seed {seed}, {report.calls:,} calls", highlight=False)
+        console.print(headed("clean", "green", f": seed {seed}, {report.calls:,} calls"), highlight=False)
         return
     for finding in report.findings:
-        console.print("[bold red]found[/bold red]", end=" ")
-        console.print(finding, highlight=False, markup=False, soft_wrap=True)
+        console.print(headed("found", "bold red", f" {finding}"), highlight=False, soft_wrap=True)
     again = replace(config, first=first + report.batches - 1)
     console.print(
         f"play it again: tickwheel chaos fuzz --seed {seed} --from {again.first} --calls {batch} --batch {batch} "

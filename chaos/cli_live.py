@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 import uvloop
-from rich.console import Console
+from rich.text import Text
 
 from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.losses_report import as_json as figures_of
@@ -28,6 +28,7 @@ from tickwheel.chaos.live.report import print_report, replay_command
 from tickwheel.chaos.live.second_opinion import AuditFailed, add_opinion, check_extra, export, opinion
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
 from tickwheel.chaos.live.switch import switch_for
+from tickwheel.chaos.printing import headed, open_console
 from tickwheel.node.made_files import LocalClusterError
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
@@ -58,7 +59,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run real nodes under faults and judge every promise; exit code 1 if one was broken."""
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     try:
         families = families_of(faults)
     except UnknownFamily as error:
@@ -71,7 +72,7 @@ def run(
     options = RunOptions(where, seed, minutes * 60, families, nodes, rate, netns)
 
     def told(line: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began_s:7.1f} s[/dim]  {line}", highlight=False)
+        console.print(headed(f"{time.monotonic() - began_s:7.1f} s", "dim", f"  {line}"), highlight=False)
 
     try:
         if audit:
@@ -84,7 +85,7 @@ def run(
             told("auditing")
             add_opinion(verdict, opinion(where, exported, verdict))
     except (RunFailed, NamespacesRefused, AuditFailed) as error:
-        console.print(f"[bold red]the run could not be carried out:[/bold red] {error}")
+        console.print(headed("the run could not be carried out:", "bold red", f" {error}"), soft_wrap=True)
         raise typer.Exit(EXIT_VOID) from error
     write_files(verdict, where)
     if directory is None and verdict.holds and not verdict.void:
@@ -107,7 +108,7 @@ def failover(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Lose the master again and again and measure the way back; exit code 1 if a message was lost or came early."""
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     if kind not in ("kill", "stop", "drop"):
         raise typer.BadParameter(f"{kind}: kill, stop or drop")
     how = Kind.HANDOVER if handovers else Kind(kind)
@@ -117,11 +118,17 @@ def failover(
             if switch is not None:
                 switch.move_in()
             measuring = measure(
-                Path(directory), how, handovers or losses, rate, nodes=nodes, switch=switch, told=status.update
+                Path(directory),
+                how,
+                handovers or losses,
+                rate,
+                nodes=nodes,
+                switch=switch,
+                told=lambda line: status.update(Text(line)),
             )
             result = uvloop.run(measuring)
         except (LocalClusterError, NamespacesRefused) as error:
-            console.print(f"[bold red]it could not be carried out:[/bold red] {error}")
+            console.print(headed("it could not be carried out:", "bold red", f" {error}"), soft_wrap=True)
             raise typer.Exit(EXIT_VOID) from error
     if as_json:
         print(json.dumps(figures_of(result), indent=1))

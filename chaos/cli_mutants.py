@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from tickwheel.chaos.printing import open_console
 from tickwheel.chaos.sim.aims import FEW_CLIENTS, GUARD_AIMS
 from tickwheel.chaos.sim.mutations import MUTATIONS
 from tickwheel.chaos.sim.run import simulate
@@ -177,7 +177,7 @@ def mutants(
     unknown = sorted(set(wanted) - set(known))
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: known are {', '.join(known)}")
-    console = Console()
+    console = open_console()
     rows = known_rows(keep, first)
     open_rows = [name for name in wanted if name not in rows or not rows[name].over(seeds)]
     until_s = time.monotonic() + (seconds or 1e9)
@@ -186,7 +186,7 @@ def mutants(
         rows[row.name] = row
         if keep is not None:
             keep_rows(keep, first, rows)
-        console.print(" ".join(row.cells()), row.how[:100], highlight=False, markup=False)
+        console.print(" ".join(row.cells()), row.how[:100], highlight=False)
 
     workers = jobs or os.cpu_count() or 1
     if workers == 1:

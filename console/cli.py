@@ -119,4 +119,4 @@ def console(
     asyncio.run(open_client("").close())  # wrong addresses or files are told before a browser asks
     told = Serving(host, port, hosts_of(host, host_name or []), read_only, cert_file, key_file)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(open_client, told, lambda url: out.print(f"console at [bold]{url}[/bold], Ctrl-C stops it")))
+        asyncio.run(serve(open_client, told, lambda url: out.print(f"console at {url}, Ctrl-C stops it")))

@@ -331,7 +331,7 @@ def demo(
         raise failed(f"{out}: it is not empty; name a new folder")
     folder = out or Path(tempfile.mkdtemp(prefix="tickwheel-pipeline-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     try:
         good = PipelineDemo(DemoConfig(folder.absolute(), days, seconds, master=master), console).run()
     except (NoJavaError, FlightsMissingError) as error:
@@ -339,8 +339,10 @@ def demo(
     except KeyboardInterrupt:
         console.print("\nended; all processes are stopped")
         raise typer.Exit(130) from None
-    console.print("[bold green]nothing lost, nothing early, nothing twice[/]" if good else "[bold red]FAILED[/]")
-    if not good:
+    if good:
+        console.print("nothing lost, nothing early, nothing twice", style="bold green")
+    else:
+        console.print("FAILED", style="bold red")
         raise typer.Exit(1)
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tickwheel.chaos.live.losses import Kind, Losses
+from tickwheel.chaos.printing import headed
 
 STEPS = (
     ("detection_ms", "detection"),
@@ -73,7 +74,7 @@ def print_losses(losses: Losses, console: Console) -> None:
     sums += f", early {losses.early:,}, elections that nobody asked for {losses.unasked_elections}"
     console.print(f"\n{sums}", highlight=False)
     for text in losses.lost_told:
-        console.print(f"[bold red]lost[/bold red] {text}", highlight=False)
+        console.print(headed("lost", "bold red", f" {text}"), highlight=False)
     starved = losses.values("starved_share")
     if len(starved):
         shares = f"{float(np.median(starved)):.0%} of the time at the median, {float(starved.max()):.0%} at most"

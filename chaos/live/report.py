@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tickwheel.chaos.live.plan import FAMILIES
 from tickwheel.chaos.live.verdict import PROMISES, Lateness, Verdict
+from tickwheel.chaos.printing import headed
 
 TOLD_MAX = 10
 """Broken promises printed in words."""
@@ -173,7 +175,7 @@ def print_report(verdict: Verdict, console: Console) -> None:
             f"{failover['old']} to {failover['new']}",
             f"{failover['without_ms']:,}",
             "" if silence is None else f"{silence:,}",
-            failover["cause"] or "[yellow]none",
+            failover["cause"] or Text("none", "yellow"),
         )
     if verdict.failovers:
         console.print(failovers)
@@ -198,8 +200,7 @@ def print_report(verdict: Verdict, console: Console) -> None:
             highlight=False,
         )
     for one in verdict.broken[:TOLD_MAX]:
-        console.print(f"[bold red]{one.promise}[/bold red] at {one.at_s:.3f} s: ", end="", highlight=False)
-        console.print(one.text, highlight=False, markup=False)
+        console.print(headed(one.promise, "bold red", f" at {one.at_s:.3f} s: {one.text}"), highlight=False)
     if len(verdict.broken) > TOLD_MAX:
         console.print(f"and more: {verdict.broken_counts}", highlight=False)
     title, kind, words = headline(verdict)

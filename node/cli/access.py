@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.errors import Fault
@@ -148,7 +149,7 @@ def role_set(
     use_json(as_json)
     grants = [grant_from(text) for text in allow or []]
     role = ask(address, lambda client: client.access.set_role(name, grants))
-    print_json(as_dict(role)) if as_json else out.print(f"role {role.name}: {escape(_grants(role)) or 'nothing'}")
+    print_json(as_dict(role)) if as_json else out.print(f"role {role.name}: {_grants(role) or 'nothing'}")
 
 
 def grant_from(text: str) -> access_pb2.Grant:
@@ -204,7 +205,7 @@ def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> Non
     if caller.unrestricted:
         out.print("may do everything" if caller.rights else "may do what its certificate allows")
     for grant in caller.grants:
-        out.print(escape(_grants(access_pb2.AccessRole(grants=[grant]))))
+        out.print(_grants(access_pb2.AccessRole(grants=[grant])))
     if caller.grants_left_out:
         out.print(f"and {caller.grants_left_out} more; `tickwheel role list` has all")
 
@@ -226,7 +227,7 @@ def audit(
     records: list[access_pb2.AuditRecord] = []
     for node, answer in answers.items():
         if isinstance(answer, Fault):
-            err.print(f"[yellow]{node} does not answer:[/yellow] {escape(answer.message)}")
+            err.print(Text.assemble((f"{node} does not answer:", "yellow"), f" {answer.message}"))
         else:
             records += answer
     records = sorted(records, key=lambda record: record.at_ms)[-limit:]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import Progress, TaskID
+from rich.text import Text
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.backoff import Backoff, Deadline
@@ -193,4 +193,4 @@ def say_origin(origin: admin_pb2.BackupOrigin) -> None:
         soft_wrap=True,
     )
     if origin.stale_reason:
-        err.print(f"[bold red]This backup may be old:[/] {escape(origin.stale_reason)}", soft_wrap=True)
+        err.print(Text.assemble(("This backup may be old:", "bold red"), f" {origin.stale_reason}"), soft_wrap=True)

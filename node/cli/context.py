@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from tickwheel.node.cli import contexts
 from tickwheel.node.cli.contexts import ADDRESS_VARIABLES, Context, ContextError
@@ -84,7 +85,7 @@ def add(
     if as_json:
         print_json({"name": name, "current": current})
     else:
-        out.print(f"{name} added" + (", and in use" if name == current else f"; {current} is in use"), markup=False)
+        out.print(f"{name} added" + (", and in use" if name == current else f"; {current} is in use"))
 
 
 @_commands.command()
@@ -97,7 +98,7 @@ def use(name: Name, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"current": name})
     else:
-        out.print(f"{name} is in use", markup=False)
+        out.print(f"{name} is in use")
         if os.environ.get(contexts.VARIABLE):
             warn(f"{contexts.VARIABLE}={os.environ[contexts.VARIABLE]} of this shell still comes first")
 
@@ -155,7 +156,8 @@ def show(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     if as_json:
         print_json({key: {"value": value, "from": origin} for key, value, origin in rows})
         return
-    print_table("", ("", "value", "from"), rows, whole=(0,))
+    shown = [tuple(map(escape, row)) for row in rows]
+    print_table("", ("", "value", "from"), shown, whole=(0,))
     if access.unused:
         warn(unused_text(access.unused))
 
@@ -177,4 +179,4 @@ def remove(name: Name, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"removed": name})
     else:
-        out.print(f"{name} removed", markup=False)
+        out.print(f"{name} removed")

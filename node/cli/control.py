@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from tickwheel.client import AsyncClient
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
@@ -22,7 +23,7 @@ def _change_group(
 ) -> None:
     use_json(as_json)
     group = ask(address, change)
-    print_json(as_dict(group)) if as_json else out.print(said, markup=False)
+    print_json(as_dict(group)) if as_json else out.print(said)
 
 
 @group_app.command("filter")
@@ -110,8 +111,9 @@ def disk(
     for use in uses:
         used = 100 * (1 - use.bytes_free / use.bytes_total) if use.bytes_total else 0.0
         mark = f", mark {use.high_water_percent} %" if use.high_water_percent else ""
-        above = " [red]schedules are refused[/]" if use.above_high_water else ""
-        out.print(f"[bold]{use.node_id}[/]  {_size(use.bytes_free)} free, {used:.0f} % used{mark}{above}")
+        above = " schedules are refused" if use.above_high_water else ""
+        free = f"  {_size(use.bytes_free)} free, {used:.0f} % used{mark}"
+        out.print(Text.assemble((use.node_id, "bold"), free, (above, "red")))
         print_table("", ("part", "bytes"), [(part.name, f"{part.bytes:,}") for part in use.parts], right=(1,))
         largest = sorted(sorted(use.hours, key=lambda hour: -hour.bytes)[:hours], key=lambda hour: hour.hour)
         if use.hours_left_out:

@@ -65,7 +65,7 @@ def up(
     made = MadeFiles(data)
     with made.lock():
         if fresh and (left := made.remove()):
-            err.print(f"{data}: left alone: {', '.join(left)}", markup=False, soft_wrap=True)
+            err.print(f"{data}: left alone: {', '.join(left)}", soft_wrap=True)
         cluster = LocalCluster(data, nodes, client_port=port)
         cluster.check_ports()
         ended = asyncio.run(_run_until_told(cluster, as_json=as_json, quiet=quiet))
@@ -97,7 +97,7 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool, 
 
     def told(text: str) -> None:
         if not (quiet or as_json):
-            err.print(f"{loop.time() - begun_s:5.1f} s  {text}", style="dim", markup=False, soft_wrap=True)
+            err.print(f"{loop.time() - begun_s:5.1f} s  {text}", style="dim", soft_wrap=True)
 
     begun_s = loop.time()
     starting = asyncio.ensure_future(cluster.bring_up(told, only))
@@ -152,7 +152,6 @@ def _show(cluster: LocalCluster, run: list[LocalNode], as_json: bool) -> None:
     out.print(
         f"\nReady. Try:\n  tickwheel schedule hello world --delay 5s{_address_option(cluster)}\n"
         f"Data is in {place}, the log of each node in its folder there. Ctrl-C stops it.\n",
-        markup=False,
         soft_wrap=True,
     )
 
@@ -171,7 +170,7 @@ async def _follow(node: LocalNode, stop: asyncio.Event, quiet: bool) -> bool:
             whole = new.rfind(b"\n") + 1
             place += whole
             for line in new[:whole].decode(errors="replace").splitlines():
-                err.print(f"{node.node_id}  {_sentence(line)}", markup=False, soft_wrap=True)
+                err.print(f"{node.node_id}  {_sentence(line)}", soft_wrap=True)
         try:
             await asyncio.wait_for(stop.wait(), FOLLOW_PERIOD_S)
         except TimeoutError:
@@ -238,6 +237,9 @@ def demo(
         print_json({**report, "good": good})
     else:
         out.print(table("", ("", ""), [(name.replace("_", " "), value) for name, value in report.items()]))
-        out.print("[bold green]Nothing lost, nothing early.[/]" if good else "[bold red]FAILED[/]")
+        if good:
+            out.print("Nothing lost, nothing early.", style="bold green")
+        else:
+            out.print("FAILED", style="bold red")
     if not good:
         raise typer.Exit(1)

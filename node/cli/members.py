@@ -7,6 +7,7 @@ import time
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import as_dict, err, open_client, out, print_json, table, use_json
@@ -44,7 +45,7 @@ def member_add(
     async def go() -> list[admin_pb2.Member]:
         async with open_client(address, timeout_s=60.0) as client:
             member = admin_pb2.Member(node_id=node_id, peer_address=peer_address, client_address=client_address)
-            with err.status(f"waiting for {node_id} to catch up"):
+            with err.status(f"waiting for {escape(node_id)} to catch up"):
                 end = time.monotonic() + wait_s
                 while True:
                     members = await client.admin.add_member(member)  # the same again changes nothing

@@ -214,7 +214,7 @@ def consume(
         else:
             text = delivery.payload.decode(errors="backslashreplace")
             again = f" (attempt {delivery.attempt})" if delivery.attempt > 1 else ""
-            out.print(f"{time_text(delivery.due_ms)}  {delivery.topic}  {delivery.id}{again}  {text}", markup=False)
+            out.print(f"{time_text(delivery.due_ms)}  {delivery.topic}  {delivery.id}{again}  {text}")
 
     async def go() -> None:
         credits = min(count, 1_024) if count else 1_024

@@ -19,8 +19,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tickwheel.client import AsyncClient, TlsFiles
 from tickwheel.client.moments import duration_of
@@ -34,8 +34,9 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 T = TypeVar("T")
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# Without markup: errors, paths and what users name may have brackets.
+out = Console(highlight=False, markup=False)
+err = Console(stderr=True, highlight=False, markup=False)
 
 
 class _Mode:
@@ -76,14 +77,14 @@ def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
         told = {"error": message, "reason": reason, **metadata, "hint": hint}
         sys.stderr.write(json.dumps(told, ensure_ascii=False) + "\n")
     else:
-        err.print(f"[red]tickwheel:[/red] {escape(message)}", markup=True, soft_wrap=True)
-        err.print(f"Hint: {hint}.", style="dim", markup=False, soft_wrap=True)
+        err.print(Text.assemble(("tickwheel:", "red"), f" {message}"), soft_wrap=True)
+        err.print(f"Hint: {hint}.", style="dim", soft_wrap=True)
 
 
 def warn(message: str) -> None:
     """Print a sentence about what is under way; nothing with --json, where only the result and errors count."""
     if not _Mode.json:
-        err.print(escape(message), soft_wrap=True)
+        err.print(message, soft_wrap=True)
 
 
 def table(
@@ -93,14 +94,17 @@ def table(
     right: Sequence[int] = (),
     whole: Sequence[int] = (),
 ) -> Table:
-    """A table. `right`: columns of numbers. These and `whole` columns are wrapped only if no other column can be."""
+    """A table. `right`: columns of numbers. These and `whole` columns are wrapped only if no other column can be.
+
+    Titles of columns and cells may have markup: escape in them what is not the program's own.
+    """
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):
         numbers = number in right
         justify: Literal["left", "right"] = "right" if numbers else "left"
-        made.add_column(name, justify=justify, overflow="fold", no_wrap=numbers or number in whole)
+        made.add_column(Text.from_markup(name), justify=justify, overflow="fold", no_wrap=numbers or number in whole)
     for row in rows:
-        made.add_row(*(str(cell) for cell in row))
+        made.add_row(*(Text.from_markup(str(cell)) for cell in row))
     return made
 
 
@@ -116,7 +120,7 @@ def print_table(
     if out.is_terminal:
         out.print(made)
         return
-    Console(width=PIPE_WIDTH_MAX, highlight=False).print(made)
+    Console(width=PIPE_WIDTH_MAX, highlight=False, markup=False).print(made)
 
 
 def open_client(addresses: str, timeout_s: float = 15.0, token: str | None = None) -> AsyncClient:

@@ -126,7 +126,7 @@ def cold_text(cold: admin_pb2.ColdStatus) -> str:
 def print_cold(cold: admin_pb2.ColdStatus) -> None:
     """Print the sentence about the cold tier; nothing if none wait there."""
     if text := cold_text(cold):
-        out.print(text, style="dim", markup=False)
+        out.print(text, style="dim")
 
 
 def _count(chosen: dict[str, Any], bucket_ms: int, address: str) -> tuple[PendingCount, admin_pb2.ColdStatus]:
@@ -208,7 +208,7 @@ def histogram(
         print_json({"by": width, **_as_json(counted, cold)})
         return
     for line in drawn(counted, width, rows, linear):
-        out.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
+        out.print(line, no_wrap=True, overflow="ignore", crop=False)
     print_cold(cold)
 
 

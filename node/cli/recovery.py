@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.progress import Progress
+from rich.text import Text
 
 from tickwheel.node.cli.backup import say_origin
 from tickwheel.node.cli.interrupts import importing
@@ -127,7 +128,7 @@ def recover(
         print_json({"directory": str(path), **dataclasses.asdict(found)})
         return
     for skipped in found.skipped:
-        err.print(f"[bold red]left out for good:[/] entry {skipped}", soft_wrap=True, highlight=False)
+        err.print(Text.assemble(("left out for good:", "bold red"), f" entry {skipped}"), soft_wrap=True)
     newest = f", the newest of {time_text(found.newest_ms)}" if found.newest_ms else ""
     out.print(
         f"continues from entry {found.index:,} ({found.replayed:,} of them taken from the journal{newest}); "
@@ -184,8 +185,9 @@ def rebuild(
 
 def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
     """Explain the consequences and ask for confirmation. Raises typer.Exit without it."""
+    err.print(f"This gives cluster {cluster_id} up.", style="bold red", end=" ")
     err.print(
-        f"[bold red]This gives cluster {cluster_id} up.[/] The data of its node {node_id} in {node.data_path} becomes "
+        f"The data of its node {node_id} in {node.data_path} becomes "
         f"cluster {node.cluster.id}, with {node.node.id} as its only member.\n"
         "- Messages and acknowledgements that only the lost nodes knew are lost; producers must schedule them again.\n"
         "- What was written but never acknowledged may be delivered, and what was settled may be delivered again.\n"

@@ -277,7 +277,7 @@ def put(
         print_json({"created": done.created, "changed": done.changed, **as_dict(done.schedule)})
         return
     what = "created" if done.created else "replaced" if done.changed else "unchanged"
-    out.print(f"{name} {what}. {_next_text(done.schedule)}", markup=False)
+    out.print(f"{name} {what}. {_next_text(done.schedule)}")
 
 
 @schedules_group.command("get")
@@ -418,7 +418,7 @@ def pause(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAU
     """Make no more runs until it is resumed. Runs made ahead for a later time are cancelled."""
     use_json(as_json)
     schedule = ask(address, lambda client: client.schedules.pause(name, expected_revision=revision))
-    print_json(as_dict(schedule)) if as_json else out.print(f"{name} is paused", markup=False)
+    print_json(as_dict(schedule)) if as_json else out.print(f"{name} is paused")
 
 
 @schedules_group.command("resume")
@@ -426,9 +426,7 @@ def resume(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFA
     """Go on with the next planned time. Those that passed while it was paused are not made; see backfill."""
     use_json(as_json)
     schedule = ask(address, lambda client: client.schedules.resume(name, expected_revision=revision))
-    print_json(as_dict(schedule)) if as_json else out.print(
-        f"{name} is {schedule.state}. {_next_text(schedule)}", markup=False
-    )
+    print_json(as_dict(schedule)) if as_json else out.print(f"{name} is {schedule.state}. {_next_text(schedule)}")
 
 
 @schedules_group.command("trigger")
@@ -466,7 +464,6 @@ def backfill(
                     err.print(
                         f"{int(facts['made']):,} runs are made. Go on with: tickwheel schedules backfill {name} "
                         f"--from {facts['next_from_ms']} --until {until_ms} --request-id {facts['request_id']}",
-                        markup=False,
                         soft_wrap=True,
                     )
                 raise
@@ -483,7 +480,7 @@ def delete(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFA
     if as_json:
         print_json({"deleted": deleted})
     else:
-        out.print(f"{name} deleted" if deleted else f"there is no schedule {name}", markup=False)
+        out.print(f"{name} deleted" if deleted else f"there is no schedule {name}")
     if not deleted:
         raise typer.Exit(1)
 

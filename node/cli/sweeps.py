@@ -70,7 +70,7 @@ async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> int:
 async def _say_cold(client: AsyncClient) -> None:
     """Print the number of messages in the cold tier, which no selection finds; nothing if there are none."""
     if cold := cold_text((await client.admin.master_status()).cold):
-        err.print(cold, style="dim", markup=False)
+        err.print(cold, style="dim")
 
 
 async def follow(client: AsyncClient, begun: Sweep, as_json: bool, selected: int | None = None) -> Sweep:

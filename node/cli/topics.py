@@ -84,9 +84,9 @@ def _delete(
     if as_json:
         print_json({"deleted": name, **dataclasses.asdict(sweep)})
     elif sweep.state == "FINISHED":
-        out.print(f"{name} deleted: {said_of(sweep)}", markup=False)
+        out.print(f"{name} deleted: {said_of(sweep)}")
     else:
-        out.print(f"the deletion of {name} was stopped: {said_of(sweep)}. It still exists, paused", markup=False)
+        out.print(f"the deletion of {name} was stopped: {said_of(sweep)}. It still exists, paused")
 
 
 @topic_app.command("list")

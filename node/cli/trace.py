@@ -234,6 +234,6 @@ def trace(
         print_json(_as_dict(story))
     else:
         for line in tell(story):
-            out.print(line, soft_wrap=True)
+            out.print(line, markup=True, soft_wrap=True)
     if not story.events and story.message is None:
         raise typer.Exit(1)

@@ -25,6 +25,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
+from rich.text import Text
 
 from tickwheel.client import Consumer
 from tickwheel.node.local_cluster import LocalCluster
@@ -106,7 +107,7 @@ class PipelineDemo:
                     cluster.discard()
                     with contextlib.suppress(OSError):
                         (out / "nodes").rmdir()  # it stays if somebody has put something there
-        self._console.print(f"\n[bold]Reports[/] after {time.monotonic() - started:.0f} s")
+        self._console.print(Text.assemble(("\nReports", "bold"), f" after {time.monotonic() - started:.0f} s"))
         for path in self._paths:
             self._say(str(path))
         return good
@@ -120,12 +121,12 @@ class PipelineDemo:
     def _say_step(self, title: str) -> None:
         self._step += 1
         self._began = time.monotonic()
-        self._console.print(f"\n[bold]{self._step}  {title}[/]", soft_wrap=True)
+        self._console.print(f"\n{self._step}  {title}", style="bold", soft_wrap=True)
 
     def _say(self, text: str, *, timed: bool = False) -> None:
         took = f" in {time.monotonic() - self._began:.1f} s" if timed else ""
         for line in f"{text}{took}".splitlines():
-            self._console.print(f"   {line}", markup=False, soft_wrap=True)
+            self._console.print(f"   {line}", soft_wrap=True)
 
     # -- the year, in bulk
 

@@ -67,6 +67,7 @@ async def test_a_short_run_against_real_nodes(tmp_path: Path) -> None:
     assert not report.findings, "\n".join(report.findings)
     assert report.calls == 500 and report.batches == 2 == len(told)
     assert report.codes["OK"] > 20 and report.codes["INVALID_ARGUMENT"] > 50
+    assert report.grown_bytes_max < 200 << 20, "of a few hundred calls nothing stays"
 
 
 def test_sigterm_ends_its_nodes(tmp_path: Path) -> None:

@@ -177,3 +177,24 @@ async def test_handler_that_raises_gets_the_message_again(nodes: list[FakeNode])
         await consumer.close()
         await running
     assert set(tries.values()) == {2}
+
+
+async def test_a_node_whose_disk_is_full_is_left_for_the_one_that_leads(nodes: list[FakeNode]) -> None:
+    """By a call, a producer and a consumer; each message is stored once."""
+    full, other = nodes[0], nodes[1]
+
+    def refusal(self: FakeNode) -> Refusal | None:
+        message = "the disk is full"
+        return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL", message) if self is full else None
+
+    async with AsyncClient([node.address for node in nodes], timeout_s=LONG_S) as client, asyncio.timeout(LONG_S):
+        await client.schedule("t", b"before", delay_ms=0)
+        async with client.consumer("g", "t") as consumer, client.producer() as producer:
+            deliveries = aiter(consumer)
+            await (await anext(deliveries)).ack()
+            full._refusal = partial(refusal, full)  # type: ignore[method-assign]
+            other.lead()
+            await client.schedule("t", b"call", delay_ms=0)
+            await producer.schedule("t", b"producer", delay_ms=0)
+            got = [await anext(deliveries) for _ in range(2)]
+    assert {delivery.payload for delivery in got} == {b"call", b"producer"}
