@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import grpc
 import numpy as np
 import pytest
 
-from tests.client.fake_node import FakeNode
+from tests.client.fake_node import FakeNode, Refusal
 from tickwheel.client import (
     AsyncClient,
     ClusterUnavailable,
@@ -179,22 +180,28 @@ async def test_handler_that_raises_gets_the_message_again(nodes: list[FakeNode])
     assert set(tries.values()) == {2}
 
 
-async def test_a_node_whose_disk_is_full_is_left_for_the_one_that_leads(nodes: list[FakeNode]) -> None:
-    """By a call, a producer and a consumer; each message is stored once."""
-    full, other = nodes[0], nodes[1]
+@pytest.mark.parametrize("way", ["call", "producer", "consumer"])
+async def test_a_node_whose_disk_is_full_is_left_for_the_one_that_leads(nodes: list[FakeNode], way: str) -> None:
+    """It refuses, and another one leads: the refusal is not the caller's."""
+    full, other = nodes[:2]
+    refused = 0
 
-    def refusal(self: FakeNode) -> Refusal | None:
-        message = "the disk is full"
-        return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL", message) if self is full else None
+    def refusal() -> Refusal:
+        nonlocal refused
+        refused += 1
+        other.lead()
+        return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL", "the disk is full")
 
-    async with AsyncClient([node.address for node in nodes], timeout_s=LONG_S) as client, asyncio.timeout(LONG_S):
+    async with AsyncClient([node.address for node in nodes]) as client, asyncio.timeout(60):
         await client.schedule("t", b"before", delay_ms=0)
-        async with client.consumer("g", "t") as consumer, client.producer() as producer:
-            deliveries = aiter(consumer)
-            await (await anext(deliveries)).ack()
-            full._refusal = partial(refusal, full)  # type: ignore[method-assign]
-            other.lead()
-            await client.schedule("t", b"call", delay_ms=0)
-            await producer.schedule("t", b"producer", delay_ms=0)
-            got = [await anext(deliveries) for _ in range(2)]
-    assert {delivery.payload for delivery in got} == {b"call", b"producer"}
+        full._refusal = refusal  # type: ignore[method-assign]
+        if way == "call":
+            await client.schedule("t", b"x", delay_ms=0)
+        elif way == "producer":
+            async with client.producer() as producer:
+                await producer.schedule("t", b"x", delay_ms=0)
+        else:
+            async with client.consumer("g", "t") as consumer:
+                assert (await anext(aiter(consumer))).payload == b"before"
+    assert refused == 1
+    assert len(other.state.order) == (1 if way == "consumer" else 2)
