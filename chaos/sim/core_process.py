@@ -107,11 +107,11 @@ def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
     write = file.write
     under_way: list[int] = []
 
-    def observed(ranges: Callable[[], Iterable[LeaseRange]]) -> None:
+    def observed(groups: Callable[[], Iterable[Iterable[LeaseRange]]]) -> None:
         if not file.writing:
             under_way[:] = [file.failures]
             machine.history.add(LeasesGathered(machine.world.now_ns, machine.name, machine.boot))
-        write(ranges)
+        write(groups)
 
     file.write = observed  # type: ignore[method-assign]
     return under_way

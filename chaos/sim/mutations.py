@@ -278,7 +278,7 @@ def lease_file_rare(patches: Patches) -> None:
             rarely = now.steady_ms // 1_000 % 8
             write = file.write
             if rarely:
-                file.write = lambda ranges: None  # type: ignore[method-assign]
+                file.write = lambda groups: None  # type: ignore[method-assign]
             try:
                 original(self, now)
             finally:

@@ -603,11 +603,10 @@ def test_who_owes_is_found_for_many_as_for_one(steps: list[tuple[str, int]], see
         elif what == "some":
             subscription = solo.state.subscription(group_id, 1)
             assert subscription is not None
-            columns = subscription.deliverable(subscription.floor, 20)
-            taken = np.array([chance.random() < 0.5 for _ in columns[0]], np.bool_)
-            positions, ids, attempts = (column[taken] for column in columns)
-            if len(ids):
-                solo.settle_some(group_id, ids, attempts, positions)
+            positions, ids, attempts = subscription.deliverable(subscription.floor, 20)
+            taken = np.array([chance.random() < 0.5 for _ in ids], np.bool_)
+            if taken.any():
+                solo.settle_some(group_id, ids[taken], attempts[taken], positions[taken])
         elif what == "retry":
             solo.retry(chance.randrange(1, 5), chance.choice((100, 3_000)), group_id)
         else:
