@@ -6,6 +6,7 @@ Every page is the same document; its script shows what the path names. `applicat
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,23 +19,28 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from tickwheel.client.errors import LimitReached, PermissionRefused, TickwheelError
+from tickwheel.client.errors import LimitReached, PermissionRefused, TickwheelError, refused
 from tickwheel.console import shown
 from tickwheel.console.asked import Asked
+from tickwheel.console.certificates import TOKEN_CHARACTERS_MAX
 from tickwheel.console.changes import CHANGES
-from tickwheel.console.door import Door, DoorConfig, answer_error, body_of, set_session
-from tickwheel.console.reads import READS
-from tickwheel.console.sessions import Sessions, View
+from tickwheel.console.door import Door, DoorConfig, answer_error, body_of, set_session, visitor_of
+from tickwheel.console.reads import READS, query
+from tickwheel.console.reports import Reports
+from tickwheel.console.sessions import Sessions, View, Visitor
 from tickwheel.console.shown import Json
 
 STATIC = Path(__file__).parent / "static"
 PAGES = (
     *("/", "/topics", "/groups", "/pending", "/message", "/dead", "/sweeps", "/schedules"),
-    *("/nodes", "/settings", "/access", "/audit", "/login"),
+    *("/nodes", "/settings", "/access", "/audit", "/reports", "/login"),
 )
+_log = logging.getLogger("tickwheel.console")
+
+NAME_CHARACTERS_MAX = 100
+"""Shown of a certificate's name."""
 STREAMS_MAX = 1_000
 """Open pages: each keeps a connection."""
-TOKEN_CHARACTERS_MAX = 256
 
 Read = Callable[[View, Request], Awaitable[Json]]
 Change = Callable[[View, Any], Awaitable[Json]]
@@ -43,16 +49,17 @@ Change = Callable[[View, Any], Awaitable[Json]]
 class Console:
     """The routes' common state."""
 
-    def __init__(self, config: DoorConfig, sessions: Sessions) -> None:
+    def __init__(self, config: DoorConfig, sessions: Sessions, reports: Reports | None) -> None:
         self._config = config
         self._sessions = sessions
+        self._reports = reports
         self._streams = 0
 
-    def _session_id(self, request: Request) -> str:
-        return request.cookies.get(self._config.cookie, "")
+    def _visitor(self, request: Request) -> Visitor:
+        return visitor_of(request, self._config)
 
     async def _view(self, request: Request) -> View:
-        return await self._sessions.view(self._session_id(request))
+        return await self._sessions.view(self._visitor(request))
 
     def read(self, ask: Read) -> Callable[[Request], Awaitable[Response]]:
         """A route that reads."""
@@ -73,26 +80,28 @@ class Console:
     async def page(self, request: Request) -> Response:
         """The document; a browser without a session gets one."""
         answer = FileResponse(STATIC / "index.html", media_type="text/html; charset=utf-8")
-        if not self._session_id(request):
+        if not self._visitor(request).session_id:
             set_session(answer, self._config, self._sessions.new_id())
         return answer
 
     async def session(self, request: Request) -> Response:
         """The caller's rights at the cluster, what this console allows, and the token for changes."""
-        session_id = self._session_id(request)
-        made = not session_id
+        visitor = self._visitor(request)
+        made = not visitor.session_id
         if made:
-            session_id = self._sessions.new_id()
+            visitor = Visitor(self._sessions.new_id(), visitor.certificate)
         body: Json = {
-            "csrf": self._sessions.csrf(session_id),
+            "csrf": self._sessions.csrf(visitor.session_id),
             "read_only": self._config.read_only,
-            "logged_in": bool(self._sessions.token(session_id)),
+            "reports": self._reports is not None,
+            "logged_in": bool(self._sessions.token(visitor)),
+            "certificate": self._certificate(visitor),
             "login_needed": False,
             "caller": None,
             "trouble": "",
         }
         try:
-            view = await self._sessions.view(session_id)
+            view = await self._sessions.view(visitor)
             body["caller"] = shown.caller(await view.client.access.who_am_i())
         except PermissionRefused as error:
             body |= {"login_needed": error.reason == "UNAUTHENTICATED", "trouble": str(error)}
@@ -100,12 +109,35 @@ class Console:
             body["trouble"] = str(error)
         answer = JSONResponse(body)
         if made:
-            set_session(answer, self._config, session_id)
+            set_session(answer, self._config, visitor.session_id)
         return answer
 
+    def _certificate(self, visitor: Visitor) -> Json | None:
+        """The certificate that the browser shows, and why it can begin no session; None: it shows none."""
+        if visitor.certificate is None:
+            return None
+        trouble = ""
+        try:
+            self._sessions.certified(visitor.certificate)
+        except PermissionRefused as error:
+            trouble = str(error)
+        return {"name": visitor.certificate.name[:NAME_CHARACTERS_MAX], "trouble": trouble}
+
     async def login(self, request: Request) -> Response:
-        """Try a token on the cluster and keep it, under a new session."""
-        token = Asked(await body_of(request), ("token",)).text("token", length_max=TOKEN_CHARACTERS_MAX).strip()
+        """Try a token on the cluster and keep it, under a new session: the one that was typed, or the one that the
+        token file has for the browser's certificate."""
+        asked = Asked(await body_of(request), ("token", "certificate"))
+        visitor = self._visitor(request)
+        certificate = None
+        if asked.flag("certificate"):
+            if asked.has("token"):
+                raise refused("token", "given", "absent in a login by certificate")
+            certificate = visitor.certificate
+            if certificate is None:
+                raise refused("certificate", "absent", "a connection with a client certificate; see --client-ca")
+            token = self._sessions.certified(certificate)
+        else:
+            token = asked.text("token", length_max=TOKEN_CHARACTERS_MAX).strip()
         if not token.isascii() or not token.isprintable():
             raise PermissionRefused("the token has characters that no token has", "UNAUTHENTICATED", {"field": "token"})
         async with self._sessions.open_as(token) as client:
@@ -114,39 +146,69 @@ class Console:
             raise PermissionRefused(
                 "this cluster has no rights switched on: nobody needs to log in", "WRONG_STATE", {"field": "token"}
             )
-        self._sessions.log_out(self._session_id(request))
-        session_id = self._sessions.log_in(token)
+        if certificate is not None and caller.name != certificate.name:
+            text = f"the console's token file has a token of another user for {certificate.name}"
+            metadata = {"field": "certificate", "value": certificate.name, "limit": "the token of this user (--tokens)"}
+            _log.error("%s: its token is that of %s", text, caller.name)
+            raise PermissionRefused(text, "UNAUTHENTICATED", metadata)
+        self._sessions.log_out(visitor.session_id)
+        session_id = self._sessions.log_in(token, certificate)
         answer = JSONResponse({"caller": shown.caller(caller), "csrf": self._sessions.csrf(session_id)})
         set_session(answer, self._config, session_id)
         return answer
 
     async def logout(self, request: Request) -> Response:
         """Forget the token."""
-        self._sessions.log_out(self._session_id(request))
+        self._sessions.log_out(self._visitor(request).session_id)
         session_id = self._sessions.new_id()
         answer = JSONResponse({"csrf": self._sessions.csrf(session_id)})
         set_session(answer, self._config, session_id)
         return answer
 
     async def stream(self, request: Request) -> Response:
-        """The pictures of the cluster as server-sent events."""
+        """The pictures of the cluster as server-sent events, for as long as the session that asked for them lasts."""
         if self._streams >= STREAMS_MAX:
             raise LimitReached(
                 f"{STREAMS_MAX} pages are open", "LIMIT_REACHED", {"field": "pages", "limit": str(STREAMS_MAX)}
             )
-        view = await self._view(request)
+        visitor = self._visitor(request)
+        token = self._sessions.token(visitor)
+        view = await self._sessions.view(visitor)
 
         async def events() -> AsyncIterator[bytes]:
             self._streams += 1
             pictures = view.watch.listen()
             try:
                 async for part in pictures:
+                    if self._sessions.token(visitor) != token:
+                        yield b"event: ended\ndata: {}\n\n"
+                        break
                     yield part
             finally:
                 self._streams -= 1
                 await pictures.aclose()
 
         return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def reports(self, request: Request) -> Response:
+        """A page of the reports of chaos runs."""
+        page = query(request, "page").whole("page", 1, 1_000_000, 1)
+        reports = await self._reports_for(request)
+        return JSONResponse(await reports.page(page))
+
+    async def report(self, request: Request) -> Response:
+        """One report of a chaos run."""
+        name = query(request, "name").text("name")
+        reports = await self._reports_for(request)
+        return JSONResponse(await reports.one(name))
+
+    async def _reports_for(self, request: Request) -> Reports:
+        """The reports, for whoever the cluster knows: they lie beside the console, so the cluster cannot guard them."""
+        if self._reports is None:
+            raise refused("--reports", "absent", "the directory with the runs, given when the console starts")
+        view = await self._view(request)
+        await view.client.access.who_am_i()
+        return self._reports
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -155,9 +217,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": "there is nothing here", "reason": "NOT_FOUND", "details": details}, status)
 
 
-def application(sessions: Sessions, config: DoorConfig) -> ASGIApp:
+def application(sessions: Sessions, config: DoorConfig, reports: Reports | None = None) -> ASGIApp:
     """The whole console as an ASGI application. Its lifespan closes the sessions."""
-    console = Console(config, sessions)
+    console = Console(config, sessions, reports)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -170,6 +232,8 @@ def application(sessions: Sessions, config: DoorConfig) -> ASGIApp:
         *(Route(f"/api/{name}", console.change(do), methods=["POST"]) for name, do in CHANGES.items()),
         Route("/api/session", console.session),
         Route("/api/stream", console.stream),
+        Route("/api/reports", console.reports),
+        Route("/api/report", console.report),
         Route("/api/login", console.login, methods=["POST"]),
         Route("/api/logout", console.logout, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),

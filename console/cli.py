@@ -17,6 +17,8 @@ import typer
 
 from tickwheel.client import AsyncClient, TlsFiles
 from tickwheel.client.errors import refused
+from tickwheel.console.certificates import TokenFile
+from tickwheel.console.reports import Reports
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
 from tickwheel.node.cli.output import out
 
@@ -81,6 +83,22 @@ def check_files(cert_file: Path | None, key_file: Path | None) -> None:
         raise refused("--cert-file", cert_file, f"a certificate and its key, in PEM: {error}") from error
 
 
+def check_authority(client_ca: Path | None, tokens: Path | None, cert_file: Path | None) -> None:
+    """Raise RequestRefused unless a login by certificate has all it needs, or is not wanted at all."""
+    if client_ca is None and tokens is None:
+        return
+    if client_ca is None or tokens is None:
+        raise refused("--client-ca" if client_ca is None else "--tokens", "absent", "both or neither")
+    if cert_file is None:
+        raise refused("--cert-file", "absent", "HTTPS: without it no browser shows a certificate")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(client_ca)
+    except ssl.SSLError as error:
+        raise refused("--client-ca", client_ca, f"certificates of an authority, in PEM: {error}") from error
+    except OSError as error:
+        raise refused("--client-ca", client_ca, f"cannot be read: {error.strerror}") from error
+
+
 @app.callback(invoke_without_command=True)
 def console(
     address: Addresses = ADDRESS_DEFAULT,
@@ -88,6 +106,18 @@ def console(
     read_only: Annotated[bool, typer.Option("--read-only", help="Show everything and change nothing.")] = False,
     cert_file: Annotated[Path | None, typer.Option(help="PEM: the certificate of the console, for HTTPS.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="PEM: its key.")] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM: the authority of browsers' certificates, by which users may log in. With --tokens."),
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="The tokens of those users: lines of NAME TOKEN, readable by the console's user alone."),
+    ] = None,
+    reports: Annotated[
+        Path | None,
+        typer.Option(help="A directory of chaos runs, whose reports are shown: each made by chaos run --dir DIR/NAME."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond loopback without TLS: tokens cross the network in clear.")
     ] = False,
@@ -98,10 +128,11 @@ def console(
 ) -> None:
     """Show the cluster in a browser: the wheel turning, topics, groups, messages, dead letters, nodes.
 
-    On a cluster with rights each visitor logs in with a token.
+    On a cluster with rights each visitor logs in with a token, or with a certificate.
     """
     host, port = split_bind(bind)
     check_files(cert_file, key_file)
+    check_authority(client_ca, tokens, cert_file)
     if not is_loopback(host) and cert_file is None and not insecure:
         raise refused("--bind", bind, "a loopback address, unless --cert-file and --key-file or --insecure are given")
     try:
@@ -111,12 +142,25 @@ def console(
         raise refused("package", error.name, "installed: pip install 'tickwheel[console]'") from error
     from tickwheel.console.serving import Serving, serve
 
+    token_file = TokenFile(tokens) if tokens is not None else None
+    found = Reports(reports) if reports is not None else None
+
     tls = tls_of_clients()
 
     def open_client(token: str) -> AsyncClient:
         return AsyncClient(address, tls=tls, timeout_s=TIMEOUT_S, name="console", token=token)
 
     asyncio.run(open_client("").close())  # wrong addresses or files are told before a browser asks
-    told = Serving(host, port, hosts_of(host, host_name or []), read_only, cert_file, key_file)
+    told = Serving(
+        host,
+        port,
+        hosts_of(host, host_name or []),
+        read_only,
+        cert_file=cert_file,
+        key_file=key_file,
+        client_ca=client_ca,
+        tokens=token_file,
+        reports=found,
+    )
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(open_client, told, lambda url: out.print(f"console at {url}, Ctrl-C stops it")))

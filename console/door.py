@@ -29,7 +29,7 @@ from tickwheel.client.errors import (
     TickwheelError,
     refused,
 )
-from tickwheel.console.sessions import Sessions
+from tickwheel.console.sessions import Sessions, Visitor
 
 _log = logging.getLogger("tickwheel.console")
 
@@ -47,6 +47,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
+CERTIFICATE = "tickwheel.certificate"
+"""In the state of a request: the Certificate of its connection, or None. No header can set it."""
 ALWAYS_ALLOWED = ("/api/login", "/api/logout")
 """Changes of the session, not of the cluster."""
 
@@ -175,6 +177,12 @@ async def body_of(request: Request) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise refused("body", type(value).__name__, "a JSON object")
     return value
+
+
+def visitor_of(request: Request, config: DoorConfig) -> Visitor:
+    """What the browser shows: the cookie of its session, and the certificate of its connection (serving.py)."""
+    certificate = request.scope.get("state", {}).get(CERTIFICATE)
+    return Visitor(request.cookies.get(config.cookie, ""), certificate)
 
 
 def set_session(response: Response, config: DoorConfig, session_id: str) -> None:

@@ -1,18 +1,22 @@
-"""Runs the application under uvicorn."""
+"""Runs the application under uvicorn, which asks browsers for a certificate if it is given an authority."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tickwheel.client.errors import refused
 from tickwheel.console.app import application
-from tickwheel.console.door import DoorConfig, cookie_name
+from tickwheel.console.certificates import TokenFile, certificate_of
+from tickwheel.console.door import CERTIFICATE, DoorConfig, cookie_name
+from tickwheel.console.reports import Reports
 from tickwheel.console.sessions import OpenClient, Sessions
 
 STOP_S = 1
@@ -33,6 +37,22 @@ class Serving:
     read_only: bool = False
     cert_file: Path | None = None
     key_file: Path | None = None
+    client_ca: Path | None = None
+    """The authority of browsers' certificates. Only with TLS of the console's own."""
+    tokens: TokenFile | None = None
+    """Of those who log in by certificate."""
+    reports: Reports | None = None
+
+
+class CertifiedHttp(H11Protocol):
+    """Gives each request the certificate of its connection. uvicorn itself drops it (ASGI's TLS extension)."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Of asyncio: the handshake is done. Without an authority no certificate is asked for, so none is there."""
+        super().connection_made(transport)
+        ssl_object = transport.get_extra_info("ssl_object")
+        der = None if ssl_object is None else ssl_object.getpeercert(binary_form=True)
+        self.app_state = {**self.app_state, CERTIFICATE: certificate_of(der) if der else None}
 
 
 async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str], None]) -> None:
@@ -53,7 +73,8 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
         config = DoorConfig(serving.hosts, cookie_name(port, secure), secure, serving.read_only)
         server = uvicorn.Server(
             uvicorn.Config(
-                application(Sessions(open_client), config),
+                application(Sessions(open_client, serving.tokens), config, serving.reports),
+                http=CertifiedHttp,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
@@ -62,6 +83,9 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
                 limit_concurrency=CONNECTIONS_MAX,
                 ssl_certfile=serving.cert_file,
                 ssl_keyfile=serving.key_file,
+                ssl_ca_certs=str(serving.client_ca) if serving.client_ca is not None else None,
+                # A browser without a certificate gets the login by token.
+                ssl_cert_reqs=ssl.CERT_NONE if serving.client_ca is None else ssl.CERT_OPTIONAL,
                 proxy_headers=False,
             )
         )

@@ -1,8 +1,9 @@
 """Logged-in users and the client of each.
 
-A session is a random id in a cookie. The token of its user stays here; a browser never gets it back. Without a login a
-session is its id alone, so strangers take no memory. The token against forged requests (CSRF) is a keyed hash of the
-id: nothing is kept for it either. Everything here ends with the process.
+A session is a random id in a cookie. The token of its user stays here; a browser never gets it back. A session that a
+certificate began is worth nothing without that certificate, and only as long as the token file has the token that it
+began with. Without a login a session is its id alone, so strangers take no memory. The token against forged requests
+(CSRF) is a keyed hash of the id: nothing is kept for it either. Everything here ends with the process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tickwheel.client import AsyncClient
-from tickwheel.client.errors import LimitReached
+from tickwheel.client.errors import LimitReached, PermissionRefused
+from tickwheel.console.certificates import Certificate, TokenFile
 from tickwheel.console.watch import Watch
 
 SESSIONS_MAX = 10_000
@@ -27,8 +29,12 @@ VIEWS_MAX = 200
 """Users at once: each has connections to every node."""
 VIEW_IDLE_S = 600.0
 
+STRANGER = "nobody-is-logged-in"
+"""The token of visitors who are not logged in: a cluster with rights knows no such token. Without any token it would
+take each of them for the holder of the console's own certificate."""
+
 OpenClient = Callable[[str], AsyncClient]
-"""Makes a client of the cluster from a token; empty: without one."""
+"""Makes a client of the cluster from a token."""
 
 
 class View:
@@ -50,19 +56,31 @@ class View:
         await self.client.close()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """What a browser shows with a request."""
+
+    session_id: str
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Login:
     """A session with a token."""
 
     token: str = field(repr=False)
+    certificate: Certificate | None
+    """The one that began it; None: somebody typed the token."""
     began_s: float
 
 
 class Sessions:
     """Logins by the id of their session, and views by token."""
 
-    def __init__(self, open_client: OpenClient) -> None:
+    def __init__(self, open_client: OpenClient, tokens: TokenFile | None = None) -> None:
+        """`tokens`: of those who log in by certificate; None: nobody does."""
         self._open = open_client
+        self._tokens = tokens
         self._key = secrets.token_bytes(32)
         self._logins: OrderedDict[str, Login] = OrderedDict()
         self._views: dict[str, View] = {}
@@ -83,10 +101,20 @@ class Sessions:
         """A client of its own, to try a token."""
         return self._open(token)
 
-    def log_in(self, token: str) -> str:
+    def certified(self, certificate: Certificate) -> str:
+        """The token of the user whom a certificate names, for a login. Raises PermissionRefused."""
+        fault = certificate.trouble()
+        token = "" if self._tokens is None or fault else self._tokens.token(certificate.name)
+        if token:
+            return token
+        name, limit = certificate.name[:100], fault or "a name that the console's token file has (--tokens)"
+        metadata = {"field": "certificate", "value": name, "limit": limit}
+        raise PermissionRefused(f"certificate: {name or 'without a name'}: {limit}", "UNAUTHENTICATED", metadata)
+
+    def log_in(self, token: str, certificate: Certificate | None = None) -> str:
         """Keep a token that the cluster has accepted; the id of the new session."""
         session_id = self.new_id()
-        self._logins[session_id] = Login(token, time.monotonic())
+        self._logins[session_id] = Login(token, certificate, time.monotonic())
         while len(self._logins) > SESSIONS_MAX:
             self._logins.popitem(last=False)
         return session_id
@@ -95,20 +123,29 @@ class Sessions:
         """Forget the token. Idempotent."""
         self._logins.pop(session_id, None)
 
-    def token(self, session_id: str) -> str:
+    def token(self, visitor: Visitor) -> str:
         """The token of a session; empty if nobody is logged in."""
-        login = self._logins.get(session_id)
+        login = self._logins.get(visitor.session_id)
         if login is None:
             return ""
         if time.monotonic() - login.began_s > SESSION_S:
-            del self._logins[session_id]
+            del self._logins[visitor.session_id]
             return ""
-        self._logins.move_to_end(session_id)
+        if login.certificate is not None and not self._still(login, visitor.certificate):
+            return ""
+        self._logins.move_to_end(visitor.session_id)
         return login.token
 
-    async def view(self, session_id: str) -> View:
+    def _still(self, login: Login, shown: Certificate | None) -> bool:
+        """Whether the certificate of a login is shown again, is valid, and has the token that it had."""
+        if self._tokens is None or shown is None or login.certificate is None:
+            return False
+        same = shown.fingerprint == login.certificate.fingerprint
+        return same and not shown.trouble() and self._tokens.token(shown.name) == login.token
+
+    async def view(self, visitor: Visitor) -> View:
         """The view of whoever this session belongs to. Raises LimitReached if too many users are here at once."""
-        token = self.token(session_id)
+        token = self.token(visitor)
         if token not in self._views:
             await self._close_idle()
         found = self._views.get(token)  # looked up after the wait: another page may have made it
@@ -119,7 +156,7 @@ class Sessions:
                     "LIMIT_REACHED",
                     {"field": "users", "value": str(len(self._views)), "limit": str(VIEWS_MAX)},
                 )
-            found = self._views[token] = View(self._open(token))
+            found = self._views[token] = View(self._open(token or STRANGER))
         found.used_s = time.monotonic()
         return found
 

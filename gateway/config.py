@@ -89,6 +89,8 @@ class ConsoleSection(_Section):
     """It shows everything and changes nothing."""
     host_names: tuple[str, ...] = ()
     """Further names under which browsers come, as behind a proxy."""
+    reports: Path | None = None
+    """A directory of chaos runs, whose reports are shown."""
 
 
 class Target(_Section):

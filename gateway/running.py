@@ -18,6 +18,7 @@ from tickwheel.client import AsyncClient, TickwheelError, Worker
 from tickwheel.console.app import STREAMS_MAX, application
 from tickwheel.console.cli import hosts_of
 from tickwheel.console.door import DoorConfig, cookie_name
+from tickwheel.console.reports import Reports
 from tickwheel.console.sessions import Sessions
 from tickwheel.gateway.api import Api
 from tickwheel.gateway.app import make_app
@@ -163,7 +164,8 @@ def _with_console(rest: ASGIApp, section: ConsoleSection, listen: Listen, sessio
     secure = listen.cert_file is not None
     hosts = hosts_of(listen.host, list(section.host_names))
     config = DoorConfig(hosts, cookie_name(listen.port, secure), secure, section.read_only)
-    return beside(rest, application(sessions, config))
+    reports = Reports(section.reports) if section.reports is not None else None
+    return beside(rest, application(sessions, config, reports))
 
 
 class _Server(uvicorn.Server):
