@@ -72,13 +72,24 @@ export function redrawAll() {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 
-export function lines(label, series, text = short) {
+// `bands`: spans that are shaded, in seconds; `log`: a logarithmic scale, for values from 1 on.
+export function lines(label, series, text = short, { bands = () => [], log = false } = {}) {
+  const shade = (plot) => {
+    plot.ctx.fillStyle = colour("--warn-soft");
+    for (const [from, until] of bands()) {
+      const left = Math.max(plot.bbox.left, plot.valToPos(from, "x", true));
+      const right = Math.min(plot.bbox.left + plot.bbox.width, plot.valToPos(until, "x", true));
+      if (right > left) plot.ctx.fillRect(left, plot.bbox.top, right - left, plot.bbox.height);
+    }
+  };
+  const scale = log ? { distr: 3, range: (_, low, high) => [1, 10 ** Math.ceil(Math.log10(Math.max(10, high ?? 10)))] } : { range: (_, low, high) => [0, Math.max(1, (high ?? 1) * 1.12)] };
   return new Chart(label, () => ({
     tzDate: utc,
     legend: { show: false },
     cursor: { points: { size: 6 }, y: false, drag: { x: false, y: false } },
-    scales: { y: { range: (_, low, high) => [0, Math.max(1, (high ?? 1) * 1.12)] } },
-    axes: [axis({ values: timeTexts, space: 70, size: 28 }), axis({ size: 56, space: 34, values: (_, splits) => splits.map(text) })],
+    scales: { y: scale },
+    axes: [axis({ values: timeTexts, space: 70, size: 28 }), axis({ size: 56, space: 34, values: (_, splits) => splits.map((at) => (at === null ? "" : text(at))) })],
+    hooks: { drawClear: [shade] },
     series: [{}, ...series.map(([name, key]) => ({ label: name, stroke: colour(key), width: 1.75, points: { show: false }, spanGaps: false }))],
   }));
 }

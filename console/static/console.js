@@ -6,7 +6,7 @@ import { refusal, toast } from "./dialogs.js";
 import { h, kept, show } from "./dom.js";
 import { count } from "./format.js";
 import { icon } from "./icons.js";
-import { listen, live, start, stop } from "./live.js";
+import { listen, live, start, stop, whenEnded } from "./live.js";
 import { access, audit } from "./pages/access.js";
 import { dead } from "./pages/dead.js";
 import { groups } from "./pages/groups.js";
@@ -14,6 +14,7 @@ import { message } from "./pages/message.js";
 import { nodes } from "./pages/nodes.js";
 import { overview } from "./pages/overview.js";
 import { pending } from "./pages/pending.js";
+import { reports } from "./pages/reports.js";
 import { schedules } from "./pages/schedules.js";
 import { settings } from "./pages/settings.js";
 import { sweeps } from "./pages/sweeps.js";
@@ -31,9 +32,10 @@ const PAGES = {
   "/settings": ["Settings", settings, "settings"],
   "/access": ["Users and roles", access, "access"],
   "/audit": ["Audit log", audit, "audit"],
+  "/reports": ["Chaos reports", reports, "reports"],
   "/message": ["Message", message, null],
 };
-const SECTIONS = [["", ["/"]], ["Messages", ["/pending", "/schedules", "/topics", "/groups", "/dead", "/sweeps"]], ["Cluster", ["/nodes", "/settings", "/access", "/audit"]]];
+const SECTIONS = [["", ["/"]], ["Messages", ["/pending", "/schedules", "/topics", "/groups", "/dead", "/sweeps"]], ["Cluster", ["/nodes", "/settings", "/access", "/audit", "/reports"]]];
 
 const root = document.getElementById("app");
 const main = kept(h("main", { id: "main", tabindex: "-1" }));
@@ -70,7 +72,7 @@ function frame() {
       h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), h("span", null, "tickwheel", h("small", null, live.picture?.cluster_id ?? ""))),
       h("nav", { class: "nav", "aria-label": "Pages" }, SECTIONS.map(([name, paths]) => [
         name ? h("h2", null, name) : null,
-        h("ul", null, paths.map((each) => h("li", null, h("a", { href: each, "aria-current": each === path ? "page" : null }, icon(PAGES[each][2]), PAGES[each][0], badgeOf(each)))))])),
+        h("ul", null, paths.filter((each) => each !== "/reports" || session?.reports).map((each) => h("li", null, h("a", { href: each, "aria-current": each === path ? "page" : null }, icon(PAGES[each][2]), PAGES[each][0], badgeOf(each)))))])),
       foot()),
     h("div", { class: "body" },
       h("header", { class: "bar" },
@@ -187,35 +189,45 @@ function login() {
   stop();
   const trouble = h("div", { class: "stack" });
   const field = h("input", { id: "token", type: "password", name: "token", autocomplete: "current-password", required: true, spellcheck: "false" });
-  const enter = async (event) => {
-    event.preventDefault();
+  const enter = async (by) => {
     show(trouble);
     try {
-      setCsrf((await change("login", { token: field.value })).csrf);
+      setCsrf((await change("login", by)).csrf);
       await begin(new URLSearchParams(location.search).get("next") ?? "/");
     } catch (error) {
       show(trouble, refusal(error));
     }
   };
+  const typed = (event) => {
+    event.preventDefault();
+    enter({ token: field.value });
+  };
+  const certificate = session?.certificate;
+  const known = certificate && !certificate.trouble;
   show(root, h("main", { class: "login", id: "main", tabindex: "-1" }, h("section", { class: "panel" },
     h("img", { src: "/static/icon.svg", alt: "" }),
     h("div", null, h("h1", null, "Log in"), h("p", { class: "muted" }, "This cluster has users and rights. Your token decides what you see and may do.")),
-    h("form", { onsubmit: enter }, h("label", { for: "token" }, "Token", field), trouble, h("button", { type: "submit", class: "primary" }, "Log in")),
+    known ? [h("button", { type: "button", class: "primary", onclick: () => enter({ certificate: true }) }, `Log in as ${certificate.name}`), h("p", { class: "muted" }, "By the certificate that your browser shows."), h("div", { class: "or" }, "or")] : null,
+    certificate?.trouble ? h("p", { class: "muted" }, `Your browser's certificate cannot log in. ${certificate.trouble}`) : null,
+    h("form", { onsubmit: typed }, h("label", { for: "token" }, "Token", field), trouble, h("button", { type: "submit", class: known ? "" : "primary" }, "Log in with a token")),
     h("p", { class: "muted" }, "An administrator makes one with ", h("code", null, "tickwheel user token NAME"), "."))));
   body = null;
   field.focus();
 }
 
 async function logOut() {
-  setCsrf((await change("logout", {})).csrf);
-  session = null;
+  await change("logout", {});
   stop();
+  session = await read("session");
+  setCsrf(session.csrf);
   go("/login");
 }
 
 whenLoginIsNeeded(() => {
   if (location.pathname !== "/login") go(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
 });
+
+whenEnded(() => begin(location.pathname + location.search).catch((error) => toast(error.message)));
 
 async function begin(target) {
   session = await read("session");

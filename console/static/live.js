@@ -3,6 +3,7 @@
 const listeners = new Set();
 export const live = { picture: null, history: [], connected: false, offsetMs: 0 };
 const AGAIN_MS = 3_000;
+let onEnd = () => {};
 let source = null;
 let again = 0;
 
@@ -16,6 +17,9 @@ const tellAll = () => listeners.forEach((call) => call());
 // The cluster's time now.
 export const now = () => Date.now() + live.offsetMs;
 
+// The session that the stream belongs to has ended.
+export const whenEnded = (call) => { onEnd = call; };
+
 export function start() {
   if (source) return;
   source = new EventSource("/api/stream");
@@ -28,6 +32,7 @@ export function start() {
     }
     tellAll();
   });
+  source.addEventListener("ended", () => { stop(); onEnd(); });
   source.addEventListener("history", (event) => { live.history = JSON.parse(event.data); });
   source.addEventListener("picture", (event) => {
     const picture = JSON.parse(event.data);
