@@ -212,7 +212,7 @@ function login() {
     h("form", { onsubmit: typed }, h("label", { for: "token" }, "Token", field), trouble, h("button", { type: "submit", class: known ? "" : "primary" }, "Log in with a token")),
     h("p", { class: "muted" }, "An administrator makes one with ", h("code", null, "tickwheel user token NAME"), "."))));
   body = null;
-  field.focus();
+  (known ? root.querySelector("button") : field).focus();
 }
 
 async function logOut() {

@@ -17,8 +17,13 @@ from typing import Any
 
 import pytest
 
+from tests.chaos_live.stories import KILL_MS, good
+from tests.console.secured import Place, certified_console, secured
 from tests.project.imports import ROOT
+from tickwheel.chaos.live.page import write_files
+from tickwheel.chaos.live.verdict import judge
 from tickwheel.client import AsyncClient, Selection
+from tickwheel.console.reports import Reports
 from tickwheel.console.serving import Serving, serve
 from tickwheel.node.local_cluster import LocalCluster
 
@@ -56,14 +61,15 @@ async def fill(client: AsyncClient) -> str:
 
 
 @contextlib.asynccontextmanager
-async def console_of(cluster: LocalCluster) -> AsyncIterator[str]:
+async def console_of(cluster: LocalCluster, reports: Path) -> AsyncIterator[str]:
     """The address of a console on a free port."""
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def open_client(token: str) -> AsyncClient:
         return AsyncClient(cluster.addresses, token=token)
 
-    task = asyncio.ensure_future(serve(open_client, Serving("127.0.0.1", 0), ready.set_result))
+    serving = Serving("127.0.0.1", 0, reports=Reports(reports))
+    task = asyncio.ensure_future(serve(open_client, serving, ready.set_result))
     try:
         yield (await ready).rstrip("/")
     finally:
@@ -94,7 +100,8 @@ async def check(page: Any, what: str) -> None:
 @pytest.mark.timeout(300)
 async def test_every_page_in_a_browser(tmp_path: Path) -> None:
     """Each page in both themes at two widths without a finding of axe or an error; a cancel and a replay."""
-    async with LocalCluster(tmp_path, 1) as cluster:
+    reports = await asyncio.to_thread(leave_reports, tmp_path / "reports")
+    async with LocalCluster(tmp_path / "cluster", 1) as cluster:
         message_id = await fill(cluster.client())
         pages = {
             "/": "Overview",
@@ -113,8 +120,11 @@ async def test_every_page_in_a_browser(tmp_path: Path) -> None:
             "/settings": "Settings",
             "/access": "Users and roles",
             "/audit": "Audit log",
+            "/reports": "Chaos reports",
+            "/reports?name=nightly": "Chaos reports",
+            "/reports?name=clocks": "Chaos reports",
         }
-        async with console_of(cluster) as address, playwright.async_playwright() as library:
+        async with console_of(cluster, reports) as address, playwright.async_playwright() as library:
             browser = await library.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             errors: list[str] = []
             for theme, width in SCREENS:
@@ -126,7 +136,8 @@ async def test_every_page_in_a_browser(tmp_path: Path) -> None:
                 for path, heading in pages.items():
                     await look_at(page, address + path, heading)
                     name = path.split("?")[0].strip("/") or "overview"
-                    await check(page, f"{name}{'-one' if '?' in path else ''}-{theme}-{width}")
+                    one = f"-{path.rpartition('=')[2]}" if name == "reports" else "-one"
+                    await check(page, f"{name}{one if '?' in path else ''}-{theme}-{width}")
                 await context.close()
             page = await browser.new_page()
             await cancel_by_dialog(page, f"{address}/message?id={message_id}")
@@ -136,6 +147,72 @@ async def test_every_page_in_a_browser(tmp_path: Path) -> None:
         assert not errors
         assert (await cluster.client().get(message_id)).state == "CANCELLED"
         assert (await cluster.client().dead.page("screen")).total == 0
+
+
+def leave_reports(directory: Path) -> Path:
+    """A run that held, one that broke a promise in the words of a hostile log, a played case, and what is no report."""
+    hostile = "<img src=x onerror=alert(1)>" * 5
+    for name, log, case in (("nightly", "", ""), ("broken", hostile, ""), ("clocks", "", "hour-ahead")):
+        story = good()
+        if log:
+            story.tell(KILL_MS, "died", node="n3", code=3, log=log)
+        verdict = judge(story.sorted())
+        verdict.run["case"] = case
+        if case:
+            seen = {"what": "a skew of an hour in status", "passed": True, "seen": "3,600,002 ms"}
+            verdict.checks = [{"at_s": 1.0, **seen}]
+        (directory / name).mkdir(parents=True)
+        write_files(verdict, directory / name)
+    (directory / "spoilt").mkdir()
+    (directory / "spoilt/report.json").write_text('{"run": 7}', encoding="utf-8")
+    return directory
+
+
+@pytest.mark.timeout(300)
+async def test_a_certificate_in_a_browser(tmp_path: Path) -> None:
+    """One press logs in; after a logout nobody is in, although the browser still shows the certificate."""
+    async with (
+        secured(tmp_path) as base,
+        certified_console(base) as place,
+        playwright.async_playwright() as library,
+    ):
+        browser = await library.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for theme, width in SCREENS:
+            for name in ("ann", "eve"):
+                files = {"certPath": f"{place.folder}/{name}.crt", "keyPath": f"{place.folder}/{name}.key"}
+                context = await browser.new_context(
+                    viewport={"width": width, "height": 900},
+                    color_scheme=theme,
+                    ignore_https_errors=True,
+                    client_certificates=[{"origin": place.url, **files}],
+                )
+                page = await context.new_page()
+                await page.goto(f"{place.url}/topics")
+                await page.get_by_role("heading", name="Log in", level=1).wait_for()
+                await check(page, f"login-{name}-{theme}-{width}")
+                if name == "eve":
+                    await page.get_by_text("Your browser's certificate cannot log in.").wait_for()
+                    assert await page.get_by_role("button", name="Log in as").count() == 0
+                else:
+                    await page.keyboard.press("Enter")
+                    await page.get_by_role("heading", name="Topics", level=1).wait_for()
+                    await page.get_by_role("link", name="alarms").wait_for()
+                    await leave_page(page, place, width)
+                await context.close()
+        await browser.close()
+
+
+async def leave_page(page: Any, place: Place, width: int) -> None:
+    """By the button, and where there is no room for it by the line that goes."""
+    if width > 800:
+        await page.get_by_role("button", name="Log out").click()
+        await page.get_by_role("button", name="Log in as ann").wait_for()
+    else:
+        place.write("# nobody")
+        await page.get_by_text("Your browser's certificate cannot log in.").wait_for()
+        place.write(f"ann {place.secrets['ann']}")
+    await page.goto(f"{place.url}/topics")
+    await page.get_by_role("button", name="Log in as ann").wait_for()
 
 
 async def cancel_by_dialog(page: Any, url: str) -> None:

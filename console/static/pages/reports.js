@@ -108,7 +108,7 @@ function lanes(report, from, until) {
 }
 
 function promises(report) {
-  return table("Promises", [["", ""], ["Promise"], ["Verdict"]], report.promises.map(({ promise, title }) => {
+  return table("Promises", [["Number"], ["Promise"], ["Verdict"]], report.promises.map(({ promise, title }) => {
     const times = report.broken_counts[promise] ?? 0;
     return { key: promise, cells: [/^P\d/.test(promise) ? promise : "", title, times ? badge(`broken ${times === 1 ? "once" : `${count(times)} times`}`, "bad") : badge("held", "good")] };
   }));
@@ -127,7 +127,7 @@ function masters(report) {
   more > 0 ? h("div", { class: "pager" }, `and ${count(more)} more`) : null);
 }
 
-const pairs = (label, list) => table(label, [[label, ""], ["", "num"]], list.map(([name, value]) => ({ key: name, cells: [name, value] })));
+const pairs = (label, list) => table(label, [[label], ["How much", "num"]], list.map(([name, value]) => ({ key: name, cells: [name, value] })));
 
 function doubts(report) {
   const { without_effect: without, elections, starved_share: starved, unjudged_ms: unjudged, dead_letters: dead } = report.doubts;
@@ -177,7 +177,7 @@ function one(main, { query }) {
         ["Lost", count(found.lost), "acknowledged, not delivered", found.lost ? "bad" : ""], ["Early", count(found.early), "before their time", found.early ? "bad" : ""],
         ["Delivered again", count(found.again), `${count(found.again_failover)} by failover`], ["Failovers", count(found.failovers), found.failovers ? `${some(found.without_median_ms)} half, ${some(found.without_max_ms)} at most` : "one master throughout"]]),
       picture(),
-      report.checks.length ? panel("What was expected", null, table("What was expected", [["At, s", "num"], ["Expected"], ["", ""], ["Seen"]], report.checks.map((check, at) => ({ key: at, cells: [seconds(check.at_s), check.what, check.passed ? badge("as expected", "good") : badge("not so", "bad"), check.seen] })))) : null,
+      report.checks.length ? panel("What was expected", null, table("What was expected", [["At, s", "num"], ["Expected"], ["Outcome"], ["Seen"]], report.checks.map((check, at) => ({ key: at, cells: [seconds(check.at_s), check.what, check.passed ? badge("as expected", "good") : badge("not so", "bad"), check.seen] })))) : null,
       report.figures.failovers ? masters(report) : null,
       h("div", { class: "two" },
         h("div", { class: "stack" },
@@ -185,7 +185,7 @@ function one(main, { query }) {
           panel("The run", null, h("div", { class: "inside" }, about(report)))),
         h("div", { class: "stack" },
           panel("Faults", null, report.faults.length ? table("Faults", [["Fault", "name"], ["With effect"], ["Seen", "num"], ["Of what"]], faultRows(report)) : empty("No faults", "Only load.")),
-          panel("Lateness", null, table("Lateness", [["", ""], ["Messages", "num"], ["Half", "num"], ["99 %", "num"], ["99.9 %", "num"], ["Worst", "num"]], [["Outside faults", found.outside], ["Inside", found.inside]].map(([title, late]) => ({ key: title, cells: [title, count(late.messages), ...[late.p50, late.p99, late.p99_9, late.worst].map(span)] })))),
+          panel("Lateness", null, table("Lateness", [["When"], ["Messages", "num"], ["Half", "num"], ["99 %", "num"], ["99.9 %", "num"], ["Worst", "num"]], [["Outside faults", found.outside], ["Inside", found.inside]].map(([title, late]) => ({ key: title, cells: [title, count(late.messages), ...[late.p50, late.p99, late.p99_9, late.worst].map(span)] })))),
           panel("Counts", null, pairs("Delivered again because", Object.entries(report.duplicates).sort(([, a], [, b]) => b - a).map(([reason, number]) => [reason, count(number)])), pairs("Clock", CLOCK.map(([field, words]) => [words, span(report.clock[field])])), report.audit ? pairs("The audit's count", AUDIT.map(([field, words]) => [words, count(report.audit[field])])) : null)))));
     const start = report.load_ms / 1_000;
     const column = report.series;
