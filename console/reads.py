@@ -71,7 +71,7 @@ async def topic(view: View, request: Request) -> Json:
 async def groups(view: View, request: Request) -> Json:
     """A page of the groups; `name`: only those whose name contains it. `dead`: only those with dead letters."""
     asked = query(request, "name", "sort", "descending", "page", "dead")
-    paging = _paging(asked, ("name", "backlog", "in_flight", "consumers", "dead"))
+    paging = _paging(asked, ("name", "backlog", "oldest_ms", "in_flight", "consumers", "dead"))
     with_dead = asked.flag("dead")
     found = await view.watch.groups.get()
     return _page([shown.group(group) for group in found if group.dead or not with_dead], paging)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from tickwheel.console.certificates import TokenFile, certificate_of
 from tickwheel.console.door import CERTIFICATE, DoorConfig, cookie_name
 from tickwheel.console.reports import Reports
 from tickwheel.console.sessions import OpenClient, Sessions
+
+_log = logging.getLogger("tickwheel.console")
 
 STOP_S = 1
 """Open streams are cut after this long when the console ends."""
@@ -42,6 +45,18 @@ class Serving:
     tokens: TokenFile | None = None
     """Of those who log in by certificate."""
     reports: Reports | None = None
+
+
+class Handshake(ssl.SSLObject):
+    """Logs why a browser's certificate is refused: the browser alone is told otherwise."""
+
+    def do_handshake(self) -> None:
+        """Of ssl."""
+        try:
+            super().do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            _log.warning("refused the certificate of a browser: %s", error.verify_message)
+            raise
 
 
 class CertifiedHttp(H11Protocol):
@@ -71,24 +86,26 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
         port = listener.getsockname()[1]
         secure = serving.cert_file is not None
         config = DoorConfig(serving.hosts, cookie_name(port, secure), secure, serving.read_only)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                application(Sessions(open_client, serving.tokens), config, serving.reports),
-                http=CertifiedHttp,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=STOP_S,
-                limit_concurrency=CONNECTIONS_MAX,
-                ssl_certfile=serving.cert_file,
-                ssl_keyfile=serving.key_file,
-                ssl_ca_certs=str(serving.client_ca) if serving.client_ca is not None else None,
-                # A browser without a certificate gets the login by token.
-                ssl_cert_reqs=ssl.CERT_NONE if serving.client_ca is None else ssl.CERT_OPTIONAL,
-                proxy_headers=False,
-            )
+        told = uvicorn.Config(
+            application(Sessions(open_client, serving.tokens), config, serving.reports),
+            http=CertifiedHttp,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=STOP_S,
+            limit_concurrency=CONNECTIONS_MAX,
+            ssl_certfile=serving.cert_file,
+            ssl_keyfile=serving.key_file,
+            ssl_ca_certs=str(serving.client_ca) if serving.client_ca is not None else None,
+            # A browser without a certificate gets the login by token.
+            ssl_cert_reqs=ssl.CERT_NONE if serving.client_ca is None else ssl.CERT_OPTIONAL,
+            proxy_headers=False,
         )
+        told.load()
+        if told.ssl is not None:
+            told.ssl.sslobject_class = Handshake
+        server = uvicorn.Server(told)
         shown = f"[{serving.host}]" if ":" in serving.host else serving.host
         ready(f"http{'s' if secure else ''}://{shown}:{port}/")
         running = asyncio.ensure_future(server.serve(sockets=[listener]))

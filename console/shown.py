@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -123,6 +124,7 @@ def group(found: admin_pb2.Group) -> Json:
         "in_flight": found.in_flight,
         "consumers": found.consumers,
         "dead": found.dead,
+        "oldest_ms": found.oldest_unsettled_ms if found.HasField("oldest_unsettled_ms") else None,
         "retry": retry,
         "attempts_max": found.retry.attempts_max,
     }
@@ -155,11 +157,13 @@ def payload(content: bytes | None, content_type: str) -> Json | None:
     if not shown["cut"]:
         try:
             value = json.loads(text)
+            written = json.dumps(value, indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
             pass
         else:
             if isinstance(value, dict | list):
-                return shown | {"kind": "json", "text": json.dumps(value, indent=2, ensure_ascii=False)}
+                # JSON can name half a character, which no encoder takes: it is shown as it came.
+                return shown | {"kind": "json", "text": written.encode("utf-8", "backslashreplace").decode("utf-8")}
     return shown | {"kind": "text", "text": text}
 
 
@@ -413,7 +417,7 @@ def settings(found: admin_pb2.Settings) -> list[Json]:
 
 
 def rows(items: Iterable[Json], sort: str, descending: bool) -> list[Json]:
-    """Sorted by one column, then by name."""
+    """Sorted by one column, then by name; by `oldest_ms` as ages are."""
     named = sorted(items, key=lambda item: str(item["name"]))
     if sort == "name":
         return named[::-1] if descending else named
@@ -423,4 +427,6 @@ def rows(items: Iterable[Json], sort: str, descending: bool) -> list[Json]:
 def _rank(item: Json, sort: str) -> float:
     rates = item.get("rates") or {}
     value = item.get(sort, rates.get(sort))
+    if sort == "oldest_ms":
+        return -math.inf if value is None else -float(value)
     return float(value) if value is not None else -1.0

@@ -72,8 +72,8 @@ export function redrawAll() {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 
-// `bands`: spans that are shaded, in seconds; `log`: a logarithmic scale, for values from 1 on.
-export function lines(label, series, text = short, { bands = () => [], log = false } = {}) {
+// `bands`: spans that are shaded, in seconds; `log`: a logarithmic scale, for values from 1 on, with lines at powers of 10.
+export function lines(label, series, text = short, { bands = () => [], log = false, tall = false } = {}) {
   const shade = (plot) => {
     plot.ctx.fillStyle = colour("--warn-soft");
     for (const [from, until] of bands()) {
@@ -83,15 +83,17 @@ export function lines(label, series, text = short, { bands = () => [], log = fal
     }
   };
   const scale = log ? { distr: 3, range: (_, low, high) => [1, 10 ** Math.ceil(Math.log10(Math.max(10, high ?? 10)))] } : { range: (_, low, high) => [0, Math.max(1, (high ?? 1) * 1.12)] };
+  const powers = (_, axisAt, low, high) => Array.from({ length: Math.round(Math.log10(high)) + 1 }, (__, at) => 10 ** at);
   return new Chart(label, () => ({
     tzDate: utc,
     legend: { show: false },
     cursor: { points: { size: 6 }, y: false, drag: { x: false, y: false } },
     scales: { y: scale },
-    axes: [axis({ values: timeTexts, space: 70, size: 28 }), axis({ size: 56, space: 34, values: (_, splits) => splits.map((at) => (at === null ? "" : text(at))) })],
+    axes: [axis({ values: timeTexts, space: 70, size: 28 }), axis({ size: 56, space: 34, ...(log ? { splits: powers } : {}), values: (_, splits) => splits.map(text) })],
+    padding: [null, 25, null, null],
     hooks: { drawClear: [shade] },
     series: [{}, ...series.map(([name, key]) => ({ label: name, stroke: colour(key), width: 1.75, points: { show: false }, spanGaps: false }))],
-  }));
+  }), tall ? "tall" : "");
 }
 
 // A histogram over time. `chosen(fromMs, toMs)` is called with a span that somebody has drawn with the mouse.

@@ -206,7 +206,7 @@ function login() {
   const known = certificate && !certificate.trouble;
   show(root, h("main", { class: "login", id: "main", tabindex: "-1" }, h("section", { class: "panel" },
     h("img", { src: "/static/icon.svg", alt: "" }),
-    h("div", null, h("h1", null, "Log in"), h("p", { class: "muted" }, "This cluster has users and rights. Your token decides what you see and may do.")),
+    h("div", null, h("h1", null, "Log in"), h("p", { class: "muted" }, `This cluster has users and rights. Your token${certificate ? " or certificate" : ""} decides what you see and may do.`)),
     known ? [h("button", { type: "button", class: "primary", onclick: () => enter({ certificate: true }) }, `Log in as ${certificate.name}`), h("p", { class: "muted" }, "By the certificate that your browser shows."), h("div", { class: "or" }, "or")] : null,
     certificate?.trouble ? h("p", { class: "muted" }, `Your browser's certificate cannot log in. ${certificate.trouble}`) : null,
     h("form", { onsubmit: typed }, h("label", { for: "token" }, "Token", field), trouble, h("button", { type: "submit", class: known ? "" : "primary" }, "Log in with a token")),

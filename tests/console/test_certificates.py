@@ -103,11 +103,14 @@ async def test_each_request_of_a_connection_is_judged_by_itself(place: Place) ->
     assert len(nobody.session.connector._conns) <= 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["foreign", "expired"])
-async def test_a_certificate_that_is_not_good_gets_no_connection(place: Place, name: str) -> None:
-    """Of another authority or expired: the handshake fails, whatever name is on it."""
+@pytest.mark.parametrize(("name", "why"), [("foreign", "signature"), ("expired", "expired")])
+async def test_a_certificate_that_is_not_good_gets_no_connection(
+    place: Place, name: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of another authority or expired: the handshake fails, whatever name is on it, and the log says why."""
     with pytest.raises(aiohttp.ClientError):
         await place.browser(name).open()
+    assert "refused the certificate of a browser" in caplog.text and why in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest_asyncio
 from starlette.types import ASGIApp
 
 from tests.console.browser_client import BrowserClient, running
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, StartFrom
 from tickwheel.console.app import application
 from tickwheel.console.door import DoorConfig
 from tickwheel.console.sessions import Sessions
@@ -197,6 +197,34 @@ async def test_topics_and_groups_are_listed_and_changed(browser: BrowserClient) 
     assert not (await browser.change("groups/pause", {"name": "screen", "paused": False}))["paused"]
     assert (await browser.change("groups/reset", {"name": "screen", "start_from": "latest"}))["backlog"] == 0
     assert (await browser.change("groups/delete", {"name": "nobody"}, 404))["reason"] == "UNKNOWN_NAME"
+
+
+async def test_a_group_tells_its_oldest_unsettled_message(cluster: LocalCluster, browser: BrowserClient) -> None:
+    """Its due time, to the tick; the oldest first when the list goes down by age, groups without a backlog last."""
+    client = cluster.client()
+    await client.admin.create_group("slow", ["waiting"])
+    await client.admin.create_group("idle", ["waiting"])
+    await client.admin.reset_group("idle", StartFrom.LATEST)
+    receipt = await client.schedule("waiting", "x", delay_ms=0)
+    await client.schedule("waiting", "y", delay_ms=2_000)
+
+    async def group(name: str) -> Any:
+        return (await browser.read("group", name=name))["group"]
+
+    slow = await until(lambda: group("slow"), lambda found: bool(found["backlog"] == 2))
+    assert 0 <= receipt.due_ms - slow["oldest_ms"] < 1_000
+    assert (await group("screen"))["oldest_ms"] is None
+    items = (await browser.read("groups", sort="oldest_ms", descending="true"))["items"]
+    assert items[0]["oldest_ms"] == min(item["oldest_ms"] for item in items if item["oldest_ms"] is not None)
+    assert items[-1]["oldest_ms"] is None
+
+
+@pytest.mark.parametrize("payload", [b'{"half": "\\ud83d"}', *(b"[" * deep + b"]" * deep for deep in (500, 2_000))])
+async def test_no_payload_hides_its_message(cluster: LocalCluster, browser: BrowserClient, payload: bytes) -> None:
+    """JSON can name half a character, which no encoder takes, and nest deeper than it can be written again."""
+    receipt = await cluster.client().schedule("odd", payload, delay_ms=HOUR_MS)
+    found = await browser.read("message", id=receipt.id)
+    assert found["payload"]["text"].translate(str.maketrans("", "", " \n")) == payload.decode().replace(" ", "")
 
 
 async def test_recurring_schedules_are_shown_and_triggered(cluster: LocalCluster, browser: BrowserClient) -> None:

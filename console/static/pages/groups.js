@@ -3,24 +3,27 @@
 import { change, read } from "../api.js";
 import { ask } from "../dialogs.js";
 import { h, show } from "../dom.js";
-import { count, fieldOf, plural } from "../format.js";
+import { count, fieldOf, moment, plural, span } from "../format.js";
 import { now } from "../live.js";
 import { badge, empty, loading, panel, trouble } from "../parts.js";
 import { listing } from "./listing.js";
 import { timeOf } from "./pending.js";
 
-export const GROUP_COLUMNS = [["Group", "name", "name"], ["Topics", "", ""], ["Backlog", "backlog", "num"], ["In flight", "in_flight", "num"], ["Consumers", "consumers", "num"], ["Dead letters", "dead", "num"]];
+export const GROUP_COLUMNS = [["Group", "name", "name"], ["Topics", "", ""], ["Backlog", "backlog", "num"], ["Oldest", "oldest_ms", "num"], ["In flight", "in_flight", "num"], ["Consumers", "consumers", "num"], ["Dead letters", "dead", "num"]];
 
 const link = (name) => h("a", { href: `/groups?name=${encodeURIComponent(name)}` }, name);
 const topicLink = (name) => h("a", { href: `/topics?name=${encodeURIComponent(name)}` }, name);
 const marks = (group) => h("span", { class: "tags" }, group.paused ? badge("paused", "warn") : null, group.broadcasting ? badge("broadcasting") : null, group.filter ? badge(group.filter) : null);
+
+// How long ago the oldest message of the backlog was due.
+const age = (group) => (group.oldest_ms === null ? h("span", { class: "muted" }, "–") : h("time", { datetime: new Date(group.oldest_ms).toISOString(), title: moment(group.oldest_ms) }, span(Math.max(0, now() - group.oldest_ms))));
 
 export function groupCells(group) {
   const alone = group.backlog && !group.consumers;
   return [
     h("span", null, link(group.name), marks(group)),
     h("span", null, group.topics.slice(0, 3).join(", "), group.topics.length > 3 ? h("small", null, `and ${group.topics.length + group.topics_left_out - 3} more`) : null),
-    h("span", { class: alone ? "warn" : "" }, count(group.backlog)), count(group.in_flight),
+    h("span", { class: alone ? "warn" : "" }, count(group.backlog)), age(group), count(group.in_flight),
     h("span", { class: alone ? "bad" : "" }, count(group.consumers)),
     group.dead ? h("a", { href: `/dead?group=${encodeURIComponent(group.name)}`, class: "bad" }, count(group.dead)) : "0"];
 }
@@ -87,7 +90,7 @@ function one(main, { query, readOnly, go }) {
     if (!answer) return show(main, error ? trouble(error) : loading());
     const group = answer.group;
     if (!group) return show(main, empty(`There is no group ${name}`, "It was deleted, or you have no right to see it."));
-    const cells = [["Backlog", count(group.backlog)], ["In flight", count(group.in_flight)], ["Consumers", count(group.consumers)], ["Dead letters", h("a", { href: `/dead?group=${encodeURIComponent(name)}` }, count(group.dead))], ["Topics", count(group.topics.length + group.topics_left_out)], ["Attempts at most", group.attempts_max || "as set"]];
+    const cells = [["Backlog", count(group.backlog)], ["In flight", count(group.in_flight)], ["Consumers", count(group.consumers)], ["Dead letters", h("a", { href: `/dead?group=${encodeURIComponent(name)}` }, count(group.dead))], ["Oldest unsettled", age(group)], ["Attempts at most", group.attempts_max || "as set"]];
     show(main, h("div", { class: "stack" },
       h("div", { class: "row" }, h("strong", null, group.name), marks(group), h("span", { style: { flex: "1" } }), readOnly ? null : [
         h("button", { type: "button", onclick: () => pause(group, look) }, group.paused ? "Resume…" : "Pause…"), h("button", { type: "button", onclick: () => reset(group, look) }, "Reset…"), h("button", { type: "button", class: "danger", onclick: () => remove(group, go) }, "Delete…")]),

@@ -15,7 +15,6 @@ const CLOCK = [["earliest_ms", "Earliest message, before its time by true time"]
 const AUDIT = [["scheduled", "Scheduled"], ["lost", "Lost"], ["early", "Early by true time"], ["duplicated", "Twice under one attempt"], ["without_master_ms", "Without a master, ms"]];
 
 const link = (name) => h("a", { href: `/reports?name=${encodeURIComponent(name)}` }, name);
-const dash = () => h("span", { class: "muted" }, "–");
 const some = (ms) => (ms === null ? "–" : span(ms));
 const seconds = (value) => value.toFixed(1);
 const kindOf = (report) => (report.case ? `chaos clock: ${report.case}` : "chaos run");
@@ -122,7 +121,7 @@ function faultRows(report) {
 
 function masters(report) {
   const more = report.figures.failovers - report.masters.length;
-  return panel("Failovers", null, table("Failovers", [["At, s", "num"], ["Master"], ["Term", "num"], ["Without a master", "num"], ["No delivery", "num"], ["Faults at that time"]], report.masters.map((failover, at) => ({ key: at, cells: [
+  return panel("Failovers", null, table("Failovers", [["At, s", "num"], ["Master", "nowrap"], ["Term", "num"], ["Without a master", "num"], ["No delivery", "num"], ["Faults at that time"]], report.masters.map((failover, at) => ({ key: at, cells: [
     seconds(failover.at_s), `${failover.old} → ${failover.new}`, count(failover.term), span(failover.without_ms), some(failover.silence_ms), failover.cause || badge("no fault", "warn")] }))),
   more > 0 ? h("div", { class: "pager" }, `and ${count(more)} more`) : null);
 }
@@ -153,14 +152,14 @@ function one(main, { query }) {
   let report = null;
   let error = null;
   const bands = () => report.struck.map((fault) => [report.load_ms / 1_000 + fault.from_s, report.load_ms / 1_000 + (fault.until_s ?? report.series.seconds.at(-1))]);
-  const rates = lines("Messages a second during the run", RATES, undefined, { bands });
-  const lateness = lines("Lateness of deliveries during the run, on a logarithmic scale", LATE, span, { bands, log: true });
+  const rates = lines("Messages a second during the run", RATES, undefined, { bands, tall: true });
+  const lateness = lines("Lateness of deliveries during the run, on a logarithmic scale", LATE, span, { bands, log: true, tall: true });
 
   function picture() {
     const [from, until] = [report.series.seconds[0], report.series.seconds.at(-1)];
     if (report.series.seconds.length < 2 || until <= from) return panel("What happened", null, empty("There is no picture", "The run ended before a second of load had passed."));
     return [
-      panel("What happened", keys([["fault", "key-fault"], ["broken promise", "key-broken"], ...ROLES.map(([role, words]) => [words, `key-${role}`])]), h("div", { class: "inside" }, lanes(report, from, until))),
+      panel("What happened", keys([["fault", "key-fault"], ["broken promise", "key-broken"], ...ROLES.map(([role, words]) => [words, `key-${role}`])]), lanes(report, from, until)),
       panel("Messages a second", seriesKeys(RATES), rates.element),
       panel("Lateness", seriesKeys(LATE), lateness.element)];
   }
@@ -168,14 +167,15 @@ function one(main, { query }) {
   function draw() {
     if (!report) return show(main, h("div", { class: "stack" }, h("div", { class: "row" }, h("a", { href: "/reports" }, "All reports"), h("span", { class: "muted" }, "/"), h("strong", null, name)), error ? trouble(error) : loading()));
     const { figures: found } = report;
+    const again = Object.entries(report.duplicates).sort(([, a], [, b]) => b - a).map(([reason, number]) => [reason, count(number)]);
     show(main, h("div", { class: "stack" },
       h("div", { class: "row" }, h("a", { href: "/reports" }, "All reports"), h("span", { class: "muted" }, "/"), h("strong", null, name), verdict(report)),
       doubts(report).map((text) => h("div", { class: "notice warn" }, text)),
       report.broken.length ? panel("What was broken", null, table("What was broken", [["At, s", "num"], ["Promise"], ["What"]], report.broken.map((each, at) => ({ key: at, cells: [seconds(each.at_s), each.promise, h("code", { class: "told" }, each.text)] })))) : null,
       figures([
         ["Acknowledged", count(found.acknowledged), "by the cluster"], ["Delivered", count(found.delivered), "to all groups"],
-        ["Lost", count(found.lost), "acknowledged, not delivered", found.lost ? "bad" : ""], ["Early", count(found.early), "before their time", found.early ? "bad" : ""],
-        ["Delivered again", count(found.again), `${count(found.again_failover)} by failover`], ["Failovers", count(found.failovers), found.failovers ? `${some(found.without_median_ms)} half, ${some(found.without_max_ms)} at most` : "one master throughout"]]),
+        ["Lost", count(found.lost), "not delivered", found.lost ? "bad" : ""], ["Early", count(found.early), "before their time", found.early ? "bad" : ""],
+        ["Delivered again", count(found.again), `${count(found.again_failover)} by failover`], ["Failovers", count(found.failovers), found.failovers ? `at most ${some(found.without_max_ms)}` : "one master"]]),
       picture(),
       report.checks.length ? panel("What was expected", null, table("What was expected", [["At, s", "num"], ["Expected"], ["Outcome"], ["Seen"]], report.checks.map((check, at) => ({ key: at, cells: [seconds(check.at_s), check.what, check.passed ? badge("as expected", "good") : badge("not so", "bad"), check.seen] })))) : null,
       report.figures.failovers ? masters(report) : null,
@@ -184,9 +184,9 @@ function one(main, { query }) {
           panel("Promises", null, promises(report)),
           panel("The run", null, h("div", { class: "inside" }, about(report)))),
         h("div", { class: "stack" },
-          panel("Faults", null, report.faults.length ? table("Faults", [["Fault", "name"], ["With effect"], ["Seen", "num"], ["Of what"]], faultRows(report)) : empty("No faults", "Only load.")),
+          panel("Faults", null, report.faults.length ? table("Faults", [["Fault", "nowrap"], ["With effect", "nowrap"], ["Seen", "num"], ["Of what"]], faultRows(report)) : empty("No faults", "Only load.")),
           panel("Lateness", null, table("Lateness", [["When"], ["Messages", "num"], ["Half", "num"], ["99 %", "num"], ["99.9 %", "num"], ["Worst", "num"]], [["Outside faults", found.outside], ["Inside", found.inside]].map(([title, late]) => ({ key: title, cells: [title, count(late.messages), ...[late.p50, late.p99, late.p99_9, late.worst].map(span)] })))),
-          panel("Counts", null, pairs("Delivered again because", Object.entries(report.duplicates).sort(([, a], [, b]) => b - a).map(([reason, number]) => [reason, count(number)])), pairs("Clock", CLOCK.map(([field, words]) => [words, span(report.clock[field])])), report.audit ? pairs("The audit's count", AUDIT.map(([field, words]) => [words, count(report.audit[field])])) : null)))));
+          panel("Counts", null, pairs("Delivered again because", again.length ? again : [["never", "0"]]), pairs("Clock", CLOCK.map(([field, words]) => [words, span(report.clock[field])])), report.audit ? pairs("The audit's count", AUDIT.map(([field, words]) => [words, count(report.audit[field])])) : null)))));
     const start = report.load_ms / 1_000;
     const column = report.series;
     const times = column.seconds.map((at) => start + at);
