@@ -180,7 +180,7 @@ class Console:
             pictures = view.watch.listen()
             try:
                 async for part in pictures:
-                    if self._sessions.token(visitor) != token:
+                    if self._sessions.token(visitor) != token or view.watch.refused:
                         yield b"event: ended\ndata: {}\n\n"
                         break
                     yield part

@@ -17,8 +17,6 @@ import typer
 
 from tickwheel.client import AsyncClient, TlsFiles
 from tickwheel.client.errors import refused
-from tickwheel.console.certificates import TokenFile
-from tickwheel.console.reports import Reports
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
 from tickwheel.node.cli.output import out
 
@@ -140,11 +138,12 @@ def console(
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         raise refused("package", error.name, "installed: pip install 'tickwheel[console]'") from error
+    from tickwheel.console.certificates import TokenFile
+    from tickwheel.console.reports import Reports
     from tickwheel.console.serving import Serving, serve
 
     token_file = TokenFile(tokens) if tokens is not None else None
     found = Reports(reports) if reports is not None else None
-
     tls = tls_of_clients()
 
     def open_client(token: str) -> AsyncClient:

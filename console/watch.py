@@ -95,6 +95,12 @@ class Watch:
         found = [item for item in self._answers.values() if isinstance(item, Status) and item.role == admin_pb2.MASTER]
         return max(found, key=lambda status: (status.term, status.lease_held), default=None)
 
+    @property
+    def refused(self) -> bool:
+        """Whether every node that was asked knows this user no more."""
+        answers = self._answers.values()
+        return bool(answers) and all(isinstance(one, Fault) and one.reason == "UNAUTHENTICATED" for one in answers)
+
     def now_ms(self) -> int:
         """The cluster's time, or this machine's while none is known."""
         if self._clock is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -91,6 +92,13 @@ class ConsoleSection(_Section):
     """Further names under which browsers come, as behind a proxy."""
     reports: Path | None = None
     """A directory of chaos runs, whose reports are shown."""
+
+    @field_validator("reports")
+    @classmethod
+    def _is_directory(cls, reports: Path | None) -> Path | None:
+        if reports is not None and not (reports.is_dir() and os.access(reports, os.R_OK | os.X_OK)):
+            raise ValueError(f"{reports}: a directory that can be read")
+        return reports
 
 
 class Target(_Section):

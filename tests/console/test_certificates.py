@@ -201,12 +201,17 @@ async def test_a_user_leaves_with_its_line(place: Place, caplog: pytest.LogCaptu
 
 
 async def test_a_revoked_token_opens_nothing(place: Place) -> None:
-    """The cluster says so, and a new line in the file is a new login."""
+    """The cluster says so, also to a stream that is open, and a new line in the file is a new login."""
     made = await place.admin.access.create_token("ann", label="short")
     place.write(f"ann {made.secret}")
     ann = place.browser("ann")
     await ann.log_in()
-    await place.admin.access.revoke_token("ann", made.token.id)
+    stream = place.browser("ann", ann.cookies)
+    async with stream.session.get("/api/stream") as pictures:
+        assert (await pictures.content.readuntil(b"\n\n")).startswith(b"event: history")
+        await place.admin.access.revoke_token("ann", made.token.id)
+        async with asyncio.timeout(SOON_S):
+            assert (await pictures.content.read()).endswith(b"event: ended\ndata: {}\n\n")
     await ann.read("topics", 401)
     await ann.open()
     await ann.change("login", {"certificate": True}, 401)

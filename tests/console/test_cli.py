@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from tickwheel.client.errors import RequestRefused
 from tickwheel.console.cli import app, hosts_of, split_bind
+from tickwheel.node.certs import make_certificates
 
 
 def refusal(*words: str) -> RequestRefused:
@@ -39,6 +40,28 @@ def test_certificate_and_key_belong_together(tmp_path: Path) -> None:
     (tmp_path / "junk.pem").write_text("junk", encoding="utf-8")
     junk = str(tmp_path / "junk.pem")
     assert "PEM" in refusal("--cert-file", junk, "--key-file", junk).limit
+
+
+def test_a_login_by_certificate_needs_all_its_parts(tmp_path: Path) -> None:
+    """HTTPS of its own, an authority and the tokens, each of them good."""
+    make_certificates(tmp_path, {"console": ["127.0.0.1"]}, [], [], 1)
+    https = ["--cert-file", str(tmp_path / "console.crt"), "--key-file", str(tmp_path / "console.key")]
+    ca, tokens = ["--client-ca", str(tmp_path / "ca.crt")], ["--tokens", str(tmp_path / "tokens")]
+    assert refusal(*https, *ca).field == "--tokens"
+    assert refusal(*https, *tokens).field == "--client-ca"
+    assert "HTTPS" in refusal(*ca, *tokens).limit
+    assert "No such file" in refusal(*https, "--client-ca", str(tmp_path / "none"), *tokens).limit
+    assert "PEM" in refusal(*https, "--client-ca", str(tmp_path / "console.key"), *tokens).limit
+    assert "No such file" in refusal(*https, *ca, *tokens).limit
+    (tmp_path / "tokens").write_text("ann\n", encoding="utf-8")
+    (tmp_path / "tokens").chmod(0o600)
+    assert f"{tmp_path / 'tokens'}:1: 1 words" in refusal(*https, *ca, *tokens).limit
+
+
+def test_reports_lie_in_a_directory(tmp_path: Path) -> None:
+    """One that is not there is told at once."""
+    found = refusal("--reports", str(tmp_path / "none"))
+    assert found.field == "--reports" and "No such file" in found.limit
 
 
 def test_wrong_addresses_are_told_at_once() -> None:

@@ -60,7 +60,11 @@ def test_every_path_belongs_to_one() -> None:
 
 async def test_each_keeps_its_guard(tmp_path: Path) -> None:
     """Forged changes and foreign hosts are refused by the console, and its cookie opens nothing of the REST API."""
-    async with LocalCluster(tmp_path, 1) as cluster, visiting(cluster, tmp_path / "g.toml") as (_, browser):
+    (tmp_path / "runs").mkdir()
+    text = f"{BOTH}reports = '{tmp_path / 'runs'}'\n"
+    async with LocalCluster(tmp_path, 1) as cluster, visiting(cluster, tmp_path / "g.toml", text) as (_, browser):
+        async with browser.get("/api/reports") as reports:
+            assert reports.status == 200 and (await reports.json())["total"] == 0
         async with browser.put("/v1/topics/made", json={}) as made:
             assert made.status == 200 and "content-security-policy" not in made.headers
         for path in "/openapi.json", "/metrics", "/livez", "/readyz":

@@ -191,6 +191,7 @@ BAD = {
     "[console]\n[targets]": "neither",
     GOOD.replace('[listen]\nbind = "127.0.0.1:0"', "[console]"): "[console] needs [listen]",
     GOOD + "[console]\nbind = '127.0.0.1:1'": "console.bind = '127.0.0.1:1': Extra inputs",
+    GOOD + "[console]\nreports = '/nowhere'": "console.reports = '/nowhere': /nowhere: a directory that can be read",
     "[listen]\nport = 1": "listen.port = 1: Extra inputs",
     GOOD.replace("https://", "ftp://"): "url 'ftp://",
     GOOD.replace("https://", "https://u:p@"): "no user or password",
