@@ -128,20 +128,21 @@ class Sessions:
         login = self._logins.get(visitor.session_id)
         if login is None:
             return ""
-        if time.monotonic() - login.began_s > SESSION_S:
+        began, shown = login.certificate, visitor.certificate
+        if began is not None and (shown is None or shown.fingerprint != began.fingerprint):
+            return ""  # somebody else has its cookie: that must not end it
+        if time.monotonic() - login.began_s > SESSION_S or not self._certifies(login):
             del self._logins[visitor.session_id]
-            return ""
-        if login.certificate is not None and not self._still(login, visitor.certificate):
             return ""
         self._logins.move_to_end(visitor.session_id)
         return login.token
 
-    def _still(self, login: Login, shown: Certificate | None) -> bool:
-        """Whether the certificate of a login is shown again, is valid, and has the token that it had."""
-        if self._tokens is None or shown is None or login.certificate is None:
-            return False
-        same = shown.fingerprint == login.certificate.fingerprint
-        return same and not shown.trouble() and self._tokens.token(shown.name) == login.token
+    def _certifies(self, login: Login) -> bool:
+        """Whether the certificate of a login is valid and has the same token as then; true of a login without one."""
+        if login.certificate is None:
+            return True
+        known = self._tokens is not None and self._tokens.token(login.certificate.name) == login.token
+        return known and not login.certificate.trouble()
 
     async def view(self, visitor: Visitor) -> View:
         """The view of whoever this session belongs to. Raises LimitReached if too many users are here at once."""

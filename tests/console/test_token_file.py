@@ -41,6 +41,19 @@ async def test_a_session_ends_with_its_certificate(tmp_path: Path, monkeypatch: 
         sessions.certified(shown)
 
 
+async def test_a_session_does_not_come_back_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes a line out has ended the session, also if the same line is there again later."""
+    monkeypatch.setattr(certificates, "LOOK_S", 0.0)
+    path = token_file(tmp_path / "tokens", b"ann secret\n")
+    sessions = Sessions(client, TokenFile(path))
+    shown = Certificate("ann", b"print", time.time() + 60)
+    visitor = Visitor(sessions.log_in(sessions.certified(shown), shown), shown)
+    path.write_bytes(b"")
+    assert sessions.token(Visitor(visitor.session_id)) == "" and sessions.token(visitor) == ""
+    path.write_bytes(b"ann secret\n")
+    assert sessions.token(visitor) == ""
+
+
 async def test_a_renewed_certificate_is_a_new_login(tmp_path: Path) -> None:
     """The same name on another certificate of the authority does not take a session over."""
     tokens = TokenFile(token_file(tmp_path / "tokens", b"ann secret\n"))
