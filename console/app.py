@@ -113,14 +113,14 @@ class Console:
         return answer
 
     def _certificate(self, visitor: Visitor) -> Json | None:
-        """The certificate that the browser shows, and why it can begin no session; None: it shows none."""
+        """The certificate that the browser shows, and what a login takes that it lacks; None: it shows none."""
         if visitor.certificate is None:
             return None
         trouble = ""
         try:
             self._sessions.certified(visitor.certificate)
         except PermissionRefused as error:
-            trouble = str(error)
+            trouble = error.metadata["limit"]
         return {"name": visitor.certificate.name[:NAME_CHARACTERS_MAX], "trouble": trouble}
 
     async def login(self, request: Request) -> Response:

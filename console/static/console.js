@@ -208,7 +208,7 @@ function login() {
     h("img", { src: "/static/icon.svg", alt: "" }),
     h("div", null, h("h1", null, "Log in"), h("p", { class: "muted" }, `This cluster has users and rights. Your token${certificate ? " or certificate" : ""} decides what you see and may do.`)),
     known ? [h("button", { type: "button", class: "primary", onclick: () => enter({ certificate: true }) }, `Log in as ${certificate.name}`), h("p", { class: "muted" }, "By the certificate that your browser shows."), h("div", { class: "or" }, "or")] : null,
-    certificate?.trouble ? h("p", { class: "muted" }, `Your browser's certificate cannot log in. ${certificate.trouble}`) : null,
+    certificate?.trouble ? h("p", { class: "muted" }, `The certificate of your browser${certificate.name ? ` (${certificate.name})` : ""} cannot log in. A login takes ${certificate.trouble}.`) : null,
     h("form", { onsubmit: typed }, h("label", { for: "token" }, "Token", field), trouble, h("button", { type: "submit", class: known ? "" : "primary" }, "Log in with a token")),
     h("p", { class: "muted" }, "An administrator makes one with ", h("code", null, "tickwheel user token NAME"), "."))));
   body = null;
