@@ -16,7 +16,7 @@ import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -26,11 +26,13 @@ from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.bearer import BearerChannel
 from tickwheel.client.connecting import timed_out, why_not, will_not_pass
 from tickwheel.client.errors import (
+    NOT_YET,
     ClientClosed,
     ClusterUnavailable,
     Fault,
     OutcomeUnknown,
     RequestRefused,
+    TickwheelError,
     error_of,
     fault_of_call,
 )
@@ -340,7 +342,7 @@ class Cluster:
                 if self._refused is not None:
                     raise error_of(self._refused)
                 if deadline.over:
-                    raise self._unavailable(f"no master answered within {deadline.timeout_s:g} s")
+                    raise self._unavailable(f"no master answered within {deadline.timeout_s:.3g} s")
                 if connecting.over and self._unreachable(patient):
                     raise self._unavailable("no node can be reached")
                 if patient and connecting.over:
@@ -373,6 +375,13 @@ class Cluster:
             for address in self._addresses
         )
         return ClusterUnavailable(f"{what}: {said}", "NO_MASTER")
+
+    def _not_yet(self, fault: Fault) -> TickwheelError:
+        """A master has said why it does not carry out a request yet; with the nodes that are away."""
+        away = [
+            f"{address}: {self.why(self._faults[address])}" for address in self._addresses if address in self._faults
+        ]
+        return error_of(replace(fault, message=f"{fault.message} ({'; '.join(away)})") if away else fault)
 
     def why(self, fault: Fault) -> str:
         """The reason, for the user, why a node did not answer a question about its status."""
@@ -509,12 +518,15 @@ class Cluster:
         deadline = Deadline(timeout_s)
         backoff = Backoff()
         numbered, doubt = doubt is not None, doubt or Doubt(0)
+        waits: Fault | None = None
         while True:
             try:
                 address = await self.master(deadline)
             except (ClusterUnavailable, ClientClosed) as error:
                 if not doubt.exists:
-                    raise
+                    if waits is None or isinstance(error, ClientClosed):
+                        raise
+                    raise self._not_yet(waits) from error
                 raise OutcomeUnknown(str(error), "OUTCOME_UNKNOWN", error.metadata) from error
             doubt.sending()
             try:
@@ -533,6 +545,7 @@ class Cluster:
             later = fault.later and not (divisible and not doubt.exists)
             if not (fault.elsewhere or later):
                 raise doubt.error(fault) if numbered else error_of(fault)
+            waits = fault if fault.reason in NOT_YET else None
             if fault.elsewhere:
                 self.forget(address)
                 self.learn(fault.master_address, fault.master_term)

@@ -21,6 +21,9 @@ DETAILS_KEY = "grpc-status-details-bin"
 ELSEWHERE = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "OUTCOME_UNKNOWN", "DISK_FULL"})
 """Reasons for which this node cannot serve the request now: it is repeated at the master."""
 
+NOT_YET = frozenset({"RECOVERING", "DISK_FULL"})
+"""Those of them that a master gives, too: it says why it does not carry the request out yet."""
+
 TRANSPORT = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"})
 """gRPC codes without a node's reason: the connection or the node failed during the call."""
 

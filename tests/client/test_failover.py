@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 
 import grpc
 import numpy as np
@@ -14,8 +15,10 @@ from tickwheel.client import (
     AsyncClient,
     ClusterUnavailable,
     Delivery,
+    LimitReached,
     OutcomeUnknown,
     RequestRefused,
+    TickwheelError,
 )
 
 
@@ -49,6 +52,26 @@ async def test_no_master_is_cluster_unavailable(nodes: list[FakeNode]) -> None:
     async with AsyncClient([node.address for node in nodes], timeout_s=0.3) as client:
         with pytest.raises(ClusterUnavailable):
             await client.schedule("t", b"x", delay_ms=5)
+
+
+@pytest.mark.parametrize(("reason", "error"), [("RECOVERING", ClusterUnavailable), ("DISK_FULL", LimitReached)])
+async def test_why_a_master_does_not_do_it_yet_is_said(
+    nodes: list[FakeNode], reason: str, error: type[TickwheelError]
+) -> None:
+    """Also if no node shows itself as master from then on, until the time is over; and which nodes are away."""
+    unavailable = grpc.StatusCode.UNAVAILABLE
+
+    class Last(deque[Refusal | None]):
+        def popleft(self) -> Refusal | None:
+            nodes[0].state.master = None
+            return super().popleft()
+
+    nodes[0].refusals = Last([Refusal(unavailable, reason, "not yet", field="members", retry_after_ms="20")])
+    await nodes[2].stop()
+    async with AsyncClient([node.address for node in nodes], timeout_s=0.5) as client:
+        with pytest.raises(error, match=rf"^not yet \({nodes[2].address}: connection refused[^;]*\)$") as caught:
+            await client.schedule("t", b"x", delay_ms=60_000)
+    assert caught.value.reason == reason and caught.value.metadata["field"] == "members"
 
 
 async def test_outcome_unknown_when_all_answers_are_lost(nodes: list[FakeNode]) -> None:
