@@ -20,12 +20,13 @@ from tickwheel.node.core.schedule.calendar import Calendar
 from tickwheel.node.core.schedule.planner import calendar_of_spec
 from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state.recurring import Recurring
-from tickwheel.node.state.results import ScheduleResult
+from tickwheel.node.state.results import AdminResult, ScheduleResult
 from tickwheel.node.state.schedules import Run
 from tickwheel.node.state.schema import SCHEDULES_LEVEL
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import schedules_pb2 as s
+from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE, AccessCommand, AccessRole, Grant, StoredUser, UserQuotas
 from tickwheel.proto.log_pb2 import AdminCommand, Command, MakeRuns, ScheduleCommand, ScheduleRuns
 
 
@@ -439,6 +440,38 @@ def test_limits_hold_a_run_up_and_then_it_is_missed() -> None:
     world.run(3_000)
     times = planned(client)
     assert len(times) >= 5 and times == list(range(times[0], times[0] + 1_000 * len(times), 1_000))
+
+
+def test_runs_count_against_the_quotas_of_who_put_the_schedule() -> None:
+    """While a user's quota is full, that user's schedules are held up, and nobody else's. Then they go on."""
+    world = trio()
+    core = core_of(world)
+
+    def change(**command: Any) -> None:
+        """Users and roles."""
+        made = AdminCommand(access=AccessCommand(**command))
+        assert isinstance(ask(world, core.parts.requests.admin(made)), AdminResult)
+
+    roles = {"ann": "t", "bob": "u"}
+    for user, topic in roles.items():
+        change(set_role=AccessRole(name=user, grants=[Grant(rights=[RIGHT_SCHEDULE], topics=[topic])]))
+    change(set_user=StoredUser(name="root", roles=["administrator"]))
+    change(set_user=StoredUser(name="ann", roles=["ann"], quotas=UserQuotas(pending_max=1)))
+    change(set_user=StoredUser(name="bob", roles=["bob"], quotas=UserQuotas(pending_max=100)))
+    Client(world).schedule([3_600_000])
+    world.run(500)
+    settings = admin_pb2.Settings(rights=True)
+    assert isinstance(ask(world, core.parts.requests.admin(AdminCommand(settings=settings))), AdminResult)
+    for user, topic in roles.items():
+        made = definition(user)
+        made.topic = topic
+        request = s.PutScheduleRequest(definition=made)
+        assert not isinstance(ask(world, core.parts.schedules.put(request, user, everybody)), Failure)
+    world.run(4_000)
+    assert shown(world, "ann").made == 0 and shown(world, "bob").made >= 3
+    change(set_user=StoredUser(name="ann", roles=["ann"]))
+    world.run(3_000)
+    assert shown(world, "ann").made >= 5
 
 
 def test_what_a_limit_refuses_at_once_comes_one_by_one() -> None:
