@@ -24,6 +24,7 @@ from tickwheel.client.pulling import handle_of
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import answer_of
 from tickwheel.node.core.schedule.deleting import finished
+from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.pipeline import audit as judging
@@ -40,7 +41,17 @@ from tickwheel.proto.admin_pb2 import (
     ResetGroupRequest,
     RetryPolicy,
 )
-from tickwheel.proto.common_pb2 import MessageId
+from tickwheel.proto.common_pb2 import KEY_CONFLICT_REFUSE as REFUSE
+from tickwheel.proto.common_pb2 import KEY_CONFLICT_REPLACE as REPLACE
+from tickwheel.proto.common_pb2 import (
+    KEY_FREE,
+    KEY_REFUSED,
+    KEY_REPLACED,
+    KeyConflict,
+    Message,
+    MessageId,
+    MessageMeta,
+)
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage import bundle
 from tickwheel.storage.events import COLUMNS, EventKind, EventRecord, encode, paths
@@ -76,6 +87,23 @@ class Lived:
     def schedule(self, *delays_ms: int, topic: str = "t", tags: Sequence[str] = ()) -> list[int]:
         """Ids of messages that are due then."""
         return schedule(self.world, [(topic, delay_ms, "k", tags) for delay_ms in delays_ms])
+
+    def keyed(self, *messages: tuple[str, int, KeyConflict.ValueType]) -> list[int]:
+        """A batch of messages with unique keys, as key, delay and rule; what became of each, as KeyOutcome."""
+        rows = [
+            Message(
+                topic="t",
+                payload=b"x",
+                due_ms=self.world.now_ms + delay_ms,
+                meta=MessageMeta(unique_key=key),
+                on_key_conflict=rule,
+            )
+            for key, delay_ms, rule in messages
+        ]
+        request = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=rows))
+        batch = from_batch(request, core_of(self.world).state.settings)
+        outcome = ask(self.world, answer_of(partial(core_of(self.world).parts.requests.schedule, batch)))
+        return [0] * len(rows) if outcome.keys is None else outcome.keys.tolist()
 
     def move(self, id: int, delay_ms: int) -> int:
         """Its new id."""
@@ -128,8 +156,9 @@ class Lived:
 
 
 def test_what_nodes_do_as_promised_is_no_finding(spark: SparkSession, tmp_path: Path) -> None:
-    """Messages that were moved, by hand and by a sweep, cancelled, retried, dead, filtered, of a group that came late,
-    was reset or is gone, broadcast, of a deleted topic; although the master changed."""
+    """Messages that were moved, by hand and by a sweep, cancelled, replaced by their unique keys, retried, dead,
+    filtered, of a group that came late, was reset or is gone, broadcast, of a deleted topic; although the master
+    changed."""
     lived = Lived(tmp_path)
     world = lived.world
     for name, more in {"g": {}, "choosy": {"filter": "a"}, "all": {"broadcasting": True}, "gone": {}}.items():
@@ -142,6 +171,9 @@ def test_what_nodes_do_as_promised_is_no_finding(spark: SparkSession, tmp_path: 
     assert again[0] != moved[0]
     lived.cancel(lived.move(moved[2], 700))
     lived.cancel(moved[3])
+    one_batch = (("k", 500, REFUSE), ("k", 500, REFUSE), ("k", 600, REPLACE), ("l", 700, REFUSE))
+    assert lived.keyed(*one_batch) == [KEY_FREE, KEY_REFUSED, KEY_REPLACED, KEY_FREE]
+    assert lived.keyed(("l", 650, REPLACE)) == [KEY_REPLACED]
     lived.delete_topic("deleted")
     world.run(1_000)
     lived.pull("g")
@@ -167,8 +199,8 @@ def test_what_nodes_do_as_promised_is_no_finding(spark: SparkSession, tmp_path: 
     events = lived.events(spark)
     found = audit(events, AuditConfig(lived.until_ms))
     assert found.broken() == {}, {name: getattr(found, name).collect() for name in found.broken()}
-    assert (found.scheduled, found.filtered, found.broadcasting, found.events_left_out) == (31, ["choosy"], ["all"], 0)
-    assert found.delivered == 28
+    assert (found.scheduled, found.filtered, found.broadcasting, found.events_left_out) == (35, ["choosy"], ["all"], 0)
+    assert found.delivered == 30
     assert len(found.without_master) == 1
     # Given out once more under attempt 1, within one term: after a reset that is no duplicate.
     count = events.where(F.col("kind") == "DELIVERED").where("group = 'g'").groupBy("id", "attempt").count()
