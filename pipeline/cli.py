@@ -28,6 +28,7 @@ from tickwheel.pipeline.cli_app import (
     app,
     connection_to,
     failed,
+    failed_in_spark,
     source_options,
     spark_session,
 )
@@ -74,7 +75,7 @@ def build(
     except (BuildError, SchemaError) as error:
         raise failed(str(error)) from None
     except PySparkException as error:
-        raise failed(f"{source}: {str(error).splitlines()[0]}") from None
+        raise failed_in_spark(error, source) from None
     print(
         f"{made.units:,} messages in {len(made.bundles)} bundles ({made.bytes / 1e6:,.0f} MB), "
         f"{made.rejected:,} rows rejected; {seconds:.1f} s, {made.units / seconds:,.0f} messages/s"
@@ -200,7 +201,7 @@ def forecast(
     except looking.ForecastError as error:
         raise failed(str(error)) from None
     except PySparkException as error:
-        raise failed(f"{source or addresses}: {str(error).splitlines()[0]}") from None
+        raise failed_in_spark(error, source or addresses) from None
     print(looking.tables(found))
     for path in looking.plots(found, out) if out is not None else []:
         print(path)
@@ -242,7 +243,7 @@ def archive(
     except (ArchiveError, LettersGoingError) as error:
         raise failed(str(error)) from None
     except PySparkException as error:
-        raise failed(f"{folder}: {str(error).strip().splitlines()[0]}") from None
+        raise failed_in_spark(error, folder) from None
     for one in added:
         how = ", ".join(f"{count:,} {what}" for what, count in sorted(one.how.items()) if what != "dead")
         print(
@@ -267,6 +268,13 @@ def replay(
     shift: Annotated[str, typer.Option(help="How much later than its first due time: 2h, 1d12h, 52w.")] = "",
     due: Annotated[str, typer.Option(help="Or an expression in SQL: bigint (ms since 1970) or timestamp.")] = "",
     topic: Annotated[str, typer.Option(help="Another topic; default: each message's own.")] = "",
+    on_key_conflict: Annotated[
+        str,
+        typer.Option(
+            help="Keep unique keys, and if another message holds one: `refuse`, `use-existing` or `replace`. "
+            "Default: no message has one."
+        ),
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be scheduled.")] = False,
     ca_file: CaFile = "",
     cert_file: CertFile = "",
@@ -277,12 +285,13 @@ def replay(
     """Schedule messages of an archive again, exactly once by job id."""
     from pyspark.errors import PySparkException
 
+    from tickwheel.client import KeyConflict
     from tickwheel.pipeline import replay as again
     from tickwheel.pipeline.archive import read_archive
     from tickwheel.pipeline.archive_place import ArchiveError
 
     connection = connection_to(addresses, ca_file, cert_file, key_file)
-    config = again.ReplayConfig(where, shift, due, topic)
+    config = again.ReplayConfig(where, shift, due, topic, on_key_conflict.replace("-", "_"))
     try:
         with spark_session(master, memory) as spark:
             rows = read_archive(spark, folder)
@@ -293,8 +302,9 @@ def replay(
     except (ArchiveError, again.ReplayError) as error:
         raise failed(str(error)) from None
     except PySparkException as error:
-        raise failed(str(error).strip().splitlines()[0]) from None
-    print(f"{count:,} messages scheduled as job {job_id}; under that name none of them is scheduled again")
+        raise failed_in_spark(error) from None
+    left = ", but for those whose unique key was held" if config.on_key_conflict == KeyConflict.USE_EXISTING else ""
+    print(f"{count:,} messages scheduled as job {job_id}{left}; under that name none of them is scheduled again")
 
 
 def _time_ms(option: str, text: str) -> int:

@@ -5,6 +5,7 @@ Spark, Arrow and the client are imported by the commands that need them, so that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ import typer
 from tickwheel.client.errors import RequestRefused
 
 if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     from tickwheel.pipeline.options import Connection
@@ -35,11 +37,21 @@ AdminCertFile = Annotated[str, typer.Option(help="TLS: certificate of this clien
 KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
 Timeout = Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")]
 TIMEOUT_S = 15.0
+OWN_ERROR = re.compile(r"^tickwheel\.[\w.]+: (.+)$", re.MULTILINE)
+"""The last line of a traceback that ends with an error of ours."""
 
 
 def failed(text: str) -> RequestRefused:
     """The error of a command: the command line prints it and exits with 1."""
     return RequestRefused(text, "PIPELINE")
+
+
+def failed_in_spark(error: PySparkException, where: str = "") -> RequestRefused:
+    """As `failed`. Where our own code raised in Spark's hands, it says what that code said, and not Spark's first line,
+    which only announces a traceback. `where`: begins the text."""
+    text = str(error).strip()
+    why = OWN_ERROR.findall(text)[-1:] or text.splitlines()[:1]
+    return failed(": ".join([where, *why] if where else why))
 
 
 @contextmanager

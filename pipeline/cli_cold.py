@@ -21,6 +21,7 @@ from tickwheel.pipeline.cli_app import (
     app,
     connection_to,
     failed,
+    failed_in_spark,
     spark_session,
 )
 
@@ -103,7 +104,7 @@ def freeze(
     except (ColdError, SchemaError) as error:
         raise failed(str(error)) from None
     except PySparkException as error:
-        raise failed(f"{source}: {str(error).splitlines()[0]}") from None
+        raise failed_in_spark(error, source) from None
     written = manifest
 
     async def go() -> ColdJob | None:

@@ -1,7 +1,8 @@
 """Schedules messages of an archive again: selects them by an SQL condition, writes through the sink, once for each job.
 
 Topic, payload, key, tags, properties and message group stay the same. The property `REPLAY_OF` holds the id of the
-original message.
+original message. Unique keys stay on request only: an archive may have many messages of one key, and at most one of
+them can be scheduled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, TimestampType
 
+from tickwheel.client import KeyConflict
 from tickwheel.client.moments import duration_of, span_ms_of
 from tickwheel.pipeline.options import Connection
 
@@ -41,6 +43,10 @@ class ReplayConfig:
     topic: str = ""
     """Topic for all messages; by default each keeps its own."""
 
+    on_key_conflict: str = ""
+    """Keep the unique keys; what becomes of a message whose key another one holds is `refuse`, `use_existing` or
+    `replace`, as for the sink. Empty: no message has one."""
+
 
 def shift_ms(text: str) -> int:
     """A duration in milliseconds. Raises ReplayError."""
@@ -54,6 +60,8 @@ def selected(archive: DataFrame, config: ReplayConfig) -> DataFrame:
     """The selected messages, each once, with the columns of the sink. Raises ReplayError."""
     if bool(config.shift) == bool(config.due):
         raise ReplayError("shift, due: exactly one of them must be given")
+    if config.on_key_conflict and config.on_key_conflict not in list(KeyConflict):
+        raise ReplayError(f"on_key_conflict: {config.on_key_conflict!r}: one of {', '.join(KeyConflict)}")
     chosen = _checked("where", archive, lambda: archive.where(config.where)).dropDuplicates(["id"])
     due = F.col("due_ms") + shift_ms(config.shift) if config.shift else F.expr(config.due)
     named = _checked("due", archive, lambda: chosen.withColumn("new_due", due))
@@ -75,6 +83,7 @@ def selected(archive: DataFrame, config: ReplayConfig) -> DataFrame:
         "tags",
         F.map_concat(others, F.create_map(F.lit(REPLAY_OF), F.col("id"))).alias("properties"),
         "message_group",
+        *(["unique_key"] if config.on_key_conflict else []),
     )
 
 
@@ -100,12 +109,15 @@ def replay(archive: DataFrame, connection: Connection, job_id: str, config: Repl
     """Schedule the selected messages again. Returns their number.
 
     Repeating it under the same job id, after whatever ended it, schedules nothing twice. A message that cannot be
-    scheduled fails all of it. Raises ReplayError, and what the sink raises.
+    scheduled fails all of it; one that is refused because of its unique key fails it once the others are scheduled.
+    Raises ReplayError, and what the sink raises.
     """
     rows = selected(archive, config).persist()
     try:
         count = rows.count()
         writer = rows.write.format("tickwheel").options(**sink_options(connection))
+        if config.on_key_conflict:
+            writer = writer.option("on_key_conflict", config.on_key_conflict)
         writer.option("job_id", job_id).option("bad_rows", "fail").mode("append").save()
     finally:
         rows.unpersist()

@@ -290,4 +290,5 @@ def _letter_row(letter: DeadLetter, group: str, applied_index: int) -> dict[str,
         "tags": list(meta.tags) or None,
         "properties": list(meta.headers.items()) or None,
         "message_group": meta.message_group or None,
+        "unique_key": letter.unique_key or None,
     }

@@ -68,7 +68,7 @@ class TickwheelSource(DataSource):
 
     Columns: `id`, `topic`, `due_ms`, `due_requested_ms`, `scheduled_ms` (bigint), `target_group` (int: the group that a
     retry goes to; 0: all), `applied_index`; with content also `payload`, `key`, `tags`, `properties`,
-    `message_group`.
+    `message_group`, `unique_key`.
 
     - `topic`: one or more, separated by commas; default: all.
     - `due_ms_min`, `due_ms_max`: milliseconds since 1970, from and below; default 0: no limit.
@@ -82,7 +82,8 @@ class TickwheelSource(DataSource):
     consumer group: at least once. What a micro-batch brought is acknowledged after Spark has committed it; one that
     was never finished is given back and comes again later.
 
-    Columns: `id`, `topic`, `due_ms`, `attempt` (int), `payload`, `key`, `tags`, `properties`, `message_group`.
+    Columns: `id`, `topic`, `due_ms`, `attempt` (int), `payload`, `key`, `tags`, `properties`, `message_group`,
+    `unique_key`.
 
     - `group`: the consumer group; needed. It is made if there is none.
     - `topic`: one or more, separated by commas; needed if the group is new. The group gets those that it does not have;

@@ -8,13 +8,17 @@ from numpy.typing import NDArray
 
 from tickwheel.proto.common_pb2 import MessageMeta
 
-CONTENT = "payload binary, key string, tags array<string>, properties map<string,string>, message_group string"
+CONTENT = (
+    "payload binary, key string, tags array<string>, properties map<string,string>, message_group string, "
+    "unique_key string"
+)
 CONTENT_FIELDS = [
     pa.field("payload", pa.binary()),
     pa.field("key", pa.string()),
     pa.field("tags", pa.list_(pa.string())),
     pa.field("properties", pa.map_(pa.string(), pa.string())),
     pa.field("message_group", pa.string()),
+    pa.field("unique_key", pa.string()),
 ]
 
 
@@ -48,4 +52,5 @@ def content_columns(records: bytes, sizes: NDArray[np.uint32], meta_sizes: NDArr
         pa.array([list(meta.tags) or None for meta in metas], pa.list_(pa.string())),
         pa.array([list(meta.headers.items()) or None for meta in metas], pa.map_(pa.string(), pa.string())),
         pa.array([meta.message_group or None for meta in metas], pa.string()),
+        pa.array([meta.unique_key or None for meta in metas], pa.string()),
     ]

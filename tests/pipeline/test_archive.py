@@ -68,7 +68,7 @@ def handled(cluster: RunningCluster) -> Handled:
         asked = []
         for number in range(COUNT):
             meta = {"key": f"k{number}", "tags": ["a"], "headers": {"n": str(number)}} if number % 2 else {}
-            meta |= {"message_group": f"g{number}"} if number % 4 < 2 else {}
+            meta |= {"message_group": f"g{number}", "unique_key": f"u{number}"} if number % 4 < 2 else {}
             asked.append(client.schedule(TOPIC, f"m-{number}", due_ms=now_ms + number, **meta))  # type: ignore[arg-type]
         for number, receipt in enumerate(await asyncio.gather(*asked)):
             found.ids[f"m-{number}".encode()] = receipt.id
@@ -136,7 +136,7 @@ def test_what_is_done_is_archived_once_and_nothing_else(rows: DataFrame, handled
         number = int(payload.partition(b"-")[2])
         meta = (f"k{number}", ["a"], {"n": str(number)}) if number % 2 else (None, None, None)
         assert (row.key, row.tags, row.properties) == meta
-        assert row.message_group == (f"g{number}" if number % 4 < 2 else None)
+        assert (row.message_group, row.unique_key) == ((f"g{number}", f"u{number}") if number % 4 < 2 else (None, None))
         assert (row.last_due_ms or row.due_ms) > row.due_ms or fate(number) != "comes again"
     dues = {int(payload.partition(b"-")[2]): row.due_ms for payload, row in found.items()}
     assert len({due_ms - number for number, due_ms in dues.items()}) == 1
@@ -170,6 +170,54 @@ def test_a_selection_is_scheduled_again_once(
         row = wanted[headers(message)[REPLAY_OF]]
         assert message.payload == bytes(row.payload)
         assert message.due_ms == row.due_ms + 26 * 3_600_000
+        assert not message.unique_key
+
+
+@pytest.mark.parametrize(
+    ("conflict", "pending"),
+    [
+        ("", {"m-5": "", "m-8": "", "m-9": "", "held": "u5"}),
+        ("refuse", {"m-8": "u8", "m-9": "u9", "held": "u5"}),
+        ("use_existing", {"m-8": "u8", "m-9": "u9", "held": "u5"}),
+        ("replace", {"m-5": "u5", "m-8": "u8", "m-9": "u9"}),
+    ],
+)
+def test_unique_keys_go_along_if_so_wanted(
+    cluster: RunningCluster, rows: DataFrame, conflict: str, pending: dict[str, str]
+) -> None:
+    """Then a message whose key is held is refused, and the replay says so, or left out, or replaces the other one."""
+    topic = f"keys-again-{conflict or 'none'}"
+    cluster.wait(cluster.client.schedule(topic, "held", delay=timedelta(days=1), unique_key="u5"))
+    where = "unique_key IN ('u5', 'u8', 'u9')"
+    config = ReplayConfig(where, shift="1d", topic=topic, on_key_conflict=conflict)
+    if conflict == "refuse":
+        with pytest.raises(Exception, match=r"1 of 3 rows were not scheduled.*unique key"):
+            replay(rows, connection(cluster), topic, config)
+    else:
+        assert replay(rows, connection(cluster), topic, config) == 3
+    assert {(m.payload or b"").decode(): m.unique_key for m in cluster.messages(topic)} == pending
+
+
+def test_an_archive_of_a_version_without_unique_keys_is_read_and_goes_on(
+    spark: SparkSession, cluster: RunningCluster, rows: DataFrame, tmp_path: Path
+) -> None:
+    """Its rows have none; a run adds what is missing, with its keys, and nothing twice. All of it can be replayed."""
+    folder = str(tmp_path / "before")
+    old, new = rows.where("kind = 'dead' OR key IS NULL"), rows.where("kind != 'dead' AND key IS NOT NULL")
+    old.drop("unique_key").write.partitionBy("day").parquet(folder)
+    assert (
+        old.where("unique_key IS NOT NULL").count() > read_archive(spark, folder).where("unique_key > ''").count() == 0
+    )
+    [added] = archive(spark, folder, connection(cluster), [GROUP])
+    assert (added.known, added.settled + added.dead) == (old.count(), new.count())
+    both = read_archive(spark, folder)
+    assert both.columns == rows.columns and both.count() == rows.count()
+    keys = {row.id: row.unique_key for row in new.collect()}
+    assert any(keys.values())
+    assert {row.id: row.unique_key for row in both.collect()} == keys | {row.id: None for row in old.collect()}
+    config = ReplayConfig("kind = 'dead' OR unique_key = 'u5'", shift="1d", on_key_conflict="refuse")
+    again = {row.unique_key for row in selected(both, config).collect()}
+    assert again == {None, "u5"}
 
 
 def test_due_times_may_be_computed(spark: SparkSession, cluster: RunningCluster, rows: DataFrame) -> None:
@@ -196,6 +244,9 @@ def test_what_cannot_be_is_said(spark: SparkSession, rows: DataFrame, tmp_path: 
         "exactly one of them": ReplayConfig(),
         "must be bigint": ReplayConfig(due="topic"),
         "shift: '1 day'": ReplayConfig(shift="1 day"),
+        "on_key_conflict: 'drop': one of refuse, use_existing, replace": ReplayConfig(
+            shift="1d", on_key_conflict="drop"
+        ),
     }
     for text, config in wrong.items():
         with pytest.raises(ReplayError, match=text):
@@ -224,6 +275,10 @@ def test_the_commands_say_what_they_did(
     said = run("replay", "--job-id", "by-hand", "--where", "key = 'k15'", "--shift", "1w", "--topic", "by-hand")
     assert said.startswith("1 messages scheduled as job by-hand")
     assert cluster.payloads("by-hand") == Counter(["m-15"])
+    held = ("--where", "unique_key = 'u17'", "--shift", "1w", "--topic", "by-hand", "--on-key-conflict")
+    said = run("replay", "--job-id", "by-hand-17", *held, "use-existing")
+    assert said.startswith("1 messages scheduled as job by-hand-17, but for those whose unique key was held")
+    assert "another message holds their unique key" in run("replay", "--job-id", "by-hand-18", *held, "refuse")
     assert "no column nokey" in run("replay", "--job-id", "x", "--where", "nokey = 'k15'", "--shift", "1w")
     assert "--from: 'soon'" in run("archive", "--from", "soon")
     for moment in ("20261121", "1795000000"):  # as milliseconds both are in January 1970

@@ -157,7 +157,7 @@ def test_every_field_of_a_message_is_a_column() -> None:
         check_schema(columns, "t")
     assert set(KEYED_META_COLUMNS) == fields == {*META_COLUMNS, "unique_key"}
     assert fields < set(sink_rows.COLUMNS)
-    assert [field.name for field in CONTENT_FIELDS] == ["payload", *META_COLUMNS]
+    assert [field.name for field in CONTENT_FIELDS] == ["payload", *KEYED_META_COLUMNS]
 
 
 def _columns(rows: list[Row]) -> list[pa.Array]:
@@ -169,11 +169,12 @@ def _columns(rows: list[Row]) -> list[pa.Array]:
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.text(max_size=3)), min_size=1, max_size=20))
 def test_content_is_read_as_it_was_written(items: list[tuple[bytes, str]]) -> None:
     """With and without metas."""
-    metas = [MessageMeta(key=key).SerializeToString() for _, key in items]
+    metas = [MessageMeta(key=key, unique_key=key * 2).SerializeToString() for _, key in items]
     records = b"".join(meta + payload for meta, (payload, _) in zip(metas, items, strict=True))
     meta_sizes = np.array([len(meta) for meta in metas], np.uint32)
     sizes = meta_sizes + np.array([len(payload) for payload, _ in items], np.uint32)
-    payload, key, tags, properties, group = content_columns(records, sizes, meta_sizes)
+    payload, key, tags, properties, group, unique_key = content_columns(records, sizes, meta_sizes)
     assert payload.to_pylist() == [p for p, _ in items]
     assert key.to_pylist() == [k or None for _, k in items]
+    assert unique_key.to_pylist() == [k * 2 or None for _, k in items]
     assert tags.null_count == properties.null_count == group.null_count == len(items)

@@ -65,13 +65,21 @@ def test_a_replayed_micro_batch_is_written_once(spark: SparkSession, cluster: Ru
     assert cluster.payloads("stream-sink") == Counter(f"s-{n}" for n in range(2 * FILES * ROWS))
 
 
-def schedule(cluster: RunningCluster, topic: str, count: int) -> None:
-    """Messages that are due now."""
+def schedule(cluster: RunningCluster, topic: str, count: int, *, unique: bool = False) -> None:
+    """Messages that are due now, with unique keys if asked."""
 
     async def go() -> None:
         due_ms = time.time_ns() // 1_000_000
         asked = [
-            cluster.client.schedule(topic, f"m-{n}", due_ms=due_ms, key=f"k-{n}", tags=["a"], message_group=f"g-{n}")
+            cluster.client.schedule(
+                topic,
+                f"m-{n}",
+                due_ms=due_ms,
+                key=f"k-{n}",
+                tags=["a"],
+                message_group=f"g-{n}",
+                unique_key=f"u-{n}" if unique else None,
+            )
             for n in range(count)
         ]
         await asyncio.gather(*asked)
@@ -123,12 +131,12 @@ def test_messages_come_in_limited_micro_batches_and_are_settled(
     spark: SparkSession, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     """All once without faults, and the group has nothing left, the last micro-batch included."""
-    schedule(cluster, "stream-in", 250)
+    schedule(cluster, "stream-in", 250, unique=True)
     got = Collected()
     run_source(spark, cluster, tmp_path, got, "stream-in", max_messages=100)
     assert Counter(got.payloads) == Counter(f"m-{n}" for n in range(250))
-    assert {(bytes(row.payload), row.message_group) for row in got.rows} == {
-        (b"m-%d" % n, f"g-{n}") for n in range(250)
+    assert {(bytes(row.payload), row.message_group, row.unique_key) for row in got.rows} == {
+        (b"m-%d" % n, f"g-{n}", f"u-{n}") for n in range(250)
     }
     offsets = [path for path in (tmp_path / "checkpoint" / "offsets").iterdir() if path.name.isdecimal()]
     assert len(offsets) >= 3
