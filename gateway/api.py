@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -16,6 +16,9 @@ from tickwheel.gateway.clients import Clients
 from tickwheel.gateway.idempotency import Idempotency
 from tickwheel.gateway.models import Problem, Scheduled
 from tickwheel.gateway.problems import MEDIA_TYPE, TITLES
+
+if TYPE_CHECKING:
+    from tickwheel.gateway.traces import GatewayTracing
 
 PAGE_MAX = 1_000
 TOKEN_LENGTH_MAX = 4_096
@@ -53,6 +56,8 @@ class Api:
     """Callers' tokens are not passed on."""
     ready: Callable[[], Awaitable[bool]]
     """Whether the cluster answers."""
+    tracing: GatewayTracing | None = None
+    """Continues the traces of callers."""
     repeats: Idempotency[tuple[Scheduled, bool]] = field(default_factory=Idempotency)
     """What each request got, and whether the cluster knew it as a repeat."""
 

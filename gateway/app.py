@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
@@ -255,8 +256,10 @@ def make_app(api: Api) -> FastAPI:
     )  # fmt: skip
 
     async def bounded_and_counted(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        traced = api.tracing.of_request(request.headers) if api.tracing is not None else nullcontext()
         try:
-            response = _too_large(request) or await call_next(request)
+            with traced:
+                response = _too_large(request) or await call_next(request)
         except Exception:  # a mistake of ours fails this request alone
             number = uuid.uuid4().hex
             _log.exception("request %s: %s %r failed", number, request.method, request.url.path)

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -156,11 +157,20 @@ class GatewayConfig(_Section):
 
     source: Annotated[str, Field(min_length=1, max_length=200)] = "/tickwheel"
     """`ce-source` of the posts."""
+    traces: bool = False
+    """Make spans of OpenTelemetry, and carry traces from callers to targets."""
     listen: Listen | None = None
     """Absent: no REST API."""
     console: ConsoleSection | None = None
     """Absent: no console."""
     targets: dict[str, Target] = Field(default_factory=dict)
+
+    @field_validator("traces")
+    @classmethod
+    def _can_be_traced(cls, traces: bool) -> bool:
+        if traces and find_spec("opentelemetry") is None:
+            raise ValueError("needs OpenTelemetry: pip install 'tickwheel[otel]'")
+        return traces
 
     @field_validator("targets")
     @classmethod

@@ -14,10 +14,11 @@ import io
 import logging
 import re
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -28,6 +29,9 @@ from tickwheel.gateway.breaker import Breaker, Pace
 from tickwheel.gateway.config import Target, read_secrets
 from tickwheel.gateway.posting_metrics import TargetMetrics
 from tickwheel.gateway.signing import signature_headers
+
+if TYPE_CHECKING:
+    from tickwheel.gateway.traces import GatewayTracing
 
 _log = logging.getLogger("tickwheel.gateway")
 
@@ -90,8 +94,12 @@ class Secrets:
 class Poster:
     """The handler of one target. Close it after its worker."""
 
-    def __init__(self, name: str, target: Target, source: str, metrics: TargetMetrics) -> None:
+    def __init__(
+        self, name: str, target: Target, source: str, metrics: TargetMetrics, tracing: GatewayTracing | None = None
+    ) -> None:
+        """`tracing`: makes a span of each post."""
         self._name = name
+        self._tracing = tracing
         self._target = target
         self._source = source
         self._metrics = metrics
@@ -159,11 +167,17 @@ class Poster:
         data = body if len(body) < LARGE_BYTES else io.BytesIO(body)
         headers = event_headers(delivery, self._source, self._target)
         headers |= signature_headers(self._secrets.keys, delivery.id, int(time.time()), body)
-        async with self._session.post(self._target.url, data=data, headers=headers, allow_redirects=False) as response:
-            read = await response.content.read(ANSWER_BYTES_MAX)
-            if not response.content.at_eof():
-                response.close()  # of a long answer the rest is not read
-            return response.status, shown_of(read), retry_after_of(response.headers.get("Retry-After", ""))
+        span = self._tracing.posting(self._shown, headers) if self._tracing is not None else nullcontext()
+        with span as post:
+            async with self._session.post(
+                self._target.url, data=data, headers=headers, allow_redirects=False
+            ) as response:
+                if post is not None:
+                    post.answered(response.status)
+                read = await response.content.read(ANSWER_BYTES_MAX)
+                if not response.content.at_eof():
+                    response.close()  # of a long answer the rest is not read
+                return response.status, shown_of(read), retry_after_of(response.headers.get("Retry-After", ""))
 
     def _fell(self, reason: str) -> None:
         if self._breaker.failed(time.monotonic()):

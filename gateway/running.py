@@ -9,6 +9,7 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -28,6 +29,11 @@ from tickwheel.gateway.config import ConsoleSection, GatewayConfig, Listen, Targ
 from tickwheel.gateway.posting import Poster
 from tickwheel.gateway.posting_metrics import PostMetrics
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from tickwheel.gateway.traces import GatewayTracing
+
 _log = logging.getLogger("tickwheel.gateway")
 
 AGAIN_S = 5.0
@@ -40,16 +46,30 @@ CONNECTIONS_MAX = 1_000
 class Gateway:
     """One gateway. `run` returns after `stop`, once running posts have ended."""
 
-    def __init__(self, config: GatewayConfig, make_client: Callable[[str | None], AsyncClient]) -> None:
-        """`make_client`: gets a caller's token, or None for the gateway's own client."""
+    def __init__(
+        self,
+        config: GatewayConfig,
+        make_client: Callable[[str | None], AsyncClient],
+        tracer_provider: TracerProvider | None = None,
+    ) -> None:
+        """`make_client`: gets a caller's token, or None for the gateway's own client.
+
+        `tracer_provider`: for a configuration with traces; by default that of the process.
+        """
         self._config = config
-        self._make_client = make_client
+        self._make = make_client
+        self._tracing = _tracing(tracer_provider) if config.traces else None
         self._registry = CollectorRegistry()
         self._metrics = PostMetrics(self._registry)
         self._stopping = asyncio.Event()
         self._workers: set[Worker] = set()
         self._server: uvicorn.Server | None = None
         self._listening: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+
+    def _make_client(self, token: str | None) -> AsyncClient:
+        client = self._make(token)
+        client.tracing = self._tracing
+        return client
 
     def stop(self) -> None:
         """Take nothing more; the second call cancels what runs."""
@@ -95,8 +115,8 @@ class Gateway:
                 return False
             return True
 
-        sessions = Sessions(self._make_client)
-        rest = make_app(Api(clients, self._registry, own, ready))
+        sessions = Sessions(self._make)
+        rest = make_app(Api(clients, self._registry, own, ready, self._tracing))
         self._server = _Server(
             uvicorn.Config(
                 rest if self._config.console is None else _with_console(rest, self._config.console, listen, sessions),
@@ -133,7 +153,7 @@ class Gateway:
 
     async def _deliver(self, client: AsyncClient, name: str, target: Target) -> None:
         """Post the messages of one target until `stop`. A refusal of the cluster is logged, and tried again."""
-        poster = Poster(name, target, self._config.source, self._metrics.of(name))
+        poster = Poster(name, target, self._config.source, self._metrics.of(name), self._tracing)
         try:
             while not self._stopping.is_set():
                 worker = Worker(
@@ -158,6 +178,17 @@ class Gateway:
                     self._workers.discard(worker)
         finally:
             await poster.close()
+
+
+def _tracing(tracer_provider: TracerProvider | None) -> GatewayTracing:
+    from tickwheel.gateway.traces import GatewayTracing, is_provided
+
+    if tracer_provider is None and not is_provided():
+        _log.warning(
+            "traces = true, and this process has no tracer provider: traces are passed on, and there are no spans "
+            "(opentelemetry-instrument sets one up)"
+        )
+    return GatewayTracing(tracer_provider)
 
 
 def _with_console(rest: ASGIApp, section: ConsoleSection, listen: Listen, sessions: Sessions) -> ASGIApp:

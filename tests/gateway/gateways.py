@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from opentelemetry.sdk.trace import TracerProvider
 from yarl import URL
 
 from tickwheel.client import AsyncClient
@@ -19,15 +20,18 @@ from tickwheel.gateway.running import Gateway
 from tickwheel.node.local_cluster import LocalCluster
 
 SOON_S = 60.0
+LISTEN = "[listen]\nbind = '127.0.0.1:0'\n"
 Call = Callable[..., Awaitable[tuple[int, Any, Any]]]
 
 
 @asynccontextmanager
-async def running(cluster: LocalCluster, path: Path, text: str, own: str = "") -> AsyncIterator[Gateway]:
-    """A gateway of this configuration; `own` is its own token."""
+async def running(
+    cluster: LocalCluster, path: Path, text: str, own: str = "", spans: TracerProvider | None = None
+) -> AsyncIterator[Gateway]:
+    """A gateway of this configuration; `own` is its own token, `spans` go with `traces = true`."""
     await asyncio.to_thread(path.write_text, text)
     gateway = Gateway(
-        read_config(path), lambda token: AsyncClient(cluster.addresses, token=own if token is None else token)
+        read_config(path), lambda token: AsyncClient(cluster.addresses, token=own if token is None else token), spans
     )
     task = asyncio.ensure_future(gateway.run())
     try:
@@ -38,10 +42,12 @@ async def running(cluster: LocalCluster, path: Path, text: str, own: str = "") -
 
 
 @asynccontextmanager
-async def api(cluster: LocalCluster, path: Path) -> AsyncIterator[Call]:
+async def api(
+    cluster: LocalCluster, path: Path, text: str = LISTEN, spans: TracerProvider | None = None
+) -> AsyncIterator[Call]:
     """A gateway with the REST API; calls it and returns status, JSON and headers."""
     async with (
-        running(cluster, path, "[listen]\nbind = '127.0.0.1:0'") as gateway,
+        running(cluster, path, text, spans=spans) as gateway,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(SOON_S)) as session,
     ):
         host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
