@@ -1,4 +1,4 @@
-"""The commands of docs/HTTP.md do what it says, with curl."""
+"""The commands of docs/HTTP.md and of README.md do what they say, with curl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed"),
 ]
-GUIDE = Path(__file__).resolve().parents[2] / "docs/HTTP.md"
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs/HTTP.md"
 HERE = "localhost:7780"
 CHRISTMAS = "2026-12-24"
 """It passes, and the guide does not change then."""
@@ -79,3 +80,18 @@ async def test_commands_answer_as_the_guide_says(cluster: LocalCluster, tmp_path
                 assert fits(shape, answer), (command, answer)
                 if "id" in shape:
                     ids[shape["id"]] = answer["id"]
+
+
+async def test_the_first_commands_of_the_readme(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Schedule, look, cancel."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    schedule, look, cancel = re.findall(r"^(curl .*?)(?: +#.*)?$", text, re.MULTILINE)
+    async with running(cluster, tmp_path / "g.toml", "[listen]\nbind = '127.0.0.1:0'") as gateway:
+        host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
+
+        async def run(command: str) -> Any:
+            return await curl(command.replace(HERE, f"{host}:{port}"))
+
+        made = await run(schedule)
+        assert made["id"] in {message["id"] for message in (await run(look))["messages"]}
+        assert (await run(cancel.replace("ID", made["id"])))["outcome"] == "CANCELLED"
