@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 
 from tests.gateway.gateways import SOON_S, api, running
+from tests.process.test_recovery import COMMAND
 from tickwheel.client import AsyncClient, ExponentialBackoff, RetryPolicy
 from tickwheel.gateway.signing import secret_of, signature_headers
 from tickwheel.node.local_cluster import LocalCluster
@@ -336,20 +337,43 @@ async def test_a_target_that_is_down_is_left_alone(cluster: LocalCluster, tmp_pa
 
 
 async def test_two_gateways_share_the_work_through_kills(cluster: LocalCluster, tmp_path: Path) -> None:
-    """300 messages while the master is killed and one gateway ends: all are posted."""
-    async with (
-        receiving(fine) as receiver,
-        running(cluster, tmp_path / "a.toml", target("shared", receiver.url)),
-        AsyncClient(cluster.addresses) as client,
-    ):
-        async with running(cluster, tmp_path / "b.toml", target("shared", receiver.url)):
-            for number in range(300):
-                await client.schedule("shared", str(number).encode(), delay_ms=100)
-            await receiver.until(lambda: len(receiver.posts) >= 50)
-            master = await cluster.master()
-            await cluster.kill_node(master)
-            await receiver.until(lambda: len(receiver.posts) >= 150)
-        await receiver.until(lambda: len({body for _, body in receiver.posts}) == 300)
+    """Master and one gateway die by SIGKILL while that gateway waits for answers: the other one posts all, also what
+    the dead one had."""
+    answered: dict[str, set[bytes]] = {"a": set(), "b": set()}
+    hanging: set[bytes] = set()
+
+    async def respond(request: web.Request, body: bytes) -> web.Response:
+        by = request.query["by"]
+        hangs = by == "b" and bool(answered["b"])
+        async with receiver.changed:
+            (hanging if hangs else answered[by]).add(body)
+            receiver.changed.notify_all()
+        if hangs:
+            await asyncio.Event().wait()
+        return web.Response()
+
+    config = tmp_path / "b.toml"
+    async with receiving(respond) as receiver, AsyncClient(cluster.addresses) as client:
+        await asyncio.to_thread(config.write_text, target("shared", f"{receiver.url}?by=b"))
+        words = ("gateway", "--config", config, "--addresses", ",".join(cluster.addresses))
+        dying = await asyncio.create_subprocess_exec(*COMMAND, *words)
+        try:
+            await client.schedule("shared", b"first", delay_ms=0)
+            await receiver.until(lambda: bool(answered["b"]))
+            async with running(cluster, tmp_path / "a.toml", target("shared", f"{receiver.url}?by=a")):
+                wanted = {str(number).encode() for number in range(300)}
+                for body in wanted:
+                    await client.schedule("shared", body, delay_ms=100)
+                await receiver.until(lambda: len(hanging) == 8 and len(answered["a"]) >= 20)
+                master = await cluster.master()
+                await cluster.kill_node(master)
+                dying.kill()
+                await receiver.until(lambda: answered["a"] >= wanted)
+        finally:
+            if dying.returncode is None:
+                dying.kill()
+            await dying.wait()
+    assert answered == {"a": wanted, "b": {b"first"}} and len(hanging) == 8
     cluster.start_node(master)
     await cluster.wait_ready()
 
