@@ -87,11 +87,11 @@ def deletion_cancels_nothing(patches: Patches) -> None:
 @mutation("a deletion ends and leaves its topic there", aim=Aim(("kill", "isolate"), nodes=3, shape=(("stewards", 1),)))
 def deleted_topics_stay(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def deletion_went_on(self: Administration, job: Sweep) -> Any:
+        def deletion_went_on(self: Administration, job: Sweep, looked: Any) -> Any:
             state: Any = self._state
             topic = state.deletion_target(job)
             if job.state != SWEEP_FINISHED or not isinstance(topic, Topic):
-                return original(self, job)
+                return original(self, job, looked)
             topic.closing = topic.paused = False
             return job
 
