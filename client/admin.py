@@ -1,6 +1,6 @@
 """The operator's calls: status, members, topics, groups, settings, transfer, digest, backup.
 
-The answers are the messages of admin.proto, which documents their fields. Changes go to the master.
+Changes go to the master.
 """
 
 from __future__ import annotations
@@ -9,21 +9,39 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import grpc
 from google.protobuf.message import Message
 
 from tickwheel.client.cluster import END_OF_STREAM, STATUS_TIMEOUT_S, TRY_TIMEOUT_S, Cluster
+from tickwheel.client.copies import BackupChunk, HeldFile, chunk_of, held_messages
+from tickwheel.client.disk_use import DiskUse, disk_use_of
 from tickwheel.client.errors import ClusterUnavailable, Fault, error_of, fault_of_call
 from tickwheel.client.ids import parse_id
 from tickwheel.client.listing import listed
+from tickwheel.client.nodes import (
+    Handover,
+    Member,
+    NodeStatus,
+    ServerInfo,
+    StateDigest,
+    digest_of,
+    handover_of,
+    member_of,
+    node_status_of,
+    server_info_of,
+)
+from tickwheel.client.notes import Trace, trace_of
 from tickwheel.client.retrying import RetryPolicy, policy_message
+from tickwheel.client.settings import SettingChanges, Settings, changes_message, settings_of
 from tickwheel.client.states import StartFrom, start_of
-from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.client.topics import Deletion, Group, Topic, deletion_of, group_of, topic_of
+from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
 A = TypeVar("A")
+B = TypeVar("B")
 
 BACKUP_SILENCE_S = 120.0
 """The first chunk of a backup comes once the node has written a checkpoint."""
@@ -33,8 +51,6 @@ if TYPE_CHECKING:
 
     _Method = Callable[[AdminAsyncStub], Callable[..., Awaitable[A]]]
     """Picks a method of the stub."""
-
-Traced = admin_pb2.TraceResponse | Fault
 
 
 def _request_id() -> int:
@@ -74,19 +90,21 @@ class AdminClient:
         except grpc.aio.AioRpcError as error:
             raise error_of(fault_of_call(error)) from error
 
-    async def _ask_each(self, method: _Method[A], request: Message, timeout_s: float) -> dict[str, A | Fault]:
+    async def _ask_each(
+        self, method: _Method[A], request: Message, read: Callable[[A], B], timeout_s: float
+    ) -> dict[str, B | Fault]:
         """Call each known node once: the answers by address, a Fault for a node without one."""
 
-        async def one(address: str) -> A | Fault:
+        async def one(address: str) -> B | Fault:
             try:
-                return await method(AdminStub(self._cluster.channel(address)))(request, timeout=timeout_s)
+                return read(await method(AdminStub(self._cluster.channel(address)))(request, timeout=timeout_s))
             except grpc.aio.AioRpcError as error:
                 return fault_of_call(error)
 
         addresses = self._cluster.addresses
         return dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
 
-    async def know_all(self) -> dict[str, admin_pb2.NodeStatus | Fault]:
+    async def know_all(self) -> dict[str, NodeStatus | Fault]:
         """The status of every node, as `statuses`. First learns the addresses of all nodes from the known ones."""
         answers = await self.statuses()
         while True:
@@ -101,70 +119,73 @@ class AdminClient:
                 return answers
             answers = await self.statuses()
 
-    async def trace(self, message_ids: Sequence[str], timeout_s: float = 10.0) -> dict[str, Traced]:
-        """The events about messages that each known node has noted, by address; a Fault for a node without answer."""
+    async def trace(self, message_ids: Sequence[str], timeout_s: float = 10.0) -> dict[str, Trace | Fault]:
+        """The events about 1 to 100 messages that each known node has noted, by address; a Fault for a node without
+        answer. A message that was moved has several ids, which the events of moves name."""
         request = admin_pb2.TraceRequest(ids=[parse_id(message_id) for message_id in message_ids])
 
-        return await self._ask_each(lambda stub: stub.Trace, request, timeout_s)
+        return await self._ask_each(lambda stub: stub.Trace, request, trace_of, timeout_s)
 
-    async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
+    async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, NodeStatus | Fault]:
         """The status of each known node, by address; a Fault for a node without an answer."""
-        return await self._cluster.statuses(timeout_s)
+        answers = await self._cluster.statuses(timeout_s)
+        return {
+            address: answer if isinstance(answer, Fault) else node_status_of(answer)
+            for address, answer in answers.items()
+        }
 
-    async def server_infos(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.ServerInfo | Fault]:
+    async def server_infos(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, ServerInfo | Fault]:
         """Version and services of each known node, by address; a Fault without an answer or for an older version.
 
         Needs a right to read."""
-        return await self._ask_each(lambda stub: stub.GetServerInfo, admin_pb2.GetServerInfoRequest(), timeout_s)
+        request = admin_pb2.GetServerInfoRequest()
+        return await self._ask_each(lambda stub: stub.GetServerInfo, request, server_info_of, timeout_s)
 
-    async def master_status(self, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
+    async def master_status(self, timeout_s: float | None = None) -> NodeStatus:
         """Status of the master."""
+        request = admin_pb2.GetStatusRequest()
+        return node_status_of(await self._ask(lambda stub: stub.GetStatus, request, timeout_s=timeout_s))
 
-        return await self._ask(lambda stub: stub.GetStatus, admin_pb2.GetStatusRequest(), timeout_s=timeout_s)
-
-    async def transfer(self, target_id: str = "") -> admin_pb2.TransferMasterResponse:
+    async def transfer(self, target_id: str = "") -> Handover:
         """Hand mastership over as planned; empty: to the voter with the longest log. Raises OutcomeUnknown."""
         request = admin_pb2.TransferMasterRequest(target_id=target_id)
-        return await self._ask(lambda stub: stub.TransferMaster, request, repeatable=False, in_one_try=True)
+        answer = await self._ask(lambda stub: stub.TransferMaster, request, repeatable=False, in_one_try=True)
+        return handover_of(answer)
 
-    async def add_member(self, member: admin_pb2.Member) -> list[admin_pb2.Member]:
-        """Add one node. Returns the members after the change."""
+    async def add_member(self, node_id: str, peer_address: str, client_address: str) -> list[Member]:
+        """Add one node, which its peers and clients reach at these addresses (host:port). It counts once it has caught
+        up. Returns the members after the change; no error if the node is one already."""
+        member = admin_pb2.Member(node_id=node_id, peer_address=peer_address, client_address=client_address)
+        request = admin_pb2.AddMemberRequest(member=member)
+        return _members(await self._ask(lambda stub: stub.AddMember, request, in_one_try=True))
 
-        answer = await self._ask(
-            lambda stub: stub.AddMember, admin_pb2.AddMemberRequest(member=member), in_one_try=True
-        )
-        return list(answer.members)
-
-    async def remove_member(self, node_id: str) -> list[admin_pb2.Member]:
+    async def remove_member(self, node_id: str) -> list[Member]:
         """Remove one node. Returns the members after the change."""
+        request = admin_pb2.RemoveMemberRequest(node_id=node_id)
+        return _members(await self._ask(lambda stub: stub.RemoveMember, request, in_one_try=True))
 
-        answer = await self._ask(
-            lambda stub: stub.RemoveMember, admin_pb2.RemoveMemberRequest(node_id=node_id), in_one_try=True
-        )
-        return list(answer.members)
-
-    async def create_topic(self, name: str, *, fifo: bool = False) -> admin_pb2.Topic:
+    async def create_topic(self, name: str, *, fifo: bool = False) -> Topic:
         """Create a topic. No error if the same topic exists."""
         request = admin_pb2.CreateTopicRequest(name=name, fifo=fifo)
-        return await self._ask(lambda stub: stub.CreateTopic, request)
+        return topic_of(await self._ask(lambda stub: stub.CreateTopic, request))
 
-    async def delete_topic(self, name: str, *, cancel_pending: bool = False) -> admin_pb2.DeleteTopicResponse:
+    async def delete_topic(self, name: str, *, cancel_pending: bool = False) -> Deletion:
         """Delete a topic. The deletion of a large one continues after the answer, as the sweep `job_id`.
 
         Without `cancel_pending` it raises RequestRefused if the topic holds messages, with the counts `pending`,
         `undelivered` and `dead` in the metadata.
         """
         request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=cancel_pending, request_id=_request_id())
-        return await self._ask(lambda stub: stub.DeleteTopic, request)
+        return deletion_of(await self._ask(lambda stub: stub.DeleteTopic, request))
 
-    async def topics(self) -> list[admin_pb2.Topic]:
+    async def topics(self) -> list[Topic]:
         """All topics, as the master knows them."""
 
         async def fetch(last: admin_pb2.Topic | None) -> admin_pb2.ListTopicsResponse:
             request = admin_pb2.ListTopicsRequest(after_id=last.topic_id if last else 0)
             return await self._ask(lambda stub: stub.ListTopics, request)
 
-        return (await listed(fetch, lambda page: page.topics))[0]
+        return [topic_of(topic) for topic in (await listed(fetch, lambda page: page.topics))[0]]
 
     async def create_group(
         self,
@@ -174,9 +195,9 @@ class AdminClient:
         start_from: StartFrom | str | datetime = StartFrom.EARLIEST,
         start_ms: int = 0,
         filter: str = "",
-        retry: RetryPolicy | admin_pb2.RetryPolicy | None = None,
+        retry: RetryPolicy | None = None,
         broadcasting: bool = False,
-    ) -> admin_pb2.Group:
+    ) -> Group:
         """Create a consumer group. No error if the same group exists.
 
         `start_from`: a StartFrom, or an aware datetime. `filter`: `a || b`, or `*`. `retry`: its retry policy; None:
@@ -192,26 +213,26 @@ class AdminClient:
             retry=policy_message(retry),
             broadcasting=broadcasting,
         )
-        return await self._ask(lambda stub: stub.CreateGroup, request)
+        return group_of(await self._ask(lambda stub: stub.CreateGroup, request))
 
-    async def set_group_filter(self, name: str, filter: str) -> admin_pb2.Group:
+    async def set_group_filter(self, name: str, filter: str) -> Group:
         """Replace the filter, from the group's floor on. Consumers that name the old one are refused from now on."""
         request = admin_pb2.SetGroupFilterRequest(name=name, filter=filter)
-        return await self._ask(lambda stub: stub.SetGroupFilter, request)
+        return group_of(await self._ask(lambda stub: stub.SetGroupFilter, request))
 
-    async def pause_topic(self, name: str, *, paused: bool = True) -> admin_pb2.Topic:
+    async def pause_topic(self, name: str, *, paused: bool = True) -> Topic:
         """Stop all deliveries of the topic until it is resumed (`paused=False`); a change of master keeps that."""
         request = admin_pb2.SetPausedRequest(name=name, paused=paused)
-        return await self._ask(lambda stub: stub.SetTopicPaused, request)
+        return topic_of(await self._ask(lambda stub: stub.SetTopicPaused, request))
 
-    async def pause_group(self, name: str, *, paused: bool = True) -> admin_pb2.Group:
+    async def pause_group(self, name: str, *, paused: bool = True) -> Group:
         """Stop all deliveries to the group until it is resumed (`paused=False`); open ones can be settled."""
         request = admin_pb2.SetPausedRequest(name=name, paused=paused)
-        return await self._ask(lambda stub: stub.SetGroupPaused, request)
+        return group_of(await self._ask(lambda stub: stub.SetGroupPaused, request))
 
     async def reset_group(
         self, name: str, start_from: StartFrom | str | datetime, *, start_ms: int = 0, topics: Sequence[str] = ()
-    ) -> admin_pb2.Group:
+    ) -> Group:
         """Start the group anew at a StartFrom or an aware datetime, in these topics or in all.
 
         Open deliveries become invalid and attempts begin at 1. Raises OutcomeUnknown if the answer is lost: a repeat
@@ -219,49 +240,54 @@ class AdminClient:
         """
         place, start_ms = start_of(start_from, start_ms)
         request = admin_pb2.ResetGroupRequest(name=name, topics=topics, start_from=place, start_ms=start_ms)
-        return await self._ask(lambda stub: stub.ResetGroup, request, repeatable=False)
+        return group_of(await self._ask(lambda stub: stub.ResetGroup, request, repeatable=False))
 
-    async def update_group(self, name: str, retry: RetryPolicy | admin_pb2.RetryPolicy) -> admin_pb2.Group:
+    async def update_group(self, name: str, retry: RetryPolicy) -> Group:
         """Replace the retry policy of a group. Retries that wait already keep their time."""
         request = admin_pb2.UpdateGroupRequest(name=name, retry=policy_message(retry))
-        return await self._ask(lambda stub: stub.UpdateGroup, request)
+        return group_of(await self._ask(lambda stub: stub.UpdateGroup, request))
 
-    async def delete_group(self, name: str, *, discard: bool = False) -> admin_pb2.DeleteGroupResponse:
+    async def delete_group(self, name: str, *, discard: bool = False) -> Deletion:
         """Delete a group. The deletion of a large one continues after the answer, as the sweep `job_id`.
 
         Without `discard` it raises RequestRefused if the group has unsettled messages, with the counts `undelivered`,
         `retries` and `dead` in the metadata.
         """
         request = admin_pb2.DeleteGroupRequest(name=name, discard=discard, request_id=_request_id())
-        return await self._ask(lambda stub: stub.DeleteGroup, request)
+        return deletion_of(await self._ask(lambda stub: stub.DeleteGroup, request))
 
-    async def groups(self) -> list[admin_pb2.Group]:
+    async def groups(self) -> list[Group]:
         """All groups, as the master knows them."""
 
         async def fetch(last: admin_pb2.Group | None) -> admin_pb2.ListGroupsResponse:
             request = admin_pb2.ListGroupsRequest(after_id=last.group_id if last else 0)
             return await self._ask(lambda stub: stub.ListGroups, request)
 
-        return (await listed(fetch, lambda page: page.groups))[0]
+        return [group_of(group) for group in (await listed(fetch, lambda page: page.groups))[0]]
 
-    async def settings(self) -> admin_pb2.Settings:
+    async def settings(self) -> Settings:
         """The replicated settings."""
+        return settings_of(await self._ask(lambda stub: stub.GetSettings, admin_pb2.GetSettingsRequest()))
 
-        return await self._ask(lambda stub: stub.GetSettings, admin_pb2.GetSettingsRequest())
+    async def update_settings(self, **changes: Unpack[SettingChanges]) -> Settings:
+        """Change the settings that are named, for all nodes at once; the others stay as they are, also if somebody
+        changes them at the same time. Returns all settings after the change."""
+        return settings_of(await self._ask(lambda stub: stub.UpdateSettings, changes_message(changes)))
 
-    async def update_settings(self, settings: admin_pb2.Settings) -> admin_pb2.Settings:
-        """Replace the fields that are set. Returns all settings after the change."""
-
-        return await self._ask(lambda stub: stub.UpdateSettings, settings)
-
-    async def digest(self, address: str) -> admin_pb2.StateDigest:
+    async def digest(self, address: str) -> StateDigest:
         """Digest of the logical state of one node."""
-        return await self._ask_at(address, lambda stub: stub.GetDigest, admin_pb2.GetDigestRequest(), self._timeout_s)
+        request = admin_pb2.GetDigestRequest()
+        return digest_of(await self._ask_at(address, lambda stub: stub.GetDigest, request, self._timeout_s))
 
-    async def disk_use(self, address: str, *, by_topic: bool = False, hour_min: int = 0) -> admin_pb2.DiskUse:
-        """The disk use of one node. `by_topic`: in pages from `hour_min` on; `next_hour` begins the next page."""
-        request = admin_pb2.GetDiskUseRequest(by_topic=by_topic, hour_min=hour_min)
-        return await self._ask_at(address, lambda stub: stub.GetDiskUse, request, self._timeout_s)
+    async def disk_use(self, address: str, *, by_topic: bool = False) -> DiskUse:
+        """The disk use of one node. `by_topic`: also of each topic, for which the node reads the indexes of all hours,
+        in calls of a bounded part each."""
+        pages: list[admin_pb2.DiskUse] = []
+        request = admin_pb2.GetDiskUseRequest(by_topic=by_topic)
+        while not pages or request.hour_min:
+            pages.append(await self._ask_at(address, lambda stub: stub.GetDiskUse, request, self._timeout_s))
+            request.hour_min = pages[-1].next_hour
+        return disk_use_of(pages)
 
     async def backup(
         self,
@@ -269,9 +295,9 @@ class AdminClient:
         timeout_s: float | None = None,
         *,
         stale: bool = False,
-        held: Sequence[common_pb2.HeldFile] = (),
+        held: Sequence[HeldFile] = (),
         silence_s: float = BACKUP_SILENCE_S,
-    ) -> AsyncGenerator[admin_pb2.BackupChunk, None]:
+    ) -> AsyncGenerator[BackupChunk, None]:
         """A consistent copy of one node's state, in chunks.
 
         `timeout_s`: for all of it. `silence_s`: the longest wait for one chunk. `stale`: even if the node takes no part
@@ -279,7 +305,7 @@ class AdminClient:
         from there on; while the node compares, it sends chunks that say so (`comparing`). A node of an earlier version
         sends everything.
         """
-        request = admin_pb2.BackupRequest(stale=stale, held=held)
+        request = admin_pb2.BackupRequest(stale=stale, held=held_messages(held))
         stub = AdminStub(self._cluster.channel(address))
         call = stub.Backup(request, timeout=timeout_s)
         try:
@@ -301,9 +327,13 @@ class AdminClient:
                     continue
                 if chunk is END_OF_STREAM:
                     return
-                yield chunk
+                yield chunk_of(chunk)
         finally:
             call.cancel()
+
+
+def _members(answer: admin_pb2.MemberList) -> list[Member]:
+    return [member_of(member) for member in answer.members]
 
 
 def _is_new_to(fault: Fault, field_number: int) -> bool:

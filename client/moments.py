@@ -55,9 +55,17 @@ def duration_of(text: str) -> timedelta:
         raise ValueError(f"a duration is numbers with {', '.join(_UNITS)}, such as 250ms or 1h30m") from None
 
 
-def span_of(ms: int) -> timedelta:
-    """The span of so many milliseconds."""
-    return timedelta(milliseconds=ms)
+def moment_if(ms: int) -> datetime | None:
+    """The datetime in UTC; None for 0, by which nodes say that there is none."""
+    return moment_of(ms) if ms else None
+
+
+def span_of(ms: float) -> timedelta:
+    """The span of so many milliseconds, to the microsecond. One that no timedelta can hold becomes the longest."""
+    try:
+        return timedelta(milliseconds=ms)
+    except OverflowError:
+        return timedelta.min if ms < 0 else timedelta.max
 
 
 def range_ms(

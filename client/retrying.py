@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tickwheel.client.moments import span_ms_of
+from tickwheel.client.moments import span_ms_of, span_of
 from tickwheel.proto import admin_pb2
 
 
@@ -31,17 +31,28 @@ class RetryPolicy:
     attempts_max: int = 0
     """Deliveries of a message before it is a dead letter, 1 to 255; 0: the cluster's setting, 16 at first."""
 
-    def message(self) -> admin_pb2.RetryPolicy:
-        """The policy as a protobuf message."""
-        policy = admin_pb2.RetryPolicy(attempts_max=self.attempts_max)
-        if self.backoff is not None:
-            policy.exponential.initial_ms = span_ms_of("initial", self.backoff.initial)
-            policy.exponential.factor = self.backoff.factor
-            policy.exponential.max_ms = span_ms_of("maximum", self.backoff.maximum)
-            policy.exponential.jitter = self.backoff.jitter
-        return policy
 
-
-def policy_message(policy: RetryPolicy | admin_pb2.RetryPolicy | None) -> admin_pb2.RetryPolicy | None:
+def policy_message(policy: RetryPolicy | None) -> admin_pb2.RetryPolicy | None:
     """The policy for a node; None stays None."""
-    return policy.message() if isinstance(policy, RetryPolicy) else policy
+    if policy is None:
+        return None
+    wire = admin_pb2.RetryPolicy(attempts_max=policy.attempts_max)
+    if policy.backoff is not None:
+        wire.exponential.initial_ms = span_ms_of("initial", policy.backoff.initial)
+        wire.exponential.factor = policy.backoff.factor
+        wire.exponential.max_ms = span_ms_of("maximum", policy.backoff.maximum)
+        wire.exponential.jitter = policy.backoff.jitter
+    return wire
+
+
+def policy_of(wire: admin_pb2.RetryPolicy) -> RetryPolicy:
+    """A policy from its protobuf message."""
+    backoff = None
+    if wire.HasField("exponential"):
+        backoff = ExponentialBackoff(
+            initial=span_of(wire.exponential.initial_ms),
+            factor=wire.exponential.factor,
+            maximum=span_of(wire.exponential.max_ms),
+            jitter=wire.exponential.jitter,
+        )
+    return RetryPolicy(backoff=backoff, attempts_max=wire.attempts_max)

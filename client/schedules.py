@@ -19,7 +19,7 @@ from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import TickwheelError, refused
 from tickwheel.client.ids import text_of
 from tickwheel.client.messages import jitter_ms_of, meta_of
-from tickwheel.client.moments import moment_of, ms_of, span_ms_of, span_of
+from tickwheel.client.moments import moment_if, moment_of, ms_of, span_ms_of, span_of
 from tickwheel.proto import schedules_pb2
 from tickwheel.proto.schedules_pb2_grpc import SchedulesStub
 
@@ -163,10 +163,6 @@ class PutResult:
     changed: bool
 
 
-def _moment(ms: int) -> datetime | None:
-    return moment_of(ms) if ms else None
-
-
 _STATES = {
     schedules_pb2.SCHEDULE_ACTIVE: ScheduleState.ACTIVE,
     schedules_pb2.SCHEDULE_PAUSED: ScheduleState.PAUSED,
@@ -196,9 +192,9 @@ def _run(wire: schedules_pb2.ScheduleRun) -> ScheduleRun:
         planned=moment_of(wire.planned_ms),
         outcome=_OUTCOMES.get(wire.outcome, RunOutcome.UNKNOWN),
         id=text_of(wire.id) if wire.HasField("id") else "",
-        due=_moment(wire.due_ms),
+        due=moment_if(wire.due_ms),
         count=max(1, wire.count),
-        last_planned=_moment(wire.last_planned_ms),
+        last_planned=moment_if(wire.last_planned_ms),
     )
 
 
@@ -212,8 +208,8 @@ def _schedule(wire: schedules_pb2.Schedule, content: bool = True, upcoming_ms: S
         cron=spec.cron,
         every=span_of(spec.interval_ms) if spec.interval_ms else None,
         zone=spec.zone,
-        start=_moment(spec.start_ms),
-        end=_moment(spec.end_ms),
+        start=moment_if(spec.start_ms),
+        end=moment_if(spec.end_ms),
         count=spec.count,
         jitter=span_of(spec.jitter_ms),
         missed=_MISSED_OF.get(definition.missed, Missed.SKIP),
@@ -225,14 +221,14 @@ def _schedule(wire: schedules_pb2.Schedule, content: bool = True, upcoming_ms: S
         tags=tuple(meta.tags),
         headers=dict(meta.headers),
         message_group=meta.message_group,
-        next_run=_moment(wire.next_ms),
+        next_run=moment_if(wire.next_ms),
         counts=RunCounts(
             wire.made, wire.skipped, wire.missed, wire.triggered, wire.backfilled, wire.no_topic, wire.cancelled
         ),
         runs=tuple(map(_run, wire.runs)),
         upcoming=tuple(map(moment_of, upcoming_ms)),
-        created=_moment(wire.created_ms),
-        changed=_moment(wire.changed_ms),
+        created=moment_if(wire.created_ms),
+        changed=moment_if(wire.changed_ms),
         owner=wire.owner,
     )
 

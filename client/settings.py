@@ -1,0 +1,149 @@
+"""The replicated settings of a cluster, and changes of single ones.
+
+A change names the settings that it replaces, and the node leaves all others as they are: two clients that change
+different settings at the same time never undo each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from tickwheel.client.errors import refused
+from tickwheel.client.moments import span_ms_of, span_of
+from tickwheel.proto import admin_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What holds for all nodes. None: the answering node is of an earlier version and has no such setting."""
+
+    delay_levels: str | None
+    """At most 64 delays from level 1 on, each a number and s, m, h or d: `1s 5s 10s`."""
+    attempts_max: int | None
+    """Deliveries of a message before it is a dead letter, for groups that do not say it themselves."""
+    delay_max: timedelta | None
+    """How far ahead a due time may lie."""
+    payload_bytes_max: int | None
+    batch_messages_max: int | None
+    """Messages of one batch."""
+    retention: timedelta | None
+    """How long dispatched messages are kept that a group has not settled."""
+    topics_auto_create: bool | None
+    """A topic comes into being with its first message."""
+    groups_auto_create: bool | None
+    """A group comes into being with its first consumer."""
+    slot: timedelta | None
+    """Width of a tick; fixed when the cluster is created."""
+    window_messages_max: int | None
+    """Unsettled messages between a group's floor and its newest delivery."""
+    producer_window_batches: int | None
+    """Batches that are remembered of each producer."""
+    producer_window_ids: int | None
+    """Message ids that are remembered of all producers together."""
+    producers_max: int | None
+    topics_max: int | None
+    groups_max: int | None
+    staging_bytes_max: int | None
+    """Bytes of all staged rows that are not published yet; a block counts at least 64 KiB."""
+    staging_jobs_max: int | None
+    """Jobs of bulk writers that are remembered."""
+    staging_expiry: timedelta | None
+    """How long staged rows are kept that nobody adds to."""
+    staging_memory: timedelta | None
+    """How long a published job is recognized."""
+    tick_messages_max: int | None
+    """Messages due in one tick: below this all are accepted, above twice this none; 0: no limit."""
+    topic_quotas: str | None
+    """Messages a second by topic, `orders=1000 *=5000`; `*` is every other one, empty: no limit."""
+    client_quotas: str | None
+    """Messages a second by client, as `topic_quotas`: the name of its certificate, else the name that it gives."""
+    pending_max: int | None
+    """Messages pending in all; 0: no limit."""
+    topic_pending_max: str | None
+    """Messages pending by topic, as `topic_quotas`; `*` is every other one, each for itself."""
+    group_in_flight_max: int | None
+    """Messages of one group out with its consumers; 0: as many as they take."""
+    cold_lead: timedelta | None
+    """Messages of the cold tier must be loaded this long before they are due."""
+    cold_warn: timedelta | None
+    """A first warning comes this long before that."""
+    rights: bool | None
+    """Every call needs a user with the right to it."""
+
+
+class SettingChanges(TypedDict, total=False):
+    """New values by setting, as in `Settings`. What is not named stays as it is."""
+
+    delay_levels: str
+    attempts_max: int
+    delay_max: timedelta
+    payload_bytes_max: int
+    batch_messages_max: int
+    retention: timedelta
+    topics_auto_create: bool
+    groups_auto_create: bool
+    slot: timedelta
+    window_messages_max: int
+    producer_window_batches: int
+    producer_window_ids: int
+    producers_max: int
+    topics_max: int
+    groups_max: int
+    staging_bytes_max: int
+    staging_jobs_max: int
+    staging_expiry: timedelta
+    staging_memory: timedelta
+    tick_messages_max: int
+    topic_quotas: str
+    client_quotas: str
+    pending_max: int
+    topic_pending_max: str
+    group_in_flight_max: int
+    cold_lead: timedelta
+    cold_warn: timedelta
+    rights: bool
+
+
+def _plain(name: str) -> str:
+    """The name of a setting without its unit, which its type says: `delay_max` for delay_ms_max."""
+    return "_".join(part for part in name.split("_") if part != "ms")
+
+
+_WIRE: Mapping[str, FieldDescriptor] = {_plain(field.name): field for field in admin_pb2.Settings.DESCRIPTOR.fields}
+"""By setting: its field in the protobuf message."""
+
+
+def _is_span(field: FieldDescriptor) -> bool:
+    return "ms" in field.name.split("_")
+
+
+def settings_of(wire: admin_pb2.Settings) -> Settings:
+    """The settings from their protobuf message."""
+    found: dict[str, Any] = dict.fromkeys(field.name for field in fields(Settings))
+    for name in found:
+        field = _WIRE[name]
+        if wire.HasField(field.name):  # type: ignore[arg-type]  # the names are those of the message
+            value = getattr(wire, field.name)
+            found[name] = span_of(value) if _is_span(field) else value
+    return Settings(**found)
+
+
+def changes_message(changes: SettingChanges) -> admin_pb2.Settings:
+    """The changes for a node. Raises RequestRefused for an unknown setting or a value of another type."""
+    wire = admin_pb2.Settings()
+    for name, value in changes.items():
+        field = _WIRE.get(name)
+        if field is None:
+            raise refused("settings", name, f"one of {', '.join(_WIRE)}")
+        if _is_span(field):
+            value = span_ms_of(name, value)  # type: ignore[arg-type]  # checks it
+        try:
+            setattr(wire, field.name, value)
+        except (TypeError, ValueError) as error:
+            raise refused(name, value, f"a value that fits: {error}") from None
+    return wire
