@@ -6,14 +6,16 @@ Repeats are safe: a bundle is sent on from the byte that the node has reached, a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import google_crc32c
 import grpc
 
 from tickwheel.client.cluster import Cluster
+from tickwheel.client.cold import ColdLoad, load_message
 from tickwheel.client.errors import error_of, fault_of_call
-from tickwheel.proto import bulk_pb2, cold_pb2
+from tickwheel.proto import bulk_pb2
 from tickwheel.proto.bulk_pb2_grpc import BulkStub
 
 PIECE_BYTES = 1 << 20
@@ -28,6 +30,32 @@ class Readable(Protocol):
     def read_at(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset` on."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a load is, by the entries that the master has applied."""
+
+    job_id: str
+    load_sha256: str
+    """SHA-256, in hexadecimal, of the load's list of bundles; empty: the load is not known."""
+    bundles: int
+    """Bundles of the load."""
+    taken: int
+    """Bundles of it that were ingested."""
+    units: int
+    """Messages in these."""
+
+
+def progress_of(wire: bulk_pb2.LoadState) -> LoadProgress:
+    """A load from its protobuf message."""
+    return LoadProgress(
+        job_id=wire.job_id,
+        load_sha256=wire.load_sha256,
+        bundles=wire.bundles,
+        taken=wire.taken,
+        units=wire.units,
+    )
 
 
 class BulkClient:
@@ -65,9 +93,13 @@ class BulkClient:
         name: str,
         topics: Sequence[str],
         timeout_s: float | None = None,
-        cold: cold_pb2.ColdLoad | None = None,
-    ) -> bulk_pb2.LoadState:
-        """Have the master take one bundle over. Repeats until the deadline while that can help."""
+        cold: ColdLoad | None = None,
+    ) -> LoadProgress:
+        """Have the master take one bundle over. Repeats until the deadline while that can help.
+
+        `sequence`: its place in the load, from 1, of `bundles`. `topics`: by which the bundle names them; they exist.
+        `cold`: the messages of the cold tier in it.
+        """
         request = bulk_pb2.TakeOverRequest(
             job_id=job_id,
             load_sha256=load_sha256,
@@ -75,21 +107,22 @@ class BulkClient:
             bundles=bundles,
             name=name,
             topics=topics,
-            cold=cold,
+            cold=load_message(cold) if cold is not None else None,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:
             return await BulkStub(channel).TakeOver(request, timeout=try_s)
 
-        return await self._cluster.call(invoke, timeout_s or self._timeout_s, try_timeout_s=TAKE_OVER_TRY_S)
+        answer = await self._cluster.call(invoke, timeout_s or self._timeout_s, try_timeout_s=TAKE_OVER_TRY_S)
+        return progress_of(answer)
 
-    async def load(self, job_id: str) -> bulk_pb2.LoadState:
+    async def load(self, job_id: str) -> LoadProgress:
         """The progress of a load, by the master's applied entries."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:
             return await BulkStub(channel).GetLoad(bulk_pb2.GetLoadRequest(job_id=job_id), timeout=try_s)
 
-        return await self._cluster.call(invoke, self._timeout_s)
+        return progress_of(await self._cluster.call(invoke, self._timeout_s))
 
 
 async def _pieces(name: str, total_bytes: int, offset: int, content: Readable) -> AsyncIterator[bulk_pb2.BundleData]:

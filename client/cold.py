@@ -5,13 +5,146 @@ Every call may be repeated: a known job is answered with its existing part numbe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
 import grpc
 import numpy as np
 
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.listing import listed
+from tickwheel.client.moments import moment_of, ms_of
 from tickwheel.proto import cold_pb2
 from tickwheel.proto.cold_pb2_grpc import ColdStub
+
+FIRST_DAY = date(1970, 1, 1)
+ONE_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class NewColdPart:
+    """A part to register: messages of one day, in a file outside the cluster."""
+
+    day: date
+    """UTC day of all its due times."""
+    rows: int
+    """Messages in it, 1 to 262,144."""
+    due_first: datetime
+    """The first due time."""
+    due_last: datetime
+    """The last due time."""
+    sha256: bytes
+    """Of the part's file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdJob:
+    """The parts of a job, as the cluster knows them."""
+
+    job_id: str
+    first_part: int
+    """The parts of the job have this number and the following ones. The message in row r of part p has the id
+    (hour = 2^31 + p, index = r)."""
+    parts: int
+    repeated: bool
+    """They were known before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdPart:
+    """A part that the cluster keeps."""
+
+    number: int
+    job_id: str
+    place: int
+    """Its place in the job, from 0."""
+    day: date
+    """UTC day of all its due times."""
+    rows: int
+    """Messages in it."""
+    due_first: datetime
+    """The first due time, in UTC."""
+    due_last: datetime
+    """The last due time, in UTC."""
+    sha256: bytes
+    """Of the part's file."""
+    loaded: bool
+    moved: int
+    """Messages of it that were moved and are not loaded: its file is still needed for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdMoved:
+    """A page of messages that were moved and are not loaded."""
+
+    ids: tuple[int, ...]
+    """As integers, rising."""
+    due_ms: tuple[int, ...]
+    """The times that hold, in milliseconds since the Unix epoch."""
+    more: bool
+    """Others follow: ask for those after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdLoad:
+    """The cold messages that a bundle loads: all of one part, in its order; or single ones that were moved."""
+
+    part: int = 0
+    """0: the bundle has moved messages."""
+    ids: Sequence[int] = ()
+    """Of moved messages, in the order of the bundle, as integers; at most 2,048."""
+    due_ms: Sequence[int] = ()
+    """Their times, in milliseconds since the Unix epoch."""
+    late: int | None = None
+    """How many messages were due when the master was asked to ingest the bundle; None: the cluster counts by hours."""
+
+
+def job_of(wire: cold_pb2.ColdJob) -> ColdJob:
+    """A job from its protobuf message."""
+    return ColdJob(job_id=wire.job_id, first_part=wire.first_part, parts=wire.parts, repeated=wire.repeated)
+
+
+def part_of(wire: cold_pb2.ColdPart) -> ColdPart:
+    """A part from its protobuf message."""
+    return ColdPart(
+        number=wire.number,
+        job_id=wire.job_id,
+        place=wire.place,
+        day=FIRST_DAY + wire.day * ONE_DAY,
+        rows=wire.rows,
+        due_first=moment_of(wire.due_min_ms),
+        due_last=moment_of(wire.due_max_ms),
+        sha256=wire.sha256,
+        loaded=wire.loaded,
+        moved=wire.moved,
+    )
+
+
+def moved_of(wire: cold_pb2.ColdMoved) -> ColdMoved:
+    """A page from its protobuf message."""
+    ids, due_ms = np.frombuffer(wire.ids, "<u8"), np.frombuffer(wire.due_ms, "<i8")
+    return ColdMoved(ids=tuple(ids.tolist()), due_ms=tuple(due_ms.tolist()), more=wire.more)
+
+
+def load_message(load: ColdLoad) -> cold_pb2.ColdLoad:
+    """A load for a node."""
+    return cold_pb2.ColdLoad(
+        part=load.part,
+        ids=np.array(load.ids, "<u8").tobytes(),
+        due_ms=np.array(load.due_ms, "<i8").tobytes(),
+        late=load.late,
+    )
+
+
+def _columns(parts: Sequence[NewColdPart]) -> cold_pb2.ColdColumns:
+    return cold_pb2.ColdColumns(
+        days=np.array([(part.day - FIRST_DAY).days for part in parts], "<u4").tobytes(),
+        rows=np.array([part.rows for part in parts], "<u4").tobytes(),
+        due_min_ms=np.array([ms_of("due_first", part.due_first) for part in parts], "<i8").tobytes(),
+        due_max_ms=np.array([ms_of("due_last", part.due_last) for part in parts], "<i8").tobytes(),
+        sha256=b"".join(part.sha256 for part in parts),
+    )
 
 
 class ColdClient:
@@ -21,15 +154,19 @@ class ColdClient:
         self._cluster = cluster
         self._timeout_s = timeout_s
 
-    async def register(self, request: cold_pb2.RegisterColdRequest) -> cold_pb2.ColdJob:
-        """Register the parts of a job; a repeat returns the same job."""
+    async def register(self, job_id: str, sha256: str, parts: Sequence[NewColdPart]) -> ColdJob:
+        """Register the 1 to 4,096 parts of a job; a repeat returns the same job.
+
+        `sha256`: of the job's content, in hexadecimal. One job id stands for one content.
+        """
+        request = cold_pb2.RegisterColdRequest(job_id=job_id, sha256=sha256, parts=_columns(parts))
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdJob:
             return await ColdStub(channel).RegisterCold(request, timeout=try_s)
 
-        return await self._cluster.call(invoke, self._timeout_s)
+        return job_of(await self._cluster.call(invoke, self._timeout_s))
 
-    async def parts(self, *, waiting_only: bool = False) -> tuple[list[cold_pb2.ColdPart], int]:
+    async def parts(self, *, waiting_only: bool = False) -> tuple[list[ColdPart], int]:
         """(all parts that the cluster keeps, by ascending number; the highest number ever given)."""
 
         async def fetch(last: cold_pb2.ColdPart | None) -> cold_pb2.ColdParts:
@@ -41,14 +178,14 @@ class ColdClient:
             return await self._cluster.call(invoke, self._timeout_s)
 
         found, page = await listed(fetch, lambda page: page.parts)
-        return found, page.last_part
+        return [part_of(part) for part in found], page.last_part
 
-    async def moved(self, due_below_ms: int, after: int = 0) -> tuple[list[int], list[int], bool]:
-        """A page of moved messages that still wait and are due before a time: (ids, due times, whether more follow)."""
-        request = cold_pb2.ListColdMovedRequest(after=after, due_below_ms=due_below_ms)
+    async def moved(self, due_before: datetime, after: int = 0) -> ColdMoved:
+        """A page of the moved messages that still wait and are due before a time. `after`: the last id of the page
+        before."""
+        request = cold_pb2.ListColdMovedRequest(after=after, due_below_ms=ms_of("due_before", due_before))
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdMoved:
             return await ColdStub(channel).ListColdMoved(request, timeout=try_s)
 
-        page = await self._cluster.call(invoke, self._timeout_s)
-        return np.frombuffer(page.ids, "<u8").tolist(), np.frombuffer(page.due_ms, "<i8").tolist(), page.more
+        return moved_of(await self._cluster.call(invoke, self._timeout_s))

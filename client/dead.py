@@ -6,8 +6,8 @@ twice; only the returned counts then leave out the first try.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -17,8 +17,8 @@ from tickwheel.client.cluster import Cluster
 from tickwheel.client.ids import text_of
 from tickwheel.client.moments import moment_of
 from tickwheel.client.payloads import content_type_of, decoded, json_of
-from tickwheel.client.states import DeadCause
-from tickwheel.proto import common_pb2, dead_pb2, log_pb2
+from tickwheel.client.states import DeadCause, enum_of
+from tickwheel.proto import dead_pb2, log_pb2
 from tickwheel.proto.dead_pb2_grpc import DeadLettersStub
 
 T = TypeVar("T")
@@ -45,11 +45,16 @@ class DeadLetter:
     first_due_ms: int
     died_ms: int
     payload_bytes: int
-    meta: common_pb2.MessageMeta
+    key: str = ""
+    tags: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_group: str = ""
+    unique_key: str = ""
+    """The key that it had; a dead letter holds none."""
     payload: bytes | None = None
     """None in a list."""
     payload_missing: bool = False
-    """Meta and payload are missing: they are lost, or the answering node cannot read them."""
+    """The payload and the five fields before it are missing: they are lost, or the answering node cannot read them."""
 
     @property
     def first_due(self) -> datetime:
@@ -62,30 +67,9 @@ class DeadLetter:
         return moment_of(self.died_ms)
 
     @property
-    def key(self) -> str:
-        return self.meta.key
-
-    @property
-    def tags(self) -> list[str]:
-        return list(self.meta.tags)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return dict(self.meta.headers)
-
-    @property
-    def message_group(self) -> str:
-        return self.meta.message_group
-
-    @property
-    def unique_key(self) -> str:
-        """The key that it had; a dead letter holds none."""
-        return self.meta.unique_key
-
-    @property
     def content_type(self) -> str:
         """The content type of its payload; empty without one."""
-        return content_type_of(self.meta.headers)
+        return content_type_of(self.headers)
 
     def json(self) -> Any:
         """The payload, decoded from JSON. Raises PayloadError."""
@@ -94,6 +78,17 @@ class DeadLetter:
     def decode(self, model: type[T]) -> T:
         """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
         return decoded(self.payload, self.content_type, model)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadPage:
+    """A page of the dead letters of a group, without payloads."""
+
+    letters: tuple[DeadLetter, ...]
+    total: int
+    """Number of all dead letters of the group."""
+    next: str
+    """For the next call of `page`; empty: this was the last page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +103,32 @@ class Changed:
     kept: int = 0
 
 
-def _letter(wire: dead_pb2.DeadLetter, payload: bytes | None) -> DeadLetter:
+def letter_of(wire: dead_pb2.DeadLetter, payload: bytes | None) -> DeadLetter:
+    """A dead letter from its protobuf message."""
     return DeadLetter(
         number=wire.number,
         id=text_of(wire.id),
         topic=wire.topic,
-        cause=DeadCause(log_pb2.DeadCause.Name(wire.cause).lower()),
+        cause=enum_of(DeadCause, log_pb2.DeadCause.DESCRIPTOR, wire.cause),
         error=wire.error,
         attempts=wire.attempts,
         first_due_ms=wire.first_due_ms,
         died_ms=wire.died_ms,
         payload_bytes=wire.payload_bytes,
-        meta=wire.meta,
+        key=wire.meta.key,
+        tags=tuple(wire.meta.tags),
+        headers=dict(wire.meta.headers),
+        message_group=wire.meta.message_group,
+        unique_key=wire.meta.unique_key,
         payload=None if wire.payload_missing else payload,
         payload_missing=wire.payload_missing,
     )
+
+
+def page_of(wire: dead_pb2.ListDeadResponse) -> DeadPage:
+    """A page from its protobuf message."""
+    letters = tuple(letter_of(letter, None) for letter in wire.letters)
+    return DeadPage(letters=letters, total=wire.total, next=wire.next_page_token)
 
 
 class DeadClient:
@@ -132,24 +138,24 @@ class DeadClient:
         self._cluster = cluster
         self._timeout_s = timeout_s
 
-    async def page(self, group: str, token: str = "", size: int = PAGE) -> dead_pb2.ListDeadResponse:
-        """One page of the list, as a protobuf message."""
-        request = dead_pb2.ListDeadRequest(group=group, page_size=size, page_token=token)
+    async def page(self, group: str, after: str = "", size: int = PAGE) -> DeadPage:
+        """One page of `list`. `after`: `next` of the page before."""
+        request = dead_pb2.ListDeadRequest(group=group, page_size=size, page_token=after)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ListDeadResponse:
             return await DeadLettersStub(channel).ListDead(request, timeout=try_s)
 
-        return await self._cluster.call(invoke, self._timeout_s)
+        return page_of(await self._cluster.call(invoke, self._timeout_s))
 
     async def list(self, group: str) -> AsyncIterator[DeadLetter]:
         """All dead letters of a group, oldest first, without payloads."""
-        token = ""
+        after = ""
         while True:
-            page = await self.page(group, token)
+            page = await self.page(group, after)
             for letter in page.letters:
-                yield _letter(letter, None)
-            token = page.next_page_token
-            if not token:
+                yield letter
+            after = page.next
+            if not after:
                 return
 
     async def get(self, group: str, number: int) -> DeadLetter:
@@ -160,7 +166,7 @@ class DeadClient:
             return await DeadLettersStub(channel).GetDead(request, timeout=try_s)
 
         wire = await self._cluster.call(invoke, self._timeout_s)
-        return _letter(wire, wire.payload)
+        return letter_of(wire, wire.payload)
 
     async def replay(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
         """Deliver these letters to their group again, with attempts from 1; None: all that exist now."""

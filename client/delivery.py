@@ -141,10 +141,10 @@ class DeliveredBatch:
         start, end = self._bounds(row)
         return self.wire.records[start + int(self.meta_sizes[row]) : end]
 
-    def meta(self, row: int) -> common_pb2.MessageMeta:
-        """The meta of one message."""
+    def meta(self, row: int) -> bytes:
+        """The serialized meta of one message; `delivery(row)` reads key, tags and headers from it."""
         start, _ = self._bounds(row)
-        return common_pb2.MessageMeta.FromString(self.wire.records[start : start + int(self.meta_sizes[row])])
+        return self.wire.records[start : start + int(self.meta_sizes[row])]
 
     def payloads(self) -> list[bytes]:
         """All payloads."""
@@ -173,13 +173,13 @@ class DeliveredBatch:
 class Delivery:
     """One message, delivered to this consumer under a lease."""
 
-    __slots__ = ("_meta", "_settler", "batch", "row")
+    __slots__ = ("_read", "_settler", "batch", "row")
 
     def __init__(self, batch: DeliveredBatch, row: int, settler: Settler) -> None:
         self.batch = batch
         self._settler = settler
         self.row = row
-        self._meta: common_pb2.MessageMeta | None = None
+        self._read: common_pb2.MessageMeta | None = None
 
     def __repr__(self) -> str:
         return f"Delivery({self.topic} {self.id}, attempt {self.attempt}, due {self.due_ms})"
@@ -223,36 +223,36 @@ class Delivery:
         return self.batch.payload(self.row)
 
     @property
-    def meta(self) -> common_pb2.MessageMeta:
-        if self._meta is None:
-            self._meta = self.batch.meta(self.row)
-        return self._meta
+    def _meta(self) -> common_pb2.MessageMeta:
+        if self._read is None:
+            self._read = common_pb2.MessageMeta.FromString(self.batch.meta(self.row))
+        return self._read
 
     @property
     def key(self) -> str:
-        return self.meta.key
+        return self._meta.key
 
     @property
     def tags(self) -> list[str]:
-        return list(self.meta.tags)
+        return list(self._meta.tags)
 
     @property
     def headers(self) -> dict[str, str]:
-        return dict(self.meta.headers)
+        return dict(self._meta.headers)
 
     @property
     def message_group(self) -> str:
-        return self.meta.message_group
+        return self._meta.message_group
 
     @property
     def unique_key(self) -> str:
         """Empty without one."""
-        return self.meta.unique_key
+        return self._meta.unique_key
 
     @property
     def content_type(self) -> str:
         """The content type of its payload; empty without one."""
-        return content_type_of(self.meta.headers)
+        return content_type_of(self._meta.headers)
 
     def json(self) -> Any:
         """The payload, decoded from JSON. Raises PayloadError."""

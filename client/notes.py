@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from tickwheel.client.ids import text_of
 from tickwheel.client.moments import moment_if, moment_of
-from tickwheel.client.states import enum_of
+from tickwheel.client.states import Settlement, enum_of
 from tickwheel.proto import admin_pb2
 
 
@@ -27,21 +27,6 @@ class EventKind(StrEnum):
     MOVED = "moved"
     """It got another time, and the id `new_id`."""
     UNKNOWN = "unknown"
-    """Of a node of a later version."""
-
-
-class Settlement(StrEnum):
-    """What became of a delivery."""
-
-    ACK = "ACK"
-    RETRY = "RETRY"
-    """It failed and comes again."""
-    DEAD = "DEAD"
-    SKIP = "SKIP"
-    """The group's filter does not want it."""
-    RETURN = "RETURN"
-    """Its lease ran out, and it comes again."""
-    UNKNOWN = "UNKNOWN"
     """Of a node of a later version."""
 
 

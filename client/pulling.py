@@ -7,22 +7,80 @@ messages stay leased until the lease ends. A settlement can be repeated safely.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from tickwheel.client.cluster import Cluster
+from tickwheel.client.errors import refused
 from tickwheel.client.filtering import mismatches, without
+from tickwheel.client.moments import moment_of, span_ms_of
+from tickwheel.client.states import Settlement, StartFrom, start_of
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 
 TRY_TIMEOUT_S = 30.0
+_OUTCOMES = {
+    Settlement.ACK: consumer_pb2.ACK,
+    Settlement.RETRY: consumer_pb2.RETRY,
+    Settlement.DEAD: consumer_pb2.DEAD,
+    Settlement.SKIP: consumer_pb2.SKIP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PulledBatch:
+    """Deliveries of one topic under one lease, as columns of n elements; views of the received bytes."""
+
+    group: str
+    topic: str
+    term: int
+    """Of the master that delivered."""
+    lease_until: datetime
+    """When the lease ends, by the cluster's clock, in UTC."""
+    ids: NDArray[np.uint64]
+    attempts: NDArray[np.uint32]
+    """1 for the first delivery."""
+    due_ms: NDArray[np.int64]
+    sizes: NDArray[np.uint32]
+    """Bytes of meta and payload together."""
+    meta_sizes: NDArray[np.uint32]
+    """Bytes of the meta alone."""
+    records: bytes
+    """Meta and payload of each, one behind the other."""
+    handle: bytes
+    """Names the deliveries in `settle`, in any process and as long as it is kept."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 def handle_of(batch: consumer_pb2.DeliverBatch) -> consumer_pb2.SettleBatch:
-    """The handle that names the deliveries of a batch in a settlement. It omits positions, to be short."""
+    """What names the deliveries of a batch in a settlement. It omits positions, to be short."""
     return consumer_pb2.SettleBatch(
         group=batch.group, topic=batch.topic, ids=batch.ids, attempts=batch.attempts, epoch=batch.epoch
+    )
+
+
+def pulled_of(wire: consumer_pb2.DeliverBatch) -> PulledBatch:
+    """A batch from its protobuf message, without copying columns."""
+    ids = np.frombuffer(wire.ids, "<u8")
+    return PulledBatch(
+        group=wire.group,
+        topic=wire.topic,
+        term=wire.term,
+        lease_until=moment_of(wire.lease_until_ms),
+        ids=ids,
+        attempts=np.frombuffer(wire.attempts, "<u4"),
+        due_ms=np.frombuffer(wire.due_ms, "<i8"),
+        sizes=np.frombuffer(wire.sizes, "<u4"),
+        meta_sizes=np.frombuffer(wire.meta_sizes, "<u4") if wire.meta_sizes else np.zeros(len(ids), "<u4"),
+        records=wire.records,
+        handle=handle_of(wire).SerializeToString(),
     )
 
 
@@ -33,38 +91,83 @@ class PullClient:
         self._cluster = cluster
         self._timeout_s = timeout_s
 
-    async def pull(self, request: consumer_pb2.PullRequest) -> consumer_pb2.DeliverBatch:
-        """Pull one batch, empty if nothing came in time. Settles messages that the group's filter does not want."""
+    async def pull(
+        self,
+        group: str,
+        topics: Sequence[str] = (),
+        *,
+        topic: str = "",
+        messages_max: int = 1_024,
+        wait: timedelta = timedelta(0),
+        lease: timedelta | None = None,
+        start_from: StartFrom | str | datetime = StartFrom.EARLIEST,
+        filter: str = "",
+    ) -> PulledBatch:
+        """Pull one batch, empty if nothing came within `wait`, at most 20 s. Settles messages that the group's filter
+        does not want.
+
+        `topic`: only of this topic of the group. `topics`, `start_from`, `filter`: as in `AsyncClient.consumer`.
+        `lease`: None for the cluster's own.
+        """
+        place, start_ms = start_of(start_from, 0)
+        request = consumer_pb2.PullRequest(
+            group=group,
+            topic=topic,
+            topics=topics,
+            messages_max=messages_max,
+            wait_ms=_span_ms("wait", wait),
+            lease_ms=_span_ms("lease", lease) if lease is not None else 0,
+            start_from=place,
+            start_ms=start_ms,
+            filter=filter,
+        )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> consumer_pb2.DeliverBatch:
             return await self._cluster.stub(ConsumerStub, channel).Pull(request, timeout=try_s)
 
         batch = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
         foreign = mismatches(batch)
-        if not len(foreign):
-            return batch
-        handle = handle_of(batch)
-        handle.ids = np.frombuffer(batch.ids, "<u8")[foreign].tobytes()
-        handle.attempts = np.frombuffer(batch.attempts, "<u4")[foreign].tobytes()
-        await self.settle([handle], consumer_pb2.SKIP)
-        return without(batch, foreign)
+        if len(foreign):
+            handle = handle_of(batch)
+            handle.ids = np.frombuffer(batch.ids, "<u8")[foreign].tobytes()
+            handle.attempts = np.frombuffer(batch.attempts, "<u4")[foreign].tobytes()
+            await self._settle(handle, consumer_pb2.SKIP, 0)
+            batch = without(batch, foreign)
+        return pulled_of(batch)
 
     async def settle(
-        self, handles: Sequence[consumer_pb2.SettleBatch], outcome: consumer_pb2.Outcome.ValueType, delay_ms: int = 0
+        self, handles: Sequence[bytes], outcome: Settlement = Settlement.ACK, *, delay: timedelta | None = None
     ) -> int:
-        """Settle deliveries. Returns how many were settled; those delivered again meanwhile do not count."""
-        settled = 0
-        for handle in handles:
-            request = consumer_pb2.SettleBatch()
-            request.CopyFrom(handle)
-            request.outcome = outcome
-            request.delay_ms = delay_ms
+        """Settle deliveries. Returns how many were settled; those delivered again meanwhile do not count.
 
-            async def invoke(
-                channel: grpc.aio.Channel, try_s: float, request: consumer_pb2.SettleBatch = request
-            ) -> consumer_pb2.SettleReceipt:
-                return await self._cluster.stub(ConsumerStub, channel).Settle(request, timeout=try_s)
+        `delay`: for `RETRY`; None: at the group's pace.
+        """
+        number = _OUTCOMES.get(outcome)
+        if number is None:
+            raise refused("outcome", outcome, ", ".join(_OUTCOMES))
+        delay_ms = _span_ms("delay", delay) if delay is not None else 0
+        return sum([await self._settle(_parsed(handle), number, delay_ms) for handle in handles])
 
-            receipt = await self._cluster.call(invoke, self._timeout_s)
-            settled += receipt.settled
-        return settled
+    async def _settle(
+        self, request: consumer_pb2.SettleBatch, outcome: consumer_pb2.Outcome.ValueType, delay_ms: int
+    ) -> int:
+        request.outcome, request.delay_ms = outcome, delay_ms
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> consumer_pb2.SettleReceipt:
+            return await self._cluster.stub(ConsumerStub, channel).Settle(request, timeout=try_s)
+
+        return (await self._cluster.call(invoke, self._timeout_s)).settled
+
+
+def _parsed(handle: bytes) -> consumer_pb2.SettleBatch:
+    try:
+        return consumer_pb2.SettleBatch.FromString(handle)
+    except (DecodeError, TypeError):
+        raise refused("handle", handle, "the handle of a pulled batch") from None
+
+
+def _span_ms(field: str, span: timedelta) -> int:
+    span_ms = span_ms_of(field, span)
+    if not 0 <= span_ms < 1 << 32:
+        raise refused(field, span, "0 to 49 days")
+    return span_ms

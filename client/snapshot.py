@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import Cluster
@@ -83,6 +84,98 @@ class SettledPin:
     dead_next: int
     dead_count: int
     """The number of its next dead letter, and the count of its dead letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPage:
+    """A page of pending messages as columns of n elements, in delivery order. Views of the received bytes."""
+
+    ids: NDArray[np.uint64]
+    topic_ids: NDArray[np.uint32]
+    """For `Pin.topics`."""
+    due_ms: NDArray[np.int64]
+    due_requested_ms: NDArray[np.int64]
+    scheduled_ms: NDArray[np.int64]
+    sizes: NDArray[np.uint32]
+    """Bytes of meta and payload together."""
+    meta_sizes: NDArray[np.uint32]
+    """Bytes of the meta alone."""
+    target_groups: NDArray[np.uint32]
+    """The group that a retry goes to; 0: all."""
+    records: bytes
+    """Meta and payload of each, one behind the other; empty unless asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettledPage:
+    """A page of messages that a group has settled and that wait for no retry, as columns of n elements in the order of
+    dispatch. Views of the received bytes."""
+
+    ids: NDArray[np.uint64]
+    """Under which they were scheduled."""
+    positions: NDArray[np.uint64]
+    due_ms: NDArray[np.int64]
+    """When they were due first; without elements for retries, like the next six."""
+    last_due_ms: NDArray[np.int64]
+    """When their last delivery was due."""
+    scheduled_ms: NDArray[np.int64]
+    """When they were scheduled; 0: not known any more."""
+    sizes: NDArray[np.uint32]
+    """Bytes of meta and payload together."""
+    meta_sizes: NDArray[np.uint32]
+    """Bytes of the meta alone."""
+    records: bytes
+    """Meta and payload of each, one behind the other; empty unless asked for."""
+    removed: int
+    """Positions that were passed over because their hours are removed."""
+    next: int | None
+    """The first position behind the page; None: this is the last one."""
+
+
+def settled_topic_of(wire: snapshot_pb2.SettledTopic) -> SettledTopic:
+    """A topic from its protobuf message."""
+    return SettledTopic(
+        topic_id=wire.topic_id,
+        name=wire.name,
+        first=wire.first,
+        end=wire.end,
+        began=wire.began,
+        judged_from=wire.judged_from,
+        retained=wire.retained,
+        floor=wire.floor,
+        open=wire.open,
+    )
+
+
+def pinned_page_of(wire: snapshot_pb2.PinnedPage) -> PinnedPage:
+    """A page from its protobuf message, without copying columns."""
+    return PinnedPage(
+        ids=np.frombuffer(wire.ids, "<u8"),
+        topic_ids=np.frombuffer(wire.topic_ids, "<u4"),
+        due_ms=np.frombuffer(wire.due_ms, "<i8"),
+        due_requested_ms=np.frombuffer(wire.due_requested_ms, "<i8"),
+        scheduled_ms=np.frombuffer(wire.scheduled_ms, "<i8"),
+        sizes=np.frombuffer(wire.sizes, "<u4"),
+        meta_sizes=np.frombuffer(wire.meta_sizes, "<u4"),
+        target_groups=np.frombuffer(wire.target_groups, "<u4"),
+        records=wire.records,
+    )
+
+
+def settled_page_of(wire: snapshot_pb2.SettledPage) -> SettledPage:
+    """A page from its protobuf message, without copying columns."""
+    return SettledPage(
+        ids=np.frombuffer(wire.ids, "<u8"),
+        positions=np.frombuffer(wire.positions, "<u8"),
+        due_ms=np.frombuffer(wire.due_ms, "<i8"),
+        last_due_ms=np.frombuffer(wire.last_due_ms, "<i8"),
+        scheduled_ms=np.frombuffer(wire.scheduled_ms, "<i8"),
+        sizes=np.frombuffer(wire.sizes, "<u4"),
+        meta_sizes=np.frombuffer(wire.meta_sizes, "<u4"),
+        records=wire.records,
+        removed=wire.removed,
+        next=wire.next if wire.HasField("next") else None,
+    )
 
 
 class SnapshotClient:
@@ -202,25 +295,11 @@ class SnapshotClient:
                 raise error_of(fault_of_call(error)) from None
             found += more.topics
             topics_to = more.topics_to
-        topics = tuple(
-            SettledTopic(
-                topic.topic_id,
-                topic.name,
-                topic.first,
-                topic.end,
-                topic.began,
-                topic.judged_from,
-                topic.retained,
-                topic.floor,
-                topic.open,
-            )
-            for topic in found
-        )
         return SettledPin(
             address,
             answer.pin_id,
             answer.applied_index,
-            topics,
+            tuple(map(settled_topic_of, found)),
             answer.filter,
             answer.dead_next,
             answer.dead_count,
@@ -267,7 +346,7 @@ class SnapshotClient:
 
     async def pages(
         self, address: str, pin_id: int, hour: int, *, content: bool, hour_end: int = 0
-    ) -> AsyncIterator[snapshot_pb2.PinnedPage]:
+    ) -> AsyncIterator[PinnedPage]:
         """All pages of one hour, or of those before `hour_end` if the pin `spans`. Some may be empty.
 
         Raises RequestRefused if the pin or the hour is gone: pin anew.
@@ -279,14 +358,14 @@ class SnapshotClient:
                 page = await stub.ReadPinned(request, timeout=READ_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 raise error_of(fault_of_call(error)) from None
-            yield page
+            yield pinned_page_of(page)
             if not page.HasField("next_due_ms"):
                 return
             request.start_due_ms, request.start_index = page.next_due_ms, page.next_index
 
     async def settled_pages(
         self, address: str, pin_id: int, topic_id: int, first: int, end: int, *, content: bool, retries: bool = False
-    ) -> AsyncIterator[snapshot_pb2.SettledPage]:
+    ) -> AsyncIterator[SettledPage]:
         """All pages of one topic's positions from `first` to before `end`; with `retries` those of the retries instead.
 
         Raises RequestRefused if the pin is gone: pin anew.
@@ -300,7 +379,7 @@ class SnapshotClient:
                 page = await stub.ReadSettled(request, timeout=READ_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 raise error_of(fault_of_call(error)) from None
-            yield page
+            yield settled_page_of(page)
             if not page.HasField("next"):
                 return
             request.first = page.next

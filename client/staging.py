@@ -10,8 +10,10 @@ import asyncio
 import itertools
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
 
 import google_crc32c
 import grpc
@@ -21,6 +23,8 @@ from numpy.typing import NDArray
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import OutcomeUnknown
+from tickwheel.client.moments import moment_of, span_ms_of, span_of
+from tickwheel.client.states import enum_of
 from tickwheel.client.unique_keys import NO_RULE, KeyRule
 from tickwheel.proto import staging_pb2
 from tickwheel.proto.scheduler_pb2 import ColumnBatch
@@ -44,19 +48,6 @@ class Rows:
     key_rule: KeyRule = NO_RULE
     """Of those whose meta has a unique key."""
 
-    def columns(self) -> ColumnBatch:
-        """The rows as a protobuf message."""
-        return ColumnBatch(
-            topic=self.topic,
-            due_ms=self.due_ms.astype("<i8", copy=False).tobytes(),
-            payload_sizes=self.sizes.astype("<u4", copy=False).tobytes(),
-            payloads=self.payloads,
-            meta_sizes=b"" if self.meta_sizes is None else self.meta_sizes.astype("<u4", copy=False).tobytes(),
-            metas=self.metas,
-            on_key_conflict=self.key_rule.conflict,
-            key_until_settled=self.key_rule.until_settled,
-        )
-
     def fingerprint(self) -> int:
         """The sum of a 64-bit hash of each row, modulo 2^64. It does not depend on blocks or the order of rows."""
         rows = _checksums(self.payloads, self.sizes)
@@ -66,6 +57,20 @@ class Rows:
         topic = self.topic.encode()
         rows = _mixed(rows ^ _checksums(topic, np.array([len(topic)], np.uint32)))
         return int(rows.sum(dtype=np.uint64))
+
+
+def rows_message(rows: Rows) -> ColumnBatch:
+    """Rows for a node."""
+    return ColumnBatch(
+        topic=rows.topic,
+        due_ms=rows.due_ms.astype("<i8", copy=False).tobytes(),
+        payload_sizes=rows.sizes.astype("<u4", copy=False).tobytes(),
+        payloads=rows.payloads,
+        meta_sizes=b"" if rows.meta_sizes is None else rows.meta_sizes.astype("<u4", copy=False).tobytes(),
+        metas=rows.metas,
+        on_key_conflict=rows.key_rule.conflict,
+        key_until_settled=rows.key_rule.until_settled,
+    )
 
 
 _ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -87,6 +92,80 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
+class StagedState(StrEnum):
+    """How far a batch of a job is."""
+
+    NONE = "none"
+    """Nothing is known of it: not begun, aborted, expired or forgotten."""
+    OPEN = "open"
+    """Rows are staged, nothing is committed."""
+    PUBLISHING = "publishing"
+    """Committed; its rows are being scheduled."""
+    PUBLISHED = "published"
+    """All its rows are scheduled."""
+    UNKNOWN = "unknown"
+    """Of a node of a later version."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedJob:
+    """A batch of a job, and what the cluster takes. Row counts are those of the commit; 0 before the last batch."""
+
+    job_id: str
+    batch: int
+    """0 for a job that happens once, else the number of the micro-batch."""
+    state: StagedState
+    rows: int
+    """Rows in all."""
+    rows_published: int
+    """Rows scheduled so far."""
+    rows_discarded: int
+    """Rows that were not scheduled: their topic was deleted, or another message holds their unique key."""
+    staged_bytes: int
+    """Of all jobs together."""
+    staged_bytes_max: int
+    """The most that all jobs together may stage."""
+    batch_messages_max: int
+    """Rows that the cluster takes in a block."""
+    payload_bytes_max: int
+    delay_max: timedelta
+    """How far ahead of `now` a due time may lie."""
+    now: datetime
+    """The cluster's time, in UTC."""
+    wait: timedelta
+    """If rows were reserved: how long to wait before they are staged."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedAttempt:
+    """One task's try at its part of the rows, for the commit."""
+
+    partition: int
+    attempt: int
+    """Random number of the attempt; not 0."""
+    blocks: int
+    rows: int
+
+
+def staged_job_of(wire: staging_pb2.StagedJob) -> StagedJob:
+    """A job from its protobuf message."""
+    return StagedJob(
+        job_id=wire.job_id,
+        batch=wire.batch,
+        state=enum_of(StagedState, staging_pb2.StagedState.DESCRIPTOR, wire.state, "STAGED_"),
+        rows=wire.rows,
+        rows_published=wire.rows_published,
+        rows_discarded=wire.rows_discarded,
+        staged_bytes=wire.staged_bytes,
+        staged_bytes_max=wire.staged_bytes_max,
+        batch_messages_max=wire.batch_messages_max,
+        payload_bytes_max=wire.payload_bytes_max,
+        delay_max=span_of(wire.delay_ms_max),
+        now=moment_of(wire.now_ms),
+        wait=span_of(wire.wait_ms),
+    )
+
+
 class StagingClient:
     """The staging calls of one cluster."""
 
@@ -94,14 +173,14 @@ class StagingClient:
         self._cluster = cluster
         self._timeout_s = timeout_s
 
-    async def job(self, job_id: str, batch: int = 0, timeout_s: float | None = None) -> staging_pb2.StagedJob:
+    async def job(self, job_id: str, batch: int = 0, timeout_s: float | None = None) -> StagedJob:
         """The state of a job, and the cluster's limits. Raises ClusterUnavailable, which names the addresses asked."""
         request = staging_pb2.GetStagedJobRequest(job_id=job_id, batch=batch)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).GetStagedJob(request, timeout=try_s)
 
-        return await self._cluster.call(invoke, timeout_s or self._timeout_s)
+        return staged_job_of(await self._cluster.call(invoke, timeout_s or self._timeout_s))
 
     async def reserve(self, job_id: str, rows: int, rows_per_s: int) -> float:
         """Reserve `rows` at the job's rate. Returns the seconds to wait before staging them.
@@ -115,49 +194,53 @@ class StagingClient:
 
         return (await self._cluster.call(invoke, self._timeout_s)).wait_ms / 1_000
 
-    async def stage(self, request: staging_pb2.StageRequest) -> staging_pb2.StagedJob:
-        """Stage one block. Raises LimitReached if the cluster's space for staged rows stays full until the deadline."""
-
+    async def _stage(self, request: staging_pb2.StageRequest) -> StagedJob:
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).Stage(request, timeout=try_s)
 
-        return await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+        return staged_job_of(await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S))
 
     async def commit(
         self,
         job_id: str,
         run_id: str,
-        attempts: Sequence[staging_pb2.StagedAttempt],
+        attempts: Sequence[StagedAttempt],
         batch: int = 0,
         *,
         publish_timeout_s: float = 600.0,
-        memory_ms: int = 0,
+        memory: timedelta | None = None,
         fingerprint: int = 0,
-    ) -> staging_pb2.StagedJob:
+    ) -> StagedJob:
         """Schedule the rows that these attempts staged. Returns once all of them are scheduled.
 
         `rows_discarded` counts rows that were not scheduled, since their topic was deleted after they were staged, or
         another message holds their unique key. Those that use the other message count nowhere.
-        `memory_ms`, `fingerprint`: as in CommitStagedRequest. Raises RequestRefused with NAME_TAKEN if the job was
-        committed with other rows. Raises OutcomeUnknown if the job is not published yet, or if it is not known whether
+        `memory`: how long the job is recognized once it is published; None: while it is among the last
+        `staging_jobs_max`, at most for `staging_memory`. `fingerprint`: of all rows of the job; 0: not compared. Raises
+        RequestRefused with NAME_TAKEN if the job was committed with another one. Raises OutcomeUnknown if the job is not published yet, or if it is not known whether
         the commit was accepted: repeat it.
         """
         request = staging_pb2.CommitStagedRequest(
             job_id=job_id,
             batch=batch,
             run_id=run_id,
-            attempts=attempts,
-            memory_ms=memory_ms,
+            attempts=[
+                staging_pb2.StagedAttempt(
+                    partition=one.partition, attempt=one.attempt, blocks=one.blocks, rows=one.rows
+                )
+                for one in attempts
+            ],
+            memory_ms=span_ms_of("memory", memory) if memory is not None else 0,
             fingerprint=fingerprint,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).Commit(request, timeout=try_s)
 
-        job = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+        job = staged_job_of(await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S))
         deadline = Deadline(publish_timeout_s)
         backoff = Backoff(max_s=POLL_S_MAX)
-        while job.state != staging_pb2.STAGED_PUBLISHED:
+        while job.state is not StagedState.PUBLISHED:
             if deadline.over:
                 text = f"job {job_id} is committed; {job.rows_published} of {job.rows} rows are scheduled so far"
                 raise OutcomeUnknown(text, "OUTCOME_UNKNOWN", {"rows_published": str(job.rows_published)})
@@ -165,14 +248,14 @@ class StagingClient:
             job = await self.job(job_id, batch)
         return job
 
-    async def abort(self, job_id: str, run_id: str, batch: int = 0) -> staging_pb2.StagedJob:
+    async def abort(self, job_id: str, run_id: str, batch: int = 0) -> StagedJob:
         """Drop the staged rows of a run, and refuse blocks that it still sends. Never undoes a commit."""
         request = staging_pb2.AbortStagedRequest(job_id=job_id, batch=batch, run_id=run_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).Abort(request, timeout=try_s)
 
-        return await self._cluster.call(invoke, self._timeout_s)
+        return staged_job_of(await self._cluster.call(invoke, self._timeout_s))
 
     def attempt(
         self,
@@ -185,15 +268,18 @@ class StagingClient:
         fingerprinted: bool = False,
     ) -> StagedAttemptWriter:
         """A writer for one attempt at one partition. `fingerprinted`: it sums up the fingerprint of its rows."""
-        return StagedAttemptWriter(self, job_id, run_id, partition, batch, in_flight_max, fingerprinted)
+        return StagedAttemptWriter(self._stage, job_id, run_id, partition, batch, in_flight_max, fingerprinted)
 
 
 class StagedAttemptWriter:
-    """Stages blocks, up to `in_flight_max` at once. `finish` returns the attempt for the commit."""
+    """Stages blocks, up to `in_flight_max` at once. `finish` returns the attempt for the commit.
+
+    A block whose answer is LimitReached found the cluster's space for staged rows full until the deadline.
+    """
 
     def __init__(
         self,
-        client: StagingClient,
+        stage: Callable[[staging_pb2.StageRequest], Awaitable[StagedJob]],
         job_id: str,
         run_id: str,
         partition: int,
@@ -201,7 +287,7 @@ class StagedAttemptWriter:
         in_flight_max: int,
         fingerprinted: bool,
     ) -> None:
-        self._client = client
+        self._send = stage
         self._names = (job_id, run_id, partition, batch)
         self.job_id = job_id
         self.attempt = secrets.randbits(63) | 1
@@ -232,7 +318,7 @@ class StagedAttemptWriter:
             partition=partition,
             attempt=self.attempt,
             sequence=self.blocks,
-            columns=rows.columns(),
+            columns=rows_message(rows),
         )
         self.blocks += 1
         self.rows += len(rows.due_ms)
@@ -242,8 +328,8 @@ class StagedAttemptWriter:
 
     async def _stage(self, request: staging_pb2.StageRequest) -> None:
         try:
-            job = await self._client.stage(request)
-            if job.state in (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED):
+            job = await self._send(request)
+            if job.state in (StagedState.PUBLISHING, StagedState.PUBLISHED):
                 self.published_before = True
         except Exception as error:
             self._error = self._error or error
@@ -254,11 +340,9 @@ class StagedAttemptWriter:
         if self._error is not None:
             raise self._error
 
-    async def finish(self) -> staging_pb2.StagedAttempt:
+    async def finish(self) -> StagedAttempt:
         """Wait for all blocks and return the attempt for the commit. Raises the error of any block."""
         while self._under_way:
             await asyncio.wait(set(self._under_way))
         self._raise()
-        return staging_pb2.StagedAttempt(
-            partition=self._names[2], attempt=self.attempt, blocks=self.blocks, rows=self.rows
-        )
+        return StagedAttempt(partition=self._names[2], attempt=self.attempt, blocks=self.blocks, rows=self.rows)

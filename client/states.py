@@ -81,6 +81,23 @@ class DeadCause(StrEnum):
     """The lease of its last attempt ran out."""
     PAYLOAD_LOST = "payload_lost"
     """No member of the cluster can read it any more."""
+    UNKNOWN = "unknown"
+    """Of a node of a later version."""
+
+
+class Settlement(StrEnum):
+    """What became of a delivery."""
+
+    ACK = "ACK"
+    RETRY = "RETRY"
+    """It failed and comes again."""
+    DEAD = "DEAD"
+    SKIP = "SKIP"
+    """The group's filter does not want it."""
+    RETURN = "RETURN"
+    """Its lease ran out, and it comes again."""
+    UNKNOWN = "UNKNOWN"
+    """Of a node of a later version."""
 
 
 class StartFrom(StrEnum):

@@ -67,16 +67,17 @@ class Selection:
         """The first due time that does not count any more, in UTC; None: no limit."""
         return moment_of(self.due_ms_max) if self.due_ms_max else None
 
-    def message(self) -> scheduler_pb2.Selection:
-        """The selection as a protobuf message."""
-        return scheduler_pb2.Selection(
-            topic=self.topic,
-            tag=self.tag,
-            key=self.key,
-            key_prefix=self.key_prefix,
-            due_ms_min=self.due_ms_min,
-            due_ms_max=self.due_ms_max,
-        )
+
+def _wanted(chosen: Selection) -> scheduler_pb2.Selection:
+    """A selection for a node."""
+    return scheduler_pb2.Selection(
+        topic=chosen.topic,
+        tag=chosen.tag,
+        key=chosen.key,
+        key_prefix=chosen.key_prefix,
+        due_ms_min=chosen.due_ms_min,
+        due_ms_max=chosen.due_ms_max,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class SweepClient:
     async def cancel(self, selection: Selection, *, job_id: str | None = None) -> Sweep:
         """Start a job that cancels messages; returns at once. Use `follow` or `wait` for its end."""
         return await self._begin(
-            scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=selection.message(), cancel=True)
+            scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=_wanted(selection), cancel=True)
         )
 
     async def reschedule(
@@ -189,7 +190,7 @@ class SweepClient:
     ) -> Sweep:
         """Start a job that moves all `at` a time, which `due_ms` states in milliseconds, all to `delay` from now, or
         each by `shift`; returns at once."""
-        request = scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=selection.message())
+        request = scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=_wanted(selection))
         if (at is not None) + (delay is not None) + (due_ms is not None) + (shift is not None) != 1:
             raise refused("when", "none or several", "exactly one of at, delay, due_ms and shift")
         if at is not None:

@@ -50,7 +50,6 @@ class SyncDelivery(Blocking[Delivery]):
     due_ms = reading(Delivery.due_ms)
     due = reading(Delivery.due)
     payload = reading(Delivery.payload)
-    meta = reading(Delivery.meta)
     key = reading(Delivery.key)
     tags = reading(Delivery.tags)
     headers = reading(Delivery.headers)
@@ -306,7 +305,6 @@ class SyncStaging(Blocking[StagingClient]):
 
     job = waiting(StagingClient.job)
     reserve = waiting(StagingClient.reserve)
-    stage = waiting(StagingClient.stage)
     commit = waiting(StagingClient.commit)
     abort = waiting(StagingClient.abort)
     attempt = making(StagingClient.attempt, SyncStagedAttempt)
