@@ -11,8 +11,10 @@ from tickwheel.client.async_client import (
 )
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.consumer import Consumer
+from tickwheel.client.copies import BackupChunk, BackupOrigin, HeldFile
 from tickwheel.client.dead import DeadLetter
 from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt
+from tickwheel.client.disk_use import DiskHour, DiskPart, DiskTopic, DiskUse
 from tickwheel.client.errors import (
     ClientClosed,
     ClusterUnavailable,
@@ -29,8 +31,25 @@ from tickwheel.client.errors import (
 )
 from tickwheel.client.handling import Action, Dead, Drop, Handler, Retry
 from tickwheel.client.messages import BatchReceipt, Receipt
+from tickwheel.client.nodes import (
+    BulkStatus,
+    ClockState,
+    ColdState,
+    ColdStatus,
+    Handover,
+    Member,
+    NodeRole,
+    NodeState,
+    NodeStatus,
+    PeerStatus,
+    ServerInfo,
+    StateDigest,
+    TopicStatus,
+)
+from tickwheel.client.notes import EventKind, Trace, TraceEvent
 from tickwheel.client.producer import Producer
 from tickwheel.client.retrying import ExponentialBackoff, RetryPolicy
+from tickwheel.client.rights import AuditRecord, Caller, Grant, KnownBy, NewToken, Quotas, Right, Role, Token, User
 from tickwheel.client.schedules import (
     Missed,
     Overlap,
@@ -41,17 +60,20 @@ from tickwheel.client.schedules import (
     ScheduleRun,
     ScheduleState,
 )
+from tickwheel.client.settings import Settings
 from tickwheel.client.states import (
     CancelOutcome,
     DeadCause,
     MessageState,
     RescheduleOutcome,
+    Settlement,
     StartFrom,
     SweepState,
 )
 from tickwheel.client.sweeps import Selection, Sweep
 from tickwheel.client.sync_client import Client, SyncBatch, SyncConsumer, SyncDelivery
 from tickwheel.client.sync_worker import SyncWorker
+from tickwheel.client.topics import Deletion, Group, Topic
 from tickwheel.client.unique_keys import KeyConflict, KeyOutcome, KeyTaken
 from tickwheel.client.worker import HandlerTimeout, Worker
 from tickwheel.client.worker_metrics import WorkerMetrics
@@ -59,46 +81,74 @@ from tickwheel.client.worker_metrics import WorkerMetrics
 __all__ = [
     "Action",
     "AsyncClient",
+    "AuditRecord",
+    "BackupChunk",
+    "BackupOrigin",
     "BatchReceipt",
     "Bucket",
+    "BulkStatus",
+    "Caller",
     "CancelOutcome",
     "CancelResult",
     "Client",
     "ClientClosed",
+    "ClockState",
     "ClusterUnavailable",
+    "ColdState",
+    "ColdStatus",
     "Consumer",
     "Dead",
     "DeadCause",
     "DeadLetter",
+    "Deletion",
     "DeliveredBatch",
     "Delivery",
+    "DiskHour",
+    "DiskPart",
+    "DiskTopic",
+    "DiskUse",
     "Drop",
+    "EventKind",
     "ExponentialBackoff",
     "FilterDiffers",
+    "Grant",
+    "Group",
     "Handler",
     "HandlerTimeout",
+    "Handover",
+    "HeldFile",
     "KeyConflict",
     "KeyOutcome",
     "KeyTaken",
+    "KnownBy",
     "LimitReached",
+    "Member",
     "Message",
     "MessageState",
     "Missed",
+    "NewToken",
+    "NodeRole",
+    "NodeState",
+    "NodeStatus",
     "NotFound",
     "OutcomeUnknown",
     "Overlap",
     "PayloadError",
+    "PeerStatus",
     "PendingCount",
     "PendingPage",
     "PermissionRefused",
     "Producer",
     "PutResult",
+    "Quotas",
     "Receipt",
     "RequestRefused",
     "RescheduleOutcome",
     "RescheduleResult",
     "Retry",
     "RetryPolicy",
+    "Right",
+    "Role",
     "RunCounts",
     "RunOutcome",
     "Schedule",
@@ -107,8 +157,12 @@ __all__ = [
     "Selection",
     "SequenceError",
     "SequenceTaken",
+    "ServerInfo",
+    "Settings",
     "SettleReceipt",
+    "Settlement",
     "StartFrom",
+    "StateDigest",
     "Sweep",
     "SweepState",
     "SyncBatch",
@@ -117,6 +171,12 @@ __all__ = [
     "SyncWorker",
     "TickwheelError",
     "TlsFiles",
+    "Token",
+    "Topic",
+    "TopicStatus",
+    "Trace",
+    "TraceEvent",
+    "User",
     "Worker",
     "WorkerMetrics",
 ]

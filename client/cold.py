@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 
 import grpc
 import numpy as np
 
 from tickwheel.client.cluster import Cluster
+from tickwheel.client.errors import refused
 from tickwheel.client.listing import listed
 from tickwheel.client.moments import moment_of, ms_of
 from tickwheel.proto import cold_pb2
 from tickwheel.proto.cold_pb2_grpc import ColdStub
 
 FIRST_DAY = date(1970, 1, 1)
-ONE_DAY = timedelta(days=1)
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def part_of(wire: cold_pb2.ColdPart) -> ColdPart:
         number=wire.number,
         job_id=wire.job_id,
         place=wire.place,
-        day=FIRST_DAY + wire.day * ONE_DAY,
+        day=moment_of(wire.day * DAY_MS).date(),
         rows=wire.rows,
         due_first=moment_of(wire.due_min_ms),
         due_last=moment_of(wire.due_max_ms),
@@ -139,12 +140,19 @@ def load_message(load: ColdLoad) -> cold_pb2.ColdLoad:
 
 def _columns(parts: Sequence[NewColdPart]) -> cold_pb2.ColdColumns:
     return cold_pb2.ColdColumns(
-        days=np.array([(part.day - FIRST_DAY).days for part in parts], "<u4").tobytes(),
+        days=np.array([_days(part.day) for part in parts], "<u4").tobytes(),
         rows=np.array([part.rows for part in parts], "<u4").tobytes(),
         due_min_ms=np.array([ms_of("due_first", part.due_first) for part in parts], "<i8").tobytes(),
         due_max_ms=np.array([ms_of("due_last", part.due_last) for part in parts], "<i8").tobytes(),
         sha256=b"".join(part.sha256 for part in parts),
     )
+
+
+def _days(day: date) -> int:
+    days = (day - FIRST_DAY).days
+    if days < 0:
+        raise refused("day", day, f"{FIRST_DAY} or later")
+    return days
 
 
 class ColdClient:

@@ -166,6 +166,12 @@ def staged_job_of(wire: staging_pb2.StagedJob) -> StagedJob:
     )
 
 
+def _attempt_message(attempt: StagedAttempt) -> staging_pb2.StagedAttempt:
+    return staging_pb2.StagedAttempt(
+        partition=attempt.partition, attempt=attempt.attempt, blocks=attempt.blocks, rows=attempt.rows
+    )
+
+
 class StagingClient:
     """The staging calls of one cluster."""
 
@@ -215,10 +221,12 @@ class StagingClient:
 
         `rows_discarded` counts rows that were not scheduled, since their topic was deleted after they were staged, or
         another message holds their unique key. Those that use the other message count nowhere.
+
         `memory`: how long the job is recognized once it is published; None: while it is among the last
-        `staging_jobs_max`, at most for `staging_memory`. `fingerprint`: of all rows of the job; 0: not compared. Raises
-        RequestRefused with NAME_TAKEN if the job was committed with another one. Raises OutcomeUnknown if the job is not published yet, or if it is not known whether
-        the commit was accepted: repeat it.
+        `staging_jobs_max`, at most for `staging_memory`. `fingerprint`: of all rows of the job; 0: not compared.
+
+        Raises RequestRefused with NAME_TAKEN if the job was committed with another fingerprint. Raises OutcomeUnknown
+        if the job is not published yet, or if it is not known whether the commit was accepted: repeat it.
         """
         request = staging_pb2.CommitStagedRequest(
             job_id=job_id,

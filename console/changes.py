@@ -11,6 +11,7 @@ from typing import Any
 
 from tickwheel.client import Selection, StartFrom
 from tickwheel.client.errors import OutcomeUnknown, refused
+from tickwheel.client.moments import MILLISECOND
 from tickwheel.console import shown
 from tickwheel.console.asked import MS_MAX, Asked
 from tickwheel.console.reads import CONDITIONS, conditions_of
@@ -170,7 +171,7 @@ async def transfer(view: View, body: Body) -> Json:
         if after.term == before.term or (target and after.node_id != target):
             raise
         return {"master_id": after.node_id, "term": after.term, "pause_ms": None}
-    return {"master_id": answer.master_id, "term": answer.term, "pause_ms": answer.pause_ms}
+    return {"master_id": answer.master_id, "term": answer.term, "pause_ms": answer.pause / MILLISECOND}
 
 
 CHANGES = {

@@ -171,7 +171,7 @@ async def dead(view: View, request: Request) -> Json:
     return {
         "items": [shown.dead_row(letter) for letter in page.letters],
         "total": page.total,
-        "next": page.next_page_token,
+        "next": page.next,
     }
 
 

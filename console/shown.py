@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-from tickwheel.client import DeadLetter, Message, Selection, Sweep
+from tickwheel.client import (
+    AuditRecord,
+    Caller,
+    DeadLetter,
+    Group,
+    Message,
+    NodeRole,
+    NodeStatus,
+    Role,
+    Selection,
+    Settings,
+    Sweep,
+    Topic,
+    TopicStatus,
+    User,
+)
 from tickwheel.client.dead import Changed
 from tickwheel.client.errors import Fault
 from tickwheel.client.ids import text_of
+from tickwheel.client.moments import MILLISECOND, ms_of
+from tickwheel.node.cli.output import as_dict
 from tickwheel.node.cli.trace import SETTLED, Event, Story
-from tickwheel.proto import access_pb2, admin_pb2, common_pb2, dead_pb2, log_pb2, scheduler_pb2, schedules_pb2
-from tickwheel.proto.admin_pb2 import TraceEvent
+from tickwheel.proto import scheduler_pb2, schedules_pb2
 
 Json = dict[str, Any]
 
@@ -22,42 +40,51 @@ PAYLOAD_BYTES_MAX = 64 << 10
 """What a page shows of a payload."""
 
 
-def node(address: str, answer: admin_pb2.NodeStatus, master: admin_pb2.NodeStatus | None) -> Json:
+def _ms(span: timedelta) -> float:
+    return span / MILLISECOND
+
+
+def _moment_ms(moment: datetime | None) -> int:
+    """Milliseconds since 1970; 0: there is none."""
+    return ms_of("moment", moment) if moment is not None else 0
+
+
+def node(address: str, answer: NodeStatus, master: NodeStatus | None) -> Json:
     """One node that answers."""
     lags = {peer.node_id: peer.applied_lag for peer in master.peers} if master is not None else {}
-    leads = answer.role == admin_pb2.MASTER
+    leads = answer.role is NodeRole.MASTER
     return {
         "address": address,
         "node_id": answer.node_id,
         "away": False,
-        "role": admin_pb2.Role.Name(answer.role).lower(),
+        "role": answer.role,
         "lease_held": answer.lease_held,
-        "state": admin_pb2.NodeState.Name(answer.state).removeprefix("NODE_").lower(),
+        "state": answer.state,
         "state_reason": answer.state_reason,
         "term": answer.term,
         "applied_index": answer.applied_index,
         "lag": 0 if leads else lags.get(answer.node_id, max(0, answer.commit_index - answer.applied_index)),
-        "sync_age_ms": 0 if leads else answer.sync_age_ms,
-        "clock_state": admin_pb2.ClockState.Name(answer.clock_state).removeprefix("CLOCK_").lower(),
-        "clock_offset_ms": answer.clock_offset_ms,
-        "clock_error_ms": answer.clock_error_ms,
+        "sync_age_ms": 0 if leads else _ms(answer.sync_age),
+        "clock_state": answer.clock_state,
+        "clock_offset_ms": _ms(answer.clock_offset),
+        "clock_error_ms": _ms(answer.clock_error) if answer.clock_error is not None else 0,
         "clock_reason": answer.clock_reason,
-        "loop_lag_ms": answer.loop_lag_ms,
+        "loop_lag_ms": _ms(answer.loop_lag),
         "disk_free": answer.disk_bytes_free,
         "disk_total": answer.disk_bytes_total,
         "disk_above_mark": answer.disk_above_mark,
         "certificate_reason": answer.certificate_reason,
-        "uptime_s": answer.uptime_s,
+        "uptime_s": answer.uptime.total_seconds(),
         "version": answer.version,
     }
 
 
-def away(address: str, why: str, before: admin_pb2.NodeStatus | None, name: str) -> Json:
+def away(address: str, why: str, before: NodeStatus | None, name: str) -> Json:
     """One node that does not answer."""
     return {"address": address, "node_id": before.node_id if before else name, "away": True, "why": why}
 
 
-def numbers(master: admin_pb2.NodeStatus) -> Json:
+def numbers(master: NodeStatus) -> Json:
     """The load of the cluster, as its master counts."""
     cold = master.cold
     return {
@@ -69,19 +96,24 @@ def numbers(master: admin_pb2.NodeStatus) -> Json:
         "deliver_rate": master.deliver_rate,
         "settle_rate": master.settle_rate,
         "redeliver_rate": master.redeliver_rate,
-        "late_p50_ms": master.late_p50_ms,
-        "late_p99_ms": master.late_p99_ms,
+        "late_p50_ms": late_ms(master.late_p50),
+        "late_p99_ms": late_ms(master.late_p99),
         "unreadable": master.unreadable_reason if master.unreadable_messages else "",
         "unsettled_removed": master.unsettled_removed,
         "cold": {
-            "state": admin_pb2.ColdState.Name(cold.state).removeprefix("COLD_").lower(),
+            "state": cold.state,
             "messages": cold.messages,
-            "next_due_ms": cold.next_due_ms,
+            "next_due_ms": _moment_ms(cold.next_due),
         },
     }
 
 
-def busy_topic(found: admin_pb2.TopicStatus) -> Json:
+def late_ms(late: timedelta | None) -> float:
+    """A lateness; -1: there were no deliveries."""
+    return _ms(late) if late is not None else -1
+
+
+def busy_topic(found: TopicStatus) -> Json:
     """Rates of one topic."""
     return {
         "name": found.name,
@@ -93,7 +125,7 @@ def busy_topic(found: admin_pb2.TopicStatus) -> Json:
     }
 
 
-def topic(found: admin_pb2.Topic, rates: Mapping[str, admin_pb2.TopicStatus]) -> Json:
+def topic(found: Topic, rates: Mapping[str, TopicStatus]) -> Json:
     """One topic of the list; `rates` has the busiest only."""
     seen = rates.get(found.name)
     return {
@@ -101,18 +133,18 @@ def topic(found: admin_pb2.Topic, rates: Mapping[str, admin_pb2.TopicStatus]) ->
         "fifo": found.fifo,
         "paused": found.paused,
         "dispatched": found.dispatched,
-        "pending": found.pending if found.HasField("pending") else None,
-        "pending_max": found.pending_max if found.HasField("pending_max") else None,
+        "pending": found.pending,
+        "pending_max": found.pending_max,
         "rates": busy_topic(seen) if seen is not None else None,
     }
 
 
-def group(found: admin_pb2.Group) -> Json:
+def group(found: Group) -> Json:
     """One consumer group."""
-    backoff = found.retry.exponential
     retry = "delay levels"
-    if found.HasField("retry") and found.retry.HasField("exponential"):
-        retry = f"from {backoff.initial_ms} ms, times {backoff.factor:g}, at most {backoff.max_ms} ms"
+    if found.retry is not None and found.retry.backoff is not None:
+        backoff = found.retry.backoff
+        retry = f"from {_ms(backoff.initial):.0f} ms, times {backoff.factor:g}, at most {_ms(backoff.maximum):.0f} ms"
     return {
         "name": found.name,
         "topics": list(found.topics),
@@ -126,7 +158,7 @@ def group(found: admin_pb2.Group) -> Json:
         "dead": found.dead,
         "oldest_ms": found.oldest_unsettled_ms if found.HasField("oldest_unsettled_ms") else None,
         "retry": retry,
-        "attempts_max": found.retry.attempts_max,
+        "attempts_max": found.retry.attempts_max if found.retry is not None else 0,
     }
 
 
@@ -191,23 +223,23 @@ def message(found: Message) -> Json:
 def _event(found: Event) -> Json:
     event = found.event
     return {
-        "kind": TraceEvent.Kind.Name(event.kind).lower(),
-        "id": text_of(event.id),
-        "at_ms": found.first_ms,
-        "stamped_ms": event.stamped_ms,
+        "kind": event.kind,
+        "id": event.id,
+        "at_ms": _moment_ms(found.first),
+        "stamped_ms": _moment_ms(event.stamped),
         "term": event.term,
         "log_index": event.log_index,
         "topic": event.topic,
         "group": event.group,
         "consumer": event.consumer,
         "attempt": event.attempt,
-        "due_ms": event.due_ms,
-        "new_id": text_of(event.new_id) if event.HasField("new_id") else "",
-        "unit": text_of(event.unit) if event.HasField("unit") else "",
-        "settle": event.settle,
-        "settle_words": SETTLED.get(event.settle, ""),
+        "due_ms": _moment_ms(event.due),
+        "new_id": event.new_id,
+        "unit": event.unit,
+        "settle": event.settle or "",
+        "settle_words": SETTLED[event.settle] if event.settle is not None else "",
         "reason": event.reason,
-        "nodes": found.at_ms,
+        "nodes": {node: _moment_ms(at) for node, at in found.at.items()},
     }
 
 
@@ -224,33 +256,15 @@ def story(found: Story) -> Json:
                     "node_id": answer.node_id,
                     "enabled": answer.enabled,
                     "complete": answer.complete,
-                    "oldest_ms": answer.oldest_ms,
+                    "oldest_ms": _moment_ms(answer.oldest),
                     "lost": answer.lost,
                 }
             )
     return {"ids": found.ids, "events": [_event(event) for event in found.events], "nodes": nodes}
 
 
-def dead_row(found: dead_pb2.DeadLetter) -> Json:
+def dead_row(found: DeadLetter) -> Json:
     """One row of the dead letters."""
-    return {
-        "number": found.number,
-        "id": text_of(found.id),
-        "topic": found.topic,
-        "cause": log_pb2.DeadCause.Name(found.cause).lower(),
-        "error": found.error,
-        "attempts": found.attempts,
-        "first_due_ms": found.first_due_ms,
-        "died_ms": found.died_ms,
-        "payload_bytes": found.payload_bytes,
-        "key": found.meta.key,
-        "tags": list(found.meta.tags),
-    }
-
-
-def dead_letter(found: DeadLetter) -> Json:
-    """One dead letter with its content."""
-    meta: common_pb2.MessageMeta = found.meta
     return {
         "number": found.number,
         "id": found.id,
@@ -260,9 +274,16 @@ def dead_letter(found: DeadLetter) -> Json:
         "attempts": found.attempts,
         "first_due_ms": found.first_due_ms,
         "died_ms": found.died_ms,
-        "key": meta.key,
-        "tags": list(meta.tags),
-        "headers": dict(meta.headers),
+        "payload_bytes": found.payload_bytes,
+        "key": found.key,
+        "tags": list(found.tags),
+    }
+
+
+def dead_letter(found: DeadLetter) -> Json:
+    """One dead letter with its content."""
+    return dead_row(found) | {
+        "headers": dict(found.headers),
         "payload": payload(found.payload, found.content_type),
     }
 
@@ -355,50 +376,51 @@ def _run(found: schedules_pb2.ScheduleRun) -> Json:
     }
 
 
-def caller(found: access_pb2.Caller) -> Json:
+def caller(found: Caller) -> Json:
     """The logged-in user."""
     return {"name": found.name, "by": found.by, "unrestricted": found.unrestricted, "rights": found.rights}
 
 
-def user(found: access_pb2.User) -> Json:
+def user(found: User) -> Json:
     """One user, without secrets: the cluster keeps none."""
-    quotas = {field.name: value for field, value in found.quotas.ListFields()}
+    quotas = {name: value for name, value in dataclasses.asdict(found.quotas).items() if value}
     tokens = [
-        {"id": item.id, "label": item.label, "created_ms": item.created_ms, "expires_ms": item.expires_ms}
+        {
+            "id": item.id,
+            "label": item.label,
+            "created_ms": _moment_ms(item.created),
+            "expires_ms": _moment_ms(item.expires),
+        }
         for item in found.tokens
     ]
     return {"name": found.name, "roles": list(found.roles), "quotas": quotas, "tokens": tokens}
 
 
-def role(found: access_pb2.AccessRole) -> Json:
+def role(found: Role) -> Json:
     """One role."""
     grants = [
-        {
-            "rights": [access_pb2.Right.Name(right).removeprefix("RIGHT_").lower() for right in grant.rights],
-            "topics": list(grant.topics),
-            "groups": list(grant.groups),
-        }
+        {"rights": list(grant.rights), "topics": list(grant.topics), "groups": list(grant.groups)}
         for grant in found.grants
     ]
     return {"name": found.name, "grants": grants}
 
 
-def audit(answers: Mapping[str, Sequence[access_pb2.AuditRecord] | Fault], limit: int) -> Json:
+def audit(answers: Mapping[str, Sequence[AuditRecord] | Fault], limit: int) -> Json:
     """The newest records of all nodes, newest first; who of them did not answer."""
-    records: list[access_pb2.AuditRecord] = []
+    records: list[AuditRecord] = []
     silent = []
     for address, answer in answers.items():
         if isinstance(answer, Fault):
             silent.append({"address": address, "error": answer.message})
         else:
             records += answer
-    records.sort(key=lambda record: -record.at_ms)
+    records.sort(key=lambda record: record.at, reverse=True)
     return {"records": [_record(record) for record in records[:limit]], "silent": silent, "more": len(records) > limit}
 
 
-def _record(found: access_pb2.AuditRecord) -> Json:
+def _record(found: AuditRecord) -> Json:
     return {
-        "at_ms": found.at_ms,
+        "at_ms": _moment_ms(found.at),
         "node_id": found.node_id,
         "user": found.user,
         "by": found.by,
@@ -410,10 +432,9 @@ def _record(found: access_pb2.AuditRecord) -> Json:
     }
 
 
-def settings(found: admin_pb2.Settings) -> list[Json]:
-    """Every setting with its value; None: it is not set."""
-    given = {field.name: value for field, value in found.ListFields()}
-    return [{"name": field.name, "value": given.get(field.name)} for field in found.DESCRIPTOR.fields]
+def settings(found: Settings) -> list[Json]:
+    """Every setting with its value; None: the node has no such setting."""
+    return [{"name": name, "value": value} for name, value in as_dict(found).items()]
 
 
 def rows(items: Iterable[Json], sort: str, descending: bool) -> list[Json]:

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from tickwheel.client import AsyncClient, TickwheelError
+from tickwheel.client import AsyncClient, NodeRole, NodeStatus, TickwheelError, TopicStatus
 from tickwheel.client.errors import ClientClosed, Fault
+from tickwheel.client.moments import MILLISECOND, ms_of
 from tickwheel.console import shown
-from tickwheel.proto import admin_pb2
 
 _log = logging.getLogger("tickwheel.console")
 
@@ -34,8 +34,6 @@ HISTORY = 300
 """Pictures whose rates are kept for the charts: five minutes."""
 HOUR_MS = 3_600_000
 HOURS_AHEAD = 24
-
-Status = admin_pb2.NodeStatus
 
 
 class Listing:
@@ -69,8 +67,8 @@ class Watch:
         self._client = client
         self.topics = Listing(client.admin.topics)
         self.groups = Listing(client.admin.groups)
-        self._answers: dict[str, Status | Fault] = {}
-        self._last: dict[str, Status] = {}
+        self._answers: dict[str, NodeStatus | Fault] = {}
+        self._last: dict[str, NodeStatus] = {}
         """The last status of each address, also of one that does not answer now."""
         self._clock: tuple[int, float] | None = None
         self._hours: list[tuple[int, int]] = []
@@ -90,9 +88,10 @@ class Watch:
     # -- what pages get
 
     @property
-    def master(self) -> Status | None:
+    def master(self) -> NodeStatus | None:
         """The node that leads and holds its lease, in the highest term; else any that claims to lead."""
-        found = [item for item in self._answers.values() if isinstance(item, Status) and item.role == admin_pb2.MASTER]
+        answered = [item for item in self._answers.values() if isinstance(item, NodeStatus)]
+        found = [status for status in answered if status.role is NodeRole.MASTER]
         return max(found, key=lambda status: (status.term, status.lease_held), default=None)
 
     @property
@@ -108,7 +107,7 @@ class Watch:
         clock_ms, heard_s = self._clock
         return clock_ms + round((time.monotonic() - heard_s) * 1_000)
 
-    def rates(self) -> dict[str, admin_pb2.TopicStatus]:
+    def rates(self) -> dict[str, TopicStatus]:
         """The busiest topics, by name."""
         return {topic.name: topic for topic in self.master.topics} if self.master is not None else {}
 
@@ -197,15 +196,15 @@ class Watch:
                 self._last[address] = answer
         master = self.master
         if master is not None:
-            if master.clock_ms:
-                self._clock = (master.clock_ms, time.monotonic())
+            if master.clock is not None:
+                self._clock = (ms_of("clock", master.clock), time.monotonic())
             self._history.append(
                 [
                     self.now_ms(),
                     *(round(rate, 2) for rate in (master.schedule_rate, master.dispatch_rate)),
                     *(round(rate, 2) for rate in (master.deliver_rate, master.settle_rate)),
-                    master.late_p50_ms,
-                    master.late_p99_ms,
+                    shown.late_ms(master.late_p50),
+                    shown.late_ms(master.late_p99),
                 ]
             )
         self._number += 1
@@ -240,13 +239,13 @@ class Watch:
             "now_ms": self.now_ms(),
             "cluster_id": heard.cluster_id if heard is not None else "",
             "version": heard.version if heard is not None else "",
-            "slot_ms": heard.slot_ms if heard is not None else 0,
+            "slot_ms": heard.slot // MILLISECOND if heard is not None else 0,
             "tick": master.tick if master is not None else 0,
             "master_id": master.node_id if master is not None else "",
             "term": master.term if master is not None else max((one.term for one in self._last.values()), default=0),
             "numbers": shown.numbers(master) if master is not None else None,
             "nodes": self._nodes(master),
-            "topics": [shown.busy_topic(topic) for topic in list(master.topics)[:8]] if master is not None else [],
+            "topics": [shown.busy_topic(topic) for topic in master.topics[:8]] if master is not None else [],
             "hours": self._hours,
             "seconds": self._seconds,
             "dead": self._dead,
@@ -254,7 +253,7 @@ class Watch:
             "trouble": self._trouble,
         }
 
-    def _nodes(self, master: Status | None) -> list[dict[str, Any]]:
+    def _nodes(self, master: NodeStatus | None) -> list[dict[str, Any]]:
         names = {peer.client_address: peer.node_id for status in self._last.values() for peer in status.peers}
         found = []
         for address, answer in self._answers.items():

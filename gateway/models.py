@@ -10,12 +10,11 @@ from typing import Annotated, Any, Self, TypedDict
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from tickwheel.client import KeyConflict, KeyOutcome, Message, MessageState, Receipt
+from tickwheel.client import KeyConflict, KeyOutcome, Message, MessageState, Receipt, Topic
 from tickwheel.client.messages import Content as MessageContent
 from tickwheel.client.messages import MessageOptions
 from tickwheel.client.moments import duration_of
 from tickwheel.client.moments import moment_of as datetime_of_ms
-from tickwheel.proto import admin_pb2
 
 INT64_MAX = (1 << 63) - 1
 TRACE_HEADERS = frozenset({"traceparent", "tracestate", "tickwheel-sent-ms"})
@@ -299,7 +298,7 @@ class TopicView(Model):
     dispatched: int = Field(description="Messages that have become due so far.")
 
     @classmethod
-    def of(cls, topic: admin_pb2.Topic) -> TopicView:
+    def of(cls, topic: Topic) -> TopicView:
         """From the client's."""
         return cls(name=topic.name, fifo=topic.fifo, paused=topic.paused, dispatched=topic.dispatched)
 

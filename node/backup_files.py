@@ -18,9 +18,9 @@ from typing import Any
 
 import google_crc32c
 
+from tickwheel.client.copies import BackupChunk, BackupOrigin, HeldFile
+from tickwheel.client.moments import moment_of, ms_of
 from tickwheel.node.core.checkpoint import in_checkpoint
-from tickwheel.proto import admin_pb2
-from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.partial_copy import CopyError, PartialCopy
@@ -39,33 +39,35 @@ class BackupError(Exception):
     """The backup cannot be written or is incomplete; the text is for people."""
 
 
-def origin_facts(origin: admin_pb2.BackupOrigin) -> dict[str, str | int]:
+def origin_facts(origin: BackupOrigin | None) -> dict[str, str | int]:
     """The origin of a backup as entries for its list; empty if it is not known."""
-    if not origin.cluster_id:
+    if origin is None:
         return {}
     return {
         "cluster": origin.cluster_id,
         "node": origin.node_id,
         "index": origin.applied_index,
-        "made_ms": origin.made_ms,
+        "made_ms": ms_of("made", origin.made),
         "lag_entries": origin.lag_entries,
         "stale_reason": origin.stale_reason,
         "program": origin.version,
     }
 
 
-def origin_of(source: Path) -> admin_pb2.BackupOrigin:
-    """The origin of a backup, from its list; empty if the list has none. Raises BackupError."""
+def origin_of(source: Path) -> BackupOrigin | None:
+    """The origin of a backup, from its list; None if the list has none. Raises BackupError."""
     facts = _listed(source).get("origin") or {}
     try:
-        return admin_pb2.BackupOrigin(
-            cluster_id=facts.get("cluster", ""),
-            node_id=facts.get("node", ""),
-            applied_index=facts.get("index", 0),
-            made_ms=facts.get("made_ms", 0),
-            lag_entries=facts.get("lag_entries", 0),
-            stale_reason=facts.get("stale_reason", ""),
-            version=facts.get("program", ""),
+        if not facts.get("cluster"):
+            return None
+        return BackupOrigin(
+            cluster_id=str(facts["cluster"]),
+            node_id=str(facts.get("node", "")),
+            applied_index=int(facts.get("index", 0)),
+            made=moment_of(int(facts.get("made_ms", 0))),
+            lag_entries=int(facts.get("lag_entries", 0)),
+            stale_reason=str(facts.get("stale_reason", "")),
+            version=str(facts.get("program", "")),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise BackupError(f"{source} holds no whole backup: {LIST_NAME}: origin: {error}") from error
@@ -172,8 +174,8 @@ class BackupWriter:
         """Sizes of the files that this try has named, as the node stated them."""
         self.complete = False
         """Whether this try has got the node's last chunk."""
-        self.origin = admin_pb2.BackupOrigin()
-        """The origin of the backup; empty if the node's version does not send it."""
+        self.origin: BackupOrigin | None = None
+        """The origin of the backup; None if the node's version does not send it."""
 
     def _need_room(self) -> None:
         """Raises BackupError if a copy cannot be begun or gone on with."""
@@ -200,13 +202,13 @@ class BackupWriter:
     def begin(self) -> list[HeldFile]:
         """Begin a try. Returns what is held of the earlier ones, the most bytes first."""
         self.complete = False
-        self.origin.Clear()
+        self.origin = None
         self._file_bytes.clear()
-        return self._files.begin()
+        return [HeldFile(file.path, file.bytes, file.crc32c) for file in self._files.begin()]
 
-    def write(self, chunk: admin_pb2.BackupChunk) -> None:
+    def write(self, chunk: BackupChunk) -> None:
         """Write a chunk. Raises BackupError for one that does not fit, DiskError."""
-        if chunk.HasField("origin"):
+        if chunk.origin is not None:
             self._came_from(chunk.origin)
         if chunk.comparing:
             return
@@ -220,13 +222,13 @@ class BackupWriter:
             raise BackupError(f"the node's copy cannot be used: {error}") from error
         self.complete = chunk.last
 
-    def _came_from(self, origin: admin_pb2.BackupOrigin) -> None:
+    def _came_from(self, origin: BackupOrigin) -> None:
         if self._cluster_id and origin.cluster_id != self._cluster_id:
             raise BackupError(
                 f"{self._directory} holds an unfinished backup of cluster {self._cluster_id}, and this is cluster "
                 f"{origin.cluster_id}: name another directory, or remove this one"
             )
-        self.origin.CopyFrom(origin)
+        self.origin = origin
         if origin.cluster_id != self._cluster_id:
             self._cluster_id = origin.cluster_id
             self._mark()

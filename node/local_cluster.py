@@ -23,10 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, NodeRole, NodeState, NodeStatus
 from tickwheel.client.errors import Fault
 from tickwheel.node.made_files import CONFIG_NAME, DATA_NAME, LOG_NAME, LocalClusterError, MadeFiles
-from tickwheel.proto import admin_pb2
 
 T = TypeVar("T")
 
@@ -391,7 +390,7 @@ class LocalCluster:
             self._client = AsyncClient(self.addresses)
         return self._client
 
-    async def statuses(self, timeout_s: float = 1.0) -> dict[str, admin_pb2.NodeStatus | Fault]:
+    async def statuses(self, timeout_s: float = 1.0) -> dict[str, NodeStatus | Fault]:
         """The status of each node, by node id; a Fault for a node without an answer."""
         answers = await self.client().admin.statuses(timeout_s)
         return {node.node_id: answers[node.client_dialled] for node in self.nodes if node.client_dialled in answers}
@@ -411,7 +410,7 @@ class LocalCluster:
                     )
             answers = await self.statuses()
             running = [answers.get(node.node_id) for node in self.nodes if node.running]
-            serving = [status for status in running if isinstance(status, admin_pb2.NodeStatus)]
+            serving = [status for status in running if isinstance(status, NodeStatus)]
             for status in serving:
                 if does.get(status.node_id) != _doing(status):
                     does[status.node_id] = _doing(status)
@@ -420,10 +419,10 @@ class LocalCluster:
             masters = [
                 status
                 for status in answers.values()
-                if isinstance(status, admin_pb2.NodeStatus)
-                and status.role == admin_pb2.MASTER
+                if isinstance(status, NodeStatus)
+                and status.role is NodeRole.MASTER
                 and status.lease_held
-                and status.state == admin_pb2.NODE_SERVING
+                and status.state is NodeState.SERVING
             ]
             follow = [status for status in serving if masters and status.master_id == masters[-1].node_id]
             if masters and (not all_serve or len(follow) == len(running)):
@@ -442,7 +441,7 @@ class LocalCluster:
             masters = [
                 status
                 for status in answers.values()
-                if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER and status.lease_held
+                if isinstance(status, NodeStatus) and status.role is NodeRole.MASTER and status.lease_held
             ]
             if masters:
                 return self.node(max(masters, key=lambda status: status.term).node_id)
@@ -478,13 +477,13 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _doing(status: admin_pb2.NodeStatus) -> str:
+def _doing(status: NodeStatus) -> str:
     """What a node that starts is at, without numbers that change all the time."""
-    if status.state == admin_pb2.NODE_ALONE:
+    if status.state is NodeState.ALONE:
         return "hears no master yet"
-    if status.state != admin_pb2.NODE_SERVING:
-        return f"is {admin_pb2.NodeState.Name(status.state).removeprefix('NODE_').lower().replace('_', ' ')}"
-    return "is the master" if status.role == admin_pb2.MASTER else f"follows {status.master_id}"
+    if status.state is not NodeState.SERVING:
+        return f"is {status.state.replace('_', ' ')}"
+    return "is the master" if status.role is NodeRole.MASTER else f"follows {status.master_id}"
 
 
 def _cut_log(path: Path) -> None:

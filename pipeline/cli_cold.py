@@ -78,10 +78,10 @@ def freeze(
     """Put far rows into the cold tier and give them ids. Repeating it goes on where it was; nothing is there twice."""
     from pyspark.errors import PySparkException
 
+    from tickwheel.client.cold import ColdJob
     from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
     from tickwheel.pipeline.cold_store import IDS, NEAR, REJECTED, ColdError, ColdStore
     from tickwheel.pipeline.sink_rows import SchemaError
-    from tickwheel.proto.cold_pb2 import ColdJob
 
     clients = _clients(addresses, ca_file, cert_file, key_file, timeout_s)
 

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from tickwheel.client import AsyncClient
+from tickwheel.client.cold import FIRST_DAY, ColdJob, NewColdPart
+from tickwheel.client.moments import moment_of
 from tickwheel.pipeline.build import DUE_MS_MAX, PAYLOAD_BYTES_MAX, TASKS_MAX
 from tickwheel.pipeline.cold_store import (
     DAY_MS,
@@ -43,7 +46,6 @@ from tickwheel.pipeline.meta_column import META_COLUMNS
 from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.sink_rejected import RejectedFile
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, check_schema
-from tickwheel.proto.cold_pb2 import ColdColumns, ColdJob, RegisterColdRequest
 from tickwheel.storage import bundle
 
 HORIZON_DAYS = 30.0
@@ -190,17 +192,17 @@ async def register(client: AsyncClient, folder: str | Path, manifest: ColdJobMan
     if first is None:
         for topic in sorted({topic for part in manifest.parts for topic in part.topics}):
             await client.admin.create_topic(topic)
-        parts = manifest.parts
-        columns = ColdColumns(
-            days=np.array([part.day for part in parts], "<u4").tobytes(),
-            rows=np.array([part.rows for part in parts], "<u4").tobytes(),
-            due_min_ms=np.array([part.due_min_ms for part in parts], "<i8").tobytes(),
-            due_max_ms=np.array([part.due_max_ms for part in parts], "<i8").tobytes(),
-            sha256=b"".join(bytes.fromhex(part.sha256) for part in parts),
-        )
-        job = await client.cold.register(
-            RegisterColdRequest(job_id=manifest.job_id, sha256=manifest.sha256, parts=columns)
-        )
+        parts = [
+            NewColdPart(
+                day=FIRST_DAY + timedelta(days=part.day),
+                rows=part.rows,
+                due_first=moment_of(part.due_min_ms),
+                due_last=moment_of(part.due_max_ms),
+                sha256=bytes.fromhex(part.sha256),
+            )
+            for part in manifest.parts
+        ]
+        job = await client.cold.register(manifest.job_id, manifest.sha256, parts)
         store.registered(manifest.job_id, job.first_part)
     else:
         _, last = await client.cold.parts(waiting_only=True)

@@ -14,7 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tickwheel.client import AsyncClient
+from tickwheel.client.bulk import LoadProgress
+from tickwheel.client.cold import ColdLoad
+from tickwheel.client.moments import MILLISECOND, moment_of, ms_of
 from tickwheel.pipeline.build import DUE_MS_MAX, PAYLOAD_BYTES_MAX
 from tickwheel.pipeline.bundling import BUNDLES, RESULT, Bundler, encoded, with_hashes
 from tickwheel.pipeline.cold_freeze import HORIZON_DAYS
@@ -34,8 +37,6 @@ from tickwheel.pipeline.load import Loader, Progress
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest
 from tickwheel.pipeline.meta_column import META_BYTES_MAX
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
-from tickwheel.proto.bulk_pb2 import LoadState
-from tickwheel.proto.cold_pb2 import ColdLoad
 from tickwheel.storage import bundle
 
 Built = list[tuple[int, BuiltBundle]]
@@ -110,19 +111,19 @@ class ColdLoader(Loader):
         self.late = Late()
         """Late messages in the bundles that this loader brought."""
 
-    async def _known(self) -> LoadState:
-        return LoadState()
+    async def _known(self) -> LoadProgress:
+        return LoadProgress(self.job_id, load_sha256="", bundles=0, taken=0, units=0)
 
-    async def _take(self, place: int) -> LoadState:
+    async def _take(self, place: int) -> LoadProgress:
         built, load = self._manifest.bundles[place], self._loads[place]
         name = f"cold-{load.part or 'moved'}"
         late = self._late_of(place)
-        load.late = late.messages
-        state = await self._client.bulk.take_over(name, built.name, 1, 1, built.name, built.topics, cold=load)
+        cold = replace(load, late=late.messages)
+        state = await self._client.bulk.take_over(name, built.name, 1, 1, built.name, built.topics, cold=cold)
         self._units += state.units
         if state.units and late.messages:  # else the cluster had taken it over before
             self.late = Late(self.late.messages + late.messages, max(self.late.first_ms, late.first_ms))
-        return LoadState(taken=place + 1, units=self._units)
+        return replace(state, taken=place + 1, units=self._units)
 
 
 class Promoter:
@@ -150,9 +151,10 @@ class Promoter:
         started = time.monotonic()
         status = await self._client.admin.master_status()
         self._store.belong_to(status.cluster_id)
-        self._slot_ms = status.slot_ms
-        self._clock_ahead_ms = status.clock_ms - time.monotonic() * 1_000
-        done = Promotion(until_ms or int(status.clock_ms + horizon_days * DAY_MS))
+        clock_ms = ms_of("clock", status.clock) if status.clock is not None else 0
+        self._slot_ms = status.slot // MILLISECOND
+        self._clock_ahead_ms = clock_ms - time.monotonic() * 1_000
+        done = Promotion(until_ms or int(clock_ms + horizon_days * DAY_MS))
         self._clean()
         try:
             await self._load_moved(done, told)
@@ -193,8 +195,9 @@ class Promoter:
 
     async def _load_parts(self, done: Promotion, told: Callable[[Progress], None]) -> None:
         parts, _ = await self._client.cold.parts(waiting_only=True)
-        waiting = [part for part in parts if part.due_min_ms < done.until_ms]
-        waiting.sort(key=lambda part: (part.due_min_ms, part.number))
+        until = moment_of(done.until_ms)
+        waiting = [part for part in parts if part.due_first < until]
+        waiting.sort(key=lambda part: (part.due_first, part.number))
         wanted: list[tuple[int, ColdFile]] = []
         for part in waiting:
             manifest = self._store.manifest(part.job_id)
@@ -280,10 +283,11 @@ class Promoter:
     async def _moved(self, until_ms: int) -> AsyncIterator[tuple[np.ndarray, np.ndarray]]:
         after, more = 0, True
         while more:
-            ids, due_ms, more = await self._client.cold.moved(until_ms, after)
-            if ids:
-                after = ids[-1]
-                yield np.array(ids, np.uint64), np.array(due_ms, np.int64)
+            page = await self._client.cold.moved(moment_of(until_ms), after)
+            more = page.more
+            if page.ids:
+                after = page.ids[-1]
+                yield np.array(page.ids, np.uint64), np.array(page.due_ms, np.int64)
 
     async def _load_rows(
         self,
@@ -302,7 +306,7 @@ class Promoter:
         for at, end in moved_pieces(pc.binary_length(table.column("payload")).to_numpy()):
             (self._work / BUNDLES).mkdir(parents=True, exist_ok=True)
             row = _bundle(table.slice(at, end - at), self._work, uuid.uuid4().hex, self._slot_ms)
-            load = ColdLoad(ids=ids[at:end].astype("<u8").tobytes(), due_ms=due_ms[at:end].astype("<i8").tobytes())
+            load = ColdLoad(ids=ids[at:end].tolist(), due_ms=due_ms[at:end].tolist())
             before_units = done.messages
 
             def late_of(_: int, due: np.ndarray = due_ms[at:end]) -> Late:

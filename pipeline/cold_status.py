@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
-from tickwheel.client import AsyncClient
-from tickwheel.pipeline.cold_store import DAY_MS, ColdFile, ColdStore
-from tickwheel.proto import admin_pb2, cold_pb2
+from tickwheel.client import AsyncClient, ColdState, ColdStatus, NodeStatus
+from tickwheel.client.cold import ColdPart
+from tickwheel.pipeline.cold_store import ColdFile, ColdStore
 
 DAYS_SHOWN = 40
 
 
 @dataclass(slots=True)
 class Examined:
-    status: admin_pb2.ColdStatus
-    now_ms: int
-    days: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """(waiting parts, waiting messages) by day since 1970."""
+    status: ColdStatus
+    now: datetime | None
+    """The cluster's time; None: it has none yet."""
+    days: dict[date, tuple[int, int]] = field(default_factory=dict)
+    """(waiting parts, waiting messages) by UTC day."""
     problems: list[str] = field(default_factory=list)
     """Needed files that are missing or changed, and jobs that are not registered."""
     done_files: int = 0
@@ -28,17 +29,17 @@ class Examined:
     @property
     def bad(self) -> bool:
         """Whether anything is late or cannot be loaded."""
-        return bool(self.problems) or self.status.state == admin_pb2.COLD_LATE
+        return bool(self.problems) or self.status.state is ColdState.LATE
 
 
 async def examine(client: AsyncClient, folder: str | Path) -> Examined:
     """Ask the cluster and look at the folder. Raises ColdError, TickwheelError kinds."""
     store = ColdStore(folder)
     inventory = await _Inventory.take(client, store)
-    found = Examined(inventory.status.cold, inventory.status.clock_ms)
+    found = Examined(inventory.status.cold, inventory.status.clock)
     parts, numbered = inventory.parts, inventory.numbered
-    counts: Counter[int] = Counter()
-    rows: Counter[int] = Counter()
+    counts: Counter[date] = Counter()
+    rows: Counter[date] = Counter()
     for part in parts:
         if not part.loaded:
             counts[part.day] += 1
@@ -66,9 +67,9 @@ class _Inventory:
     """The records of folder and cluster, read in this order: a part registered meanwhile cannot seem to be over."""
 
     numbered: dict[int, ColdFile]
-    parts: list[cold_pb2.ColdPart]
+    parts: list[ColdPart]
     last_part: int
-    status: admin_pb2.NodeStatus
+    status: NodeStatus
 
     @staticmethod
     async def take(client: AsyncClient, store: ColdStore) -> _Inventory:
@@ -108,24 +109,22 @@ async def remove_loaded(client: AsyncClient, folder: str | Path) -> tuple[int, i
 def text_of(found: Examined) -> str:
     """The state as text for an operator."""
     status = found.status
-    state = admin_pb2.ColdState.Name(status.state).removeprefix("COLD_").lower().replace("_", " ")
+    state = status.state.replace("_", " ")
     lines = [
         f"{state}: {status.messages:,} messages in {status.parts:,} parts of {status.days:,} days; "
         f"{status.cancelled:,} cancelled, {status.moved:,} moved, {status.loaded_late:,} loaded late so far"
     ]
-    if status.next_due_ms:
-        ahead = (status.next_due_ms - found.now_ms) / DAY_MS
-        when = f"in {ahead:.1f} days" if ahead >= 0 else f"{-ahead * 24:.1f} hours ago"
-        lines.append(f"next that is not loaded: {_time(status.next_due_ms)}, {when}")
+    if status.next_due is not None:
+        when = ""
+        if found.now is not None:
+            ahead = (status.next_due - found.now) / timedelta(days=1)
+            when = f", in {ahead:.1f} days" if ahead >= 0 else f", {-ahead * 24:.1f} hours ago"
+        lines.append(f"next that is not loaded: {status.next_due:%Y-%m-%d %H:%M:%SZ}{when}")
     for day, (parts, rows) in list(found.days.items())[:DAYS_SHOWN]:
         noun = "part " if parts == 1 else "parts"
-        lines.append(f"  {_time(day * DAY_MS)[:10]}  {parts:>6,} {noun}  {rows:>14,} messages")
+        lines.append(f"  {day:%Y-%m-%d}  {parts:>6,} {noun}  {rows:>14,} messages")
     if len(found.days) > DAYS_SHOWN:
         lines.append(f"  and {len(found.days) - DAYS_SHOWN:,} days more")
     if found.done_files:
         lines.append(f"{found.done_files:,} files are no longer needed: tickwheel pipeline cold clean")
     return "\n".join([*lines, *(f"PROBLEM {text}" for text in found.problems)])
-
-
-def _time(when_ms: int) -> str:
-    return datetime.fromtimestamp(when_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

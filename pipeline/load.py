@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tickwheel.client import AsyncClient
+from tickwheel.client.bulk import LoadProgress
 from tickwheel.client.errors import (
     ClusterUnavailable,
     LimitReached,
@@ -22,9 +23,9 @@ from tickwheel.client.errors import (
     RequestRefused,
     TickwheelError,
 )
+from tickwheel.client.moments import MILLISECOND
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest, ManifestError, check_content, read_manifest
 from tickwheel.pipeline.places import PlaceError, local_folder
-from tickwheel.proto.bulk_pb2 import LoadState
 
 AHEAD_MAX = 6
 """Bundles that a node may hold before they are taken over."""
@@ -142,11 +143,11 @@ class Loader:
         told(progress)
         return progress
 
-    async def _known(self) -> LoadState:
+    async def _known(self) -> LoadProgress:
         """The cluster's state of this load."""
         return await self._client.bulk.load(self.job_id)
 
-    async def _take(self, place: int) -> LoadState:
+    async def _take(self, place: int) -> LoadProgress:
         """Ask the master to take one bundle over."""
         built, manifest = self._manifest.bundles[place], self._manifest
         return await self._client.bulk.take_over(
@@ -156,9 +157,10 @@ class Loader:
     async def _addresses(self) -> list[str]:
         """Client addresses of all members. Raises ClusterUnavailable, LoadError."""
         status = await self._client.admin.master_status()
-        if status.slot_ms != self._manifest.slot_ms:
-            text = f"the cluster has ticks of {status.slot_ms} ms, the build of {self._manifest.slot_ms} ms"
-            raise LoadError(f"{text}; build again with slot_ms={status.slot_ms}")
+        slot_ms = status.slot // MILLISECOND
+        if slot_ms != self._manifest.slot_ms:
+            text = f"the cluster has ticks of {slot_ms} ms, the build of {self._manifest.slot_ms} ms"
+            raise LoadError(f"{text}; build again with slot_ms={slot_ms}")
         by_id = {peer.node_id: peer.client_address for peer in status.peers if not peer.learner}
         by_id.pop(status.node_id, None)
         return [status.master_address, *sorted(by_id.values())]

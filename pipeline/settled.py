@@ -21,7 +21,6 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyspark import Accumulator, AccumulatorParam
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -30,10 +29,9 @@ from tickwheel.client import AsyncClient
 from tickwheel.client.dead import DeadLetter
 from tickwheel.client.errors import RequestRefused
 from tickwheel.client.filtering import tags_of
-from tickwheel.client.snapshot import SettledPin, SettledTopic
+from tickwheel.client.snapshot import SettledPage, SettledPin, SettledTopic
 from tickwheel.pipeline.options import Connection
 from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
-from tickwheel.proto.snapshot_pb2 import SettledPage
 
 SETTLED, DEAD = "settled", "dead"
 ACKED, SKIPPED, PASSED = "acked", "skipped", "passed"
@@ -198,9 +196,9 @@ def _settled_reader(
             while (page := client.wait(_next(pages))) is not None:
                 if page.removed:
                     passed_over.add(Gone([(piece.topic_id, first, first + page.removed)]))
-                if page.ids:
+                if len(page.ids):
                     yield _settled_batch(page, pin, group, piece)
-                first = page.next
+                first = page.next if page.next is not None else piece.end
 
     return read
 
@@ -212,35 +210,29 @@ def _retries_reader(connection: Connection, pin: SettledPin) -> Callable[[Piece]
                 pin.address, pin.pin_id, piece.topic_id, piece.first, piece.end, content=False, retries=True
             )
             while (page := client.wait(_next(pages))) is not None:
-                columns = [id_column(np.frombuffer(page.ids, "<u8")), pa.array(_numbers(page.positions))]
+                columns = [id_column(page.ids), pa.array(page.positions.view(np.int64))]
                 yield pa.record_batch(columns, schema=_PLACES_ARROW)
 
     return read
 
 
-def _numbers(column: bytes) -> NDArray[np.int64]:
-    return np.frombuffer(column, "<i8")
-
-
 def _settled_batch(page: SettledPage, pin: SettledPin, group: str, topic: SettledTopic) -> pa.RecordBatch:
-    ids = np.frombuffer(page.ids, "<u8")
-    count = len(ids)
-    scheduled, positions = _numbers(page.scheduled_ms), _numbers(page.positions)
+    count = len(page.ids)
+    scheduled, positions = page.scheduled_ms, page.positions.view(np.int64)
     passed, known = positions < topic.began, positions >= topic.judged_from
     head = [
         pa.repeat(pa.scalar(SETTLED), count),
         pa.array(np.where(passed, PASSED, ACKED), pa.string(), mask=~(passed | known)),
         pa.repeat(pa.scalar(group), count),
-        id_column(ids),
+        id_column(page.ids),
         pa.repeat(pa.scalar(topic.name), count),
-        pa.array(_numbers(page.due_ms)),
-        pa.array(_numbers(page.last_due_ms)),
+        pa.array(page.due_ms),
+        pa.array(page.last_due_ms),
         pa.array(scheduled, mask=scheduled == 0),
         *(pa.nulls(count, field.type) for field in _HEAD[8:12]),
         pa.array(np.full(count, pin.applied_index, np.int64)),
     ]
-    sizes, meta_sizes = np.frombuffer(page.sizes, "<u4"), np.frombuffer(page.meta_sizes, "<u4")
-    content = content_columns(page.records, sizes, meta_sizes)
+    content = content_columns(page.records, page.sizes, page.meta_sizes)
     return pa.record_batch([*head, *content, pa.array(positions)], schema=_WITH_PLACE)
 
 
@@ -270,7 +262,6 @@ async def _get(client: AsyncClient, group: str, numbers: Sequence[int]) -> list[
 
 
 def _letter_row(letter: DeadLetter, group: str, applied_index: int) -> dict[str, object]:
-    meta = letter.meta
     return {
         "kind": DEAD,
         "how": DEAD,
@@ -286,9 +277,9 @@ def _letter_row(letter: DeadLetter, group: str, applied_index: int) -> dict[str,
         "died_ms": letter.died_ms,
         "applied_index": applied_index,
         "payload": letter.payload,
-        "key": meta.key or None,
-        "tags": list(meta.tags) or None,
-        "properties": list(meta.headers.items()) or None,
-        "message_group": meta.message_group or None,
+        "key": letter.key or None,
+        "tags": list(letter.tags) or None,
+        "properties": list(letter.headers.items()) or None,
+        "message_group": letter.message_group or None,
         "unique_key": letter.unique_key or None,
     }

@@ -20,13 +20,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from tickwheel.client import Client, KeyConflict
-from tickwheel.client.staging import Rows, StagedAttemptWriter
+from tickwheel.client.moments import ms_of, span_of
+from tickwheel.client.staging import Rows, StagedAttempt, StagedAttemptWriter, StagedState
 from tickwheel.client.unique_keys import NO_RULE, KeyRule, rule_of
 from tickwheel.pipeline import sink_rejected
 from tickwheel.pipeline.options import NAME, TOPIC, TOPIC_RULE, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.sink_rejected import RejectedFile
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, SchemaError, check_schema
-from tickwheel.proto import staging_pb2
 
 OPTIONS = frozenset(
     {
@@ -57,7 +57,7 @@ JOB_MEMORY_MS_MAX = 3_650 * DAY_MS
 BATCH_ID_MAX = (1 << 62) - 1
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-_COMMITTED = (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED)
+_COMMITTED = (StagedState.PUBLISHING, StagedState.PUBLISHED)
 log = logging.getLogger(__name__)
 
 PERMANENT_NAME = "1 to 64 characters of [A-Za-z0-9_-.]"
@@ -170,7 +170,7 @@ def write_partition(
     with config.connection.open() as client:
         staging = client.asynchronous.staging
         job = client.wait(staging.job(job_id, batch))
-        limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, job.now_ms + job.delay_ms_max)
+        limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, ms_of("now", job.now + job.delay_max))
         gatherer = RowGatherer(config.topic, limits, config.key_rule)
         named = config.named
         attempt = staging.attempt(job_id, run_id, partition, batch, in_flight_max=config.in_flight, fingerprinted=named)
@@ -222,7 +222,7 @@ def _commit(
     config: SinkConfig, job_id: str, batch: int, run_id: str, folder: str, messages: Sequence[StagedMessage]
 ) -> None:
     attempts = [
-        staging_pb2.StagedAttempt(partition=m.partition, attempt=m.attempt, blocks=m.blocks, rows=m.rows)
+        StagedAttempt(partition=m.partition, attempt=m.attempt, blocks=m.blocks, rows=m.rows)
         for m in messages
         if m.blocks
     ]
@@ -237,7 +237,7 @@ def _commit(
             attempts,
             batch,
             publish_timeout_s=config.commit_timeout_s,
-            memory_ms=config.job_memory_ms,
+            memory=span_of(config.job_memory_ms),
             fingerprint=fingerprint,
         )
         repeated = any(m.published_before for m in messages)

@@ -20,10 +20,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tickwheel.client import Client
-from tickwheel.client.snapshot import Pin
+from tickwheel.client.snapshot import Pin, PinnedPage
 from tickwheel.pipeline.options import Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
-from tickwheel.proto.snapshot_pb2 import PinnedPage
 
 OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "asof", "pushdown"})
 DUE_MS_LIMIT = 1 << 50
@@ -156,7 +155,7 @@ class PendingReader(DataSourceReader):
                 for page, pages in zip(client.wait(_first_of(hours)), hours, strict=True):
                     following: PinnedPage | None = page
                     while following is not None:
-                        if following.ids:
+                        if len(following.ids):
                             yield _batch(following, pin, content)
                         following = client.wait(_next(pages))
 
@@ -195,20 +194,17 @@ def shared_out(hours: Sequence[int], units: Sequence[int]) -> list[tuple[int, ..
 
 
 def _batch(page: PinnedPage, pin: Pin, content: bool) -> pa.RecordBatch:
-    ids = np.frombuffer(page.ids, "<u8")
-    count = len(ids)
-    topic_ids = np.frombuffer(page.topic_ids, "<u4")
-    used, codes = np.unique(topic_ids, return_inverse=True)
+    count = len(page.ids)
+    used, codes = np.unique(page.topic_ids, return_inverse=True)
     names = pa.array([pin.topics.get(number, "") for number in used.tolist()], pa.string())
     columns: list[pa.Array] = [
-        id_column(ids),
+        id_column(page.ids),
         names.take(pa.array(codes.reshape(-1))),
-        *(pa.array(np.frombuffer(data, "<i8")) for data in (page.due_ms, page.due_requested_ms, page.scheduled_ms)),
-        pa.array(np.frombuffer(page.target_groups, "<i4")),
+        *map(pa.array, (page.due_ms, page.due_requested_ms, page.scheduled_ms)),
+        pa.array(page.target_groups.view(np.int32)),
         pa.array(np.full(count, pin.applied_index, np.int64)),
     ]
     if not content:
         return pa.record_batch(columns, schema=pa.schema(_HEAD_FIELDS))
-    sizes, meta_sizes = np.frombuffer(page.sizes, "<u4"), np.frombuffer(page.meta_sizes, "<u4")
-    columns += content_columns(page.records, sizes, meta_sizes)
+    columns += content_columns(page.records, page.sizes, page.meta_sizes)
     return pa.record_batch(columns, schema=pa.schema([*_HEAD_FIELDS, *CONTENT_FIELDS]))

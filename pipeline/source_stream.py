@@ -19,6 +19,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tickwheel.client import Client
-from tickwheel.client.pulling import handle_of
+from tickwheel.client import Client, Settlement, StartFrom
+from tickwheel.client.moments import ms_of, span_of
+from tickwheel.client.pulling import PulledBatch
 from tickwheel.pipeline.options import TOPIC, TOPIC_RULE, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
-from tickwheel.proto.consumer_pb2 import ACK, EARLIEST, LATEST, RETRY, DeliverBatch, PullRequest, SettleBatch
 
 OPTIONS = frozenset({"group", "topic", "start_from", "max_messages", "max_bytes", "lease_ms", "wait_ms"})
 SCHEMA = f"id string, topic string, due_ms bigint, attempt int, {CONTENT}"
@@ -55,7 +56,7 @@ QUIET_S = 3.0
 """With `availableNow`: how long to wait for messages that other consumers of the group may hold."""
 POLL_S = 0.1
 """With `availableNow`: pause between two questions about what is left, if no message came."""
-GIVE_BACK_DELAY_MS = 1
+GIVE_BACK_DELAY = timedelta(milliseconds=1)
 """Deliver again at once; 0 would mean the group's policy."""
 log = logging.getLogger(__name__)
 
@@ -97,9 +98,9 @@ class NothingDeliveredError(RuntimeError):
 
 @dataclass
 class Delivered(InputPartition):
-    """Some deliveries, in serialized form."""
+    """Some deliveries."""
 
-    batches: list[bytes]
+    batches: list[PulledBatch]
 
 
 class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -108,7 +109,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, config: StreamConfig) -> None:
         self._config = config
         self._client: Client | None = None
-        self._pulled: dict[int, list[DeliverBatch]] = {}
+        self._pulled: dict[int, list[PulledBatch]] = {}
         """The batches pulled, by the end sequence of their micro-batch."""
         self._settled_through = 0
         self._until_ms = 0
@@ -130,7 +131,8 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """End this query once all messages due now have come."""
         client = self._open()
         # By the cluster's time, since the driver's clock may differ.
-        self._until_ms = client.admin.master_status().clock_ms
+        now = client.admin.master_status().clock
+        self._until_ms = ms_of("clock", now) if now is not None else 0
         of_group = [
             topic for group in client.admin.groups() if group.name == self._config.group for topic in group.topics
         ]
@@ -149,36 +151,35 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not batches:
             return start
         self._delivered = True
-        seq = start["seq"] + sum(len(batch.ids) // 8 for batch in batches)
+        seq = start["seq"] + sum(map(len, batches))
         self._pulled[seq] = batches
         return _offset(seq, batches)
 
-    def _pull(self, most: int, topic: str = "") -> list[DeliverBatch]:
+    def _pull(self, most: int, topic: str = "") -> list[PulledBatch]:
         """Pull at most `most` messages, of one topic or any. The bytes may exceed their bound by one pull."""
         config, client = self._config, self._open()
-        found: list[DeliverBatch] = []
+        found: list[PulledBatch] = []
         room = config.max_bytes
         while most > 0 and room > 0:
-            request = PullRequest(
-                group=config.group,
+            batch = client.pulling.pull(
+                config.group,
+                config.topics,
                 topic=topic,
-                topics=config.topics,
                 messages_max=min(most, PULL_MESSAGES_MAX),
-                wait_ms=0 if found else config.wait_ms,
-                lease_ms=config.lease_ms,
-                start_from=LATEST if config.latest else EARLIEST,
+                wait=span_of(0 if found else config.wait_ms),
+                lease=span_of(config.lease_ms),
+                start_from=StartFrom.LATEST if config.latest else StartFrom.EARLIEST,
             )
-            batch = client.pulling.pull(request)
-            if not batch.ids:
+            if not len(batch):
                 break
             found.append(batch)
-            most -= len(batch.ids) // 8
+            most -= len(batch)
             room -= len(batch.records)
             if self._topics_left is not None and _due_last(batch) > self._until_ms:
                 break
         return found
 
-    def _pull_available(self, topics: list[str], most: int) -> list[DeliverBatch]:
+    def _pull_available(self, topics: list[str], most: int) -> list[PulledBatch]:
         """The next messages of one remaining topic; empty once all messages due when the query began have come.
 
         A topic is done with when a later message comes, or when the cluster has nothing to deliver of it: that a pull
@@ -236,7 +237,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         batches = self._pulled.get(end["seq"])
         if batches is None:
             client = self._open()
-            client.pulling.settle(_handles(end), RETRY, GIVE_BACK_DELAY_MS)
+            client.pulling.settle(_handles(end), Settlement.RETRY, delay=GIVE_BACK_DELAY)
             self._settled_through = max(self._settled_through, end["seq"])
             return []
         planned: list[InputPartition] = []
@@ -247,8 +248,8 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 rows = size = 0
             part = planned[-1]
             assert isinstance(part, Delivered)
-            part.batches.append(batch.SerializeToString())
-            rows += len(batch.ids) // 8
+            part.batches.append(batch)
+            rows += len(batch)
             size += len(batch.records)
         return planned
 
@@ -262,10 +263,10 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return
         handles = _handles(offset)
         for number in sorted(number for number in self._pulled if number < seq):
-            handles += [handle_of(batch) for batch in self._pulled[number]]
+            handles += [batch.handle for batch in self._pulled[number]]
         if handles:
             client = self._open()
-            client.pulling.settle(handles, ACK)
+            client.pulling.settle(handles)
         self._settled_through = seq
         self._pulled = {number: batches for number, batches in self._pulled.items() if number > seq}
 
@@ -285,41 +286,35 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task: rows of what came with its partition."""
         if isinstance(partition, Delivered):
-            for data in partition.batches:
-                yield _rows(DeliverBatch.FromString(data))
+            yield from map(_rows, partition.batches)
 
 
-def _due_last(batch: DeliverBatch) -> int:
-    return int(np.frombuffer(batch.due_ms, "<i8").max())
+def _due_last(batch: PulledBatch) -> int:
+    return int(batch.due_ms.max())
 
 
-def _offset(seq: int, batches: Sequence[DeliverBatch]) -> dict[str, Any]:
-    handles = b"".join(
-        len(data).to_bytes(4, "little") + data for data in (handle_of(b).SerializeToString() for b in batches)
-    )
+def _offset(seq: int, batches: Sequence[PulledBatch]) -> dict[str, Any]:
+    handles = b"".join(len(batch.handle).to_bytes(4, "little") + batch.handle for batch in batches)
     return {"seq": seq, "settle": base64.b64encode(zlib.compress(handles)).decode()}
 
 
-def _handles(offset: dict[str, Any]) -> list[SettleBatch]:
-    found: list[SettleBatch] = []
+def _handles(offset: dict[str, Any]) -> list[bytes]:
+    found: list[bytes] = []
     data = zlib.decompress(base64.b64decode(offset["settle"])) if offset["settle"] else b""
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "little")
-        found.append(SettleBatch.FromString(data[at + 4 : at + 4 + size]))
+        found.append(data[at + 4 : at + 4 + size])
         at += 4 + size
     return found
 
 
-def _rows(batch: DeliverBatch) -> pa.RecordBatch:
-    ids = np.frombuffer(batch.ids, "<u8")
-    sizes = np.frombuffer(batch.sizes, "<u4")
-    meta_sizes = np.frombuffer(batch.meta_sizes, "<u4") if batch.meta_sizes else np.zeros(len(ids), np.uint32)
+def _rows(batch: PulledBatch) -> pa.RecordBatch:
     columns = [
-        id_column(ids),
-        pa.array([batch.topic] * len(ids), pa.string()),
-        pa.array(np.frombuffer(batch.due_ms, "<i8")),
-        pa.array(np.frombuffer(batch.attempts, "<i4")),
-        *content_columns(batch.records, sizes, meta_sizes),
+        id_column(batch.ids),
+        pa.array([batch.topic] * len(batch), pa.string()),
+        pa.array(batch.due_ms),
+        pa.array(batch.attempts.view(np.int32)),
+        *content_columns(batch.records, batch.sizes, batch.meta_sizes),
     ]
     return pa.record_batch(columns, schema=_ARROW)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.text import Text
 
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, AuditRecord, Grant, Quotas, Right, Role
+from tickwheel.client import User as KnownUser
 from tickwheel.client.errors import Fault
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table, use_json
-from tickwheel.proto import access_pb2
 
 access_app = typer.Typer()
 user_app = typer.Typer(no_args_is_help=True, help="Users: who may call, and with which roles and quotas.")
@@ -22,20 +22,14 @@ role_app = typer.Typer(no_args_is_help=True, help="Roles: what their users may d
 access_app.add_typer(user_app, name="user")
 access_app.add_typer(role_app, name="role")
 
-PREFIX = "RIGHT_"
-RIGHTS = {name.removeprefix(PREFIX).lower(): number for name, number in access_pb2.Right.items() if number}
+RIGHTS = [right for right in Right if right is not Right.UNKNOWN]
 
 Name = Annotated[str, typer.Argument(help="Name.")]
 User = Annotated[str, typer.Argument(help="Name of the user.")]
 
 
-def rights_text(rights: Sequence[int]) -> str:
-    """The names of rights, separated by commas."""
-    return ", ".join(name for name, number in RIGHTS.items() if number in rights)
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_ms else "never"
+def _time(moment: datetime | None) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%SZ") if moment is not None else "never"
 
 
 @user_app.command("set")
@@ -56,7 +50,7 @@ def user_set(
 ) -> None:
     """Create a user, or replace its roles and quotas. A certificate with this common name authenticates the user."""
     use_json(as_json)
-    quotas = access_pb2.UserQuotas(
+    quotas = Quotas(
         messages_per_s=messages_per_s,
         bytes_per_s=bytes_per_s,
         pending_max=pending_max,
@@ -92,11 +86,11 @@ def user_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> 
     print_table("", ("user", "roles", "quotas", "tokens"), rows)
 
 
-def _quotas(quotas: access_pb2.UserQuotas) -> str:
-    return ", ".join(f"{field.name} {value:,}" for field, value in quotas.ListFields())
+def _quotas(quotas: Quotas) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in as_dict(quotas).items() if value)
 
 
-def _tokens(user: access_pb2.User) -> str:
+def _tokens(user: KnownUser) -> str:
     return ", ".join(f"{token.id} {token.label}".strip() for token in user.tokens)
 
 
@@ -115,7 +109,7 @@ def user_token(
     if as_json:
         print_json(as_dict(created))
         return
-    err.print(f"token {created.token.id} of {user}, expires: {_time(created.token.expires_ms)}. It is shown only once:")
+    err.print(f"token {created.token.id} of {user}, expires: {_time(created.token.expires)}. It is shown only once:")
     print(created.secret)
 
 
@@ -148,30 +142,36 @@ def role_set(
     """Create a role, or replace what it allows."""
     use_json(as_json)
     grants = [grant_from(text) for text in allow or []]
-    role = ask(address, lambda client: client.access.set_role(name, grants))
-    print_json(as_dict(role)) if as_json else out.print(f"role {role.name}: {_grants(role) or 'nothing'}")
+    _show_role(ask(address, lambda client: client.access.set_role(name, grants)), as_json)
 
 
-def grant_from(text: str) -> access_pb2.Grant:
+def grant_from(text: str) -> Grant:
     """RIGHTS:TOPICS[:GROUPS] as a grant; a usage error otherwise."""
-    rights, *patterns = text.split(":")
+    names, *patterns = text.split(":")
     if not 1 <= len(patterns) <= 2:
         raise typer.BadParameter(f"{text}: RIGHTS:TOPICS or RIGHTS:TOPICS:GROUPS")
-    numbers: list[access_pb2.Right.ValueType] = []
-    for name in filter(None, rights.split(",")):
+    rights: list[Right] = []
+    for name in filter(None, names.split(",")):
         if name not in RIGHTS:
             raise typer.BadParameter(f"{text}: {name} is not one of {', '.join(RIGHTS)}")
-        numbers.append(RIGHTS[name])
-    topics, groups = (list(filter(None, part.split(","))) for part in [*patterns, ""][:2])
-    return access_pb2.Grant(rights=numbers, topics=topics, groups=groups)
+        rights.append(Right(name))
+    topics, groups = (tuple(filter(None, part.split(","))) for part in [*patterns, ""][:2])
+    return Grant(tuple(rights), topics, groups)
 
 
-def _grants(role: access_pb2.AccessRole) -> str:
+def _grants(grants: Sequence[Grant]) -> str:
     parts = []
-    for grant in role.grants:
-        text = f"{rights_text(grant.rights)} topics {' '.join(grant.topics) or 'none'}"
+    for grant in grants:
+        text = f"{', '.join(grant.rights)} topics {' '.join(grant.topics) or 'none'}"
         parts.append(f"{text} groups {' '.join(grant.groups)}" if grant.groups else text)
     return "; ".join(parts)
+
+
+def _show_role(role: Role, as_json: bool) -> None:
+    if as_json:
+        print_json(as_dict(role))
+    else:
+        out.print(f"role {role.name}: {_grants(role.grants) or 'nothing'}")
 
 
 @role_app.command("delete")
@@ -190,7 +190,7 @@ def role_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> 
     if as_json:
         print_json([as_dict(role) for role in roles])
         return
-    print_table("", ("role", "allows"), [(role.name, escape(_grants(role))) for role in roles])
+    print_table("", ("role", "allows"), [(role.name, escape(_grants(role.grants))) for role in roles])
 
 
 @access_app.command("whoami")
@@ -205,7 +205,7 @@ def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> Non
     if caller.unrestricted:
         out.print("may do everything" if caller.rights else "may do what its certificate allows")
     for grant in caller.grants:
-        out.print(_grants(access_pb2.AccessRole(grants=[grant])))
+        out.print(_grants([grant]))
     if caller.grants_left_out:
         out.print(f"and {caller.grants_left_out} more; `tickwheel role list` has all")
 
@@ -219,21 +219,21 @@ def audit(
     """Show who changed what, and what was refused: the newest records of all nodes, oldest first."""
     use_json(as_json)
 
-    async def read(client: AsyncClient) -> dict[str, list[access_pb2.AuditRecord] | Fault]:
+    async def read(client: AsyncClient) -> dict[str, list[AuditRecord] | Fault]:
         await client.admin.know_all()
         return await client.access.audit(limit)
 
     answers = ask(address, read)
-    records: list[access_pb2.AuditRecord] = []
+    records: list[AuditRecord] = []
     for node, answer in answers.items():
         if isinstance(answer, Fault):
             err.print(Text.assemble((f"{node} does not answer:", "yellow"), f" {answer.message}"))
         else:
             records += answer
-    records = sorted(records, key=lambda record: record.at_ms)[-limit:]
+    records = sorted(records, key=lambda record: record.at)[-limit:]
     if as_json:
         for record in records:
             print_json(as_dict(record))
         return
-    rows = [(_time(r.at_ms), r.node_id, r.user or "-", r.method, escape(r.request), escape(r.result)) for r in records]
+    rows = [(_time(r.at), r.node_id, r.user or "-", r.method, escape(r.request), escape(r.result)) for r in records]
     print_table("", ("time", "node", "user", "call", "request", "result"), rows)

@@ -18,13 +18,12 @@ import typer
 from rich.progress import Progress, TaskID
 from rich.text import Text
 
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, BackupOrigin
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.errors import ClusterUnavailable, Fault, TickwheelError
 from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import duration, err, fail, open_client, out, print_json, time_text, use_json, warn
-from tickwheel.proto import admin_pb2
 
 if TYPE_CHECKING:
     from tickwheel.node.backup_files import BackupWriter
@@ -180,16 +179,16 @@ def _passes(error: TickwheelError) -> bool:
     return error.reason in PASSES or Fault(error.reason, "").elsewhere
 
 
-def say_origin(origin: admin_pb2.BackupOrigin) -> None:
+def say_origin(origin: BackupOrigin | None) -> None:
     """Print cluster, node, index, time and age of a backup, and why it may be old."""
-    if not origin.cluster_id:
+    if origin is None:
         out.print("the origin of this backup is unknown: an earlier version made it")
         return
-    age = timedelta(seconds=max(0, round(time.time() - origin.made_ms / 1_000)))
+    age = timedelta(seconds=max(0, round(time.time() - origin.made.timestamp())))
     lag = f", {origin.lag_entries:,} entries behind" if origin.lag_entries else ""
     out.print(
         f"cluster {origin.cluster_id}, node {origin.node_id}, up to entry {origin.applied_index:,}{lag}; "
-        f"made {time_text(origin.made_ms)}, {age} ago",
+        f"made {time_text(origin.made)}, {age} ago",
         soft_wrap=True,
     )
     if origin.stale_reason:

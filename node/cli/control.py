@@ -8,19 +8,14 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, DiskUse, Group
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import as_dict, ask, out, place, print_json, print_table, time_text, use_json
 from tickwheel.node.cli.status import status_app
 from tickwheel.node.cli.topics import Name, group_app, topic_app
-from tickwheel.proto import admin_pb2
-
-HOUR_MS = 3_600_000
 
 
-def _change_group(
-    address: str, as_json: bool, change: Callable[[AsyncClient], Awaitable[admin_pb2.Group]], said: str
-) -> None:
+def _change_group(address: str, as_json: bool, change: Callable[[AsyncClient], Awaitable[Group]], said: str) -> None:
     use_json(as_json)
     group = ask(address, change)
     print_json(as_dict(group)) if as_json else out.print(said)
@@ -101,8 +96,8 @@ def disk(
     """Show what the data directory of each node at the given addresses holds: by part, hour and topic."""
     use_json(as_json)
 
-    async def of_each(client: AsyncClient) -> list[admin_pb2.DiskUse]:
-        return [await _disk_use(client, one, topics) for one in list(client.cluster.addresses)]
+    async def of_each(client: AsyncClient) -> list[DiskUse]:
+        return [await client.admin.disk_use(one, by_topic=topics) for one in list(client.cluster.addresses)]
 
     uses = ask(address, of_each, timeout_s=60.0)
     if as_json:
@@ -115,33 +110,16 @@ def disk(
         free = f"  {_size(use.bytes_free)} free, {used:.0f} % used{mark}"
         out.print(Text.assemble((use.node_id, "bold"), free, (above, "red")))
         print_table("", ("part", "bytes"), [(part.name, f"{part.bytes:,}") for part in use.parts], right=(1,))
-        largest = sorted(sorted(use.hours, key=lambda hour: -hour.bytes)[:hours], key=lambda hour: hour.hour)
+        largest = sorted(sorted(use.hours, key=lambda hour: -hour.bytes)[:hours], key=lambda hour: hour.start)
         if use.hours_left_out:
             out.print(f"the latest {use.hours_left_out:,} hours are left out")
-        rows = [(time_text(hour.hour * HOUR_MS)[:16], f"{hour.bytes:,}") for hour in largest]
+        rows = [(time_text(hour.start)[:16], f"{hour.bytes:,}") for hour in largest]
         print_table("", ("hour (UTC)", "bytes"), rows, right=(1,))
         if topics:
             by_topic = [(item.topic or "(deleted)", f"{item.messages:,}", f"{item.bytes:,}") for item in use.topics]
             print_table("", ("topic", "messages", "bytes"), by_topic, right=(1, 2))
             if use.topics_left_out:
                 out.print(f"and {use.topics_left_out:,} smaller topics")
-
-
-async def _disk_use(client: AsyncClient, address: str, topics: bool) -> admin_pb2.DiskUse:
-    use = await client.admin.disk_use(address, by_topic=topics)
-    sums = {item.topic: item for item in use.topics}
-    while use.next_hour:
-        more = await client.admin.disk_use(address, by_topic=True, hour_min=use.next_hour)
-        for item in more.topics:
-            known = sums.get(item.topic)
-            if known is None:
-                sums[item.topic] = use.topics.add(topic=item.topic, messages=item.messages, bytes=item.bytes)
-            else:
-                known.messages += item.messages
-                known.bytes += item.bytes
-        use.next_hour = more.next_hour
-        use.topics_left_out = max(use.topics_left_out, more.topics_left_out)
-    return use
 
 
 def _size(count: int) -> str:

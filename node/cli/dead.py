@@ -24,10 +24,8 @@ All = Annotated[bool, typer.Option("--all", help="All that exist now.")]
 
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
     """The letter as a JSON object. A payload is `payload` if it is UTF-8 text, else `payload_hex`."""
-    values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
-    meta, payload = values.pop("meta"), values.pop("payload")
-    values |= {"key": meta.key, "tags": list(meta.tags), "headers": dict(meta.headers)}
-    values["unique_key"] = meta.unique_key
+    values = dataclasses.asdict(letter)
+    payload = values.pop("payload")
     if payload is not None:
         try:
             values["payload"] = payload.decode()

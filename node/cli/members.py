@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from tickwheel.client import Member, NodeStatus
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import as_dict, err, open_client, out, print_json, table, use_json
-from tickwheel.proto import admin_pb2
 
 member_app = typer.Typer(no_args_is_help=True, help="Nodes of the cluster: add, remove, list.")
 
@@ -20,7 +20,7 @@ def _counts(learner: bool) -> str:
     return "not yet" if learner else "yes"
 
 
-def _show_members(members: list[admin_pb2.Member], as_json: bool) -> None:
+def _show_members(members: list[Member], as_json: bool) -> None:
     if as_json:
         print_json([as_dict(member) for member in members])
         return
@@ -42,13 +42,13 @@ def member_add(
     """Add a node that waits with `cluster.join = "existing"`. It counts once it has caught up."""
     use_json(as_json)
 
-    async def go() -> list[admin_pb2.Member]:
+    async def go() -> list[Member]:
         async with open_client(address, timeout_s=60.0) as client:
-            member = admin_pb2.Member(node_id=node_id, peer_address=peer_address, client_address=client_address)
             with err.status(f"waiting for {escape(node_id)} to catch up"):
                 end = time.monotonic() + wait_s
                 while True:
-                    members = await client.admin.add_member(member)  # the same again changes nothing
+                    # The same again changes nothing.
+                    members = await client.admin.add_member(node_id, peer_address, client_address)
                     if time.monotonic() >= end or not any(m.learner for m in members if m.node_id == node_id):
                         return members
                     await asyncio.sleep(0.2)
@@ -65,7 +65,7 @@ def member_remove(
     """Remove a node. Its id can never be used again."""
     use_json(as_json)
 
-    async def go() -> list[admin_pb2.Member]:
+    async def go() -> list[Member]:
         async with open_client(address) as client:
             return await client.admin.remove_member(node_id)
 
@@ -77,7 +77,7 @@ def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -
     """List the nodes as the master sees them."""
     use_json(as_json)
 
-    async def go() -> admin_pb2.NodeStatus:
+    async def go() -> NodeStatus:
         async with open_client(address) as client:
             return await client.admin.master_status()
 

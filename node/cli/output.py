@@ -7,29 +7,27 @@ to standard error. With --json an error is JSON too.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tickwheel.client import AsyncClient, TlsFiles
-from tickwheel.client.moments import duration_of
+from tickwheel.client.moments import EPOCH, MILLISECOND, duration_of
 from tickwheel.node.cli.contexts import access_for
 from tickwheel.node.cli.hints import hint_for
 
 PIPE_WIDTH_MAX = 100_000
 
-_WIDE = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 T = TypeVar("T")
@@ -54,20 +52,52 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def as_dict(message: Message) -> dict[str, Any]:
-    """A proto message with its own field names, defaults included; enums by name, integers as numbers."""
-    found: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    for field in message.DESCRIPTOR.fields:
-        value = found.get(field.name)
-        if field.cpp_type in _WIDE and value is not None:  # MessageToDict writes these as text
-            found[field.name] = [int(item) for item in value] if isinstance(value, list) else int(value)
-        elif (
-            isinstance(value, list) and field.message_type is not None and not field.message_type.GetOptions().map_entry
-        ):
-            found[field.name] = [as_dict(item) for item in getattr(message, field.name)]
-    return found
+def as_dict(answer: Any) -> dict[str, Any]:
+    """A dataclass as a JSON object.
+
+    A time is in milliseconds, a moment in milliseconds since 1970, and the name says so (`clock_ms`, `delay_ms_max`).
+    Bytes are hexadecimal.
+    """
+    hints = _hints_of(type(answer))
+    return {
+        json_name(found.name, hints[found.name]): _as_json(getattr(answer, found.name))
+        for found in dataclasses.fields(answer)
+    }
+
+
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def json_name(name: str, hint: Any) -> str:
+    """The name of a field in JSON: that of a time says its unit."""
+    if not {datetime, timedelta} & {hint, *get_args(hint)}:
+        return name
+    base = name.removesuffix("_max")
+    return f"{base}_ms{name[len(base) :]}"
+
+
+def _as_json(value: Any) -> Any:
+    match value:
+        case datetime():
+            return _number((value - EPOCH) / MILLISECOND)
+        case timedelta():
+            return _number(value / MILLISECOND)
+        case bytes():
+            return value.hex()
+        case tuple() | list():
+            return [_as_json(item) for item in value]
+        case Mapping():
+            return {name: _as_json(item) for name, item in value.items()}
+        case _ if dataclasses.is_dataclass(value):
+            return as_dict(value)
+    return value
+
+
+def _number(value: float) -> float:
+    """Without a fraction if it has none."""
+    return int(value) if value.is_integer() else value
 
 
 def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
@@ -179,8 +209,14 @@ def place(text: str) -> tuple[str, int]:
     return (text, 0) if text in {"earliest", "latest"} else ("time", moment_ms(text))
 
 
-def time_text(ms: int) -> str:
-    """A time for people, in UTC."""
+def ms_text(span: timedelta) -> str:
+    """A short span for people, in milliseconds."""
+    return f"{span / MILLISECOND:.0f} ms"
+
+
+def time_text(when: int | datetime) -> str:
+    """A time for people, in UTC. A number is in milliseconds since 1970."""
+    ms = when if isinstance(when, int) else (when - EPOCH) // MILLISECOND
     try:
         moment = datetime.fromtimestamp(ms / 1_000, UTC)
     except (OverflowError, ValueError, OSError):

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from tickwheel.client import Message, PendingCount
+from tickwheel.client import ColdStatus, Message, PendingCount
 from tickwheel.node.cli.charts import columns, short
 from tickwheel.node.cli.messages import as_dict
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.output import as_dict as answer_as_dict
 from tickwheel.node.cli.output import moment_ms, open_client, out, print_json, print_table, time_text, use_json
-from tickwheel.proto import admin_pb2
 
 pending_app = typer.Typer(
     no_args_is_help=True, help="Pending messages: list, count, draw when they are due, cancel and move many."
@@ -75,7 +75,7 @@ def list_pending(
     use_json(as_json)
     chosen = selection(topic, tag, key, key_prefix, after, until)
 
-    async def go() -> tuple[list[Message], admin_pb2.ColdStatus]:
+    async def go() -> tuple[list[Message], ColdStatus]:
         found: list[Message] = []
         async with open_client(address) as client:
             pages = client.list_pending(**chosen, content=content, meta=True, page_size=min(limit, 1_000))
@@ -111,26 +111,26 @@ def list_pending(
     print_cold(cold)
 
 
-def cold_text(cold: admin_pb2.ColdStatus) -> str:
+def cold_text(cold: ColdStatus) -> str:
     """A sentence about the messages in the cold tier, which lists, counts and sweeps do not see; empty if none wait."""
     waiting = cold.messages + cold.moved  # a moved one waits although its part may be loaded
     if not waiting:
         return ""
+    first = f", the first due {time_text(cold.next_due)[:19]}Z" if cold.next_due is not None else ""
     return (
         f"not among them: {cold.messages:,} messages of all topics in {cold.parts:,} parts of the cold tier "
-        f"({cold.cancelled:,} cancelled, {cold.moved:,} moved), the first due {time_text(cold.next_due_ms)[:19]}Z; "
-        "tickwheel pipeline cold status"
+        f"({cold.cancelled:,} cancelled, {cold.moved:,} moved){first}; tickwheel pipeline cold status"
     )
 
 
-def print_cold(cold: admin_pb2.ColdStatus) -> None:
+def print_cold(cold: ColdStatus) -> None:
     """Print the sentence about the cold tier; nothing if none wait there."""
     if text := cold_text(cold):
         out.print(text, style="dim")
 
 
-def _count(chosen: dict[str, Any], bucket_ms: int, address: str) -> tuple[PendingCount, admin_pb2.ColdStatus]:
-    async def go() -> tuple[PendingCount, admin_pb2.ColdStatus]:
+def _count(chosen: dict[str, Any], bucket_ms: int, address: str) -> tuple[PendingCount, ColdStatus]:
+    async def go() -> tuple[PendingCount, ColdStatus]:
         async with open_client(address) as client:
             counted = await client.count_pending(**chosen, bucket_ms=bucket_ms)
             return counted, (await client.admin.master_status()).cold
@@ -138,9 +138,10 @@ def _count(chosen: dict[str, Any], bucket_ms: int, address: str) -> tuple[Pendin
     return asyncio.run(go())
 
 
-def _as_json(counted: PendingCount, cold: admin_pb2.ColdStatus) -> dict[str, Any]:
+def _as_json(counted: PendingCount, cold: ColdStatus) -> dict[str, Any]:
     names = ("messages", "parts", "cancelled", "moved", "next_due_ms")
-    return {**dataclasses.asdict(counted), "cold": {name: getattr(cold, name) for name in names}}
+    found = answer_as_dict(cold)
+    return {**dataclasses.asdict(counted), "cold": {name: found[name] for name in names}}
 
 
 @pending_app.command()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated
 
 import typer
 
+from tickwheel.client import ExponentialBackoff, RetryPolicy
 from tickwheel.node.cli.output import duration
-from tickwheel.proto import admin_pb2
 
 MAX_DEFAULT = "2h"
 
@@ -28,19 +27,13 @@ AttemptsMax = Annotated[
 
 def policy_from(
     initial: str | None, factor: float, longest: str | None, jitter: float, attempts_max: int
-) -> admin_pb2.RetryPolicy:
+) -> RetryPolicy:
     """The policy by the options. Raises BadParameter for options that do not fit."""
-    policy = admin_pb2.RetryPolicy(attempts_max=attempts_max)
     if initial is None:
         if longest is not None or jitter:
             raise typer.BadParameter("--retry-max and --retry-jitter need --retry-initial")
-        return policy
-    backoff = policy.exponential
-    backoff.initial_ms = _ms(initial)
-    backoff.factor, backoff.jitter = factor, jitter
-    backoff.max_ms = max(_ms(longest or MAX_DEFAULT), backoff.initial_ms if longest is None else 0)
-    return policy
-
-
-def _ms(text: str) -> int:
-    return round(duration(text) / timedelta(milliseconds=1))
+        return RetryPolicy(attempts_max=attempts_max)
+    first = duration(initial)
+    maximum = duration(longest) if longest is not None else max(duration(MAX_DEFAULT), first)
+    backoff = ExponentialBackoff(initial=first, factor=factor, maximum=maximum, jitter=jitter)
+    return RetryPolicy(backoff=backoff, attempts_max=attempts_max)

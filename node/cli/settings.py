@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
+from tickwheel.client import Settings
+from tickwheel.client.moments import MILLISECOND
+from tickwheel.client.settings import SettingChanges
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import ask, duration, print_json, print_table, span_text, use_json
-from tickwheel.proto import admin_pb2
+from tickwheel.node.cli.output import (
+    as_dict,
+    ask,
+    duration,
+    json_name,
+    print_json,
+    print_table,
+    span_text,
+    use_json,
+)
 
 settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings: show, change.")
 
@@ -32,55 +44,58 @@ def settings_set(
 ) -> None:
     """Change replicated settings, for all nodes at once."""
     use_json(as_json)
-    settings = admin_pb2.Settings()
+    values: dict[str, Any] = {}
     for change in changes:
         name, equals, text = change.partition("=")
-        known = admin_pb2.Settings.DESCRIPTOR.fields_by_name
-        name = {plain_name(found): found for found in known}.get(name, name)
-        if not equals or name not in known:
-            names = ", ".join(map(plain_name, known))
-            raise typer.BadParameter(f"{change}: must be NAME=VALUE, where NAME is one of {names}")
+        name = _LONG.get(name, name)
+        if not equals or name not in _TYPES:
+            raise typer.BadParameter(f"{change}: must be NAME=VALUE, where NAME is one of {', '.join(_TYPES)}")
         try:
-            setattr(settings, name, _value(name, text))
-        except (TypeError, ValueError, typer.BadParameter) as error:
+            values[name] = _value(_TYPES[name], text)
+        except (ValueError, typer.BadParameter) as error:
             raise typer.BadParameter(f"{change}: {error}") from None
-    _show_settings(ask(address, lambda client: client.admin.update_settings(settings)), as_json)
+    new = cast(SettingChanges, values)
+    _show_settings(ask(address, lambda client: client.admin.update_settings(**new)), as_json)
 
 
-def is_time(name: str) -> bool:
-    """Whether a setting is a time in milliseconds. Its value may be given as a duration."""
-    return "ms" in name.split("_")
+_TYPES: dict[str, type] = get_type_hints(SettingChanges)
 
 
-def plain_name(name: str) -> str:
-    """The name without its unit, which may be left out: `retention`, `delay_max`."""
-    return "_".join(part for part in name.split("_") if part != "ms")
+def long_name(name: str) -> str:
+    """The name of a setting with its unit, as JSON has it: `retention_ms`, `delay_ms_max`."""
+    return json_name(name, _TYPES[name])
 
 
-def _value(name: str, text: str) -> object:
-    field = admin_pb2.Settings.DESCRIPTOR.fields_by_name[name]
-    if field.type == field.TYPE_STRING:
+_LONG = {long_name(name): name for name in _TYPES}
+
+
+def _value(kind: type, text: str) -> object:
+    if kind is str:
         return text
-    if field.type == field.TYPE_BOOL:
+    if kind is bool:
         if text not in {"true", "false"}:
             raise ValueError("true or false")
         return text == "true"
-    if is_time(name) and not text.lstrip("-").isdigit():
-        return round(duration(text) / timedelta(milliseconds=1))
+    if kind is timedelta:
+        return timedelta(milliseconds=int(text)) if text.lstrip("-").isdigit() else duration(text)
     return int(text)
 
 
-def _show_settings(settings: admin_pb2.Settings, as_json: bool) -> None:
-    values = {field.name: value for field, value in settings.ListFields()}
+def _show_settings(settings: Settings, as_json: bool) -> None:
+    """Those that the node has."""
     if as_json:
-        print_json(values)
-    else:
-        print_table("", ("setting", "value"), [_shown(name, value) for name, value in values.items()], whole=(0,))
+        print_json({name: value for name, value in as_dict(settings).items() if value is not None})
+        return
+    values = {field.name: getattr(settings, field.name) for field in fields(Settings)}
+    print_table(
+        "",
+        ("setting", "value"),
+        [(name, _shown(value)) for name, value in values.items() if value is not None],
+        whole=(0,),
+    )
 
 
-def _shown(name: str, value: object) -> tuple[str, str]:
+def _shown(value: object) -> str:
     if isinstance(value, bool):
-        return name, str(value).lower()
-    if is_time(name) and isinstance(value, int):
-        return plain_name(name), span_text(value)
-    return name, str(value)
+        return str(value).lower()
+    return span_text(value // MILLISECOND) if isinstance(value, timedelta) else str(value)

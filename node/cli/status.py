@@ -12,16 +12,23 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from tickwheel.client import (
+    BulkStatus,
+    ClockState,
+    ColdState,
+    ColdStatus,
+    Handover,
+    NodeRole,
+    NodeStatus,
+    PeerStatus,
+    ServerInfo,
+)
 from tickwheel.client.errors import ClusterUnavailable, Fault
+from tickwheel.client.moments import MILLISECOND
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, open_client, out, print_json, table, time_text, use_json
-from tickwheel.proto import admin_pb2
+from tickwheel.node.cli.output import as_dict, ms_text, open_client, out, print_json, table, time_text, use_json
 
 status_app = typer.Typer()
-
-
-def _short(name: str, prefix: str = "NODE_") -> str:
-    return name.removeprefix(prefix).lower()
 
 
 SERVER_ROWS = ("version", "up", "set up")
@@ -43,7 +50,7 @@ ROWS = (
     ),
     *SERVER_ROWS,
 )
-Seen = tuple[admin_pb2.NodeStatus | Fault, admin_pb2.ServerInfo | Fault]
+Seen = tuple[NodeStatus | Fault, ServerInfo | Fault]
 """The answers of a node: its status, and its version and services."""
 
 
@@ -64,7 +71,7 @@ def status_table(answers: dict[str, Seen], why: Callable[[Fault], str]) -> Table
     peers = {
         peer.node_id: peer
         for status, _ in answers.values()
-        if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER
+        if isinstance(status, NodeStatus) and status.role is NodeRole.MASTER
         for peer in status.peers
     }
     answers = dict(sorted(answers.items(), key=_by_node))
@@ -76,43 +83,39 @@ def status_table(answers: dict[str, Seen], why: Callable[[Fault], str]) -> Table
     return made
 
 
-def _clock(status: admin_pb2.NodeStatus) -> str:
+def _clock(status: NodeStatus) -> str:
     """Offset of the node's wall clock from the cluster's time, and the error of that time."""
-    state = admin_pb2.ClockState.Name(status.clock_state).removeprefix("CLOCK_").lower()
-    if status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
-        return f"[yellow]{state}[/]"
-    text = f"{status.clock_offset_ms:+,.1f} ms, error {status.clock_error_ms:,.1f}"
-    return text if status.clock_state == admin_pb2.CLOCK_AGREED else f"{text} [yellow]{state}[/]"
+    if status.clock_error is None:
+        return f"[yellow]{status.clock_state}[/]"
+    text = f"{status.clock_offset / MILLISECOND:+,.1f} ms, error {status.clock_error / MILLISECOND:,.1f}"
+    return text if status.clock_state is ClockState.AGREED else f"{text} [yellow]{status.clock_state}[/]"
 
 
-def _cold(cold: admin_pb2.ColdStatus) -> str:
+def _cold(cold: ColdStatus) -> str:
     """Number of messages in the cold tier, or how late they are; empty if none waits."""
-    if cold.state == admin_pb2.COLD_EMPTY:
+    if cold.state is ColdState.EMPTY:
         return ""
-    if cold.state == admin_pb2.COLD_LATE:
-        return f"[red]{cold.late_ms / 3_600_000:,.1f} h late[/]"
-    words = {admin_pb2.COLD_BEHIND: " [yellow]promotion is behind[/]", admin_pb2.COLD_DUE_SOON: " [red]due soon[/]"}
+    if cold.state is ColdState.LATE:
+        return f"[red]{cold.late / timedelta(hours=1):,.1f} h late[/]"
+    words = {ColdState.BEHIND: " [yellow]promotion is behind[/]", ColdState.DUE_SOON: " [red]due soon[/]"}
     return f"{cold.messages:,}{words.get(cold.state, '')}"
 
 
-def _column_of(
-    status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus], why: Callable[[Fault], str]
-) -> list[str]:
+def _column_of(status: NodeStatus | Fault, peers: dict[str, PeerStatus], why: Callable[[Fault], str]) -> list[str]:
     if isinstance(status, Fault):
         return ["", "[red]no answer[/]", "", escape(why(status)), *[""] * (len(ROWS) - len(SERVER_ROWS) - 4)]
-    master = status.role == admin_pb2.MASTER
+    master = status.role is NodeRole.MASTER
     peer = peers.get(status.node_id)
-    role = _short(admin_pb2.Role.Name(status.role))
     return [
         status.node_id,
-        f"[bold green]{role}[/]{'*' if status.lease_held else ''}" if master else role,
-        _short(admin_pb2.NodeState.Name(status.state)),
+        f"[bold green]{status.role}[/]{'*' if status.lease_held else ''}" if master else status.role,
+        status.state,
         "; ".join(reason for reason in (status.state_reason, status.certificate_reason) if reason),
         str(status.term),
-        time_text(status.cursor_due_ms)[11:-1] if status.cursor_due_ms else "-",
+        time_text(status.cursor_due)[11:-1] if status.cursor_due is not None else "-",
         str(status.tick),
         f"{status.local_index:,}",
-        "-" if master else f"{status.sync_age_ms} ms",
+        "-" if master else ms_text(status.sync_age),
         "-" if peer is None else f"{peer.applied_lag:,}",
         f"{status.pending:,}",
         f"{status.ready:,}",
@@ -121,7 +124,7 @@ def _column_of(
         f"{status.dispatch_rate:,.0f}",
         f"{status.deliver_rate:,.0f}",
         f"{status.settle_rate:,.0f}",
-        f"{status.loop_lag_ms} ms",
+        ms_text(status.loop_lag),
         _clock(status),
         f"{status.disk_bytes_free / (1 << 30):,.1f} GiB",
         _bulk(status.bulk),
@@ -129,15 +132,15 @@ def _column_of(
     ]
 
 
-def _server(info: admin_pb2.ServerInfo | Fault) -> list[str]:
+def _server(info: ServerInfo | Fault) -> list[str]:
     """The cells of SERVER_ROWS; empty for an older node, or without a right to read."""
     if isinstance(info, Fault):
         return [""] * len(SERVER_ROWS)
     names = [info.delivery_order, *(name for name in ("tls", "rights") if getattr(info, name))]
-    return [info.version, str(timedelta(seconds=int(info.uptime_s))), ", ".join(names)]
+    return [info.version, str(timedelta(seconds=info.uptime // timedelta(seconds=1))), ", ".join(names)]
 
 
-def _bulk(bulk: admin_pb2.BulkStatus) -> str:
+def _bulk(bulk: BulkStatus) -> str:
     """Bulk loads since the node's start; empty without any."""
     if not (bulk.received_bytes or bulk.bundles_taken_over or bulk.refused):
         return ""
@@ -145,9 +148,7 @@ def _bulk(bulk: admin_pb2.BulkStatus) -> str:
     return f"{text}, {bulk.refused:,} refused" if bulk.refused else text
 
 
-def _as_json(
-    address: str, status: admin_pb2.NodeStatus | Fault, info: admin_pb2.ServerInfo | Fault
-) -> dict[str, object]:
+def _as_json(address: str, status: NodeStatus | Fault, info: ServerInfo | Fault) -> dict[str, object]:
     if isinstance(status, Fault):
         return {"address": address, "error": status.message}
     server = {} if isinstance(info, Fault) else {"server": as_dict(info)}
@@ -170,7 +171,7 @@ def status(
             async def look() -> dict[str, Seen]:
                 statuses = await client.admin.statuses()
                 for answer in list(statuses.values()):
-                    if isinstance(answer, admin_pb2.NodeStatus):
+                    if isinstance(answer, NodeStatus):
                         client.cluster.learn(answer.master_address, answer.term)
                 if any(known not in statuses for known in client.cluster.addresses):
                     statuses = await client.admin.statuses()
@@ -180,7 +181,7 @@ def status(
             async def members() -> None:
                 """Learn the other nodes from the answers: one address is enough to see all."""
                 for answer, _ in (await look()).values():
-                    if isinstance(answer, admin_pb2.NodeStatus):
+                    if isinstance(answer, NodeStatus):
                         for peer in answer.peers:
                             if peer.client_address:
                                 client.cluster.add(peer.client_address)
@@ -202,10 +203,10 @@ def status(
                     break
                 await asyncio.sleep(interval)
                 answers = dict(sorted((await look()).items(), key=_by_node))
-            statuses = [status for status, _ in answers.values() if isinstance(status, admin_pb2.NodeStatus)]
+            statuses = [status for status, _ in answers.values() if isinstance(status, NodeStatus)]
             if not statuses:
                 raise unanswered({address: status for address, (status, _) in answers.items()}, client.cluster.why)
-            if not any(status.role == admin_pb2.MASTER for status in statuses):
+            if not any(status.role is NodeRole.MASTER for status in statuses):
                 raise ClusterUnavailable("no node reports that it is master", "NO_MASTER")
 
     asyncio.run(go())
@@ -220,7 +221,7 @@ def transfer(
     """Hand mastership over, without duplicates."""
     use_json(as_json)
 
-    async def go() -> admin_pb2.TransferMasterResponse:
+    async def go() -> Handover:
         async with open_client(address) as client:
             return await client.admin.transfer(target)
 
@@ -228,4 +229,4 @@ def transfer(
     if as_json:
         print_json(as_dict(answer))
     else:
-        out.print(f"{answer.master_id} is master in term {answer.term}; pause {answer.pause_ms} ms")
+        out.print(f"{answer.master_id} is master in term {answer.term}; pause {ms_text(answer.pause)}")

@@ -22,6 +22,7 @@ from rich.live import Live
 
 from tickwheel.client import AsyncClient, TickwheelError
 from tickwheel.client.errors import Fault
+from tickwheel.client.moments import ms_of
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
 from tickwheel.node.cli.output import open_client, out
 from tickwheel.node.cli.status import unanswered
@@ -61,8 +62,8 @@ class Watcher:
             if not isinstance(answer, Fault):
                 heard.last[address] = answer
         master = heard.master
-        if master is not None and master.clock_ms:
-            self._clock = (master.clock_ms, time.monotonic())
+        if master is not None and master.clock is not None:
+            self._clock = (ms_of("clock", master.clock), time.monotonic())
         for address in [where for where, answer in heard.answers.items() if isinstance(answer, Fault)]:
             self._client.cluster.forget(address)
 

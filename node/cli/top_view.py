@@ -7,36 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rich.text import Text
 
+from tickwheel.client import ClockState, Group, NodeRole, NodeState, NodeStatus
 from tickwheel.client.errors import Fault
+from tickwheel.client.moments import MILLISECOND
 from tickwheel.node.cli.charts import columns, fitting, short
-from tickwheel.proto import admin_pb2
+from tickwheel.node.cli.output import ms_text
 
 HOUR_MS = 3_600_000
 MINUTE_MS = 60_000
 HOURS_AHEAD = 24
 WIDTH_MIN, HEIGHT_MIN = 40, 8
 MARGIN = 9
+SECOND = timedelta(seconds=1)
+LAG = timedelta(milliseconds=100)
+"""A loop that lags by more is marked."""
 CELL_WIDTH = 7
 """Least width of a column of numbers."""
 PASSED = "·"
 HAND = "┃"
-
-Status = admin_pb2.NodeStatus
 
 
 @dataclass(slots=True)
 class Heard:
     """The state of a cluster; each part is as old as its last answer."""
 
-    answers: dict[str, Status | Fault] = field(default_factory=dict)
+    answers: dict[str, NodeStatus | Fault] = field(default_factory=dict)
     """Status by address; a Fault for a node without an answer."""
-    last: dict[str, Status] = field(default_factory=dict)
+    last: dict[str, NodeStatus] = field(default_factory=dict)
     """The last status of each address, also when it does not answer now."""
-    groups: Sequence[admin_pb2.Group] = ()
+    groups: Sequence[Group] = ()
     hours: dict[int, int] = field(default_factory=dict)
     """Pending messages by start of the hour."""
     seconds: dict[int, int] = field(default_factory=dict)
@@ -47,15 +50,15 @@ class Heard:
     """Why the parts that need a master are out of date; empty if they are not."""
 
     @property
-    def statuses(self) -> list[Status]:
+    def statuses(self) -> list[NodeStatus]:
         """The status of each node that answers, sorted by id."""
-        found = [answer for answer in self.answers.values() if isinstance(answer, Status)]
+        found = [answer for answer in self.answers.values() if isinstance(answer, NodeStatus)]
         return sorted(found, key=lambda status: status.node_id)
 
     @property
-    def master(self) -> Status | None:
+    def master(self) -> NodeStatus | None:
         """The node that claims mastership and holds its lease, in the highest term; else any that claims it."""
-        masters = [status for status in self.statuses if status.role == admin_pb2.MASTER]
+        masters = [status for status in self.statuses if status.role is NodeRole.MASTER]
         return max(masters, key=lambda status: (status.term, status.lease_held), default=None)
 
 
@@ -98,10 +101,10 @@ def _header(heard: Heard, now_ms: int, width: int) -> list[Text]:
         second.append(f": {len(statuses)} of {len(heard.answers)} nodes answer; the highest term is ")
         second.append(str(max(status.term for status in statuses)))
     else:
-        error = f" ± {master.clock_error_ms:.1f} ms" if master.clock_error_ms else ""
+        error = f" ± {master.clock_error / MILLISECOND:.1f} ms" if master.clock_error else ""
         first.append(error, "dim")
         first.append(f"  master {master.node_id} in term {master.term}")
-        late = "no deliveries" if master.late_p99_ms < 0 else _late(master)
+        late = _late(master)
         parts = [
             f"{short(master.pending)} pending",
             f"{short(master.ready)} ready",
@@ -115,7 +118,7 @@ def _header(heard: Heard, now_ms: int, width: int) -> list[Text]:
             parts.append(f"{short(dead)} dead letters")
         if heard.sweeps:
             parts.append(f"{heard.sweeps} sweeps run")
-        if master.state != admin_pb2.NODE_SERVING:
+        if master.state is not NodeState.SERVING:
             parts.append(master.state_reason)
         return [first, *_flowing(parts, width), *([Text(heard.trouble, "yellow")] if heard.trouble else [])]
     return [first, second]
@@ -132,11 +135,14 @@ def _flowing(parts: Sequence[str], width: int) -> list[Text]:
     return [Text(line) for line in lines]
 
 
-def _late(master: Status) -> str:
-    def said(ms: int) -> str:
-        return f"{ms} ms" if ms < 1_000 else f"{ms / 1_000:,.0f} s"
+def _late(master: NodeStatus) -> str:
+    if master.late_p50 is None or master.late_p99 is None:
+        return "no deliveries"
 
-    return f"half ≤ {said(master.late_p50_ms)} late, 99 % ≤ {said(master.late_p99_ms)}"
+    def said(late: timedelta) -> str:
+        return ms_text(late) if late < SECOND else f"{late / SECOND:,.0f} s"
+
+    return f"half ≤ {said(master.late_p50)} late, 99 % ≤ {said(master.late_p99)}"
 
 
 def _clock(ms: int) -> str:
@@ -240,24 +246,21 @@ def _nodes(heard: Heard, width: int) -> list[Text]:
             name = before.node_id if before is not None else names.get(address, address)
             faults.append([(name, "red"), ("away", "bold red"), *[("", "")] * (len(heads) - 2)])
             continue
-        master = answer.role == admin_pb2.MASTER
-        role = admin_pb2.Role.Name(answer.role).lower() + ("*" if answer.lease_held and master else "")
-        state = admin_pb2.NodeState.Name(answer.state).removeprefix("NODE_").lower()
-        agreed = answer.clock_state == admin_pb2.CLOCK_AGREED
-        clock = (
-            f"{answer.clock_offset_ms:+.1f} ms" if agreed else admin_pb2.ClockState.Name(answer.clock_state)[6:].lower()
-        )
+        master = answer.role is NodeRole.MASTER
+        role = answer.role + ("*" if answer.lease_held and master else "")
+        agreed = answer.clock_state is ClockState.AGREED
+        clock = f"{answer.clock_offset / MILLISECOND:+.1f} ms" if agreed else answer.clock_state
         lag = "-" if master else short(lags.get(answer.node_id, max(0, answer.commit_index - answer.applied_index)))
         rows.append(
             [
                 (answer.node_id, "bold" if master else ""),
                 (role, "bold green" if master else ""),
-                (state, "" if answer.state == admin_pb2.NODE_SERVING else "yellow"),
+                (answer.state, "" if answer.state is NodeState.SERVING else "yellow"),
                 (str(answer.term), ""),
                 (lag, ""),
-                ("-" if master else f"{answer.sync_age_ms} ms", ""),
+                ("-" if master else ms_text(answer.sync_age), ""),
                 (clock, "" if agreed else "yellow"),
-                (f"{answer.loop_lag_ms} ms", "yellow" if answer.loop_lag_ms > 100 else ""),
+                (ms_text(answer.loop_lag), "yellow" if answer.loop_lag > LAG else ""),
                 (f"{answer.disk_bytes_free / (1 << 30):,.0f} GiB", ""),
             ]
         )

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from tickwheel.client import AsyncClient, RequestRefused, Sweep
+from tickwheel.client import AsyncClient, Group, RequestRefused, Sweep, Topic
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
     as_dict,
@@ -27,7 +27,6 @@ from tickwheel.node.cli.output import (
 )
 from tickwheel.node.cli.policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
-from tickwheel.proto import admin_pb2
 
 topic_app = typer.Typer(no_args_is_help=True, help="Topics: create, delete, list, pause, resume.")
 group_app = typer.Typer(
@@ -106,9 +105,9 @@ def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
     print_table("", titles, rows, right=(3, 4, 5)[: shown - 3])
 
 
-def _limited(topic: admin_pb2.Topic) -> tuple[str, str]:
+def _limited(topic: Topic) -> tuple[str, str]:
     """(pending messages of a topic, its limit); red at the limit, empty without one."""
-    if not topic.pending_max:
+    if topic.pending is None or not topic.pending_max:
         return "", ""
     pending, limit = f"{topic.pending:,}", f"{topic.pending_max:,}"
     return (f"[red]{pending}[/]" if topic.pending >= topic.pending_max else pending), limit
@@ -152,7 +151,7 @@ def group_create(
     print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {_topics(group)}")
 
 
-def _topics(group: admin_pb2.Group) -> str:
+def _topics(group: Group) -> str:
     """The topics as far as the node names them."""
     more = f" and {group.topics_left_out:,} more" if group.topics_left_out else ""
     return ", ".join(group.topics) + more

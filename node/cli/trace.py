@@ -5,30 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
-from google.protobuf.json_format import MessageToDict
 from rich.markup import escape
 
-from tickwheel.client import AsyncClient, Message, NotFound
-from tickwheel.client.admin import Traced
+from tickwheel.client import AsyncClient, EventKind, Message, NotFound, Settlement, Trace, TraceEvent
 from tickwheel.client.errors import Fault, PermissionRefused, RequestRefused, TickwheelError
-from tickwheel.client.ids import text_of
+from tickwheel.client.moments import ms_of
 from tickwheel.node.cli.messages import MessageId
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import open_client, out, print_json, time_text, use_json, warn
-from tickwheel.proto.admin_pb2 import TraceEvent
+from tickwheel.node.cli.output import as_dict, ms_text, open_client, out, print_json, time_text, use_json, warn
 
 trace_app = typer.Typer()
 
 IDS_MAX = 100
 SETTLED = {
-    "ACK": "done",
-    "RETRY": "failed, will be retried",
-    "DEAD": "failed for good: dead letter",
-    "SKIP": "skipped by the filter",
-    "RETURN": "not settled in time, will be retried",
+    Settlement.ACK: "done",
+    Settlement.RETRY: "failed, will be retried",
+    Settlement.DEAD: "failed for good: dead letter",
+    Settlement.SKIP: "skipped by the filter",
+    Settlement.RETURN: "not settled in time, will be retried",
+    Settlement.UNKNOWN: "as a later version says it",
 }
 
 
@@ -37,11 +36,11 @@ class Event:
     """One event, and the time at which each node noted it."""
 
     event: TraceEvent
-    at_ms: dict[str, int] = field(default_factory=dict)
+    at: dict[str, datetime] = field(default_factory=dict)
 
     @property
-    def first_ms(self) -> int:
-        return min(self.at_ms.values())
+    def first(self) -> datetime:
+        return min(self.at.values())
 
 
 @dataclass(slots=True)
@@ -51,15 +50,14 @@ class Story:
     ids: list[str]
     message: Message | None = None
     events: list[Event] = field(default_factory=list)
-    answers: dict[str, Traced] = field(default_factory=dict)
+    answers: dict[str, Trace | Fault] = field(default_factory=dict)
 
 
 def _key(event: TraceEvent) -> tuple[Any, ...]:
     """Notes of two nodes with equal keys are one event: log entries are the same on all nodes."""
-    unit = text_of(event.unit) if event.HasField("unit") else ""
     return (
-        *(event.kind, text_of(event.id), event.log_index, event.group, event.attempt, unit),
-        event.at_ms if event.kind == TraceEvent.DELIVERED else 0,
+        *(event.kind, event.id, event.log_index, event.group, event.attempt, event.unit),
+        event.at if event.kind is EventKind.DELIVERED else None,
     )
 
 
@@ -87,66 +85,74 @@ async def gather(client: AsyncClient, message_id: str) -> Story:
             if isinstance(answer, Fault):
                 continue
             for event in answer.events:
-                merged.setdefault(_key(event), Event(event)).at_ms.setdefault(answer.node_id, event.at_ms)
-                named = [event.id, *([event.new_id] if event.kind == TraceEvent.MOVED else [])]
-                story.ids += [text for number in named if (text := text_of(number)) not in story.ids]
-    order = list(TraceEvent.Kind.values())
-    story.events = sorted(merged.values(), key=lambda found: (found.first_ms, order.index(found.event.kind)))
+                merged.setdefault(_key(event), Event(event)).at.setdefault(answer.node_id, event.at)
+                named = [event.id, *([event.new_id] if event.kind is EventKind.MOVED else [])]
+                story.ids += [message_id for message_id in named if message_id not in story.ids]
+    order = list(EventKind)
+    story.events = sorted(merged.values(), key=lambda found: (found.first, order.index(found.event.kind)))
     return story
 
 
-def _clock(ms: int) -> str:
-    return time_text(ms)[11:-1]
+def _clock(moment: datetime) -> str:
+    return time_text(moment)[11:-1]
 
 
-def _span(ms: int) -> str:
-    if abs(ms) < 1_000:
-        return f"{ms} ms"
-    seconds = ms / 1_000
+def _span(span: timedelta) -> str:
+    if abs(span) < timedelta(seconds=1):
+        return ms_text(span)
+    seconds = span.total_seconds()
     if abs(seconds) < 120:
         return f"{seconds:.3f} s"
     hours, minutes = divmod(round(abs(seconds) / 60), 60)
-    return ("-" if ms < 0 else "") + (f"{hours} h {minutes} min" if hours else f"{minutes} min")
+    return ("-" if seconds < 0 else "") + (f"{hours} h {minutes} min" if hours else f"{minutes} min")
 
 
-def _nodes(found: Event, since_ms: int | None = None) -> str:
-    base = found.first_ms if since_ms is None else since_ms
+def _nodes(found: Event, since: datetime | None = None) -> str:
+    base = found.first if since is None else since
     parts = [
-        f"{node} +{_span(at_ms - base)}" if at_ms != base else node
-        for node, at_ms in sorted(found.at_ms.items(), key=lambda item: (item[1], item[0]))
+        f"{node} +{_span(at - base)}" if at != base else node
+        for node, at in sorted(found.at.items(), key=lambda item: (item[1], item[0]))
     ]
     return ", ".join(parts)
 
 
-def _lines(story: Story) -> Iterator[tuple[int, str, str]]:
+def _between(later: datetime | None, earlier: datetime | None) -> str:
+    return _span(later - earlier) if later is not None and earlier is not None else "an unknown time"
+
+
+def _when(moment: datetime | None) -> str:
+    return time_text(moment) if moment is not None else "at an unknown time"
+
+
+def _lines(story: Story) -> Iterator[tuple[datetime, str, str]]:
     """(time, what, words) of each step."""
-    last: dict[str, tuple[int, int]] = {}
+    last: dict[str, tuple[int, datetime]] = {}
     """Attempt and time of the last delivery to each group."""
     for found in story.events:
-        event, at_ms = found.event, found.first_ms
-        if event.kind == TraceEvent.SCHEDULED:
-            due = f"due {time_text(event.due_ms)}, {_span(event.due_ms - event.stamped_ms)} ahead"
-            yield event.stamped_ms, "scheduled", f"on {event.topic}, {due}; in term {event.term}"
-            yield at_ms, "committed", f"entry {event.log_index:,}: {_nodes(found, event.stamped_ms)}"
-        elif event.kind == TraceEvent.MOVED:
-            yield at_ms, "moved", f"to {time_text(event.due_ms)} as {text_of(event.new_id)}: {_nodes(found)}"
-        elif event.kind == TraceEvent.CANCELLED:
-            yield at_ms, "cancelled", _nodes(found)
-        elif event.kind == TraceEvent.DISPATCHED:
-            retry = "" if event.unit == event.id else f" as {text_of(event.unit)}"
-            yield at_ms, "dispatched", f"into the ready queue of {event.topic}{retry}: {_nodes(found)}"
-        elif event.kind == TraceEvent.DELIVERED:
-            last[event.group] = (event.attempt, at_ms)
+        event, at = found.event, found.first
+        if event.kind is EventKind.SCHEDULED:
+            due = f"due {_when(event.due)}, {_between(event.due, event.stamped)} ahead"
+            yield event.stamped or at, "scheduled", f"on {event.topic}, {due}; in term {event.term}"
+            yield at, "committed", f"entry {event.log_index:,}: {_nodes(found, event.stamped)}"
+        elif event.kind is EventKind.MOVED:
+            yield at, "moved", f"to {_when(event.due)} as {event.new_id}: {_nodes(found)}"
+        elif event.kind is EventKind.CANCELLED:
+            yield at, "cancelled", _nodes(found)
+        elif event.kind is EventKind.DISPATCHED:
+            retry = "" if event.unit == event.id else f" as {event.unit}"
+            yield at, "dispatched", f"into the ready queue of {event.topic}{retry}: {_nodes(found)}"
+        elif event.kind is EventKind.DELIVERED:
+            last[event.group] = (event.attempt, at)
             consumer = f" ({event.consumer})" if event.consumer else ""
-            late = _span(at_ms - event.due_ms)
+            late = _between(at, event.due)
             words = f"to {event.group}{consumer}, attempt {event.attempt}, {late} after its time"
-            yield at_ms, "delivered", f"{words}; by {_nodes(found)} in term {event.term}"
-        elif event.kind == TraceEvent.SETTLED:
-            attempt, began_ms = last.get(event.group, (event.attempt, 0))
-            after = f", {_span(event.stamped_ms - began_ms)} after its delivery" if began_ms else ""
+            yield at, "delivered", f"{words}; by {_nodes(found)} in term {event.term}"
+        elif event.kind is EventKind.SETTLED and event.settle is not None:
+            attempt, began = last.get(event.group, (event.attempt, None))
+            after = f", {_between(event.stamped, began)} after its delivery" if began is not None else ""
             reason = f"; {event.reason}" if event.reason else ""
-            words = f"{event.settle}: {SETTLED.get(event.settle, '')}, by {event.group}, attempt {attempt}"
-            yield at_ms, "settled", f"{words}{after}{reason}: {_nodes(found)}"
+            words = f"{event.settle}: {SETTLED[event.settle]}, by {event.group}, attempt {attempt}"
+            yield at, "settled", f"{words}{after}{reason}: {_nodes(found)}"
 
 
 def _footnotes(story: Story) -> Iterator[str]:
@@ -156,13 +162,13 @@ def _footnotes(story: Story) -> Iterator[str]:
         elif not answer.enabled:
             yield f"{answer.node_id} keeps no notes (storage.events_bytes_max is 0)"
         else:
-            if not answer.oldest_ms:
+            if answer.oldest is None:
                 yield f"{answer.node_id} has no notes yet"
             if answer.lost:
                 yield f"{answer.node_id} left out {answer.lost:,} batches"
             if not answer.complete:
                 yield f"{answer.node_id} has more than 1,000 events; the newest are shown"
-    reaching = [a.oldest_ms for a in story.answers.values() if not isinstance(a, Fault) and a.oldest_ms]
+    reaching = [a.oldest for a in story.answers.values() if not isinstance(a, Fault) and a.oldest is not None]
     if reaching:
         yield f"notes reach back to {time_text(min(reaching))}"
 
@@ -180,11 +186,11 @@ def tell(story: Story) -> Iterable[str]:
         yield f"also named {', '.join(others)}"
     lines = sorted(_lines(story), key=lambda line: line[0])
     day = ""
-    for at_ms, what, words in lines:
-        if (today := time_text(at_ms)[:10]) != day:
+    for at, what, words in lines:
+        if (today := time_text(at)[:10]) != day:
             day = today
             yield f"[dim]{day} UTC[/dim]"
-        yield f"  {_clock(at_ms)}  [bold]{what:10}[/bold]  {escape(words)}"
+        yield f"  {_clock(at)}  [bold]{what:10}[/bold]  {escape(words)}"
     if not lines:
         yield "  no notes exist"
     for note in _footnotes(story):
@@ -193,14 +199,9 @@ def tell(story: Story) -> Iterable[str]:
 
 def _as_dict(story: Story) -> dict[str, Any]:
     def one(found: Event) -> dict[str, Any]:
-        event = found.event
-        values = MessageToDict(event, preserving_proto_field_name=True)
-        values |= {name: text_of(getattr(event, name)) for name in ("id", "new_id", "unit") if event.HasField(name)}
-        values |= {
-            name: getattr(event, name) for name in ("stamped_ms", "term", "log_index", "due_ms") if getattr(event, name)
-        }
-        values.pop("at_ms", None)
-        return values | {"nodes": found.at_ms}
+        values = {name: value for name, value in as_dict(found.event).items() if value}
+        values.pop("at_ms")
+        return values | {"nodes": {node: ms_of("at", at) for node, at in found.at.items()}}
 
     return {
         "ids": story.ids,
@@ -209,7 +210,7 @@ def _as_dict(story: Story) -> dict[str, Any]:
         "nodes": {
             address: {"error": answer.message}
             if isinstance(answer, Fault)
-            else {"node_id": answer.node_id, "oldest_ms": answer.oldest_ms, "lost": answer.lost}
+            else {name: value for name, value in as_dict(answer).items() if name in ("node_id", "oldest_ms", "lost")}
             for address, answer in story.answers.items()
         },
     }

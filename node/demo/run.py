@@ -20,12 +20,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tickwheel.client import AsyncClient, Consumer
+from tickwheel.client import AsyncClient, Consumer, NodeRole, NodeStatus
 from tickwheel.client.errors import Fault
 from tickwheel.node.demo.flights import Flight, compressed, flights_of
 from tickwheel.node.demo.report import Tally
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
-from tickwheel.proto import admin_pb2
 
 TOPIC = "departures"
 GROUP = "travellers"
@@ -68,7 +67,7 @@ class Demo:
         self._console = console
         self._live = live
         self._lines: deque[str] = deque(maxlen=LINES)
-        self._statuses: dict[str, admin_pb2.NodeStatus | Fault] = {}
+        self._statuses: dict[str, NodeStatus | Fault] = {}
         self._flights: list[Flight] = []
         self.events = Events()
         self.tally = Tally([])
@@ -142,7 +141,7 @@ class Demo:
         await asyncio.sleep(max(0.0, (start_ms + self._span_ms / 2 - now_ms()) / 1_000))
         victim = await cluster.master()
         status = (await cluster.statuses())[victim.node_id]
-        self._term_killed = status.term if isinstance(status, admin_pb2.NodeStatus) else 0
+        self._term_killed = status.term if isinstance(status, NodeStatus) else 0
         self.events.killed = victim.node_id
         self.events.killed_s = time.monotonic()
         await cluster.kill_node(victim)
@@ -162,9 +161,9 @@ class Demo:
         while True:
             for node_id, status in (await cluster.statuses(0.3)).items():
                 if (
-                    isinstance(status, admin_pb2.NodeStatus)
+                    isinstance(status, NodeStatus)
                     and node_id != victim.node_id
-                    and status.role == admin_pb2.MASTER
+                    and status.role is NodeRole.MASTER
                     and status.lease_held
                     and status.term > self._term_killed
                 ):
@@ -199,10 +198,10 @@ class Demo:
             if isinstance(status, Fault):
                 nodes.add_row(Text(node_id, "red"), Text("down", "red"))
                 continue
-            master = status.role == admin_pb2.MASTER
+            master = status.role is NodeRole.MASTER
             nodes.add_row(
                 Text(node_id, "green" if master else ""),
-                Text(admin_pb2.Role.Name(status.role).lower(), "bold green" if master else ""),
+                Text(status.role, "bold green" if master else ""),
                 f"term {status.term}",
                 f"{status.pending:,} pending",
             )

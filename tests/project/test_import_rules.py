@@ -30,7 +30,10 @@ MAY_KNOW = {
 """Folder -> the other folders it may import. Only bench imports chaos, and only these two pipeline; the
 command line finds them by their entry points."""
 
-MAY_KNOW_CLIENT = ("tickwheel.node.cli", "tickwheel.node.demo", "tickwheel.node.local_cluster")
+MAY_KNOW_CLIENT = (
+    *("tickwheel.node.cli", "tickwheel.node.demo", "tickwheel.node.local_cluster"),
+    "tickwheel.node.backup_files",
+)
 """Parts of node/ that are users of a cluster, not parts of a server."""
 
 MAY_KNOW_LOCAL_CLUSTER = ("tickwheel.pipeline.demo", "tickwheel.pipeline.cli")
