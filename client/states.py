@@ -68,6 +68,8 @@ class SweepState(StrEnum):
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
     """Somebody stopped it; what it had done stays done."""
+    UNKNOWN = "UNKNOWN"
+    """Of a node of a later version."""
 
 
 class DeadCause(StrEnum):

@@ -18,7 +18,7 @@ import grpc
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of, ms_of, range_ms, span_ms_of
-from tickwheel.client.states import SweepState
+from tickwheel.client.states import SweepState, enum_of
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
@@ -121,7 +121,7 @@ class Sweep:
     @property
     def ended(self) -> bool:
         """Whether the job has ended."""
-        return self.state != SweepState.RUNNING
+        return self.state in (SweepState.FINISHED, SweepState.STOPPED)
 
     @property
     def fraction(self) -> float:
@@ -142,7 +142,7 @@ def _sweep(found: scheduler_pb2.Sweep) -> Sweep:
     chosen = found.selection
     return Sweep(
         job_id=found.job_id,
-        state=SweepState(scheduler_pb2.SweepState.Name(found.state).removeprefix("SWEEP_")),
+        state=enum_of(SweepState, scheduler_pb2.SweepState.DESCRIPTOR, found.state, "SWEEP_"),
         action=action,
         selection=Selection(
             chosen.topic,

@@ -58,7 +58,8 @@ def as_dict(answer: Any) -> dict[str, Any]:
     A time is in milliseconds, a moment in milliseconds since 1970, and the name says so (`clock_ms`, `delay_ms_max`).
     Bytes are hexadecimal.
     """
-    hints = _hints_of(type(answer))
+    kind: Any = type(answer)
+    hints = _hints_of(kind)
     return {
         json_name(found.name, hints[found.name]): _as_json(getattr(answer, found.name))
         for found in dataclasses.fields(answer)

@@ -26,7 +26,7 @@ from tickwheel.chaos.live.network import CLIENTS, Spoiling
 from tickwheel.chaos.live.plan import ANY, MASTER, Fault
 from tickwheel.chaos.live.supervisor import RunOptions, Supervisor
 from tickwheel.chaos.live.switch import Switch, switch_for
-from tickwheel.proto.admin_pb2 import NodeStatus
+from tickwheel.client import NodeStatus
 
 SECONDS = 6.0
 HOUR_MS = 3_600_000

@@ -29,10 +29,9 @@ from tickwheel.client import (
 )
 from tickwheel.client.messages import KIND_DELAY, KIND_DUE, KIND_LEVEL, when_of
 from tickwheel.client.moments import moment_of, ms_of, range_ms, span_ms_of
-from tickwheel.client.retrying import policy_message
+from tickwheel.client.retrying import policy_message, policy_of
 from tickwheel.client.states import start_of
 from tickwheel.proto import consumer_pb2
-from tickwheel.proto.common_pb2 import MessageMeta
 
 NAIVE = datetime(2030, 1, 1, 12)
 AWARE = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
@@ -150,13 +149,15 @@ def test_places_of_a_group() -> None:
 def test_a_retry_policy_for_nodes() -> None:
     """Timedeltas become milliseconds; no policy stays none."""
     backoff = ExponentialBackoff(initial=timedelta(seconds=0.5), maximum=timedelta(minutes=1), jitter=0.25)
-    wire = RetryPolicy(backoff=backoff, attempts_max=8).message()
+    policy = RetryPolicy(backoff=backoff, attempts_max=8)
+    wire = policy_message(policy)
+    assert wire is not None and policy_of(wire) == policy
     assert (wire.exponential.initial_ms, wire.exponential.factor) == (500, 2.0)
     assert (wire.exponential.max_ms, wire.exponential.jitter, wire.attempts_max) == (60_000, 0.25, 8)
-    assert not RetryPolicy(attempts_max=3).message().HasField("exponential")
-    assert policy_message(None) is None and policy_message(wire) is wire
+    plain = policy_message(RetryPolicy(attempts_max=3))
+    assert plain is not None and not plain.HasField("exponential") and policy_message(None) is None
     with pytest.raises(RequestRefused, match="initial"):
-        RetryPolicy(backoff=ExponentialBackoff(initial=5, maximum=timedelta(1))).message()  # type: ignore[arg-type]
+        policy_message(RetryPolicy(backoff=ExponentialBackoff(initial=5, maximum=timedelta(1))))  # type: ignore[arg-type]
 
 
 async def test_what_was_asked_comes_back_as_datetimes(nodes: list[FakeNode]) -> None:
@@ -197,7 +198,7 @@ def test_results_show_datetimes() -> None:
     message = Message("0-1-1", "t", 1_000, 500, 0, MessageState.PENDING, scheduled_ms=250)
     assert (message.due, message.due_requested) == (moment_of(1_000), moment_of(500))
     assert message.scheduled_at == moment_of(250)
-    letter = DeadLetter(1, "0-1-1", "t", DeadCause.REFUSED, "", 1, 500, 2_000, 0, MessageMeta(key="k"))
+    letter = DeadLetter(1, "0-1-1", "t", DeadCause.REFUSED, "", 1, 500, 2_000, 0, key="k")
     assert (letter.first_due, letter.died_at, letter.key) == (moment_of(500), moment_of(2_000), "k")
     running = Sweep("job", SweepState.RUNNING, "cancel", Selection("t"), 7, 0, 0, 0, 0, 0, 0, 0)
     assert (running.begun_at, running.ended_at) == (moment_of(7), None)

@@ -15,6 +15,7 @@ from tests.client.fake_node import FakeNode, FakeState
 from tickwheel.client import (
     AsyncClient,
     Client,
+    Group,
     Message,
     Receipt,
     RequestRefused,
@@ -24,7 +25,6 @@ from tickwheel.client import (
 )
 from tickwheel.client.delivery import Settler
 from tickwheel.client.listing import listed
-from tickwheel.proto import admin_pb2
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_users_see_the_types_of_the_asynchronous_methods(address: str) -> None:
         if not receipt.id:
             assert_type(client.get(receipt.id), Message)
             assert_type(client.sweeps.get("job"), Sweep)
-            assert_type(client.admin.groups(), list[admin_pb2.Group])
+            assert_type(client.admin.groups(), list[Group])
     assert Client.schedule.__doc__ == AsyncClient.schedule.__doc__
     assert list(inspect.signature(Client.schedule).parameters)[:3] == ["self", "topic", "payload"]
 

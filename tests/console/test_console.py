@@ -12,12 +12,11 @@ import pytest_asyncio
 from starlette.types import ASGIApp
 
 from tests.console.browser_client import BrowserClient, running
-from tickwheel.client import AsyncClient, StartFrom
+from tickwheel.client import AsyncClient, Grant, Right, StartFrom
 from tickwheel.console.app import application
 from tickwheel.console.door import DoorConfig
 from tickwheel.console.sessions import Sessions
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import access_pb2, admin_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -291,14 +290,14 @@ async def test_with_rights_a_token_decides(cluster: LocalCluster, app: ASGIApp, 
     """Last, since it turns rights on: no token, a wrong one, one that may only read, one that may do all."""
     client = cluster.client()
     await client.access.set_user("root", ["administrator"])
-    grant = access_pb2.Grant(rights=[access_pb2.RIGHT_READ], topics=["alarms"], groups=["screen"])
+    grant = Grant((Right.READ,), topics=("alarms",), groups=("screen",))
     await client.access.set_role("reader", [grant])
     await client.access.set_user("ann", ["reader"])
     root = (await client.access.create_token("root")).secret
     ann = (await client.access.create_token("ann")).secret
     refused = await browser.change("login", {"token": ann}, 409)
     assert "nobody needs to log in" in refused["error"]
-    await client.admin.update_settings(admin_pb2.Settings(rights=True))
+    await client.admin.update_settings(rights=True)
 
     stranger = BrowserClient(app)
     await until(stranger.open, lambda session: bool(session["login_needed"]))

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import admin_pb2
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
@@ -38,7 +37,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     async def start() -> None:
         await cluster.start()
-        await cluster.client().admin.update_settings(admin_pb2.Settings(delay_levels="1s 1s 1s"))
+        await cluster.client().admin.update_settings(delay_levels="1s 1s 1s")
 
     with asyncio.Runner() as runner:
         try:

@@ -20,7 +20,6 @@ from tickwheel.gateway.beside import of_rest
 from tickwheel.gateway.running import Gateway
 from tickwheel.gateway.schedules import schedules
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import admin_pb2
 
 BOTH = "[listen]\nbind = '127.0.0.1:0'\n[console]\nhost_names = ['console.example']\n"
 
@@ -82,7 +81,7 @@ async def test_each_keeps_its_guard(tmp_path: Path) -> None:
         async with AsyncClient(cluster.addresses) as client:
             await client.access.set_user("root", ["administrator"])
             token = (await client.access.create_token("root")).secret
-            await client.admin.update_settings(admin_pb2.Settings(rights=True))
+            await client.admin.update_settings(rights=True)
         async with browser.post("/api/login", json={"token": token}, headers=shown) as login:
             assert login.status == 200
         async with browser.get("/api/topics") as found:
@@ -99,7 +98,7 @@ async def test_the_gateways_own_rights_are_not_the_consoles(tmp_path: Path) -> N
         async with AsyncClient(cluster.addresses) as client:
             await client.access.set_user("root", ["administrator"])
             token = (await client.access.create_token("root")).secret
-            await client.admin.update_settings(admin_pb2.Settings(rights=True))
+            await client.admin.update_settings(rights=True)
         text = BOTH.replace("[console]", "credentials = 'own'\n[console]")
         async with visiting(cluster, tmp_path / "g.toml", text, token) as (_, browser):
             async with browser.get("/v1/topics") as found:

@@ -12,10 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from tests.gateway.gateways import SOON_S, Call, api
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, Grant, Right
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import access_pb2, admin_pb2
-from tickwheel.proto.access_pb2 import RIGHT_READ, RIGHT_SCHEDULE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOURLY = {"topic": "plans", "text": "go", "every": "1h", "paused": True}
@@ -394,8 +392,8 @@ async def test_pages_of_other_sites_change_nothing(cluster: LocalCluster, tmp_pa
 
 async def test_the_callers_rights_hold(tmp_path: Path) -> None:
     """The cluster sees the caller's own token: without one, or without the right, nothing is shown or changed."""
-    grant = access_pb2.Grant(rights=[RIGHT_SCHEDULE, RIGHT_READ], topics=["pay-*"])
-    reads = access_pb2.Grant(rights=[RIGHT_READ], topics=["pay-*"])
+    grant = Grant((Right.SCHEDULE, Right.READ), topics=("pay-*",))
+    reads = Grant((Right.READ,), topics=("pay-*",))
     async with LocalCluster(tmp_path, 1) as cluster:
         async with AsyncClient(cluster.addresses) as before:
             await before.access.set_user("root", ["administrator"])
@@ -406,7 +404,7 @@ async def test_the_callers_rights_hold(tmp_path: Path) -> None:
                 await before.access.set_user(user, [user])
                 tokens[user] = {"Authorization": f"Bearer {(await before.access.create_token(user)).secret}"}
             await before.schedules.put("other", "mail", b"x", every=timedelta(hours=1))
-            await before.admin.update_settings(admin_pb2.Settings(rights=True))
+            await before.admin.update_settings(rights=True)
         async with api(cluster, tmp_path / "g.toml") as call:
             for headers in (
                 {},

@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
 
+from tickwheel.client.copies import BackupChunk, HeldFile, chunk_of
 from tickwheel.node.backup_files import LIST_NAME, UNFINISHED_NAME, BackupError, BackupWriter, restore_backup
-from tickwheel.proto.admin_pb2 import BackupChunk, BackupOrigin
-from tickwheel.proto.common_pb2 import HeldFile
+from tickwheel.proto import admin_pb2
 from tickwheel.storage.disk import DiskError, DiskFullError
 
 FILES = {"wheel/1/log": bytes(range(200)), "state/empty": b"", "state/ready/a.ids.0": b"ids", "manifest": b"manifest"}
@@ -23,20 +24,27 @@ PIECE = 70
 def chunks(files: dict[str, bytes], held: Sequence[HeldFile] = (), cluster_id: str = "c") -> list[BackupChunk]:
     """The stream of a node with these files, to a caller that holds some."""
     known = {file.path: file for file in held}
-    sent: list[BackupChunk] = []
+    sent: list[admin_pb2.BackupChunk] = []
     for path, content in files.items():
-        has = known.get(path, HeldFile())
+        has = known.get(path, HeldFile(path, 0, 0))
         same = has.bytes <= len(content) and google_crc32c.value(content[: has.bytes]) == has.crc32c
         begin = has.bytes if same else 0
         if has.bytes:
-            sent.append(BackupChunk(path=path, comparing=True))
+            sent.append(admin_pb2.BackupChunk(path=path, comparing=True))
         for offset in range(begin, max(begin + 1, len(content)), PIECE):
             data = content[offset : offset + PIECE]
             crc32c = google_crc32c.value(data)
-            sent.append(BackupChunk(path=path, offset=offset, data=data, crc32c=crc32c, file_bytes=len(content)))
-    sent[0].origin.CopyFrom(BackupOrigin(cluster_id=cluster_id, node_id="n"))
+            sent.append(
+                admin_pb2.BackupChunk(path=path, offset=offset, data=data, crc32c=crc32c, file_bytes=len(content))
+            )
+    sent[0].origin.CopyFrom(admin_pb2.BackupOrigin(cluster_id=cluster_id, node_id="n"))
     sent[-1].last = True
-    return sent
+    return list(map(chunk_of, sent))
+
+
+def a_chunk(**fields: Any) -> BackupChunk:
+    """One chunk of a stream, without what it does not say."""
+    return chunk_of(admin_pb2.BackupChunk(**fields))
 
 
 def whole(directory: Path, files: dict[str, bytes] = FILES) -> None:
@@ -181,7 +189,7 @@ def test_a_path_that_no_checkpoint_has_is_refused(path: str, tmp_path: Path) -> 
     writer = BackupWriter(tmp_path / "copy")
     before = set(tmp_path.rglob("*"))
     with pytest.raises(BackupError, match="does not hold a file"):
-        writer.write(BackupChunk(path=path, data=b"x", crc32c=google_crc32c.value(b"x"), file_bytes=1))
+        writer.write(a_chunk(path=path, data=b"x", crc32c=google_crc32c.value(b"x"), file_bytes=1))
     assert set(tmp_path.rglob("*")) == before
     writer.close()
 
@@ -189,15 +197,15 @@ def test_a_path_that_no_checkpoint_has_is_refused(path: str, tmp_path: Path) -> 
 def test_a_node_that_breaks_its_word_makes_no_backup(tmp_path: Path) -> None:
     """More bytes than the file has, a file where a directory is, anything after the end, an end too early."""
     writer = BackupWriter(tmp_path / "copy")
-    one = BackupChunk(path="wheel/a", data=b"x", crc32c=google_crc32c.value(b"x"), file_bytes=2)
+    one = a_chunk(path="wheel/a", data=b"x", crc32c=google_crc32c.value(b"x"), file_bytes=2)
     writer.write(one)
     with pytest.raises(BackupError, match="before the end"):
         writer.finish()
     with pytest.raises(DiskError):
-        writer.write(BackupChunk(path="wheel/a/b", data=b"x", crc32c=one.crc32c, file_bytes=1))
+        writer.write(a_chunk(path="wheel/a/b", data=b"x", crc32c=one.crc32c, file_bytes=1))
     with pytest.raises(BackupError, match="larger"):
-        writer.write(BackupChunk(path="wheel/a", offset=1, data=b"xx", file_bytes=2))
-    writer.write(BackupChunk(path="manifest", data=b"x", crc32c=one.crc32c, file_bytes=1, last=True))
+        writer.write(a_chunk(path="wheel/a", offset=1, data=b"xx", file_bytes=2))
+    writer.write(a_chunk(path="manifest", data=b"x", crc32c=one.crc32c, file_bytes=1, last=True))
     with pytest.raises(BackupError, match="before the end"):
         writer.finish()
     with pytest.raises(BackupError, match="after the last"):

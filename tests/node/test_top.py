@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tickwheel.client import NodeStatus
 from tickwheel.client.errors import Fault
+from tickwheel.client.nodes import node_status_of
+from tickwheel.client.topics import group_of
 from tickwheel.node.cli.top import Watcher
 from tickwheel.node.cli.top_view import HOUR_MS, Heard, draw
 from tickwheel.node.local_cluster import LocalCluster
@@ -19,9 +22,9 @@ from tickwheel.proto import admin_pb2
 NOW_MS = 1_800_000_000_000 // HOUR_MS * HOUR_MS + 25 * 60_000 + 30_000
 
 
-def status(node_id: str, role: admin_pb2.Role.ValueType = admin_pb2.SLAVE, term: int = 7) -> admin_pb2.NodeStatus:
+def status(node_id: str, role: admin_pb2.Role.ValueType = admin_pb2.SLAVE, term: int = 7) -> NodeStatus:
     """A node that is well."""
-    return admin_pb2.NodeStatus(
+    wire = admin_pb2.NodeStatus(
         cluster_id="c",
         node_id=node_id,
         role=role,
@@ -36,6 +39,7 @@ def status(node_id: str, role: admin_pb2.Role.ValueType = admin_pb2.SLAVE, term:
         redeliver_rate=3,
         topics=[admin_pb2.TopicStatus(name=f"topic-{n}", deliver_rate=n, backlog=n) for n in reversed(range(30))],
     )
+    return node_status_of(wire)
 
 
 def heard() -> Heard:
@@ -43,7 +47,7 @@ def heard() -> Heard:
     found = Heard()
     found.answers = {"a:1": status("a", admin_pb2.MASTER), "b:1": status("b"), "c:1": status("c")}
     found.last = {address: answer for address, answer in found.answers.items() if not isinstance(answer, Fault)}
-    found.groups = [admin_pb2.Group(name=f"group-{n}", backlog=n, dead=n % 2) for n in range(20)]
+    found.groups = [group_of(admin_pb2.Group(name=f"group-{n}", backlog=n, dead=n % 2)) for n in range(20)]
     hour_ms = NOW_MS // HOUR_MS * HOUR_MS
     found.hours = {hour_ms + n * HOUR_MS: n * n for n in range(30)}
     found.seconds = {hour_ms + n * 1_000: n % 7 for n in range(3_600)}

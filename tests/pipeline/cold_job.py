@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.running import FEW_ROWS
 from tickwheel.client import AsyncClient
+from tickwheel.client.bulk import LoadProgress
 from tickwheel.pipeline import cold_freeze
 from tickwheel.pipeline.cold_freeze import FreezeConfig, write_parts
 from tickwheel.pipeline.cold_promote import ColdLoader, Promoter
 from tickwheel.pipeline.session import SessionConfig, build_session
-from tickwheel.proto.bulk_pb2 import LoadState
 
 PART_ROWS = 25
 PARTS_WRITTEN = 3
@@ -65,7 +65,7 @@ def promote(spark: SparkSession, folder: str, addresses: str) -> None:
     plain = ColdLoader._take
     taken = 0
 
-    async def take(self: ColdLoader, place: int) -> LoadState:
+    async def take(self: ColdLoader, place: int) -> LoadProgress:
         nonlocal taken
         taken += 1
         if taken == STOP:

@@ -16,15 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, ColdState
+from tickwheel.client.bulk import LoadProgress
 from tickwheel.pipeline.build import PAYLOAD_BYTES_MAX
 from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
 from tickwheel.pipeline.cold_promote import ColdLoader, Promoter, Promotion, moved_pieces
 from tickwheel.pipeline.cold_status import Examined, examine, remove_loaded, text_of
 from tickwheel.pipeline.cold_store import ColdError, ColdJobManifest, ColdStore
 from tickwheel.pipeline.meta_column import META_BYTES_MAX
-from tickwheel.proto.admin_pb2 import COLD_IN_TIME
-from tickwheel.proto.bulk_pb2 import LoadState
 from tickwheel.storage import bundle
 
 DAY_MS = 86_400_000
@@ -149,7 +148,7 @@ def test_cold_messages_are_cancelled_moved_and_promoted_once(
     assert outcome == "RESCHEDULED" and receipt is not None and receipt.id == ids["key-8"]
     assert cluster.messages("frozen") == []
     before = examined(cluster, tmp_path)
-    assert before.status.state == COLD_IN_TIME and not before.bad and before.status.messages == 300
+    assert before.status.state is ColdState.IN_TIME and not before.bad and before.status.messages == 300
     assert sum(rows for _, rows in before.days.values()) == 300 and len(before.days) == 3
     assert promoted(spark, cluster, tmp_path, days=30).parts == 0
     assert promoted(spark, cluster, tmp_path, days=36).moved == 1
@@ -196,7 +195,7 @@ def test_two_promotions_at_once_outlive_their_master(
     middle = asyncio.Event()
     begun: Counter[ColdLoader] = Counter()
 
-    async def take(self: ColdLoader, place: int) -> LoadState:
+    async def take(self: ColdLoader, place: int) -> LoadProgress:
         begun[self] += 1
         if len(begun) == 2 and min(begun.values()) == 4:
             middle.set()

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from tests.pipeline.test_cold import examined, frozen, promoted
 from tickwheel.client import Delivery
 from tickwheel.pipeline.cold_freeze import FreezeConfig
 from tickwheel.pipeline.cold_store import ColdStore
-from tickwheel.proto import admin_pb2
 
 ROWS = 400
 TOPIC, GROUP = "killed", "mourners"
@@ -81,7 +81,7 @@ def test_jobs_that_are_killed_lose_and_repeat_nothing(
     client, folder = cluster.client, tmp_path / "cold"
     freezing, promoting = jobs
     settings = cluster.wait(client.admin.settings())
-    cluster.wait(client.admin.update_settings(admin_pb2.Settings(cold_lead_ms=0, cold_warn_ms=0)))
+    cluster.wait(client.admin.update_settings(cold_lead=timedelta(0), cold_warn=timedelta(0)))
     cluster.wait(client.admin.create_group(GROUP, [TOPIC]))
     freezing.hear("ready")
     first_ms = time.time_ns() // 1_000_000 + AHEAD_MS
@@ -154,7 +154,8 @@ def test_jobs_that_are_killed_lose_and_repeat_nothing(
     assert cluster.messages(TOPIC) == []
     assert [g.backlog for g in cluster.wait(client.admin.groups()) if g.name == GROUP] == [0]
     cluster.check_agreement()
-    cluster.wait(client.admin.update_settings(settings))
+    assert settings.cold_lead is not None and settings.cold_warn is not None
+    cluster.wait(client.admin.update_settings(cold_lead=settings.cold_lead, cold_warn=settings.cold_warn))
 
 
 def _now_ms(delivery: Delivery) -> int:

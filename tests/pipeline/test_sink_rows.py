@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from tickwheel.client.staging import Rows
+from tickwheel.client.staging import Rows, rows_message
 from tickwheel.client.unique_keys import KEYED_MAX, rule_of
 from tickwheel.pipeline import sink_rows
 from tickwheel.pipeline.bundling import with_hashes
@@ -121,7 +121,7 @@ def test_a_unique_key_travels_with_its_rule() -> None:
     gatherer = RowGatherer("t", LIMITS, rule)
     assert list(gatherer.take(batch)) == []
     [block] = gatherer.rest()
-    columns = block.columns()
+    columns = rows_message(block)
     assert (columns.on_key_conflict, columns.key_until_settled) == rule
     assert block.payloads == b"abe" and block.meta_sizes is not None
     ends = np.cumsum(block.meta_sizes).tolist()

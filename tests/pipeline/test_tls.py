@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from typer.testing import CliRunner
 
-from tickwheel.client import AsyncClient, Client, TlsFiles
+from tickwheel.client import AsyncClient, Client, ColdState, ColdStatus, NodeState, NodeStatus, TlsFiles
 from tickwheel.client.errors import TickwheelError
+from tickwheel.client.moments import ms_of
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.local_cluster import LocalCluster, free_ports
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.cold_store import ColdStore
-from tickwheel.proto import admin_pb2
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def _serves(client: Client, cluster: LocalCluster) -> bool:
         answers = client.admin.statuses(0.5)
     except TickwheelError:
         return False
-    serving = [s for s in answers.values() if isinstance(s, admin_pb2.NodeStatus) and s.state == admin_pb2.NODE_SERVING]
+    serving = [s for s in answers.values() if isinstance(s, NodeStatus) and s.state is NodeState.SERVING]
     return len(serving) == len(cluster.nodes) and len({s.master_id for s in serving} - {""}) == 1
 
 
@@ -111,10 +111,11 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
         async with AsyncClient(secured["addresses"], tls=tls) as client:
             for number in range(5):
                 assert await client.cancel(ids[first_ms + number]) == "CANCELLED"
-            status = await client.admin.master_status()
-            await asyncio.sleep(max(0, first_ms + 100 - status.clock_ms) / 1_000)  # they are to be late
+            now = (await client.admin.master_status()).clock
+            assert now is not None
+            await asyncio.sleep(max(0, first_ms + 100 - ms_of("now", now)) / 1_000)  # they are to be late
 
-    async def consume() -> tuple[Counter[str], admin_pb2.ColdStatus]:
+    async def consume() -> tuple[Counter[str], ColdStatus]:
         got: Counter[str] = Counter()
         async with AsyncClient(secured["addresses"], tls=tls) as client:
             async with client.consumer("g", "pushed") as consumer:
@@ -134,7 +135,7 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
     assert said.startswith("55 messages of") and "late: 60 messages" in said, said
     got, status = asyncio.run(consume())
     assert got == Counter(f"p-{number}" for number in range(5, 60))
-    assert (status.loaded_late, status.state) == (55, admin_pb2.COLD_EMPTY) and status.loaded_late_ms_max > 0
+    assert (status.loaded_late, status.state) == (55, ColdState.EMPTY) and status.loaded_late_max
     assert run("promote", cold).startswith("0 messages of 0 parts")
 
 

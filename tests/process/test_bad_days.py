@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, NodeRole, NodeState, NodeStatus
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
@@ -181,11 +181,11 @@ async def test_a_full_disk_halts_a_node_and_it_recovers(tmp_path: Path, small_di
             while "full" not in reason:
                 sent.append(await client.schedule("t", bytes(200_000), delay_ms=3_600_000, timeout_s=20))
                 status = (await cluster.statuses()).get(victim.node_id)
-                assert isinstance(status, admin_pb2.NodeStatus), "it still answers"
+                assert isinstance(status, NodeStatus), "it still answers"
                 reason = status.state_reason
-        assert isinstance(status, admin_pb2.NodeStatus)
-        assert status.state == admin_pb2.NODE_READ_ONLY
-        assert status.role != admin_pb2.MASTER
+        assert isinstance(status, NodeStatus)
+        assert status.state is NodeState.READ_ONLY
+        assert status.role is not NodeRole.MASTER
         assert "free space" in reason
         assert (await cluster.master()) is not victim
         async with AsyncClient([victim.client_address]) as other:

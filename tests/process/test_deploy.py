@@ -19,10 +19,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from tickwheel.client import AsyncClient, PermissionRefused, TickwheelError
+from tickwheel.client import AsyncClient, NodeRole, NodeState, NodeStatus, PermissionRefused, TickwheelError
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.node.local_cluster import free_ports
-from tickwheel.proto import admin_pb2, peer_pb2
+from tickwheel.proto import peer_pb2
 from tickwheel.proto.peer_pb2_grpc import PeerStub
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -78,17 +78,17 @@ class Hosts:
             self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         return self.processes[number]
 
-    async def ready(self, ops: AsyncClient, count: int) -> admin_pb2.NodeStatus:
+    async def ready(self, ops: AsyncClient, count: int) -> NodeStatus:
         """Until so many nodes serve, with a master among them that has its peers without lag. The master."""
         async with asyncio.timeout(30):
             while True:
-                statuses = [s for s in (await ops.admin.statuses()).values() if isinstance(s, admin_pb2.NodeStatus)]
+                statuses = [s for s in (await ops.admin.statuses()).values() if isinstance(s, NodeStatus)]
                 for status in statuses:
                     for peer in status.peers:
                         if peer.client_address:
                             ops.cluster.add(peer.client_address)
-                serving = [s for s in statuses if s.state == admin_pb2.NODE_SERVING]
-                master = next((s for s in serving if s.role == admin_pb2.MASTER and s.lease_held), None)
+                serving = [s for s in statuses if s.state is NodeState.SERVING]
+                master = next((s for s in serving if s.role is NodeRole.MASTER and s.lease_held), None)
                 if master is not None and sum(s.master_id == master.node_id for s in serving) == count:
                     return master
                 await asyncio.sleep(0.05)
@@ -266,12 +266,10 @@ async def test_one_after_the_other_is_restarted_without_an_error(hosts: Hosts) -
 
 async def until_disk_is_recorded(hosts: Hosts, ops: AsyncClient, number: str) -> None:
     """The master does so within a second of seeing a member; adding it again changes nothing and tells."""
-    member = admin_pb2.Member(
-        node_id=f"n{number}", peer_address=hosts.address(number, "7701"), client_address=hosts.address(number)
-    )
+    member = (f"n{number}", hosts.address(number, "7701"), hosts.address(number))
     async with asyncio.timeout(10):
         while True:
-            if all(known.disk_uuid for known in await ops.admin.add_member(member)):
+            if all(known.disk_uuid for known in await ops.admin.add_member(*member)):
                 return
             await asyncio.sleep(0.1)
 

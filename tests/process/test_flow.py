@@ -6,18 +6,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.process.test_bad_days import until_equal
-from tickwheel.client import AsyncClient, Delivery, FilterDiffers
+from tickwheel.client import AsyncClient, Delivery, FilterDiffers, Group
 from tickwheel.client.errors import RequestRefused
-from tickwheel.client.staging import Rows
+from tickwheel.client.staging import Rows, StagedAttempt
 from tickwheel.node.cli import program as cli
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import admin_pb2, staging_pb2
 
 TAGS: tuple[tuple[str, ...], ...] = (("a",), ("x",), ("c", "b"), (), ("x", "y"))
 WANTED = {0, 2}
@@ -62,7 +62,7 @@ async def send(client: AsyncClient, first: int, last: int) -> None:
             await producer.send("t", str(number), delay_ms=50, tags=TAGS[number % len(TAGS)])
 
 
-async def until_backlog(client: AsyncClient, count: int) -> admin_pb2.Group:
+async def until_backlog(client: AsyncClient, count: int) -> Group:
     """Wait until so many messages are ready for the only group."""
     async with asyncio.timeout(20):
         while True:
@@ -72,9 +72,9 @@ async def until_backlog(client: AsyncClient, count: int) -> admin_pb2.Group:
             await asyncio.sleep(0.05)
 
 
-async def stage_and_leave(client: AsyncClient) -> staging_pb2.StagedAttempt:
+async def stage_and_leave(client: AsyncClient) -> StagedAttempt:
     """A bulk write whose writer is never heard of again."""
-    await client.admin.update_settings(admin_pb2.Settings(staging_expiry_ms=1_000))
+    await client.admin.update_settings(staging_expiry=timedelta(seconds=1))
     writer = client.staging.attempt("left", "run", 0)
     due_ms = np.full(20, time.time_ns() // 1_000_000 + 3_600_000)
     await writer.write(Rows("left", due_ms, np.full(20, 5, np.uint32), b"ghost" * 20))
@@ -83,7 +83,7 @@ async def stage_and_leave(client: AsyncClient) -> staging_pb2.StagedAttempt:
     return staged
 
 
-async def until_expired(client: AsyncClient, staged: staging_pb2.StagedAttempt) -> None:
+async def until_expired(client: AsyncClient, staged: StagedAttempt) -> None:
     """A master looks when it begins, and every ten seconds."""
     async with asyncio.timeout(30):
         while True:

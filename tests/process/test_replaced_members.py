@@ -10,15 +10,14 @@ from tests.process.test_recovery import command, join, until_equal
 from tickwheel.client import AsyncClient
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 from tickwheel.node.server.process import EXIT_REMOVED
-from tickwheel.proto import admin_pb2
 
 
 async def until_disks_are_recorded(through: LocalNode, node: LocalNode) -> None:
     """The master does so within a second of seeing a member; adding one again changes nothing and tells."""
-    known = admin_pb2.Member(node_id=node.node_id, peer_address=node.peer_address, client_address=node.client_address)
+    known = (node.node_id, node.peer_address, node.client_address)
     async with AsyncClient([through.client_address]) as client, asyncio.timeout(10):
         while True:
-            if all(member.disk_uuid for member in await client.admin.add_member(known)):
+            if all(member.disk_uuid for member in await client.admin.add_member(*known)):
                 return
             await asyncio.sleep(0.05)
 

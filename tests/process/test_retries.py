@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.process.test_recovery import command, digest_of, until_equal
-from tickwheel.client import AsyncClient, Client, Delivery
+from tickwheel.client import AsyncClient, Client, Delivery, ExponentialBackoff, RetryPolicy
 from tickwheel.client.admin import AdminClient
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import admin_pb2
 
 COUNT = 300
 
@@ -114,9 +113,10 @@ async def test_order_and_broadcast_over_a_killed_master(tmp_path: Path) -> None:
         address = ",".join(node.client_address for node in cluster.nodes)
         await command("topic", "create", "ordered", "--fifo", "--address", address)
         client = cluster.client()
-        backoff = admin_pb2.ExponentialBackoff(initial_ms=100, factor=1.0, max_ms=100)
+        pause = timedelta(milliseconds=100)
+        backoff = ExponentialBackoff(initial=pause, factor=1.0, maximum=pause)
         admin: AdminClient = client.admin
-        await admin.create_group("g", ["ordered"], retry=admin_pb2.RetryPolicy(exponential=backoff))
+        await admin.create_group("g", ["ordered"], retry=RetryPolicy(backoff=backoff))
         await admin.create_group("all", ["ordered"], broadcasting=True)
         done: dict[str, list[int]] = {name: [] for name in "abc"}
         heard: list[set[str]] = [set(), set()]

@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.process.test_recovery import command
-from tickwheel.client import AsyncClient, Selection
+from tickwheel.client import AsyncClient, Grant, Quotas, Right, Selection
 from tickwheel.client.errors import ClusterUnavailable, Fault, PermissionRefused, RequestRefused
+from tickwheel.client.staging import StagedState
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import access_pb2, admin_pb2, consumer_pb2, staging_pb2
-from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ, RIGHT_SCHEDULE
 
-PAYMENTS = access_pb2.Grant(
-    rights=[RIGHT_SCHEDULE, RIGHT_CANCEL, RIGHT_READ, RIGHT_CONSUME], topics=["pay-*"], groups=["billing"]
-)
+PAYMENTS = Grant((Right.SCHEDULE, Right.CANCEL, Right.READ, Right.CONSUME), topics=("pay-*",), groups=("billing",))
 
 
 async def test_users_do_what_their_roles_allow_and_nothing_else(
@@ -29,16 +26,16 @@ async def test_users_do_what_their_roles_allow_and_nothing_else(
         address = cluster.nodes[0].client_address
         async with AsyncClient(address) as before:
             with pytest.raises(RequestRefused, match="administer"):
-                await before.admin.update_settings(admin_pb2.Settings(rights=True))
+                await before.admin.update_settings(rights=True)
             assert not (await before.access.who_am_i()).rights
             await before.access.set_user("root", ["administrator"])
             await before.access.set_role("payments", [PAYMENTS])
-            quotas = access_pb2.UserQuotas(topics_max=2, streams_max=2, connections_max=3)
+            quotas = Quotas(topics_max=2, streams_max=2, connections_max=3)
             await before.access.set_user("shop", ["payments"], quotas)
             root_token = (await before.access.create_token("root", label="laptop")).secret
             shop_token = (await before.access.create_token("shop")).secret
             other = (await before.schedule("mail", b"x", delay_ms=3_600_000)).id
-            await before.admin.update_settings(admin_pb2.Settings(rights=True))
+            await before.admin.update_settings(rights=True)
         for token in ("", "tw_wrong"):
             async with AsyncClient(address, token=token) as nobody:
                 calls: list[Awaitable[object]] = [nobody.schedule("pay-late", b"x", delay_ms=1), nobody.admin.topics()]
@@ -102,7 +99,7 @@ async def has_so_many_connections(address: str, token: str) -> None:
 async def shares_no_staged_job(shop: AsyncClient, root: AsyncClient) -> None:
     """A job is of the user who named it first, in every call that names it."""
     await shop.staging.commit("nightly", "run", [])
-    assert (await shop.staging.job("nightly")).state == staging_pb2.STAGED_PUBLISHED
+    assert (await shop.staging.job("nightly")).state is StagedState.PUBLISHED
     calls: list[Awaitable[object]] = [
         root.staging.commit("nightly", "other", []),
         root.staging.abort("nightly", "run", 1),
@@ -126,12 +123,12 @@ async def may_not_use_others(shop: AsyncClient, other: str) -> None:
         shop.sweeps.cancel(Selection(topic="mail")),
         shop.snapshot.pin(["mail"]),
         shop.dead.page("other"),
-        shop.pulling.pull(consumer_pb2.PullRequest(group="other", topic="pay-late", messages_max=1)),
-        shop.pulling.pull(consumer_pb2.PullRequest(group="billing", topic="mail", messages_max=1)),
+        shop.pulling.pull("other", topic="pay-late", messages_max=1),
+        shop.pulling.pull("billing", topic="mail", messages_max=1),
         shop.admin.create_topic("pay-other"),
         shop.admin.delete_topic("pay-late"),
         shop.admin.create_group("billing", ["pay-late"]),
-        shop.admin.update_settings(admin_pb2.Settings(rights=False)),
+        shop.admin.update_settings(rights=False),
         shop.admin.transfer(),
         shop.access.users(),
         shop.access.set_user("shop", ["administrator"]),

@@ -20,19 +20,22 @@ from tickwheel.client import (
     Dead,
     Delivery,
     ExponentialBackoff,
+    Grant,
     Handler,
     MessageState,
+    NodeRole,
+    NodeStatus,
     NotFound,
     PermissionRefused,
     RequestRefused,
     RescheduleOutcome,
     RetryPolicy,
+    Right,
     SyncWorker,
     Worker,
 )
 from tickwheel.client.sync_client import SyncDelivery
-from tickwheel.proto import admin_pb2, scheduler_pb2
-from tickwheel.proto.access_pb2 import Grant, Right
+from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.common_pb2 import Message
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 from tickwheel.testing import FakeCluster, SyncFakeCluster
@@ -288,13 +291,14 @@ async def test_refusals_are_those_of_a_node(cluster: FakeCluster) -> None:
     with pytest.raises(RequestRefused) as caught:
         await cluster.client.schedule("", "x", delay=timedelta(0))
     assert caught.value.field == "topic"
-    await cluster.client.admin.update_settings(admin_pb2.Settings(payload_bytes_max=3))
+    await cluster.client.admin.update_settings(payload_bytes_max=3)
     with pytest.raises(RequestRefused):
         await cluster.client.schedule("t", "long", delay=timedelta(0))
-    await cluster.client.access.set_role("all", [Grant(rights=Right.values()[1:], topics=["*"], groups=["*"])])
+    every = tuple(right for right in Right if right is not Right.UNKNOWN)
+    await cluster.client.access.set_role("all", [Grant(every, topics=("*",), groups=("*",))])
     await cluster.client.access.set_user("ann", roles=["all"])
     token = await cluster.client.access.create_token("ann")
-    await cluster.client.admin.update_settings(admin_pb2.Settings(rights=True))
+    await cluster.client.admin.update_settings(rights=True)
     with pytest.raises(PermissionRefused):
         await cluster.client.schedule("t", "x", delay=timedelta(0))
     async with AsyncClient(cluster.address, token=token.secret) as ann:
@@ -308,7 +312,7 @@ async def test_every_kind_of_call(cluster: FakeCluster) -> None:
     chunks = [chunk async for chunk in cluster.client.admin.backup(cluster.address)]
     assert chunks
     [status] = (await cluster.client.admin.statuses()).values()
-    assert isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER
+    assert isinstance(status, NodeStatus) and status.role is NodeRole.MASTER
     assert await cluster.client.admin.trace([receipt.id])
 
 

@@ -11,6 +11,7 @@ import pytest
 from tickwheel.client import (
     AsyncClient,
     CancelOutcome,
+    Grant,
     KeyConflict,
     KeyOutcome,
     KeyTaken,
@@ -20,10 +21,10 @@ from tickwheel.client import (
     Receipt,
     RequestRefused,
     RescheduleOutcome,
+    Right,
 )
 from tickwheel.client.unique_keys import KEYED_MAX
-from tickwheel.proto import admin_pb2, common_pb2
-from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, RIGHT_SCHEDULE, Grant
+from tickwheel.proto import common_pb2
 from tickwheel.testing import FakeCluster, SyncFakeCluster
 
 START = datetime(2030, 3, 1, 12, tzinfo=UTC)
@@ -193,15 +194,15 @@ async def test_more_keys_than_a_node_takes_at_once(cluster: FakeCluster) -> None
 async def test_rights(cluster: FakeCluster) -> None:
     """To replace needs the right to cancel; the others need what they need by id."""
     admin = cluster.client
-    everything = Grant(rights=[RIGHT_SCHEDULE, RIGHT_CANCEL, RIGHT_READ], topics=["t"])
-    for name, grant in (("sender", Grant(rights=[RIGHT_SCHEDULE], topics=["t"])), ("owner", everything)):
+    everything = Grant((Right.SCHEDULE, Right.CANCEL, Right.READ), topics=("t",))
+    for name, grant in (("sender", Grant((Right.SCHEDULE,), topics=("t",))), ("owner", everything)):
         await admin.access.set_role(name, [grant])
         await admin.access.set_user(name, roles=[name])
     await admin.access.set_user("root", roles=["administrator"])
     tokens = {name: (await admin.access.create_token(name)).secret for name in ("sender", "owner", "root")}
     async with AsyncClient(cluster.address, token=tokens["root"]) as root:
         await root.admin.create_topic("t")
-        await admin.admin.update_settings(admin_pb2.Settings(rights=True))
+        await admin.admin.update_settings(rights=True)
     async with (
         AsyncClient(cluster.address, token=tokens["sender"]) as sender,
         AsyncClient(cluster.address, token=tokens["owner"]) as owner,

@@ -24,13 +24,13 @@ import google_crc32c
 import pytest
 from rich.console import Console
 
-from tickwheel.client import AsyncClient, Client, Receipt, RequestRefused
+from tickwheel.client import AsyncClient, Client, HeldFile, Receipt, RequestRefused, ServerInfo
 from tickwheel.client.errors import Fault
+from tickwheel.client.nodes import node_status_of, server_info_of
 from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.status import Seen, status_table
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
-from tickwheel.proto.common_pb2 import HeldFile
 
 Run = Callable[..., "Result"]
 
@@ -259,7 +259,7 @@ def test_status_as_table_and_json(run: Run, address: str) -> None:
     assert "master" in table.out
     assert "applied lag" in table.out
     (node,) = run("status", "--json").json
-    assert (node["address"], node["role"], node["state"]) == (address, "MASTER", "NODE_SERVING")
+    assert (node["address"], node["role"], node["state"]) == (address, "master", "serving")
     server = node["server"]
     assert (server["version"], server["node_id"], server["delivery_order"]) == (
         version("tickwheel"),
@@ -267,16 +267,17 @@ def test_status_as_table_and_json(run: Run, address: str) -> None:
         "commit-first",
     )
     assert server["version"] in table.out and "commit-first" in table.out
-    assert not server["tls"] and server["uptime_s"] > 0 and "tickwheel.v1.Admin" in server["services"]
+    assert not server["tls"] and server["uptime_ms"] > 0 and "tickwheel.v1.Admin" in server["services"]
 
 
 def test_status_of_an_older_node_lacks_what_it_is() -> None:
     """It has no GetServerInfo: its status is shown nevertheless. So is that of a node without an answer."""
     older, gone = Fault("UNIMPLEMENTED", "Method not found!"), Fault("UNAVAILABLE", "gone")
-    info = admin_pb2.ServerInfo(version="9.9", uptime_s=90_061, tls=True, rights=True, delivery_order="push-first")
+    wire = admin_pb2.ServerInfo(version="9.9", uptime_s=90_061, tls=True, rights=True, delivery_order="push-first")
+    info = server_info_of(wire)
     seen: dict[str, Seen] = {
-        "a:1": (admin_pb2.NodeStatus(node_id="a"), older),
-        "b:1": (admin_pb2.NodeStatus(node_id="b"), info),
+        "a:1": (node_status_of(admin_pb2.NodeStatus(node_id="a")), older),
+        "b:1": (node_status_of(admin_pb2.NodeStatus(node_id="b")), info),
         "c:1": (gone, gone),
     }
     console = Console(width=400, record=True, file=io.StringIO())
@@ -311,14 +312,14 @@ async def test_both_clients_ask_what_a_node_is(address: str) -> None:
     """By address of each known node; a synchronous user gets the same."""
     async with AsyncClient(address) as client:
         (info,) = (await client.admin.server_infos()).values()
-    assert isinstance(info, admin_pb2.ServerInfo) and info.cluster_id
+    assert isinstance(info, ServerInfo) and info.cluster_id
 
-    def ask() -> dict[str, admin_pb2.ServerInfo | Fault]:
+    def ask() -> dict[str, ServerInfo | Fault]:
         with Client(address) as blocking:
             return blocking.admin.server_infos()
 
     (again,) = (await asyncio.to_thread(ask)).values()
-    assert isinstance(again, admin_pb2.ServerInfo) and again.services == info.services
+    assert isinstance(again, ServerInfo) and again.services == info.services
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -330,7 +331,7 @@ def test_status_is_watched_until_interrupted(address: str, form: str) -> None:
     assert watching.stdout is not None
     if form == "json":
         looks = [json.loads(watching.stdout.readline()) for _ in range(3)]
-        assert all(look[0]["role"] == "MASTER" and isinstance(look[0]["term"], int) for look in looks)
+        assert all(look[0]["role"] == "master" and isinstance(look[0]["term"], int) for look in looks)
     else:
         while "master" not in watching.stdout.readline():
             assert watching.poll() is None
@@ -553,9 +554,9 @@ def test_what_a_caller_says_to_hold_is_checked(address: str) -> None:
     """How many files it names, and what they are called: each with the field, its value and what is allowed."""
     with Client([address]) as client:
         for held, field in (
-            ([HeldFile(path=f"wheel/{number}") for number in range(20_001)], "held"),
-            ([HeldFile(path="manifest"), HeldFile(path="wheel/../../etc/passwd")], "held[1].path"),
-            ([HeldFile(path="wheel/" + "x" * 1_024)], "held[0].path"),
+            ([HeldFile(f"wheel/{number}", 0, 0) for number in range(20_001)], "held"),
+            ([HeldFile("manifest", 0, 0), HeldFile("wheel/../../etc/passwd", 0, 0)], "held[1].path"),
+            ([HeldFile("wheel/" + "x" * 1_024, 0, 0)], "held[0].path"),
         ):
             with pytest.raises(RequestRefused) as refused:
                 list(client.admin.backup(address, held=held))

@@ -16,7 +16,6 @@ import pytest
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports
 from tickwheel.node.metrics import METRICS
 from tickwheel.node.server import process
-from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication.frames import FORMAT_VERSION
 from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
@@ -68,7 +67,7 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
     async with LocalCluster(tmp_path, 1, config={"metrics": {"topics": ["orders"]}}) as cluster:
         node = cluster.nodes[0]
         # The pending messages of topics are served only while they have a limit.
-        await cluster.client().admin.update_settings(admin_pb2.Settings(topic_pending_max="*=1000"))
+        await cluster.client().admin.update_settings(topic_pending_max="*=1000")
         served = await page(node)
         names = [spec.exposed_name + ("_info" if spec.kind == "info" else "") for spec in METRICS]
         assert not [name for name in names if f"\n# TYPE {name} " not in served]
