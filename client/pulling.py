@@ -142,6 +142,7 @@ class PullClient:
 
         `delay`: for `RETRY`; None: at the group's pace.
         """
+        self._cluster.check_open()
         number = _OUTCOMES.get(outcome)
         if number is None:
             raise refused("outcome", outcome, ", ".join(_OUTCOMES))

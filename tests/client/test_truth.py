@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import socket
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -300,11 +301,17 @@ def test_certificates_that_cannot_be_used_are_refused(certificates: Path) -> Non
 
 # -- closed
 
-ARGUMENTS: dict[str, Any] = {"str": "0-1-1", "int": 1, "bytes | str": b"x", "bool": False}
+ARGUMENTS: dict[str, Any] = {
+    "str": "0-1-1",
+    "int": 1,
+    "bytes | str": b"x",
+    "bool": False,
+    "datetime": datetime.now(UTC),
+}
 
 
 def sample(annotation: str) -> Any:
-    """A value that a parameter takes; for messages of the wire, which are only sent on, anything does."""
+    """A value that a parameter takes; None: there is no sample."""
     return ARGUMENTS.get(annotation, [] if annotation.startswith("Sequence") else None)
 
 

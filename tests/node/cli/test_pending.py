@@ -163,7 +163,7 @@ def test_top_into_a_pipe_and_a_trace(run: Run, address: str) -> None:
     assert [word for word in story.split() if word in STEPS] == list(STEPS)
     assert "to eyes (tickwheel consume), attempt 1" in story and "ACK: done" in story
     told = run("trace", name, "--json").json
-    assert [event["kind"] for event in told["events"]] == ["SCHEDULED", "DISPATCHED", "DELIVERED", "SETTLED"]
+    assert [event["kind"] for event in told["events"]] == ["scheduled", "dispatched", "delivered", "settled"]
     assert told["events"][0]["due_ms"] == due_ms and told["events"][2]["nodes"]["n1"] >= due_ms
     unknown = run("trace", "0-5-5")
     assert unknown.code == 1 and "no notes exist" in unknown.out
