@@ -18,6 +18,7 @@ from tickwheel.client.disk_use import DiskHour, DiskPart, DiskTopic, DiskUse
 from tickwheel.client.errors import (
     ClientClosed,
     ClusterUnavailable,
+    Fault,
     FilterDiffers,
     LimitReached,
     NotFound,
@@ -110,6 +111,7 @@ __all__ = [
     "Drop",
     "EventKind",
     "ExponentialBackoff",
+    "Fault",
     "FilterDiffers",
     "Grant",
     "Group",

@@ -18,7 +18,7 @@ PAGES = {
     ],
     "Consume": [
         *("client.Consumer", "client.Delivery", "client.DeliveredBatch", "client.SettleReceipt", "client.StartFrom"),
-        "client.pulling.PullClient",
+        *("client.pulling.PullClient", "client.pulling.PulledBatch", "client.Settlement"),
     ],
     "Workers": [
         *("client.Worker", "client.worker.WorkerOptions", "client.Handler", "client.Action", "client.Retry"),
@@ -34,15 +34,35 @@ PAGES = {
         *("client.schedules.ScheduleClient", "client.Schedule", "client.ScheduleState", "client.PutResult"),
         *("client.ScheduleRun", "client.RunOutcome", "client.RunCounts", "client.Missed", "client.Overlap"),
     ],
-    "Dead letters": ["client.dead.DeadClient", "client.DeadLetter", "client.DeadCause", "client.dead.Changed"],
+    "Dead letters": [
+        "client.dead.DeadClient",
+        "client.DeadLetter",
+        "client.DeadCause",
+        "client.dead.DeadPage",
+        "client.dead.Changed",
+    ],
     "Administration": [
-        *("client.admin.AdminClient", "client.RetryPolicy", "client.ExponentialBackoff"),
-        "client.access.AccessClient",
+        *("client.admin.AdminClient", "client.Topic", "client.Group", "client.RetryPolicy"),
+        *("client.ExponentialBackoff", "client.Deletion", "client.Settings", "client.settings.SettingChanges"),
+        *("client.Trace", "client.TraceEvent", "client.EventKind", "client.Member", "client.Handover"),
+        *("client.BackupChunk", "client.BackupOrigin", "client.HeldFile"),
+    ],
+    "Nodes": [
+        *("client.NodeStatus", "client.NodeRole", "client.NodeState", "client.ClockState", "client.PeerStatus"),
+        *("client.TopicStatus", "client.ColdStatus", "client.ColdState", "client.BulkStatus", "client.ServerInfo"),
+        *("client.StateDigest", "client.DiskUse", "client.DiskPart", "client.DiskHour", "client.DiskTopic"),
+    ],
+    "Rights": [
+        *("client.access.AccessClient", "client.User", "client.Role", "client.Grant", "client.Right"),
+        *("client.Quotas", "client.Token", "client.NewToken", "client.Caller", "client.KnownBy", "client.AuditRecord"),
     ],
     "Bulk": [
         *("client.staging.StagingClient", "client.staging.StagedAttemptWriter", "client.staging.Rows"),
-        *("client.snapshot.SnapshotClient", "client.snapshot.Pin", "client.snapshot.SettledPin"),
-        *("client.snapshot.SettledTopic", "client.bulk.BulkClient", "client.cold.ColdClient"),
+        *("client.staging.StagedJob", "client.staging.StagedState", "client.staging.StagedAttempt"),
+        *("client.snapshot.SnapshotClient", "client.snapshot.Pin", "client.snapshot.PinnedPage"),
+        *("client.snapshot.SettledPin", "client.snapshot.SettledTopic", "client.snapshot.SettledPage"),
+        *("client.bulk.BulkClient", "client.bulk.LoadProgress", "client.cold.ColdClient", "client.cold.NewColdPart"),
+        *("client.cold.ColdJob", "client.cold.ColdPart", "client.cold.ColdMoved", "client.cold.ColdLoad"),
     ],
     "Without a loop": [
         *("client.Client", "client.sync_client.SyncProducer", "client.SyncConsumer", "client.SyncDelivery"),
@@ -55,7 +75,7 @@ PAGES = {
         *("client.TickwheelError", "client.RequestRefused", "client.FilterDiffers", "client.NotFound"),
         *("client.PayloadError", "client.LimitReached", "client.ClusterUnavailable", "client.OutcomeUnknown"),
         *("client.SequenceError", "client.SequenceTaken", "client.ClientClosed", "client.PermissionRefused"),
-        "client.KeyTaken",
+        *("client.KeyTaken", "client.Fault"),
     ],
     "Testing": [
         *("testing.FakeCluster", "testing.Clock", "testing.SyncFakeCluster", "testing.SyncClock"),
