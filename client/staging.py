@@ -232,12 +232,7 @@ class StagingClient:
             job_id=job_id,
             batch=batch,
             run_id=run_id,
-            attempts=[
-                staging_pb2.StagedAttempt(
-                    partition=one.partition, attempt=one.attempt, blocks=one.blocks, rows=one.rows
-                )
-                for one in attempts
-            ],
+            attempts=map(_attempt_message, attempts),
             memory_ms=span_ms_of("memory", memory) if memory is not None else 0,
             fingerprint=fingerprint,
         )

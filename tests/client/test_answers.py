@@ -146,7 +146,7 @@ INNER = {
 """Messages that are part of a converted one and have no answer of their own, and what they become."""
 
 
-def sample(field: FieldDescriptor, number: int = 1) -> object:
+def sample(field: Any, number: int = 1) -> object:
     """A value of a field that is not its default."""
     if field.message_type is not None:
         message = field.message_type._concrete_class()
@@ -162,7 +162,7 @@ def sample(field: FieldDescriptor, number: int = 1) -> object:
     return number + 6
 
 
-def put(message: Any, field: FieldDescriptor, number: int = 1) -> None:
+def put(message: Any, field: Any, number: int = 1) -> None:
     """Set a field to a value that is not its default."""
     if is_map(field):
         key, value = (sample(part, number) for part in field.message_type.fields)
@@ -175,7 +175,7 @@ def put(message: Any, field: FieldDescriptor, number: int = 1) -> None:
         setattr(message, field.name, sample(field, number))
 
 
-def is_map(field: FieldDescriptor) -> bool:
+def is_map(field: Any) -> bool:
     """Whether it is a map of the protobuf message."""
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
