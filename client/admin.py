@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from tickwheel.client.cluster import END_OF_STREAM, STATUS_TIMEOUT_S, TRY_TIMEOUT_S, Cluster
 from tickwheel.client.copies import BackupChunk, HeldFile, chunk_of, held_messages
 from tickwheel.client.disk_use import DiskUse, disk_use_of
-from tickwheel.client.errors import ClusterUnavailable, Fault, error_of, fault_of_call
+from tickwheel.client.errors import ClusterUnavailable, Fault, TickwheelError, error_of, fault_of_call
 from tickwheel.client.ids import parse_id
 from tickwheel.client.listing import listed
 from tickwheel.client.nodes import (
@@ -285,8 +285,11 @@ class AdminClient:
         pages: list[admin_pb2.DiskUse] = []
         request = admin_pb2.GetDiskUseRequest(by_topic=by_topic)
         while not pages or request.hour_min:
-            pages.append(await self._ask_at(address, lambda stub: stub.GetDiskUse, request, self._timeout_s))
-            request.hour_min = pages[-1].next_hour
+            page = await self._ask_at(address, lambda stub: stub.GetDiskUse, request, self._timeout_s)
+            if 0 < page.next_hour <= request.hour_min:
+                raise TickwheelError("a node read nothing and said that more follows", "INTERNAL")
+            pages.append(page)
+            request.hour_min = page.next_hour
         return disk_use_of(pages)
 
     async def backup(

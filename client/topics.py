@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
+from tickwheel.client.moments import moment_of
 from tickwheel.client.retrying import RetryPolicy, policy_of
 from tickwheel.proto import admin_pb2
 
@@ -47,6 +49,9 @@ class Group:
     """None: the delay levels and the setting `attempts_max`."""
     backlog: int
     """Messages that have entered the ready queue and are not settled."""
+    oldest_unsettled: datetime | None
+    """Due time of the oldest message of the backlog, rounded down to its tick, in UTC; None: there is no backlog, or to
+    tell would have cost the node too much."""
     in_flight: int
     """Deliveries that are out with its consumers."""
     consumers: int
@@ -67,7 +72,7 @@ class Deletion:
     undelivered: int
     """Messages that were dispatched and not settled when it went, counted once for each group."""
     dead: int
-    """Dead letters of a group that went with it; 0 for a topic."""
+    """Dead letters of a group that went with it, or those of a topic that were thrown away so far, of all groups."""
 
 
 def topic_of(wire: admin_pb2.Topic) -> Topic:
@@ -95,6 +100,7 @@ def group_of(wire: admin_pb2.Group) -> Group:
         paused=wire.paused,
         retry=policy_of(wire.retry) if wire.HasField("retry") else None,
         backlog=wire.backlog,
+        oldest_unsettled=moment_of(wire.oldest_unsettled_ms) if wire.HasField("oldest_unsettled_ms") else None,
         in_flight=wire.in_flight,
         consumers=wire.consumers,
         dead=wire.dead,
@@ -108,5 +114,5 @@ def deletion_of(wire: admin_pb2.DeleteTopicResponse | admin_pb2.DeleteGroupRespo
         finished=wire.finished,
         cancelled=wire.cancelled,
         undelivered=wire.undelivered,
-        dead=wire.dead if isinstance(wire, admin_pb2.DeleteGroupResponse) else 0,
+        dead=wire.dead,
     )

@@ -212,8 +212,8 @@ def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
     print_table("", titles, rows, right=(4, 5, 6, 7, 8))
 
 
-def _oldest(group: admin_pb2.Group) -> str:
+def _oldest(group: Group) -> str:
     """How long ago the oldest message of the backlog was due, to the second; empty if the node does not say."""
-    if not group.HasField("oldest_unsettled_ms"):
+    if group.oldest_unsettled is None:
         return ""
-    return span_text(max(0, int(time.time()) - group.oldest_unsettled_ms // 1_000) * 1_000)
+    return span_text(max(0, int(time.time()) - int(group.oldest_unsettled.timestamp())) * 1_000)

@@ -131,6 +131,7 @@ ANSWERS = [
             "cancel": "what has no other action cancels",
             **dict.fromkeys(("next_due_ms", "next_index", "steps", "pass_found", "target_id"), "how nodes go on"),
             "stamped_ms_max": "begun_ms says it",
+            "with_dead": "only nodes of earlier versions leave dead letters",
         },
     ),
     Answer(scheduler_pb2.Selection, lambda wire: _sweep(scheduler_pb2.Sweep(selection=wire))),
