@@ -15,6 +15,8 @@ from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import Client
+from tickwheel.client.moments import span_of
+from tickwheel.client.staging import StagedJob, staged_job_of
 from tickwheel.node.local_cluster import free_ports
 from tickwheel.pipeline.options import CONNECTION, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.sink import (
@@ -27,7 +29,7 @@ from tickwheel.pipeline.sink import (
     sink_config,
 )
 from tickwheel.pipeline.sink_rows import SchemaError, check_schema
-from tickwheel.proto.staging_pb2 import StagedJob
+from tickwheel.proto import staging_pb2
 
 DAY_MS = 86_400_000
 
@@ -184,14 +186,16 @@ def test_a_stream_is_remembered_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def commit(self, *_: object, **more: object) -> StagedJob:
             asked.append(more)
-            return StagedJob()
+            return staged_job_of(staging_pb2.StagedJob())
 
     monkeypatch.setattr(Connection, "open", lambda _: Cluster())
     for stream, given in ((True, {}), (True, {"job_memory_ms": "90000"}), (False, {}), (False, {"job_id": "j"})):
         config = sink_config(Options({"addresses": "h:1", "topic": "t", **given}, OPTIONS), stream=stream)
         _commit(config, "job", 0, "run", "", [StagedMessage("job", 0, 0, 1, 1, 1, 0, "", False, 7)])
-    wanted = [(JOB_MEMORY_MS, 0), (90_000, 0), (0, 0), (JOB_MEMORY_MS, 7)]
-    assert [(more["memory_ms"], more["fingerprint"]) for more in asked] == wanted
+    wanted = [
+        (span_of(ms), fingerprint) for ms, fingerprint in ((JOB_MEMORY_MS, 0), (90_000, 0), (0, 0), (JOB_MEMORY_MS, 7))
+    ]
+    assert [(more["memory"], more["fingerprint"]) for more in asked] == wanted
 
 
 @pytest.mark.parametrize(
