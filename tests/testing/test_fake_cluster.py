@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 import time
@@ -314,6 +315,21 @@ async def test_every_kind_of_call(cluster: FakeCluster) -> None:
     [status] = (await cluster.client.admin.statuses()).values()
     assert isinstance(status, NodeStatus) and status.role is NodeRole.MASTER
     assert await cluster.client.admin.trace([receipt.id])
+
+
+async def test_two_changes_of_settings_do_not_undo_each_other(cluster: FakeCluster) -> None:
+    """Each client names what it changes, and gets all settings; a bound of the node is a refusal with the field."""
+    admin = cluster.client.admin
+    async with AsyncClient(cluster.address) as other:
+        before = await admin.settings()
+        await asyncio.gather(
+            admin.update_settings(attempts_max=3), other.admin.update_settings(retention=timedelta(days=2))
+        )
+        expected = dataclasses.replace(before, attempts_max=3, retention=timedelta(days=2))
+        assert await admin.settings() == await other.admin.settings() == await admin.update_settings() == expected
+    with pytest.raises(RequestRefused) as refused:
+        await admin.update_settings(retention=timedelta(seconds=1))
+    assert refused.value.field == "retention_ms"
 
 
 async def test_two_clusters_are_apart() -> None:
