@@ -156,7 +156,7 @@ def group(found: Group) -> Json:
         "in_flight": found.in_flight,
         "consumers": found.consumers,
         "dead": found.dead,
-        "oldest_ms": found.oldest_unsettled_ms if found.HasField("oldest_unsettled_ms") else None,
+        "oldest_ms": _moment_ms(found.oldest_unsettled) if found.oldest_unsettled is not None else None,
         "retry": retry,
         "attempts_max": found.retry.attempts_max if found.retry is not None else 0,
     }

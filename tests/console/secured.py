@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from tickwheel.client import AsyncClient, TlsFiles
+from tickwheel.client import AsyncClient, Grant, Right, TlsFiles
 from tickwheel.client.errors import TickwheelError
 from tickwheel.console.certificates import TokenFile
 from tickwheel.console.reports import Reports
@@ -30,10 +30,9 @@ from tickwheel.console.serving import Serving, serve
 from tickwheel.node.certs import Authority, issue, make_certificates, open_authority
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.node.tls import CLIENT_UNIT, NODE_UNIT
-from tickwheel.proto import access_pb2, admin_pb2
 
 SOON_S = 60.0
-RIGHTS = (access_pb2.RIGHT_READ,)
+RIGHTS = (Right.READ,)
 
 
 @dataclass(slots=True)
@@ -182,12 +181,12 @@ async def set_up(admin: AsyncClient) -> dict[str, str]:
             except TickwheelError as error:
                 assert error.reason not in ("INVALID_FIELD", "ROLE_REQUIRED", "UNAUTHENTICATED"), error
     await admin.access.set_user("root", roles=["administrator"])
-    await admin.access.set_role("reader", [access_pb2.Grant(rights=RIGHTS, topics=["*"], groups=["*"])])
+    await admin.access.set_role("reader", [Grant(RIGHTS, topics=("*",), groups=("*",))])
     secrets = {"root": (await admin.access.create_token("root")).secret}
     for name in ("ann", "bob"):
         await admin.access.set_user(name, roles=["reader"])
         secrets[name] = (await admin.access.create_token(name)).secret
-    await admin.admin.update_settings(admin_pb2.Settings(rights=True))
+    await admin.admin.update_settings(rights=True)
     return secrets
 
 
