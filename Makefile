@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 # (PYTHONDONTWRITEBYTECODE) every node would spend a third of its start compiling.
 COMPILE := $(BIN)/python -m compileall -q bench chaos client console gateway node pipeline proto replication src storage testing transport wheel
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
-# All tests at once run in three processes (tests/conftest.py); `make test LANES=` runs them one after the other.
-LANES ?= --numprocesses=3 --dist=loadscope --durations=20
+# All tests at once run in four processes (tests/conftest.py); `make test LANES=` runs them one after the other.
+LANES ?= --numprocesses=4 --dist=loadscope --durations=20
 LISTS := pyproject.toml constraints.txt
 RUN_STAMP := $(VENV)/.installed-run
 SPARK_STAMP := $(VENV)/.installed-spark
