@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tickwheel.client.errors import refused
 from tickwheel.console.app import application
 from tickwheel.console.certificates import TokenFile, certificate_of
 from tickwheel.console.door import CERTIFICATE, DoorConfig, cookie_name
+from tickwheel.console.limited_http import LimitedHttp
 from tickwheel.console.reports import Reports
 from tickwheel.console.sessions import OpenClient, Sessions
 
@@ -59,7 +59,7 @@ class Handshake(ssl.SSLObject):
             raise
 
 
-class CertifiedHttp(H11Protocol):
+class CertifiedHttp(LimitedHttp):
     """Gives each request the certificate of its connection. uvicorn itself drops it (ASGI's TLS extension)."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

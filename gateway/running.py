@@ -19,6 +19,7 @@ from tickwheel.client import AsyncClient, TickwheelError, Worker
 from tickwheel.console.app import STREAMS_MAX, application
 from tickwheel.console.cli import hosts_of
 from tickwheel.console.door import DoorConfig, cookie_name
+from tickwheel.console.limited_http import LimitedHttp
 from tickwheel.console.reports import Reports
 from tickwheel.console.sessions import Sessions
 from tickwheel.gateway.api import Api
@@ -120,6 +121,7 @@ class Gateway:
         self._server = _Server(
             uvicorn.Config(
                 rest if self._config.console is None else _with_console(rest, self._config.console, listen, sessions),
+                http=LimitedHttp,
                 host=listen.host,
                 port=listen.port,
                 ssl_certfile=listen.cert_file,
