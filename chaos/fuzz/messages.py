@@ -44,6 +44,10 @@ _WIDTHS = {
 
 Hints = Mapping[str, Callable[[Random], Any]]
 """By the name of a field: a value that goes with what there is, such as the id of a message."""
+Fits = Mapping[str, Callable[[Random, Any], None]]
+"""By the full name of a message type: gives fields that must go together values that do, and leaves others."""
+FITTED_SHARE = 0.7
+"""Share of the messages of such a type that are made to fit."""
 
 
 def field_kind(field: FieldDescriptor) -> type:
@@ -67,10 +71,11 @@ def nested(depth: int) -> bytes:
 class Maker:
     """Makes messages. `now_ms`: what times are near to."""
 
-    def __init__(self, rng: Random, now_ms: int, hints: Hints | None = None) -> None:
+    def __init__(self, rng: Random, now_ms: int, hints: Hints | None = None, fits: Fits | None = None) -> None:
         self._rng = rng
         self._now_ms = now_ms
         self._hints = hints or {}
+        self._fits = fits or {}
 
     def message(self, descriptor: Descriptor) -> Message:
         """One, with each of its fields as often given as not."""
@@ -90,6 +95,9 @@ class Maker:
             elif rng.random() > often:
                 continue
             self._fill(made, field)
+        fit = self._fits.get(descriptor.full_name)
+        if fit is not None and rng.random() < FITTED_SHARE:
+            fit(rng, made)
         return made
 
     def _fill(self, made: Message, field: FieldDescriptor) -> None:
@@ -189,5 +197,6 @@ def spoilt(rng: Random, data: bytes) -> bytes:
 
 
 def pick(rng: Random, values: Sequence[Any], otherwise: Any) -> Any:
-    """One of the values; `otherwise` without any."""
-    return rng.choice(values) if values else otherwise
+    """One of the values; `otherwise` without any. Takes one number from `rng`, however many values there are."""
+    share = rng.random()
+    return values[int(share * len(values))] if values else otherwise

@@ -2,7 +2,8 @@
 
 Owns the run: its batches follow from seed and number alone, so that one can be played again (against a cluster that has
 not seen those before it). After each batch every node is up, none has written a traceback, no call was answered UNKNOWN
-or by an INTERNAL that no log explains, memory is bounded, digests are equal, and a canary is scheduled and delivered.
+or by an INTERNAL that no log explains, memory is bounded, digests are equal, a canary is scheduled and delivered, and
+no node has lost its mastership by its own work.
 """
 
 from __future__ import annotations
@@ -18,12 +19,26 @@ from random import Random
 from typing import Any
 
 import grpc
+import numpy as np
 
 from tickwheel.chaos.fuzz.calls import MASTER, OPTIONS, Call, Caller, Ended, make
-from tickwheel.chaos.fuzz.messages import Hints, Maker, pick
+from tickwheel.chaos.fuzz.known import (
+    GROUP,
+    HOUR_MS,
+    SCHEDULES,
+    TOPIC,
+    TOPICS,
+    Delivery,
+    Known,
+    delivery,
+    fits_of,
+    hints_of,
+)
+from tickwheel.chaos.fuzz.mastership import LEASE_MS, MastershipWatch, Slice
+from tickwheel.chaos.fuzz.messages import Maker
 from tickwheel.chaos.live.cluster import anonymous_bytes
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2, schedules_pb2
 
 CONCURRENT = 24
 IDLE_STREAMS = 1_000
@@ -37,8 +52,19 @@ CANARY_S = 20.0
 SETTLES_S = 20.0
 SHOWN_BYTES = 120
 FINDINGS_MAX = 20
-UNIQUE_KEYS = ("u1", "u1", "u2", "u3", "ü" * 127, "u" * 255, "u" * 256)
-"""Few, so that they are held; the last is too long."""
+GIVEN = 2_000
+"""Messages that the fuzzer's own consumer gets before each batch."""
+GIVEN_LEASE_MS = 600_000
+DELIVERIES_KEPT = 12
+"""Batches of up to 1,024 messages that it does not settle: requests refer to these."""
+PULLS_MAX = 20
+HELD_KEYS = ("u1", "u2", "u3")
+HELD_S = 2.0
+ASKS = "TransferMaster"
+"""The method that asks for another master."""
+NOT_TAKEN = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "LOCAL"})
+"""Answers by which it was not even begun."""
+CALLS_SHOWN = 40
 
 _TRACE_IDS = re.compile(r"\b[0-9a-f]{8,32}\b")
 
@@ -65,21 +91,21 @@ class FuzzReport:
     findings: list[str] = field(default_factory=list)
     grown_bytes_max: int = 0
     canary_ms_max: int = 0
+    changes: list[str] = field(default_factory=list)
+    """Changes of the master that no call asked for, each with the calls of its batch."""
+    slice_ms_max: int = 0
+    """The longest that a node's own work has kept its loop."""
+    given: int = 0
+    """Messages that its own consumer got."""
 
 
-def hints_of(ids: Sequence[int]) -> Hints:
-    """Values that go with what there is in a fuzzed cluster. `ids`: of messages."""
-    return {
-        "hour": lambda rng: pick(rng, [number >> 32 for number in ids], 0),
-        "index": lambda rng: pick(rng, [number & 0xFFFF_FFFF for number in ids], 0),
-        "topic": lambda rng: rng.choice(("t", "t2", "fifo")),
-        "unique_key": lambda rng: rng.choice(UNIQUE_KEYS),
-        "group": lambda rng: rng.choice(("g", "g2")),
-        "wait_ms": lambda rng: rng.choice((0, 1, 50)),
-        "lease_ms": lambda rng: rng.choice((0, 1_000)),
-        "target_id": lambda rng: rng.choice(("", "n1", "n2")),
-        "path": lambda rng: rng.choice(("manifest", "state/windows/1", "wheel/runs/1.run")),
-    }
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A call that was made, and when."""
+
+    ended: Ended
+    began_s: float
+    ended_s: float
 
 
 class Fuzzer:
@@ -90,12 +116,14 @@ class Fuzzer:
         self._config = config
         self._told = told
         self._report = FuzzReport()
-        self._ids: list[int] = []
+        self._known = Known()
         self._read_to = {node.node_id: 0 for node in cluster.nodes}
         self._pids = {node.node_id: node.pid for node in cluster.nodes}
         self._memory: dict[str, int] = {}
         self._settings = admin_pb2.Settings()
         self._canaries = 0
+        self._watch = MastershipWatch(cluster)
+        self._term = 0
 
     async def run(self) -> FuzzReport:
         """All batches; stops at the first one after which something does not hold."""
@@ -104,15 +132,22 @@ class Fuzzer:
         channels = [grpc.aio.insecure_channel(node.client_address, options=OPTIONS) for node in self._cluster.nodes]
         try:
             await self._prepare()
+            self._watch.start()
             for number in range(config.first, config.first + config.batches):
-                await self._batch(number, channels)
+                try:
+                    await self._provide()
+                except TimeoutError as error:
+                    self._found(number, f"what calls name: {error}")
+                made = await self._batch(number, channels)
                 await self._check(number)
+                await self._check_mastership(number, made)
                 report.batches += 1
                 report.seconds = time.monotonic() - began_s
                 codes = ", ".join(f"{name} {count:,}" for name, count in report.codes.most_common(5))
                 self._told(f"batch {number}: {report.calls:,} calls; {codes}")
                 if report.findings:
                     break
+            await self._watch.stop()
         finally:
             for channel in channels:
                 await channel.close(grace=None)
@@ -129,6 +164,8 @@ class Fuzzer:
         await client.admin.create_topic("fifo", fifo=True)
         for name in ("g", "g2"):
             await client.admin.create_group(name, ["t", "fifo"])
+        await client.admin.create_topic(TOPIC)
+        await client.admin.create_group(GROUP, [TOPIC])
         self._settings = await self._call_master(
             "Admin/GetSettings", admin_pb2.GetSettingsRequest(), admin_pb2.Settings
         )
@@ -136,25 +173,79 @@ class Fuzzer:
         for node in self._cluster.nodes:
             assert node.pid is not None
             self._memory[node.node_id] = anonymous_bytes(node.pid) or 0
+        await self._watch.look()
+        self._term = self._watch.term
 
-    async def _batch(self, number: int, channels: list[grpc.aio.Channel]) -> None:
+    async def _provide(self) -> None:
+        """Messages with the fuzzer's consumer, unique keys that are held, recurring schedules: for calls to name."""
+        known = self._known
+        kept = known.deliveries
+        for old in kept[: max(0, len(kept) - DELIVERIES_KEPT)]:
+            settle = consumer_pb2.SettleBatch(group=GROUP, topic=TOPIC, outcome=consumer_pb2.ACK)
+            settle.ids, settle.attempts = old.ids.tobytes(), old.attempts.tobytes()
+            settle.positions = old.positions.tobytes()
+            await self._call_master("Consumer/Settle", settle, consumer_pb2.SettleReceipt)
+        columns = scheduler_pb2.ColumnBatch(topic=TOPIC, payloads=b"g" * GIVEN)
+        columns.delay_ms = np.zeros(GIVEN, "<i8").tobytes()
+        columns.payload_sizes = np.ones(GIVEN, "<u4").tobytes()
+        await self._call_master(
+            "Scheduler/ScheduleMany", scheduler_pb2.ScheduleBatch(columns=columns), scheduler_pb2.BatchReceipt
+        )
+        pull = consumer_pb2.PullRequest(
+            group=GROUP, topics=[TOPIC], messages_max=1_024, wait_ms=1_000, lease_ms=GIVEN_LEASE_MS
+        )
+        got: list[Delivery] = []
+        rows = 0
+        while len(got) < PULLS_MAX:
+            if rows >= GIVEN:
+                pull.wait_ms = 0
+            batch = await self._call_master("Consumer/Pull", pull, consumer_pb2.DeliverBatch)
+            if not batch.ids:
+                break
+            got.append(delivery(batch))
+            rows += len(got[-1].ids)
+        self._report.given += rows
+        known.deliveries = [*kept[-DELIVERIES_KEPT:], *got]
+        for topic in TOPICS:
+            held = scheduler_pb2.ScheduleBatch()
+            for key in HELD_KEYS:
+                message = held.rows.messages.add(topic=topic, payload=b"holds", delay_ms=24 * HOUR_MS)
+                message.meta.unique_key = key
+                message.on_key_conflict = common_pb2.KEY_CONFLICT_USE_EXISTING
+            with contextlib.suppress(TimeoutError):  # a call may have deleted the topic
+                await self._call_master("Scheduler/ScheduleMany", held, scheduler_pb2.BatchReceipt, HELD_S)
+        for name in SCHEDULES:
+            put = schedules_pb2.PutScheduleRequest(paused=name == "paused")
+            put.definition.name, put.definition.topic, put.definition.payload = name, TOPIC, b"run"
+            put.definition.spec.interval_ms = HOUR_MS if name == "every hour" else 1_000
+            await self._call_master("Schedules/Put", put, schedules_pb2.PutScheduleResponse)
+        listed = await self._call_master(
+            "Schedules/List", schedules_pb2.ListSchedulesRequest(), schedules_pb2.ListSchedulesResponse
+        )
+        known.revisions = {one.definition.name: one.revision for one in listed.schedules}
+
+    async def _batch(self, number: int, channels: list[grpc.aio.Channel]) -> list[Made]:
         config, report = self._config, self._report
         rng = Random(f"{config.seed}:{number}")
         now_ms = time.time_ns() // 1_000_000
-        caller = Caller(rng, Maker(rng, now_ms, hints_of(self._ids)), len(channels), frozenset(self._pids))
+        maker = Maker(rng, now_ms, hints_of(self._known), fits_of(self._known, now_ms))
+        caller = Caller(rng, maker, len(channels), frozenset(self._pids))
         calls = [caller.call() for _ in range(config.batch_calls)]
         gate = asyncio.Semaphore(CONCURRENT)
 
         master = self._cluster.nodes.index(await self._cluster.wait_ready())
 
-        async def one(call: Call) -> Ended:
+        async def one(call: Call) -> Made:
             node = master if call.node == MASTER else call.node
             async with gate:
-                return await make(call, self._cluster.nodes[node].client_address, channels[node])
+                began_s = time.monotonic()
+                ended = await make(call, self._cluster.nodes[node].client_address, channels[node])
+                return Made(ended, began_s, time.monotonic())
 
         idle = self._open_idle(rng)
         garbage = asyncio.ensure_future(self._speak_garbage(rng))
-        ended = await asyncio.gather(*(one(call) for call in calls))
+        made = await asyncio.gather(*(one(call) for call in calls))
+        ended = [one_made.ended for one_made in made]
         await garbage
         for channel, _ in idle:
             await channel.close(grace=None)
@@ -169,6 +260,7 @@ class Fuzzer:
                 call = one_ended.call
                 body = b"|".join(call.bodies)[:SHOWN_BYTES].hex()
                 self._found(number, f"{call.path} answered {one_ended.code}: {one_ended.details[:300]}; body {body}")
+        return made
 
     def _open_idle(self, rng: Random) -> list[tuple[grpc.aio.Channel, list[Any]]]:
         """Streams that are opened and say nothing more, by channel; dropping one would cancel it."""
@@ -224,6 +316,20 @@ class Fuzzer:
         except (TimeoutError, grpc.aio.AioRpcError, AssertionError) as error:
             self._found(number, f"the canary or the digests: {error!r}")
 
+    async def _check_mastership(self, number: int, made: Sequence[Made]) -> None:
+        """The term has stayed, or a call asked for another, or the machine had no processor for the master."""
+        await self._watch.look()
+        before, self._term = self._term, self._watch.term
+        own = [(node_id, one) for node_id, some in self._watch.take().items() for one in some]
+        for _, one in own:
+            self._report.slice_ms_max = max(self._report.slice_ms_max, round(one.own_ms))
+        if self._term == before or asked(made):
+            return
+        what = changed(before, self._term, own, made)
+        self._report.changes.append(f"batch {number}: {what}")
+        if any(one.own_ms > LEASE_MS for _, one in own):
+            self._found(number, what)
+
     async def _call_master(self, path: str, request: Any, answer: Any, within_s: float = CANARY_S) -> Any:
         """A call at whichever node takes it."""
         last: Exception | None = None
@@ -252,7 +358,7 @@ class Fuzzer:
         receipt = await self._call_master(
             "Scheduler/Schedule", scheduler_pb2.ScheduleRequest(message=message), scheduler_pb2.ScheduleReceipt
         )
-        self._ids = [*self._ids[-20:], receipt.id.hour << 32 | receipt.id.index]
+        self._known.ids = [*self._known.ids[-20:], receipt.id.hour << 32 | receipt.id.index]
         pull = consumer_pb2.PullRequest(group=CANARY_GROUP, topics=[CANARY_TOPIC], messages_max=10, wait_ms=1_000)
         while True:
             if time.monotonic() > began_s + CANARY_S:
@@ -294,3 +400,25 @@ class Fuzzer:
 def _explained(ended: Ended, logs: dict[str, str]) -> bool:
     """Whether an INTERNAL names something by which its cause is found in a node's log."""
     return any(word in log for word in _TRACE_IDS.findall(ended.details) for log in logs.values())
+
+
+def asked(made: Sequence[Made]) -> bool:
+    """Whether one of these calls may have begun a handover."""
+    return any(one.ended.call.path.endswith(f"/{ASKS}") and one.ended.code not in NOT_TAKEN for one in made)
+
+
+def changed(before: int, term: int, own: Sequence[tuple[str, Slice]], made: Sequence[Made]) -> str:
+    """A change of the master in words: the slices, the calls that were under way in them, and all calls."""
+    lines = [f"the term went from {before} to {term}, and no call asked for another master"]
+    for node_id, one in own:
+        lines.append(f"the loop of {node_id} was kept for {one}; under way:")
+        lines += [
+            f"  {call.ended.call.path} of {sum(map(len, call.ended.call.bodies)):,} bytes: {call.ended.code}"
+            for call in made
+            if call.began_s < one.until_s and call.ended_s > one.from_s
+        ][:CALLS_SHOWN]
+    if not own:
+        lines.append("no loop was kept for long")
+    counted = Counter(one.ended.call.path.rpartition("/")[2] for one in made)
+    lines.append("calls: " + ", ".join(f"{name} {count}" for name, count in sorted(counted.items())))
+    return "\n".join(lines)

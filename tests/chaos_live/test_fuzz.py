@@ -9,8 +9,9 @@ from random import Random
 from typing import Any
 
 from tickwheel.chaos.fuzz.calls import RARE, Caller, Ended, methods
+from tickwheel.chaos.fuzz.known import UNIQUE_KEYS, Known, hints_of
 from tickwheel.chaos.fuzz.messages import Maker
-from tickwheel.chaos.fuzz.run import UNIQUE_KEYS, FuzzConfig, Fuzzer, _explained, hints_of
+from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, _explained
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import common_pb2
 from tickwheel.proto.scheduler_pb2 import CancelRequest, GetRequest, RescheduleRequest
@@ -38,7 +39,7 @@ def test_calls_follow_from_the_seed_and_reach_every_method() -> None:
 
 def test_unique_keys_are_claimed_and_named() -> None:
     """A new field is covered at once, but chance alone gives keys that nobody holds."""
-    maker = Maker(Random(1), NOW_MS, hints_of([1, 2]))
+    maker = Maker(Random(1), NOW_MS, hints_of(Known(ids=[1, 2])))
     descriptors = [kind.DESCRIPTOR for kind in (common_pb2.Message, CancelRequest, RescheduleRequest, GetRequest)]
     made: dict[str, list[Any]] = {kind.name: [maker.message(kind) for _ in range(300)] for kind in descriptors}
     keyed = [message for message in made.pop("Message") if message.meta.unique_key in UNIQUE_KEYS[:-1]]
