@@ -92,6 +92,11 @@ def _print(report: FuzzReport, console: Console) -> None:
     console.print(table)
     console.print(
         f"{report.calls:,} calls in {report.batches:,} batches, {report.seconds:,.0f} s; the canary took "
-        f"{report.canary_ms_max:,} ms at most; nodes grew by {report.grown_bytes_max >> 20:,} MiB at most",
+        f"{report.canary_ms_max:,} ms at most; nodes grew by {report.grown_bytes_max >> 20:,} MiB at most; "
+        f"a node's own work kept its loop for {report.own_ms_max:,} ms at most",
         highlight=False,
+        soft_wrap=True,
     )
+    for change in report.changes:
+        console.print("[yellow]changed[/yellow]", end=" ")
+        console.print(change, highlight=False, markup=False, soft_wrap=True)

@@ -18,6 +18,8 @@ from tickwheel.node.server.services import SERVED
 
 RARE = {"TransferMaster": 0.03, "UpdateSettings": 0.3, "Backup": 0.1, "GetDigest": 0.2}
 """Share of their turns in which methods are really called that cost the cluster much."""
+OFTEN = {"Extend": 4, "Settle": 4}
+"""Methods with more turns than one: their requests may be long, and each length is another case."""
 BIG_BYTES = (1 << 20, 4 << 20, 9 << 20)
 DEADLINES_S = (0.02, 0.2, 1.0, 2.0)
 RESPONSES_READ_MAX = 8
@@ -68,7 +70,7 @@ class Caller:
         self._maker = maker
         self._nodes = nodes
         self._kept = kept
-        self._methods = methods()
+        self._methods = [(path, method) for path, method in methods() for _ in range(OFTEN.get(method.name, 1))]
 
     def call(self) -> Call:
         """The next one."""

@@ -1,148 +1,91 @@
-"""Whether mastership stays while nobody asks for a handover, and whether a node itself is to blame if it does not.
+"""Whether a node's own work keeps its loop for longer than the lease of the master, so that mastership is lost.
 
-Owns the looks at the nodes' metrics pages and what follows from them. A slice is work that kept a node's loop from what
-was due. It costs the mastership if it is longer than the lease of the master. A busy machine makes slices too: the
-kernel counts how long the loop's thread was ready and had no processor, and only the rest is the node's own.
+Owns the probes: /livez of each node, which its loop answers, asked again and again from a thread for each. An answer is
+late by what the loop was kept for. The nodes' histogram of loop lag would not do: it counts how late a tick begins, not
+how long one takes. A busy machine makes answers late too, so the time in which the node's loop or the asking thread was
+ready and had no processor is taken off, as the kernel counts it. What is left is the node's own.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
+import threading
 import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tickwheel.chaos.live.cluster import waited_ms
-from tickwheel.node.local_cluster import LocalCluster, LocalNode
-from tickwheel.node.metrics import TIME_BOUNDS_MS
+from tickwheel.node.local_cluster import LocalNode
 from tickwheel.replication.config import RaftConfig
 
-LOOKS_S = 0.2
-PAGE_S = 5.0
+PAUSE_S = 0.05
+PROBE_S = 30.0
 LEASE_MS = RaftConfig().lease_ms
 """Of the master, as the nodes of a LocalCluster have it."""
-LONG_MS = max(bound for bound in TIME_BOUNDS_MS if bound <= LEASE_MS)
-"""Slices above this are counted: the nodes' histogram has no bound at the lease."""
-
-_LATE = "tickwheel_loop_lag_seconds"
-_VALUE = re.compile(
-    rf'^(tickwheel_term|{_LATE}_(?:sum|count|bucket))(?:\{{.*?(?:le="([^"]+)")?\}})? (\S+)$', re.MULTILINE
-)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A node at one moment. `slices` are those above LONG_MS; they, `late_ms` and `waited_ms` count from its start."""
+class Delay:
+    """A probe that was answered after more than LEASE_MS. `node_waited_ms`, `probe_waited_ms`: for a processor."""
 
-    at_s: float
-    term: int
-    slices: int
-    late_ms: float
-    waited_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A slice above LONG_MS, somewhere between two moments. `late_ms`: no less than its length."""
-
+    node_id: str
     from_s: float
     until_s: float
-    late_ms: float
-    waited_ms: float
+    node_waited_ms: float
+    probe_waited_ms: float
 
     @property
     def own_ms(self) -> float:
-        """What is left of it without the time in which the machine had no processor for the loop."""
-        return self.late_ms - self.waited_ms
+        """What the node itself is to blame for."""
+        return (self.until_s - self.from_s) * 1_000 - self.node_waited_ms - self.probe_waited_ms
 
     def __str__(self) -> str:
-        return f"{self.late_ms:.0f} ms, of which it waited {self.waited_ms:.0f} ms for a processor"
+        return (
+            f"{self.node_id} answered a probe after {(self.until_s - self.from_s) * 1_000:,.0f} ms. Its loop waited "
+            f"{self.node_waited_ms:,.0f} ms of that for a processor, the probe {self.probe_waited_ms:,.0f} ms"
+        )
 
 
-def read(page: str, at_s: float, waited_ms: float) -> Look:
-    """What a metrics page shows. Raises KeyError if it lacks a figure."""
-    values = {(name, bound): float(value) for name, bound, value in _VALUE.findall(page)}
-    short = next(
-        value
-        for (name, bound), value in values.items()
-        if name == f"{_LATE}_bucket" and float(bound) == LONG_MS / 1_000
-    )
-    return Look(
-        at_s,
-        int(values["tickwheel_term", ""]),
-        int(values[f"{_LATE}_count", ""] - short),
-        1_000 * values[f"{_LATE}_sum", ""],
-        waited_ms,
-    )
+class Probes:
+    """One thread for each node, from `start` to `stop`."""
 
-
-def slices(looks: Sequence[Look]) -> list[Slice]:
-    """The slices between looks at one node. A page that is built right after a slice may not count it yet, so one may
-    lie before the last look that does not show it."""
-    found = []
-    for place in range(1, len(looks)):
-        last, first = looks[place], looks[max(0, place - 2)]
-        if last.slices > looks[place - 1].slices:
-            found.append(Slice(first.at_s, last.at_s, last.late_ms - first.late_ms, last.waited_ms - first.waited_ms))
-    return found
-
-
-class MastershipWatch:
-    """Looks at all nodes of a cluster, every LOOKS_S from `start` to `stop`."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
-        self._looks: dict[str, list[Look]] = {node.node_id: [] for node in cluster.nodes}
-        self._looking = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, nodes: Sequence[LocalNode]) -> None:
+        self._delays: list[Delay] = []
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(node,), daemon=True) for node in nodes]
 
     def start(self) -> None:
-        """Start to look."""
-        self._task = asyncio.create_task(self._look_always())
+        """Start to ask."""
+        for thread in self._threads:
+            thread.start()
 
-    async def stop(self) -> None:
-        """Stop; raises what went wrong with looking, if anything did."""
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled():
-            self._task.result()
+    def stop(self) -> None:
+        """Ask no more. Idempotent."""
+        self._stopped.set()
 
-    async def look(self) -> None:
-        """Look at each node once. One that does not answer is looked at the next time."""
-        async with self._looking:
-            await asyncio.gather(*(self._look_at(node) for node in self._cluster.nodes))
+    def take(self) -> list[Delay]:
+        """The delays since the last call."""
+        taken, self._delays = self._delays, []
+        return taken
 
-    @property
-    def term(self) -> int:
-        """The highest that a node has shown."""
-        return max((looks[-1].term for looks in self._looks.values() if looks), default=0)
-
-    def take(self) -> dict[str, list[Slice]]:
-        """The slices by node since the last call."""
-        found = {node_id: slices(looks) for node_id, looks in self._looks.items()}
-        for looks in self._looks.values():
-            del looks[:-2]
-        return {node_id: some for node_id, some in found.items() if some}
-
-    async def _look_always(self) -> None:
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOKS_S)
-
-    async def _look_at(self, node: LocalNode) -> None:
-        try:
-            page = await asyncio.to_thread(_page, node.metrics_address)
-        except OSError:
-            return  # the other checks tell of a node that is gone
-        waited = waited_ms(node.pid) if node.pid is not None else None
-        if waited is not None:
-            self._looks[node.node_id].append(read(page, time.monotonic(), waited))
+    def _ask(self, node: LocalNode) -> None:
+        own = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        while not self._stopped.wait(PAUSE_S):
+            pid = node.pid
+            if pid is None:
+                return  # the other checks tell of it
+            before = waited_ms(pid), _waited_ms(own), time.monotonic()
+            try:
+                with urllib.request.urlopen(f"http://{node.metrics_address}/livez", timeout=PROBE_S) as answer:
+                    answer.read()
+            except OSError:
+                pass  # not alive, as it says itself, or gone: but it took this long to find out
+            after = waited_ms(pid), _waited_ms(own), time.monotonic()
+            if after[2] - before[2] > LEASE_MS / 1_000 and before[0] is not None and after[0] is not None:
+                delay = Delay(node.node_id, before[2], after[2], after[0] - before[0], after[1] - before[1])
+                self._delays.append(delay)
 
 
-def _page(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PAGE_S) as answer:
-        text: str = answer.read().decode("utf-8")
-        return text
+def _waited_ms(schedstat: Path) -> float:
+    return int(schedstat.read_text(encoding="ascii").split()[1]) / 1e6

@@ -34,7 +34,7 @@ from tickwheel.chaos.fuzz.known import (
     fits_of,
     hints_of,
 )
-from tickwheel.chaos.fuzz.mastership import LEASE_MS, MastershipWatch, Slice
+from tickwheel.chaos.fuzz.mastership import LEASE_MS, Delay, Probes
 from tickwheel.chaos.fuzz.messages import Maker
 from tickwheel.chaos.live.cluster import anonymous_bytes
 from tickwheel.node.local_cluster import LocalCluster
@@ -64,7 +64,10 @@ ASKS = "TransferMaster"
 """The method that asks for another master."""
 NOT_TAKEN = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "LOCAL"})
 """Answers by which it was not even begun."""
-CALLS_SHOWN = 40
+CALLS_SHOWN = 10
+BEFORE_S = 3.0
+"""A node may still be at work for a call whose caller has gone."""
+STATUS_S = 5.0
 
 _TRACE_IDS = re.compile(r"\b[0-9a-f]{8,32}\b")
 
@@ -93,8 +96,8 @@ class FuzzReport:
     canary_ms_max: int = 0
     changes: list[str] = field(default_factory=list)
     """Changes of the master that no call asked for, each with the calls of its batch."""
-    slice_ms_max: int = 0
-    """The longest that a node's own work has kept its loop."""
+    own_ms_max: int = 0
+    """The longest that a node's own work has kept its loop, where that was longer than a lease."""
     given: int = 0
     """Messages that its own consumer got."""
 
@@ -122,7 +125,7 @@ class Fuzzer:
         self._memory: dict[str, int] = {}
         self._settings = admin_pb2.Settings()
         self._canaries = 0
-        self._watch = MastershipWatch(cluster)
+        self._probes = Probes(cluster.nodes)
         self._term = 0
 
     async def run(self) -> FuzzReport:
@@ -132,7 +135,7 @@ class Fuzzer:
         channels = [grpc.aio.insecure_channel(node.client_address, options=OPTIONS) for node in self._cluster.nodes]
         try:
             await self._prepare()
-            self._watch.start()
+            self._probes.start()
             for number in range(config.first, config.first + config.batches):
                 try:
                     await self._provide()
@@ -147,8 +150,8 @@ class Fuzzer:
                 self._told(f"batch {number}: {report.calls:,} calls; {codes}")
                 if report.findings:
                     break
-            await self._watch.stop()
         finally:
+            self._probes.stop()
             for channel in channels:
                 await channel.close(grace=None)
         report.seconds = time.monotonic() - began_s
@@ -173,8 +176,7 @@ class Fuzzer:
         for node in self._cluster.nodes:
             assert node.pid is not None
             self._memory[node.node_id] = anonymous_bytes(node.pid) or 0
-        await self._watch.look()
-        self._term = self._watch.term
+        self._term = await self._highest_term()
 
     async def _provide(self) -> None:
         """Messages with the fuzzer's consumer, unique keys that are held, recurring schedules: for calls to name."""
@@ -316,18 +318,20 @@ class Fuzzer:
         except (TimeoutError, grpc.aio.AioRpcError, AssertionError) as error:
             self._found(number, f"the canary or the digests: {error!r}")
 
+    async def _highest_term(self) -> int:
+        answers = (await self._cluster.statuses(STATUS_S)).values()
+        return max([one.term for one in answers if isinstance(one, admin_pb2.NodeStatus)], default=0)
+
     async def _check_mastership(self, number: int, made: Sequence[Made]) -> None:
-        """The term has stayed, or a call asked for another, or the machine had no processor for the master."""
-        await self._watch.look()
-        before, self._term = self._term, self._watch.term
-        own = [(node_id, one) for node_id, some in self._watch.take().items() for one in some]
-        for _, one in own:
-            self._report.slice_ms_max = max(self._report.slice_ms_max, round(one.own_ms))
+        """The term has stayed, or a call asked for another, or no node was kept for a lease by its own work."""
+        before, self._term = self._term, await self._highest_term()
+        delays = self._probes.take()
+        self._report.own_ms_max = max([self._report.own_ms_max, *(round(delay.own_ms) for delay in delays)])
         if self._term == before or asked(made):
             return
-        what = changed(before, self._term, own, made)
+        what = changed(before, self._term, delays, made)
         self._report.changes.append(f"batch {number}: {what}")
-        if any(one.own_ms > LEASE_MS for _, one in own):
+        if any(delay.own_ms > LEASE_MS for delay in delays):
             self._found(number, what)
 
     async def _call_master(self, path: str, request: Any, answer: Any, within_s: float = CANARY_S) -> Any:
@@ -407,18 +411,19 @@ def asked(made: Sequence[Made]) -> bool:
     return any(one.ended.call.path.endswith(f"/{ASKS}") and one.ended.code not in NOT_TAKEN for one in made)
 
 
-def changed(before: int, term: int, own: Sequence[tuple[str, Slice]], made: Sequence[Made]) -> str:
-    """A change of the master in words: the slices, the calls that were under way in them, and all calls."""
+def changed(before: int, term: int, delays: Sequence[Delay], made: Sequence[Made]) -> str:
+    """A change of the master in words: the delays, the longest calls around them, and all calls."""
     lines = [f"the term went from {before} to {term}, and no call asked for another master"]
-    for node_id, one in own:
-        lines.append(f"the loop of {node_id} was kept for {one}; under way:")
+    for delay in delays:
+        lines.append(f"{delay}; the longest calls around it:")
+        calls = [one for one in made if one.began_s < delay.until_s and one.ended_s > delay.from_s - BEFORE_S]
+        calls.sort(key=lambda one: -sum(map(len, one.ended.call.bodies)))
         lines += [
-            f"  {call.ended.call.path} of {sum(map(len, call.ended.call.bodies)):,} bytes: {call.ended.code}"
-            for call in made
-            if call.began_s < one.until_s and call.ended_s > one.from_s
-        ][:CALLS_SHOWN]
-    if not own:
-        lines.append("no loop was kept for long")
+            f"  {one.ended.call.path} of {sum(map(len, one.ended.call.bodies)):,} bytes: {one.ended.code}"
+            for one in calls[:CALLS_SHOWN]
+        ]
+    if not delays:
+        lines.append("no probe was answered late")
     counted = Counter(one.ended.call.path.rpartition("/")[2] for one in made)
     lines.append("calls: " + ", ".join(f"{name} {count}" for name, count in sorted(counted.items())))
     return "\n".join(lines)
