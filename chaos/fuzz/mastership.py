@@ -23,11 +23,13 @@ PAUSE_S = 0.05
 PROBE_S = 30.0
 LEASE_MS = RaftConfig().lease_ms
 """Of the master, as the nodes of a LocalCluster have it."""
+NOTED_MS = 100
+"""Shorter delays are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A probe that was answered after more than LEASE_MS. `node_waited_ms`, `probe_waited_ms`: for a processor."""
+    """A probe that was answered after more than NOTED_MS. `node_waited_ms`, `probe_waited_ms`: for a processor."""
 
     node_id: str
     from_s: float
@@ -51,7 +53,8 @@ class Probes:
     """One thread for each node, from `start` to `stop`."""
 
     def __init__(self, nodes: Sequence[LocalNode]) -> None:
-        self._delays: list[Delay] = []
+        self.delays: list[Delay] = []
+        """Since the last `take`."""
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(node,), daemon=True) for node in nodes]
 
@@ -66,7 +69,7 @@ class Probes:
 
     def take(self) -> list[Delay]:
         """The delays since the last call."""
-        taken, self._delays = self._delays, []
+        taken, self.delays = self.delays, []
         return taken
 
     def _ask(self, node: LocalNode) -> None:
@@ -82,9 +85,9 @@ class Probes:
             except OSError:
                 pass  # not alive, as it says itself, or gone: but it took this long to find out
             after = waited_ms(pid), _waited_ms(own), time.monotonic()
-            if after[2] - before[2] > LEASE_MS / 1_000 and before[0] is not None and after[0] is not None:
+            if after[2] - before[2] > NOTED_MS / 1_000 and before[0] is not None and after[0] is not None:
                 delay = Delay(node.node_id, before[2], after[2], after[0] - before[0], after[1] - before[1])
-                self._delays.append(delay)
+                self.delays.append(delay)
 
 
 def _waited_ms(schedstat: Path) -> float:

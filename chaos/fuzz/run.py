@@ -97,7 +97,7 @@ class FuzzReport:
     changes: list[str] = field(default_factory=list)
     """Changes of the master that no call asked for, each with the calls of its batch."""
     own_ms_max: int = 0
-    """The longest that a node's own work has kept its loop, where that was longer than a lease."""
+    """The longest that a node's own work has kept its loop; 0 if never for 100 ms."""
     given: int = 0
     """Messages that its own consumer got."""
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from tickwheel.chaos.fuzz.calls import RARE, Caller, Ended, methods
-from tickwheel.chaos.fuzz.known import UNIQUE_KEYS, Known, hints_of
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.chaos.fuzz.calls import RARE, Call, Caller, Ended, methods
+from tickwheel.chaos.fuzz.known import SCHEDULES, TOPIC, UNIQUE_KEYS, Delivery, Known, fits_of, hints_of
+from tickwheel.chaos.fuzz.mastership import LEASE_MS, Delay
 from tickwheel.chaos.fuzz.messages import Maker
-from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, _explained
+from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, Made, _explained, asked, changed
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import common_pb2
-from tickwheel.proto.scheduler_pb2 import CancelRequest, GetRequest, RescheduleRequest
+from tickwheel.proto.consumer_pb2 import ExtendBatch, SettleBatch
+from tickwheel.proto.scheduler_pb2 import CancelRequest, ColumnBatch, GetRequest, RescheduleRequest
+from tickwheel.proto.schedules_pb2 import PauseScheduleRequest, PutScheduleRequest
 
 NOW_MS = 1_800_000_000_000
+SHORT_GROWTH_BYTES_MAX = 200 << 20
+"""Of a node, in 500 calls; about 50 MB are usual."""
 
 
 def caller(seed: int) -> Caller:
@@ -59,16 +69,105 @@ def test_an_internal_error_counts_as_explained_only_if_a_log_has_its_id() -> Non
     assert not _explained(Ended(call, "INTERNAL", "Exception iterating requests!"), logs)
 
 
+def delivered(first: int) -> Delivery:
+    """Of 1,000 messages, whose attempts and positions follow from their ids."""
+    ids: NDArray[np.uint64] = np.arange(first, first + 1_000, dtype="<u8")
+    return Delivery(3, ids, (ids % 7).astype("<u4"), ids + np.uint64(5))
+
+
+def test_extensions_and_settlements_name_what_was_delivered() -> None:
+    """Chance gives no row whose id, attempt and position belong together, and never many."""
+    maker = Maker(Random(2), NOW_MS, fits=fits_of(Known(deliveries=[delivered(10), delivered(5_000)]), NOW_MS))
+    for kind in (ExtendBatch, SettleBatch):
+        fitted: list[Any] = [made for made in (maker.message(kind.DESCRIPTOR) for _ in range(150)) if made.ids]
+        fitted = [made for made in fitted if made.topic == TOPIC or TOPIC in made.topics]
+        orders, counts = set(), set()
+        for made in fitted:
+            ids = np.frombuffer(made.ids, "<u8")
+            assert ((ids >= 10) & (ids < 1_010) | (ids >= 5_000) & (ids < 6_000)).all()
+            assert np.array_equal(np.frombuffer(made.attempts, "<u4"), ids % 7)
+            assert not made.positions or np.array_equal(np.frombuffer(made.positions, "<u8"), ids + np.uint64(5))
+            counts.add(len(ids))
+            steps = np.diff(ids.astype(np.int64))
+            orders.add("one" if not steps.any() else "in order" if (steps[:99] == 1).all() else "scattered")
+        assert {1, 10_000, 10_001, 100_000, 100_001} <= counts and orders == {"one", "in order", "scattered"}
+        if kind is ExtendBatch:
+            assert {made.lease_ms for made in fitted} >= {43_200_000, 43_200_001}
+        else:
+            several = [made for made in fitted if made.topics]
+            assert several and all(
+                len(made.topic_counts) == len(made.epochs) == 4 * len(made.topics) for made in several
+            )
+            for made in several:
+                assert np.frombuffer(made.topic_counts, "<u4").sum() == len(made.ids) // 8
+
+
+def test_many_keys_of_one_batch_and_schedules_with_their_revisions() -> None:
+    """Columns whose sizes add up; and a revision that a schedule has, or has no more."""
+    known = Known(revisions=dict.fromkeys(SCHEDULES, 77))
+    maker = Maker(Random(3), NOW_MS, hints_of(known), fits_of(known, NOW_MS))
+    keys_of = set()
+    for _ in range(60):
+        made: Any = maker.message(ColumnBatch.DESCRIPTOR)
+        if made.payloads[:1] != b"k" or not made.metas:
+            continue
+        ends = np.cumsum(np.frombuffer(made.meta_sizes, "<u4"))
+        assert len(made.payloads) == len(ends) == len(made.due_ms) // 8 and ends[-1] == len(made.metas)
+        metas = [common_pb2.MessageMeta.FromString(made.metas[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+        keys_of.add((len(metas), len({meta.unique_key for meta in metas})))
+    assert {(2_000, 2_000), (2_000, 1), (2_000, 3), (2_001, 2_001)} <= keys_of
+    for kind in (PutScheduleRequest, PauseScheduleRequest):
+        requests: list[Any] = [maker.message(kind.DESCRIPTOR) for _ in range(100)]
+        named = [made for made in requests if getattr(made, "definition", made).name in SCHEDULES]
+        assert len(named) > 50 and {0, 1, 77} <= {made.expected_revision for made in named}
+
+
+def made_call(path: str, code: str, began_s: float, *bodies: bytes) -> Made:
+    """A call that took a tenth of a second."""
+    return Made(Ended(Call(0, path, False, False, bodies, 1.0), code), began_s, began_s + 0.1)
+
+
+def test_a_change_of_the_master_is_told_with_its_calls_unless_one_asked_for_it() -> None:
+    """What waited for a processor is the machine's; the rest of a delay is the node's."""
+    transfer = "/tickwheel.v1.Admin/TransferMaster"
+    assert asked([made_call(transfer, "DEADLINE_EXCEEDED", 1.0)]) and asked([made_call(transfer, "OK", 1.0)])
+    assert not asked([made_call(transfer, "INVALID_ARGUMENT", 1.0), made_call("/x", "OK", 1.0)])
+    delay = Delay("n2", 10.0, 10.9, 500.0, 150.0)
+    assert round(delay.own_ms) == 250
+    made = [made_call("/a/Extend", "OK", 9.9, bytes(5_000)), made_call("/a/Far", "OK", 3.0, bytes(9_000))]
+    what = changed(3, 4, [delay], made)
+    assert "from 3 to 4" in what and "n2 answered a probe after 900 ms" in what
+    assert "/a/Extend of 5,000 bytes: OK" in what and "/a/Far of" not in what and "Extend 1, Far 1" in what
+
+
 async def test_a_short_run_against_real_nodes(tmp_path: Path) -> None:
-    """Every promise of the fuzzer after a few hundred calls."""
+    """Every promise of the fuzzer after a few hundred calls; then it is told of a master that did not come to act."""
     told: list[str] = []
     async with LocalCluster(tmp_path / "nodes", 3) as cluster:
         config = FuzzConfig(seed=7, batches=2, batch_calls=250, idle_streams=20)
         report = await Fuzzer(cluster, config, told.append).run()
-    assert not report.findings, "\n".join(report.findings)
-    assert report.calls == 500 and report.batches == 2 == len(told)
-    assert report.codes["OK"] > 20 and report.codes["INVALID_ARGUMENT"] > 50
-    assert report.grown_bytes_max < 200 << 20, "of a few hundred calls nothing stays"
+        assert not report.findings, "\n".join(report.findings)
+        assert report.calls == 500 and report.batches == 2 == len(told)
+        assert report.codes["OK"] > 20 and report.codes["INVALID_ARGUMENT"] > 50
+        assert report.given >= 4_000
+        assert report.grown_bytes_max < SHORT_GROWTH_BYTES_MAX
+
+        fuzzer = Fuzzer(cluster, config, told.append)
+        fuzzer._term = await fuzzer._highest_term()
+        fuzzer._probes.start()
+        master = await cluster.wait_ready()
+        cluster.signal_node(master, signal.SIGSTOP)
+        try:
+            while await fuzzer._highest_term() == fuzzer._term:
+                await asyncio.sleep(0.05)
+        finally:
+            cluster.signal_node(master, signal.SIGCONT)
+        while not any(delay.own_ms > LEASE_MS for delay in fuzzer._probes.delays):
+            await asyncio.sleep(0.05)
+        await fuzzer._check_mastership(2, [])
+        fuzzer._probes.stop()
+        assert [f"{master.node_id} answered a probe after" in one for one in fuzzer._report.findings] == [True]
+        assert fuzzer._report.changes == fuzzer._report.findings
 
 
 def test_sigterm_ends_its_nodes(tmp_path: Path) -> None:
