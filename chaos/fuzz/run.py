@@ -65,6 +65,7 @@ ASKS = "TransferMaster"
 NOT_TAKEN = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "LOCAL"})
 """Answers by which it was not even begun."""
 CALLS_SHOWN = 10
+NAME_SHOWN = 40
 BEFORE_S = 3.0
 """A node may still be at work for a call whose caller has gone."""
 STATUS_S = 5.0
@@ -424,6 +425,6 @@ def changed(before: int, term: int, delays: Sequence[Delay], made: Sequence[Made
         ]
     if not delays:
         lines.append("no probe was answered late")
-    counted = Counter(one.ended.call.path.rpartition("/")[2] for one in made)
+    counted = Counter(one.ended.call.path.rpartition("/")[2][:NAME_SHOWN] for one in made)
     lines.append("calls: " + ", ".join(f"{name} {count}" for name, count in sorted(counted.items())))
     return "\n".join(lines)
