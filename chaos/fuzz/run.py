@@ -37,6 +37,7 @@ from tickwheel.chaos.fuzz.known import (
 from tickwheel.chaos.fuzz.mastership import LEASE_MS, Delay, Probes
 from tickwheel.chaos.fuzz.messages import Maker
 from tickwheel.chaos.live.cluster import anonymous_bytes
+from tickwheel.client.errors import Fault
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2, schedules_pb2
 
@@ -321,7 +322,7 @@ class Fuzzer:
 
     async def _highest_term(self) -> int:
         answers = (await self._cluster.statuses(STATUS_S)).values()
-        return max([one.term for one in answers if isinstance(one, admin_pb2.NodeStatus)], default=0)
+        return max((0 if isinstance(answer, Fault) else answer.term for answer in answers), default=0)
 
     async def _check_mastership(self, number: int, made: Sequence[Made]) -> None:
         """The term has stayed, or a call asked for another, or no node was kept for a lease by its own work."""

@@ -80,8 +80,8 @@ def test_extensions_and_settlements_name_what_was_delivered() -> None:
     """Chance gives no row whose id, attempt and position belong together, and never many."""
     maker = Maker(Random(2), NOW_MS, fits=fits_of(Known(deliveries=[delivered(10), delivered(5_000)]), NOW_MS))
     for kind in (ExtendBatch, SettleBatch):
-        fitted: list[Any] = [made for made in (maker.message(kind.DESCRIPTOR) for _ in range(150)) if made.ids]
-        fitted = [made for made in fitted if TOPIC in (made.topic, *getattr(made, "topics", ())[:1])]
+        fitted: list[Any] = [maker.message(kind.DESCRIPTOR) for _ in range(150)]
+        fitted = [made for made in fitted if made.ids and TOPIC in (made.topic, *getattr(made, "topics", ())[:1])]
         orders, counts = set(), set()
         for made in fitted:
             ids = np.frombuffer(made.ids, "<u8")
