@@ -328,7 +328,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("disk_used_ratio", "gauge", "Share of the disk that is used."),
     MetricSpec("disk_above_mark", "gauge", "1 while the disk is above storage.high_water_percent."),
     # The loop
-    MetricSpec("loop_lag_seconds", "histogram", "How late the loop ran due work."),
+    MetricSpec("loop_lag_seconds", "histogram", "How late the loop ran due work. Says nothing of the work itself."),
+    MetricSpec("tick_duration_seconds", "histogram", "How long ticks of the core took. All input waits meanwhile."),
     MetricSpec("loop_stalls", "counter", "Times the loop was late by more than 20 ms."),
     MetricSpec("executor_waiting_works", "gauge", "Jobs handed to worker threads and not finished.", ("pool",)),
     MetricSpec("suppressed_log_lines", "counter", "Warnings that rate limiting kept out of the log."),

@@ -49,6 +49,8 @@ class LoopDriver:
         self._ticked_ns = 0
         self.lag = TimeCounts()
         """How late the loop ran due work."""
+        self.took = TimeCounts()
+        """How long ticks took."""
         self.stalls = 0
 
     def start(self) -> None:
@@ -112,6 +114,7 @@ class LoopDriver:
             self.stop()
             self._failed(error)
             return
+        self.took.note(self._clock.monotonic_ns() - now_ns)
         self._arm()
 
     def _arm(self) -> None:

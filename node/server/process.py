@@ -486,6 +486,7 @@ class NodeProcess:
             "schedule_streams": float(node.schedule_streams.open_streams),
             "stream_backlog_bytes": float(node.consumers.backlog_bytes),
             "loop_lag_seconds": driver.lag.value(),
+            "tick_duration_seconds": driver.took.value(),
             "fdatasync_duration_seconds": pools["sync"].took.value(),
             "loop_stalls": float(driver.stalls),
             "executor_waiting_works": {(name,): float(pool.waiting) for name, pool in pools.items()},

@@ -84,3 +84,20 @@ async def test_after_a_long_tick_the_loop_rests() -> None:
     await enough.wait()
     driver.stop()
     assert min(rests) >= TICK_GAP_NS * 0.8
+
+
+async def test_the_time_that_ticks_take_is_counted() -> None:
+    """A long tick makes no lateness of its own, but input waits for it."""
+    clock, loop, ticked = BootClock(), asyncio.get_running_loop(), asyncio.Event()
+
+    def tick() -> int:
+        time.sleep(0.03)
+        ticked.set()
+        return clock.monotonic_ns() + 10_000_000_000
+
+    driver = LoopDriver(loop, clock, tick, lambda error: None)
+    driver.start()
+    await ticked.wait()
+    driver.stop()
+    took = driver.took.value()
+    assert sum(took.counts) == 1 and took.sum >= 0.03
