@@ -303,6 +303,9 @@ class Cluster:
             self._follow_all()
         if self._master != address:
             self._master = address
+            if self._told is not None:
+                self._told = None
+                _log.info("nodes can be reached again; the master is %s", address)
             for moved in list(self._watchers.values()):
                 moved(address)
 
@@ -349,9 +352,6 @@ class Cluster:
                     self._tell_unreachable()
                 if finding.done():
                     await backoff.pause(deadline)
-        if self._told is not None:
-            self._told = None
-            _log.info("nodes can be reached again; the master is %s", self._master)
         return self._master
 
     def _tell_unreachable(self) -> None:

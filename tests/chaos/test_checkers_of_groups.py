@@ -135,6 +135,10 @@ GOOD: dict[str, Case] = {
         [BEGAN_AHEAD, ACCEPTED, *deleted(20, kind="group", name="g"), replace(HANDED, at_ns=30 * MS)],
     ),
     "pending, and cancelled": (DeletionsHold, [BEGAN_AHEAD, LATER, *deleted(20, cancelled=1)]),
+    "deleted again, as a late request had made another": (
+        DeletionsHold,
+        [BEGAN_AHEAD, LATER, *deleted(20, cancelled=1), *deleted(30)],
+    ),
     "accepted while its topic was deleted": (DeletionsHold, [BEGAN_AHEAD, *deleted(20)[:1], LATER, deleted(20)[1]]),
     "dispatched ahead, perhaps": (DeletionsHold, [BEGAN_AHEAD, LATER, *deleted(310)]),
     "dispatched by an uncertain clock, perhaps": (

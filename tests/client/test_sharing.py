@@ -142,6 +142,7 @@ async def test_each_caller_has_a_deadline_of_its_own(nodes: list[FakeNode]) -> N
     """At it a caller learns that nothing is known; its neighbour in the same batch waits on and gets its receipt."""
     node = nodes[0]
     async with AsyncClient([node.address for node in nodes]) as client:
+        await client.schedule("t", b"warm", delay_ms=5)
         node.hangs = True
         patient = asyncio.ensure_future(client.schedule("t", b"patient", delay_ms=5, timeout_s=LONG_S))
         with pytest.raises(OutcomeUnknown):

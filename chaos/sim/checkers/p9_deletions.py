@@ -3,7 +3,8 @@ cancelled.
 
 Pending for certain is what was accepted before anybody asked for the deletion and is not due until a while after its
 answer. Nobody else cancels these messages, so the deletion counts at least as many. Messages accepted later are not
-judged, nor deleted groups: a late request may make a topic or group of the same name.
+judged, nor deleted groups: a late request may make a topic or group of the same name. So a repeat of the deletion may
+delete that one: only the first answer is judged.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class DeletionsHold(Checker):
             case DeletionAsked(kind="topic"):
                 self._asked.add(record.name)
             case DeletionAnswered(kind="topic"):
-                self._gone_ns.setdefault(record.name, record.at_ns)
-                self._counted(record)
+                if record.name not in self._gone_ns:
+                    self._gone_ns[record.name] = record.at_ns
+                    self._counted(record)
 
     def _delivered(self, record: PassingDelivered) -> None:
         gone = sorted(self._accepted.get(record.topic, {}).keys() & set(record.ids))
