@@ -5,9 +5,12 @@ Nothing on a page comes from another host: Furo brings its styles, and the searc
 
 from __future__ import annotations
 
+import builtins
 import re
 from importlib.metadata import version as version_of
 from typing import Any
+
+from sphinx import addnodes
 
 project = "tickwheel"
 release = version = version_of("tickwheel")
@@ -59,6 +62,14 @@ def _restructured(app: object, what: str, name: str, obj: object, options: objec
     lines[:] = found
 
 
+def _keep_builtins(app: object, doctree: Any) -> None:
+    """The type `bytes` in a signature is Python's: Sphinx would link it to any attribute of that name."""
+    for reference in list(doctree.findall(addnodes.pending_xref)):
+        if reference.get("refdomain") == "py" and hasattr(builtins, reference["reftarget"]):
+            reference.replace_self(addnodes.desc_sig_name("", reference[0].astext()))
+
+
 def setup(app: Any) -> None:
     """Sphinx calls it."""
+    app.connect("doctree-read", _keep_builtins)
     app.connect("autodoc-process-docstring", _restructured)
