@@ -61,7 +61,7 @@ def extend(parts: Sequence[tuple[DeliveredBatch, Rows]], lease_ms: int) -> consu
 
 
 JOINT_TOPICS_MAX = 512
-"""Topics in one settlement; a node accepts eight times as many."""
+"""Topics in one settlement: as many as a node accepts."""
 JOINT_MESSAGES_MAX = 10_000
 """Messages in one settlement of several topics; a node accepts ten times as many."""
 
@@ -80,9 +80,8 @@ def together(acknowledgements: Sequence[consumer_pb2.SettleBatch]) -> Iterator[T
     count = 0
     for batch in acknowledgements:
         rows = len(batch.ids) // 8
-        # Positions are columns too: all rows of a settlement have one, or none has.
         full = len(some) == JOINT_TOPICS_MAX or count + rows > JOINT_MESSAGES_MAX
-        if some and (full or bool(batch.positions) != bool(some[0].positions)):
+        if some and full:
             yield _joined(some)
             some, count = [], 0
         some.append(batch)

@@ -372,7 +372,7 @@ class SettleBatch(_message.Message):
     attempts: _builtins.bytes
     """uint32[n]; a settlement for another attempt than the last delivered one is stale and ignored."""
     positions: _builtins.bytes
-    """uint64[n] as delivered, or empty."""
+    """uint64[n] as delivered, or empty where there is one topic."""
     delay_ms: _builtins.int
     """For RETRY: 0 is the group's policy."""
     delay_level: _builtins.int
@@ -384,7 +384,7 @@ class SettleBatch(_message.Message):
     epochs: _builtins.bytes
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Several topics, 4,096 at most, as in DeliverBatch; then `topic` and `epoch` are absent. Only where Opened says
+        """Several topics, 512 at most, as in DeliverBatch; then `topic` and `epoch` are absent. Only where Opened says
         `mixes`.
         """
 

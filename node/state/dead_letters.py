@@ -85,6 +85,11 @@ class DeadLetters:
         return len(self._gone)
 
     @property
+    def version(self) -> tuple[int, int, int]:
+        """Differs after each change."""
+        return self.rows.first, self.rows.count, len(self._gone)
+
+    @property
     def oldest_died_ms(self) -> int | None:
         """When the oldest kept letter died; None: there is none."""
         first = self.rows.first

@@ -27,6 +27,7 @@ from tickwheel.node.state.burial import Burial
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.key_holders import Holder, KeyHolders
+from tickwheel.node.state.late import LateSearch, LateSettlements
 from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import make_batch
@@ -48,7 +49,7 @@ from tickwheel.node.state.results import (
     SettleResult,
     SweepResult,
 )
-from tickwheel.node.state.retrying import Budget, Retrying, count_late
+from tickwheel.node.state.retrying import Budget, Retrying
 from tickwheel.node.state.schema import entry_problem
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.staging import StagingResult
@@ -146,6 +147,7 @@ class StateMachine(StateView):
         self._ingesting = Ingesting(wheel, self._state.topics, self._state.loads, self._state.cold)
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers, self.holders)
         self.retrying = Retrying(self._state, wheel)
+        self._late = LateSettlements()
         self.burial = Burial(self._state, self.retrying)
         self._recurring = Recurring(self._state, wheel)
         self._checkpoint: StateCheckpoint | None = None
@@ -276,10 +278,10 @@ class StateMachine(StateView):
         return Refused(result) if isinstance(result, Failure) else result
 
     def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
-        budget = Budget()
-        return SettleResult.of(tuple(self._settle_batch(batch, stamped_ms, budget) for batch in settle.batches))
+        budget, late = Budget(), self._late.search(self.wheel.cursor)
+        return SettleResult.of(tuple(self._settle_batch(batch, stamped_ms, budget, late) for batch in settle.batches))
 
-    def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget) -> SettleResult:
+    def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget, late: LateSearch) -> SettleResult:
         count = len(batch.ids) // 8
         wrong = [
             (len(batch.ids) != 8 * count, "ids", "elements of 8 bytes"),
@@ -307,11 +309,13 @@ class StateMachine(StateView):
         if batch.kind == SETTLE_DEAD or (batch.kind == SETTLE_RETRY and batch.due_ms):
             columns = (ids, attempts, positions)
             in_place = self.topic_fifo(batch.topic_id)
-            return self.retrying.settle(batch, group, subscription, columns, stamped_ms, budget, in_place=in_place)
+            return self.retrying.settle(
+                batch, group, subscription, columns, stamped_ms, budget, late, in_place=in_place
+            )
         found = subscription.find(ids, positions)
-        late = count_late(group, subscription, ids, found, self.wheel.cursor) if batch.kind in SETTLING else 0
+        too_late = late.count(group, subscription, ids, found) if batch.kind in SETTLING else 0
         result, _ = subscription.settle(batch.kind, ids, attempts, positions, found=found)
-        return SettleResult(result.settled - late, result.stale + late, result.unknown, taken=count)
+        return SettleResult(result.settled - too_late, result.stale + too_late, result.unknown, taken=count)
 
     def _filter(self, command: Filtered) -> FilteredResult:
         group = self._state.groups.get(command.group_id)

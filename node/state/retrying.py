@@ -15,11 +15,6 @@ The result of apply never depends on what a disk can read. A record that this no
 size with the flag LACKING; when it is to be delivered, the node asks the other members for it, as for any unreadable
 record. Only an unreadable unit stops the process: without it the node does not know what to copy. A message that no
 member can read becomes a dead letter by a command of its own cause (PAYLOAD_LOST), which has all of the letter's facts.
-
-Late settlements: an acknowledgement of a delivery that was nacked before or whose lease expired. Such a delivery is
-settled at its position, but not by acknowledgement: its message comes again, has come again, or is dead. The late
-acknowledgement must be answered as stale, and not as done. The delivery shows it: a retry of the message waits in the
-wheel or was dispatched behind the delivery, or there is a dead letter. Only the answer depends on this.
 """
 
 from __future__ import annotations
@@ -33,15 +28,15 @@ from tickwheel.node.failure import invalid
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import LETTER, Letters
 from tickwheel.node.state.groups import Group
+from tickwheel.node.state.late import LateSearch
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import DUE_MS_MAX
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import Attempts, Subscription
 from tickwheel.node.state.targets import origins_of
 from tickwheel.node.state.waiting import WAITING
-from tickwheel.node.state.window import Places
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SETTLE_RETRY, SettleColumns
-from tickwheel.wheel.units import LACKING, CursorKey, Ids, Units, ids_of, picked
+from tickwheel.wheel.units import LACKING, Ids, Units, ids_of, picked
 
 COPIES_MAX = 128
 """Messages that one command copies: about 3 ms of reads, if each lies in another place and the system has it in
@@ -52,8 +47,6 @@ ERROR_TEXT_MAX = 1_024
 """Characters of the last error kept with a dead letter."""
 DELIVERIES_MAX = 255
 """Most deliveries of a message: a unit keeps the count in one byte."""
-LOOK_BACK_ROWS = 16_384
-"""Rows of each kind, the newest, that are searched for a late settlement. Later ones are answered as repeats."""
 
 
 @dataclass(slots=True)
@@ -109,6 +102,7 @@ class Retrying:
         columns: tuple[Ids, Attempts, NDArray[np.uint64] | None],
         stamped_ms: int,
         budget: Budget,
+        late: LateSearch,
         *,
         in_place: bool = False,
     ) -> SettleResult:
@@ -136,14 +130,14 @@ class Retrying:
             rows = rows.first(int(acting[len(units)]))
             acting, places = acting[: len(units)], places[: len(units)]
         # A DEAD that comes after the lease ran out is answered as stale: the message comes again.
-        at = self._wheel.cursor
         found = subscription.find(rows.ids, rows.positions)
-        late = count_late(group, subscription, rows.ids, found, at, dying=True) if dead else 0
+        too_late = late.count(group, subscription, rows.ids, found, dying=True) if dead else 0
+        late.forget(group)
         result, changed = subscription.settle(
             batch.kind, rows.ids, rows.attempts, rows.positions, leaves=True, found=found
         )
         assert len(changed) == len(places), "what was to be copied is what is settled"
-        result = SettleResult(result.settled - late, result.stale + late, result.unknown, taken=len(rows.ids))
+        result = SettleResult(result.settled - too_late, result.stale + too_late, result.unknown, taken=len(rows.ids))
         if not len(acting):
             return result
         budget.take(units)
@@ -304,34 +298,3 @@ def _first_due_ms(units: Units) -> NDArray[np.int64]:
     """When messages were first due: a copy keeps that time in place of its scheduling time."""
     due: NDArray[np.int64] = np.where(origins_of(units) != 0, units["scheduled_ms"], units["due_ms"])
     return due
-
-
-def count_late(
-    group: Group,
-    subscription: Subscription,
-    ids: Ids,
-    found: tuple[Places, NDArray[np.bool_]],
-    cursor: CursorKey,
-    *,
-    dying: bool = False,
-) -> int:
-    """How many rows of a batch name deliveries whose messages come again or are dead; each of them is settled already.
-
-    `found`: result of the subscription's `find` for the batch. `dying`: the batch declares messages dead, so for
-    messages that are dead it is right.
-    """
-    if not (subscription.has_targets or group.waiting.used or group.dead.count):
-        return 0
-    places, names = subscription.settled_before(ids, found)
-    if not len(places):
-        return 0
-    late = np.isin(names, group.waiting.newest(LOOK_BACK_ROWS, cursor))
-    if not dying:
-        late |= np.isin(names, group.dead.newest_origins(LOOK_BACK_ROWS))
-    targets = subscription.newest_targets(LOOK_BACK_ROWS)
-    behind = targets[np.isin(targets["origin"], names)]
-    # Rising positions: the last one of a message stays.
-    last = dict(zip(behind["origin"].tolist(), behind["position"].tolist(), strict=True))
-    if last:
-        late |= np.array([last.get(name, -1) for name in names.tolist()], np.int64) > places
-    return int(np.count_nonzero(late))

@@ -205,14 +205,16 @@ class Subscription:
         newest retry of a message is meant.
         """
         targets = self._ready.targets
-        if targets.last_position < max(self._ready.first_retained, self.floor - LOOK_BACK):
+        if targets.last_position < self._searched_from:
             return ids, attempts, positions
         if positions is not None:
-            hits, rows = targets.of(np.minimum(positions, np.uint64(1 << 62)).astype(np.int64))
+            inside = np.flatnonzero((positions >= self._searched_from) & (positions < self.stop))
+            hits, rows = targets.of(positions[inside].astype(np.int64))
+            hits = inside[hits]
             own = (rows["group"] == self.group_id) & (rows["origin"] == ids[hits])
             hits, rows = hits[own], rows[own]
         else:
-            near = targets.between(max(self._ready.first_retained, self.floor - LOOK_BACK), self.stop)
+            near = targets.between(self._searched_from, self.stop)
             near = near[(near["group"] == self.group_id) & np.isin(near["origin"], ids)]
             newest = {origin: place for place, origin in enumerate(near["origin"].tolist())}
             found = [(row, newest[id]) for row, id in enumerate(ids.tolist()) if id in newest]
@@ -248,10 +250,8 @@ class Subscription:
         return self._ready.targets.last_position >= 0
 
     def newest_targets(self, limit: int) -> NDArray[Any]:
-        """Of the last `limit` rows of the topic's targets those for this group (see targets.py)."""
-        rows = self._ready.targets.newest(limit)
-        found: NDArray[Any] = rows[rows["group"] == self.group_id]
-        return found
+        """The last `limit` rows of the topic's targets, those for other groups too (see targets.py)."""
+        return self._ready.targets.newest(limit)
 
     def find(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
         """Position of each row of a batch, and whether it was found; for `settled_before` and `settle`."""
@@ -266,9 +266,15 @@ class Subscription:
         if not settled.any():
             return places[:0], names[:0]
         places, names = places[settled], names[settled]
-        hits, rows = self._ready.targets.of(places)
-        names[hits] = rows["origin"]
+        near = np.flatnonzero(places >= self._searched_from)
+        hits, rows = self._ready.targets.of(places[near])
+        names[near[hits]] = rows["origin"]
         return places, names
+
+    @property
+    def _searched_from(self) -> int:
+        """First position whose id is compared with one that a settlement names."""
+        return max(self._ready.first_retained, self.floor - LOOK_BACK)
 
     @property
     def ready(self) -> ReadyLog:
@@ -286,7 +292,8 @@ class Subscription:
         found = np.zeros(len(ids), np.bool_)
         if self._ready.targets.last_position >= self.first_open:
             retries = self.newest_targets(HOLDS_ROWS)
-            retries = retries[retries["position"] >= np.uint64(self.first_open)]
+            own = (retries["group"] == self.group_id) & (retries["position"] >= np.uint64(self.first_open))
+            retries = retries[own]
             places, rows = find_ids(retries["origin"], ids)
             found[rows[self._window.at(retries["position"][places].astype(np.int64)) > 0]] = True
         return found
@@ -427,7 +434,7 @@ class Subscription:
         stop = self.stop
         known = positions < stop
         places = positions.astype(np.int64)
-        checked = known & (places >= max(self._ready.first_retained, self.floor - LOOK_BACK))
+        checked = known & (places >= self._searched_from)
         if checked.all():
             known = self._ready.gather(places) == ids
         else:
@@ -441,18 +448,20 @@ class Subscription:
         places = np.zeros(len(ids), np.int64)
         known = np.zeros(len(ids), np.bool_)
         missing = len(np.unique(wanted))
-        at, stop = max(self._ready.first_retained, self.floor - LOOK_BACK), self.stop
-        while at < stop and missing:
-            end = min(stop, at + CHUNK)
-            here = self._ready.read(at, end - at)
-            near = np.flatnonzero((here >= wanted[0]) & (here <= wanted[-1]))
-            candidates = here[near]
-            left = np.searchsorted(wanted, candidates)
-            hits = np.flatnonzero(wanted[left] == candidates)
-            right = np.searchsorted(wanted, candidates[hits], "right")
-            for hit, low, high in zip(hits.tolist(), left[hits].tolist(), right.tolist(), strict=True):
-                places[order[low:high]] = at + near[hit]
-                known[order[low:high]] = True
-                missing -= 1
-            at = end
+        # What is open first: it is named nearly always.
+        for first, stop in ((self.first_open, self.stop), (self._searched_from, self.first_open)):
+            at = first
+            while at < stop and missing:
+                end = min(stop, at + CHUNK)
+                here = self._ready.read(at, end - at)
+                near = np.flatnonzero((here >= wanted[0]) & (here <= wanted[-1]))
+                candidates = here[near]
+                left = np.searchsorted(wanted, candidates)
+                hits = np.flatnonzero(wanted[left] == candidates)
+                right = np.searchsorted(wanted, candidates[hits], "right")
+                for hit, low, high in zip(hits.tolist(), left[hits].tolist(), right.tolist(), strict=True):
+                    places[order[low:high]] = at + near[hit]
+                    known[order[low:high]] = True
+                    missing -= 1
+                at = end
         return places, known

@@ -27,6 +27,8 @@ CACHE_ROWS = 128
 """Rows of a cached piece."""
 CACHE_PIECES_MAX = 256
 """Cached pieces: 800 kB."""
+APART = 4_096
+"""Of positions further apart than this, what lies between them is not read from files."""
 _NONE: Rows = np.zeros(0, TARGET)
 
 
@@ -70,12 +72,23 @@ class Targets:
         none = np.zeros(0, np.int64)
         if not len(positions) or self.last_position < int(positions.min()):
             return none, _NONE
-        rows = self.between(int(positions.min()), int(positions.max()) + 1)
+        rows = self._around(positions)
         if not len(rows):
             return none, _NONE
         at = np.minimum(np.searchsorted(rows["position"], positions.astype(np.uint64)), len(rows) - 1)
         hits = np.flatnonzero(rows["position"][at] == positions.astype(np.uint64))
         return hits, rows[at[hits]]
+
+    def _around(self, positions: NDArray[np.int64]) -> Rows:
+        """Rows of all these positions, and of some between them."""
+        first, last = int(positions.min()), int(positions.max())
+        if last - first <= APART or self._bound(first) >= self.rows.held()[0]:
+            return self.between(first, last + 1)
+        rising = np.sort(positions)
+        ends = np.append(np.flatnonzero(rising[1:] - rising[:-1] > APART), len(rising) - 1)
+        firsts = np.append(0, ends[:-1] + 1)
+        runs = zip(rising[firsts].tolist(), rising[ends].tolist(), strict=True)
+        return np.concatenate([self.between(first, last + 1) for first, last in runs])
 
     def drop_below(self, position: int) -> None:
         """Drop the rows of positions below."""

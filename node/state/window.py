@@ -101,9 +101,10 @@ class Window:
             values[places < self.floor] = 0
             inside = (places >= self.floor) & (places < self.end)
             values[inside] = self._values[places[inside] - self._base]
-        foreign = self._ready.foreign(self._group_id, self.end, most + 1)
-        if len(foreign):
-            values[np.isin(places, foreign)] = 0
+        if most >= self.end:
+            beyond = np.flatnonzero(places >= self.end)
+            hits, rows = self._ready.targets.of(places[beyond])
+            values[beyond[hits[rows["group"] != self._group_id]]] = 0
         return values
 
     def returned(self, limit: int) -> Places:

@@ -234,7 +234,8 @@ def test_a_message_that_is_handed_back_comes_though_its_topic_is_quiet(world: Wo
         ("topic_counts", {"topic_counts": np.array([0, 2, 1], "<u4").tobytes()}),
         ("topic_counts", {"topic_counts": np.array([1, 1, 2], "<u4").tobytes()}),
         ("epochs", {"epochs": b""}),
-        ("topics", {"topics": ["a"] * 4_097}),
+        ("topics", {"topics": ["a"] * 513}),
+        ("positions", {"positions": b""}),
         ("ids", {"ids": b"x"}),
     ],
 )
