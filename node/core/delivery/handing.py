@@ -19,6 +19,9 @@ from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.consumer_pb2 import DeliverBatch
 from tickwheel.wheel.units import Units, join_units, picked
 
+BATCH_TOPICS_MAX = 512
+"""Topics in one batch: what is delivered together can be settled together (`SETTLE_TOPICS_MAX`)."""
+
 
 @dataclass(slots=True, eq=False)
 class Share:
@@ -129,7 +132,9 @@ class Handing:
         size = share.bytes
         gathered = self._gathered.get(session)
         if gathered is not None and (
-            gathered.count + share.count > session.batch_messages_max or gathered.bytes + size > self._batch_bytes_max
+            len(gathered.shares) >= BATCH_TOPICS_MAX
+            or gathered.count + share.count > session.batch_messages_max
+            or gathered.bytes + size > self._batch_bytes_max
         ):
             del self._gathered[session]
             self._send(session, gathered.shares)

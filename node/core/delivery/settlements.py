@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.delivery.handing import BATCH_TOPICS_MAX
 from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
 from tickwheel.node.core.proposer import Proposer
@@ -49,7 +50,7 @@ WINDOW_HINT_MS = 1_000
 SETTLE_MESSAGES_MAX = 100_000
 EXTEND_MESSAGES_MAX = 10_000
 """Each may become a range of its own that every slave is told: some 3 us each, on the core's thread."""
-SETTLE_TOPICS_MAX = 512
+SETTLE_TOPICS_MAX = BATCH_TOPICS_MAX
 """Topics in one settlement. Each costs apply some 40 us, on every node; 150 us if its messages were settled before."""
 REASON_MAX = 1_024
 EXPIRED_TEXT = "its lease ran out"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.delivery import delivery, retries
+from tickwheel.node.core.delivery import delivery, handing, retries, settlements
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
 from tickwheel.node.core.delivery.settlements import Joined
@@ -169,6 +169,16 @@ def test_a_batch_is_as_large_as_the_consumer_wants_it_at_most(world: World) -> N
     taker.sessions[0].credit(5)
     taker.node.wake()
     world.run_until(lambda: sum(len(batch.ids) // 8 for batch in taker.batches) == 3)
+
+
+def test_a_batch_has_as_many_topics_as_a_settlement_may_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may send the columns of a batch back as they came."""
+    assert handing.BATCH_TOPICS_MAX == settlements.SETTLE_TOPICS_MAX
+    monkeypatch.setattr(handing, "BATCH_TOPICS_MAX", 2)
+    taker = Taker(world, mixes=True)
+    schedule(world, "abc")
+    world.run_until(lambda: sum(len(batch.ids) // 8 for batch in taker.batches) == 3)
+    assert [(len(batch.topics), batch.topic) for batch in taker.batches] == [(2, ""), (0, "c")]
 
 
 def test_a_reset_of_one_topic_makes_its_rows_stale_and_no_others(world: World) -> None:
