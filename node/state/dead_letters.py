@@ -144,8 +144,10 @@ class DeadLetters:
         """First ids of the messages of the last `limit` kept letters."""
         first = max(self.rows.first, self.rows.count - limit)
         origins: Ids = self.rows.read(first, self.rows.count - first)["origin"]
-        gone = [number - first for number in self._gone if number >= first]
-        return np.delete(origins, gone) if gone else origins
+        if not self._gone:
+            return origins
+        kept = [number not in self._gone for number in range(first, first + len(origins))]
+        return origins[np.array(kept, np.bool_)]
 
     def page(self, first: int, limit: int, below: int | None = None) -> list[tuple[int, Letters]]:
         """Up to `limit` letters as (number, row), from number `first` on and below `below`."""

@@ -75,6 +75,17 @@ def test_what_began_to_wait_in_the_same_command_is_seen(solo: Solo) -> None:
     assert [(part.settled, part.stale) for part in result.parts] == [(0, 1), (1, 0), (0, 1)]
 
 
+def test_letters_that_are_gone_are_dead_no_more(solo: Solo) -> None:
+    """Purged out of turn, their places in the list stay."""
+    group = solo.state._state.groups.get(1)
+    assert group is not None
+    before = group.dead.version
+    group.dead.remove([2, 5, 6])
+    assert group.dead.version != before
+    assert group.dead.newest_origins(6).tolist() == [solo.ready[place] for place in (4, 7, 8, 9)]
+    assert together(solo, [[2], [4, 5, 7], [6]]) == [(1, 0), (1, 2), (1, 0)]
+
+
 def counted(monkeypatch: pytest.MonkeyPatch, counts: Counter[str], owner: type, name: str) -> None:
     """Count the calls of a method, and the rows that it returns."""
     original: Callable[..., Any] = getattr(owner, name)
