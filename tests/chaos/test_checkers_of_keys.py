@@ -34,8 +34,8 @@ USED = KeysUsed(0, "t", ("g",), reset=False)
 RULES = ("KEY_CONFLICT_REFUSE", "KEY_CONFLICT_USE_EXISTING", "KEY_CONFLICT_REPLACE")
 
 
-def id_of(number: int) -> int:
-    return 500_000 << 32 | number
+def id_of(number: int, hour: int = 0) -> int:
+    return 500_000 + hour << 32 | number
 
 
 def sent(
@@ -98,6 +98,11 @@ def remembered(records: list[Record]) -> list[Record]:
     return [replace(record, remembered=True) if isinstance(record, KeyAnswered) else record for record in records]
 
 
+LATE = [
+    sent(1, 100, 31 * HOUR_MS),
+    replace(receipt(1, 120, due_ms=31 * HOUR_MS), ids=(id_of(1, 31),)),
+]
+"""A message due in 31 hours."""
 HELD = [sent(1, 100, 300, held=True), receipt(1, 120, due_ms=300), came(1, 310)]
 
 GOOD: dict[str, Case] = {
@@ -121,6 +126,11 @@ GOOD: dict[str, Case] = {
         call(1, 200, "cancel", "CANCELLED", named=1),
         call(2, 3 * HOUR_MS, "cancel", "NOT_FOUND", uid=1),
         call(3, 3 * HOUR_MS, "move", "RESCHEDULE_NOT_FOUND", uid=1),
+    ),
+    "moved to an earlier hour, which is gone": keys(
+        LATE,
+        call(1, 200, "move", "RESCHEDULED", uid=1, due_ms=300),
+        replace(seen(1, 3 * HOUR_MS, "NOT_FOUND"), id=id_of(1, 31), now_id=id_of(1, 31)),
     ),
     "held by a retry, and its hour is gone": keys(
         HELD, put(2, 400, "REFUSED", 300, named=1), call(1, 3 * HOUR_MS, "cancel", "NOT_FOUND", uid=1)
@@ -227,6 +237,9 @@ BAD: dict[str, Case] = {
         put(1, 100), put(2, 200, "REPLACED"), call(1, 300, "cancel", "CANCELLED", uid=1), put(3, 400)
     ),
     "not found at the end": keys(put(1, 100), seen(1, 9_000, "NOT_FOUND")),
+    "not found though nobody moved it to an earlier hour": keys(
+        LATE, replace(seen(1, 3 * HOUR_MS, "NOT_FOUND"), id=id_of(1, 31), now_id=id_of(1, 31))
+    ),
     "comes after it was found replaced": keys(
         put(1, 100), put(2, 200, "REPLACED"), seen(1, 9_000, "MESSAGE_CANCELLED"), came(1, 9_100)
     ),

@@ -9,6 +9,7 @@ push-first a delivery does not prove that its dispatch was committed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -19,7 +20,7 @@ from tickwheel.chaos.sim.checkers.p9_definite_cancel import DISPATCH_SLACK_MS, h
 from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.history_keys import KeyAnswered, KeyAsked, KeyedAnswered, KeyedSeen, KeysUsed, KeyUndone
 from tickwheel.chaos.sim.history_messages import Delivered, Row, ScheduleRefused, ScheduleSent, Settled, SettleSent
-from tickwheel.chaos.sim.world import MS
+from tickwheel.chaos.sim.world import HOUR_MS, MS
 
 LOST = "OUTCOME_UNKNOWN"
 """The only refusal after which a request may still take effect."""
@@ -102,6 +103,8 @@ class KeysHeld(Checker):
         self._messages: dict[int, _Message] = {}
         self._not_scheduled: dict[int, str] = {}
         self._names: dict[int, int] = {}
+        self._moves: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        """By topic and key: least ids of the hours that somebody asked to move a message to."""
         self._used: dict[str, KeysUsed] = {}
 
     def observe(self, record: Record) -> None:
@@ -129,6 +132,8 @@ class KeysHeld(Checker):
                 self._receipt(record)
             case KeyAsked():
                 self._calls.setdefault(record.call, _Call(record)).asked.append(record.at_ns)
+                if record.what == "move":
+                    self._moves[record.topic, record.key].add(record.due_ms // HOUR_MS << 32)
             case KeyUndone():
                 self._calls[record.call].asked.pop()
             case KeyAnswered():
@@ -150,9 +155,11 @@ class KeysHeld(Checker):
                 self._hours_kept = record.hours_kept
 
     def _hour_may_be_gone(self, uid: int, at_ns: int) -> bool:
-        """Whether the hour of an id that the message has, or had before a move, may be removed."""
+        """Whether the hour of an id that the message has, had before a move, or may have after one, may be removed."""
         wall_ms = self._wall_ms(at_ns)
-        ids = (id_ for id_, named in self._names.items() if named == uid)
+        message = self._messages[uid]
+        ids = [id_ for id_, named in self._names.items() if named == uid]
+        ids += self._moves.get((message.topic, message.key), ())
         return any(hour_may_be_gone(id_, wall_ms, self._hours_kept) for id_ in ids)
 
     def _wall_ms(self, at_ns: int) -> int:
