@@ -33,13 +33,15 @@ class Said(logging.Handler):
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Queue[logging.LogRecord]]:
+def said() -> Iterator[asyncio.Queue[logging.LogRecord]]:
     """The client's lines on reaching nodes, as they come."""
     logger, handler = logging.getLogger("tickwheel.client"), Said()
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    before = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     yield handler.records
     logger.removeHandler(handler)
+    logger.setLevel(before)
 
 
 @pytest.fixture
