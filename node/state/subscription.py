@@ -215,7 +215,8 @@ class Subscription:
             hits, rows = hits[own], rows[own]
         else:
             near = targets.between(self._searched_from, self.stop)
-            near = near[(near["group"] == self.group_id) & np.isin(near["origin"], ids)]
+            near = near[find_ids(near["origin"], np.unique(ids))[0]]
+            near = near[near["group"] == self.group_id]
             newest = {origin: place for place, origin in enumerate(near["origin"].tolist())}
             found = [(row, newest[id]) for row, id in enumerate(ids.tolist()) if id in newest]
             hits = np.array([row for row, _ in found], np.int64)
