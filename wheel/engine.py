@@ -240,9 +240,9 @@ class Wheel:
             return id, due_ms, CancelOutcome.ALREADY_DISPATCHED
         return id, due_ms, None
 
-    def standing_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> Outcomes:
-        """Where many messages stand: sweep.DONE for a pending one, else why it is none. Arguments as of `standing`."""
-        return sweep.look(ids, due_ms, self.marks, self.holdings, self.cursor)[1]
+    def standing_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> sweep.Standing:
+        """`standing` for many messages."""
+        return sweep.look(ids, due_ms, self.marks, self.holdings, self.cursor)[0]
 
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
         """Cancel a unit and append its successor (one unit, as for `append`); the old id keeps naming it."""

@@ -32,8 +32,8 @@ class Reads:
     def lookup(self, ids: Ids, *, following: bool = True) -> LookupJob:
         """A job that finds units by id. `following`: follow moves; otherwise find the units of these very ids."""
         resolved = ids
-        if following and len(self._marks.moves):
-            resolved = np.array([self._marks.moves.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
+        if following:
+            resolved, _ = self._marks.moves.resolve_many(ids, np.zeros(len(ids), np.int64))
         found = np.zeros(len(ids), np.bool_)
         cancelled = np.zeros(len(ids), np.bool_)
         for hour, rows in by_hour((resolved >> np.uint64(32)).astype(np.int64)):

@@ -5,6 +5,8 @@ The same rules as `Wheel.standing` and `Wheel.cancel`. Called by the wheel only,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,11 +20,18 @@ DONE, MARKED, DISPATCHED, UNKNOWN = range(4)
 Outcomes = NDArray[np.uint8]
 
 
+class Standing(NamedTuple):
+    """How messages stand: the newest id of each, its due time, and its outcome; DONE: it is pending."""
+
+    ids: Ids
+    due_ms: NDArray[np.int64]
+    outcomes: Outcomes
+
+
 def look(
     ids: Ids, due_ms: NDArray[np.int64], marks: Marks, holdings: Holdings, cursor: CursorKey
-) -> tuple[Ids, Outcomes, list[NDArray[np.int64]]]:
-    """The newest id of each message, its outcome (DONE: it is pending), and the rows of the pending ones: for each hour
-    an array, by rising id."""
+) -> tuple[Standing, list[NDArray[np.int64]]]:
+    """How messages stand, and the rows of the pending ones: for each hour an array, by rising id."""
     newest, due_ms = marks.moves.resolve_many(ids, due_ms)
     hour = (newest >> np.uint64(32)).astype(np.int64)
     index = (newest & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
@@ -43,14 +52,14 @@ def look(
         outcomes[rows[marks.which(of_hour, indexes)]] = MARKED
         outcomes[rows[indexes >= holdings.hours.units(of_hour)]] = UNKNOWN
         pending.append(rows[outcomes[rows] == DONE])
-    return newest, outcomes, pending
+    return Standing(newest, due_ms, outcomes), pending
 
 
 def mark(
     ids: Ids, due_ms: NDArray[np.int64], marks: Marks, holdings: Holdings, cursor: CursorKey
 ) -> tuple[Ids, Outcomes]:
     """Mark the pending messages; returns the newest id of each message and its outcome."""
-    newest, outcomes, pending = look(ids, due_ms, marks, holdings, cursor)
+    (newest, _, outcomes), pending = look(ids, due_ms, marks, holdings, cursor)
     for rows in pending:
         if not len(rows):
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,12 @@ from tickwheel.chaos.sim.aims import Aim
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.core.schedule.by_key import CancelledByKey, KeyRequests
 from tickwheel.node.core.schedule.senders import Senders
-from tickwheel.node.state.key_holders import Holder, KeyHolders
+from tickwheel.node.state.key_holders import Holder, Holders, KeyHolders
 from tickwheel.node.state.keyed_append import KeyedAppend
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Batch, Producers
 from tickwheel.node.state.publishing import Publishing
-from tickwheel.node.state.unique_keys import UniqueKeys
+from tickwheel.node.state.unique_keys import KeyColumns, KeyOf, UniqueKeys
 from tickwheel.proto.scheduler_pb2 import CANCELLED
 from tickwheel.wheel.engine import Wheel
 
@@ -25,38 +26,53 @@ SLOW = Aim(("slow-disk", "delay"), shape=(("keys", 1),))
 CUTS = Aim(("kill", "freeze", "handover"), shape=(("keys", 1),))
 
 
-@mutation("a key is free a second before its message is dispatched", aim=KEYS)
-def keys_released_early(patches: Patches) -> None:
+def _change_holders(patches: Patches, change: Callable[[KeyHolders, KeyOf, Holder | None], Holder | None]) -> None:
     def make(original: Any) -> Any:
-        def holder(self: KeyHolders, key: Any) -> Any:
-            found = original(self, key)
-            soon_ms = self._wheel.cursor.due_ms + 1_000
-            return None if found is not None and not found.dispatched and found.due_ms < soon_ms else found
+        return lambda self, key: change(self, key, original(self, key))
 
-        return holder
+    def holders(self: KeyHolders, keys: KeyColumns) -> Holders:
+        columns = (column.tolist() for column in keys)
+        mixed = [KeyOf(*row) for row in zip(*columns, strict=True)]
+        found = [self.holder(key._replace(high=key.mixed)) for key in mixed]
+        rows = [(0, 0, False) if holder is None else holder for holder in found]
+        return Holders(
+            np.array([holder is not None for holder in found]),
+            np.array([row[0] for row in rows], np.uint64),
+            np.array([row[1] for row in rows], np.int64),
+            np.array([row[2] for row in rows]),
+        )
 
     patches.replace(KeyHolders, "holder", make)
+    patches.replace(KeyHolders, "holders", lambda original: holders)
+
+
+@mutation("a key is free a second before its message is dispatched", aim=KEYS)
+def keys_released_early(patches: Patches) -> None:
+    def change(holders: KeyHolders, key: KeyOf, found: Holder | None) -> Holder | None:
+        soon_ms = holders._wheel.cursor.due_ms + 1_000
+        return None if found is not None and not found.dispatched and found.due_ms < soon_ms else found
+
+    _change_holders(patches, change)
 
 
 @mutation("a key is kept when its message is cancelled", aim=KEYS)
 def keys_kept_after_cancel(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def holder(self: KeyHolders, key: Any) -> Any:
-            found, held = original(self, key), self._keys.get(key)
-            if found is not None or held is None:
-                return found
-            id_, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
-            cancelled = outcome is not None and outcome.name == "CANCELLED"
-            return Holder(id_, due_ms, dispatched=True) if cancelled else None
+    def change(holders: KeyHolders, key: KeyOf, found: Holder | None) -> Holder | None:
+        held = holders._keys.get(key)
+        if found is not None or held is None:
+            return found
+        id_, due_ms, outcome = holders._wheel.standing(held.id, held.due_ms)
+        cancelled = outcome is not None and outcome.name == "CANCELLED"
+        return Holder(id_, due_ms, dispatched=True) if cancelled else None
 
-        return holder
-
-    patches.replace(KeyHolders, "holder", make)
+    _change_holders(patches, change)
 
 
 @mutation("a message that replaces another leaves it pending", aim=KEYS)
 def replaced_ones_left_pending(patches: Patches) -> None:
-    patches.replace(KeyedAppend, "_cancel", lambda original: lambda self, id, due_ms: self.replaced.append(id))
+    patches.replace(
+        KeyedAppend, "_cancel", lambda original: lambda self, ids, due_ms: self.replaced.extend(ids.tolist())
+    )
 
 
 def _anew(original: Any) -> Any:
@@ -136,14 +152,7 @@ def keys_not_checkpointed(patches: Patches) -> None:
 
 @mutation("a key that is held until its message is settled is free when that is dispatched", aim=KEYS)
 def keys_free_when_dispatched(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def holder(self: KeyHolders, key: Any) -> Any:
-            found = original(self, key)
-            return None if found is not None and found.dispatched else found
-
-        return holder
-
-    patches.replace(KeyHolders, "holder", make)
+    _change_holders(patches, lambda holders, key, found: None if found is not None and found.dispatched else found)
 
 
 @mutation("a repeat of a cancel by key cancels again", aim=CUTS)

@@ -6,17 +6,17 @@ nothing has to be done to free a key: not at a dispatch, a cancel, a settlement 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, Held, KeyOf, Rows, UniqueKeys
-from tickwheel.node.state.unsettled import DISPATCHED, owed_many
+from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, HeldColumns, KeyColumns, KeyOf, UniqueKeys
+from tickwheel.node.state.unsettled import DISPATCHED, owed, owed_many
 from tickwheel.wheel import sweep
+from tickwheel.wheel.units import Ids
 
 PRUNED_MANY = 4
 """Shards that a dispatch looks through while the table is more than half full; otherwise it is one."""
@@ -32,12 +32,13 @@ class Holder(NamedTuple):
     dispatched: bool
 
 
-class Dispatched(NamedTuple):
-    """A dispatched message: its topic, and id and due time of its own unit."""
+class Holders(NamedTuple):
+    """Who holds keys: whether anybody does, and `Holder` in columns. Ids and due times of the others mean nothing."""
 
-    topic_id: int
-    id: int
-    due_ms: int
+    held: NDArray[np.bool_]
+    ids: Ids
+    due_ms: NDArray[np.int64]
+    dispatched: NDArray[np.bool_]
 
 
 class KeyHolders:
@@ -45,63 +46,42 @@ class KeyHolders:
         self._keys = keys
         self._groups = groups
         self._wheel = wheel
-        self._looked_up: dict[KeyOf, Holder | None] = {}
-        """What was found out for keys of dispatched messages, while `looking_up`."""
-        self._rows: dict[KeyOf, Held | None] = {}
-        """What the table has for all keys that are looked up."""
 
     def holder(self, key: KeyOf) -> Holder | None:
         """The message that holds a key now; None: none does."""
-        if key in self._looked_up:
-            return self._looked_up[key]
-        held = self._rows[key] if key in self._rows else self._keys.get(key)
+        held = self._keys.get(key)
         if held is None:
             return None
         id, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
         if outcome is None:
             return Holder(id, due_ms, dispatched=False)
-        if not held.until_settled or outcome.name not in DISPATCHED:
+        waits = held.until_settled and outcome.name in DISPATCHED
+        if not waits or not owed(self._groups, self._wheel, key.topic_id, id, due_ms):
             return None
-        found = self._owed_of([Dispatched(key.topic_id, id, due_ms)])
-        return Holder(id, due_ms, dispatched=True) if found else None
+        return Holder(id, due_ms, dispatched=True)
 
-    @contextmanager
-    def looking_up(self, keys: Iterable[KeyOf]) -> Iterator[None]:
-        """Until the end of the block `holder` knows which dispatched messages of these keys are settled: found out for
-        all of them together, so each tick is read once. Nothing may be dispatched, settled or taken in the block."""
-        messages: dict[KeyOf, Dispatched] = {}
-        self._rows = {key: self._keys.get(key) for key in keys}
-        for key, held in self._rows.items():
-            if held is not None and held.until_settled:
-                id, due_ms, outcome = self._wheel.standing(held.id, held.due_ms)
-                if outcome is not None and outcome.name in DISPATCHED:
-                    messages[key] = Dispatched(key.topic_id, id, due_ms)
-        owed = self._owed_of(messages.values())
-        self._looked_up = {
-            key: Holder(message.id, message.due_ms, dispatched=True) if message in owed else None
-            for key, message in messages.items()
-        }
-        try:
-            yield
-        finally:
-            self._looked_up, self._rows = {}, {}
+    def holders(self, keys: KeyColumns) -> Holders:
+        """`holder` for many keys. Each tick whose messages may not be settled is read once."""
+        held, taken = self._keys.get_many(keys)
+        if not held.any():
+            return Holders(held, taken.ids, taken.due_ms, held)
+        ids, due_ms, outcomes = self._wheel.standing_many(taken.ids, taken.due_ms)
+        rows = np.flatnonzero(held & taken.until_settled & _dispatched(outcomes))
+        dispatched = np.zeros(len(held), np.bool_)
+        dispatched[rows] = self._owed(keys.topic_ids[rows], ids[rows], due_ms[rows])
+        return Holders(held & ((outcomes == sweep.DONE) | dispatched), ids, due_ms, dispatched)
 
-    def _owed_of(self, messages: Iterable[Dispatched]) -> set[Dispatched]:
-        """Those that a group has not settled."""
-        by_topic: dict[int, list[Dispatched]] = {}
-        for message in messages:
-            by_topic.setdefault(message.topic_id, []).append(message)
-        found: set[Dispatched] = set()
-        for topic_id, those in by_topic.items():
-            ids = np.array([message.id for message in those], np.uint64)
-            due_ms = np.array([message.due_ms for message in those], np.int64)
-            owed = owed_many(self._groups, self._wheel, topic_id, ids, due_ms)
-            found.update(those[place] for place in np.flatnonzero(owed).tolist())
+    def _owed(self, topic_ids: NDArray[np.uint32], ids: Ids, due_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which dispatched messages a group has not settled. Ids and due times: of their own units."""
+        found = np.zeros(len(ids), np.bool_)
+        for topic_id in np.unique(topic_ids).tolist():
+            rows = np.flatnonzero(topic_ids == topic_id)
+            found[rows] = owed_many(self._groups, self._wheel, topic_id, ids[rows], due_ms[rows])
         return found
 
-    def take(self, taken: Mapping[KeyOf, Held]) -> None:
+    def take(self, keys: KeyColumns, held: HeldColumns) -> None:
         """Let messages hold keys. Nobody may hold them, unless a message takes the holder's place."""
-        self._keys.put_all(taken)
+        self._keys.put_many(keys, held)
 
     def prune(self) -> None:
         """Drop the rows of messages that hold their keys no longer, in the next shards. Called by each dispatch, once
@@ -114,19 +94,18 @@ class KeyHolders:
             if not len(rows.high):
                 keys.keep(np.zeros(0, np.bool_))
                 continue
-            outcomes = self._wheel.standing_many(rows.ids, rows.due_ms)
+            held = rows.held
+            ids, due_ms, outcomes = self._wheel.standing_many(held.ids, held.due_ms)
             kept = outcomes == sweep.DONE
-            dispatched = (outcomes == sweep.DISPATCHED) | (outcomes == sweep.UNKNOWN)
-            waiting = np.flatnonzero(dispatched & rows.until_settled)
+            waiting = np.flatnonzero(_dispatched(outcomes) & held.until_settled)
             kept[waiting] = True
             if len(waiting) > PRUNED_DISPATCHED_MAX:  # others another time
                 waiting = np.roll(waiting, self._wheel.cursor.due_ms % len(waiting))[:PRUNED_DISPATCHED_MAX]
-            messages = {row: self._dispatched(rows, row) for row in waiting.tolist()}
-            owed = self._owed_of(messages.values())
-            for row, message in messages.items():
-                kept[row] = message in owed
+            kept[waiting] = self._owed(rows.rest["topic_id"][waiting], ids[waiting], due_ms[waiting])
             keys.keep(kept)
 
-    def _dispatched(self, rows: Rows, row: int) -> Dispatched:
-        id, due_ms, _ = self._wheel.standing(int(rows.ids[row]), int(rows.due_ms[row]))
-        return Dispatched(int(rows.rest["topic_id"][row]), id, due_ms)
+
+def _dispatched(outcomes: sweep.Outcomes) -> NDArray[np.bool_]:
+    """Which were dispatched: with their hours, and without."""
+    found: NDArray[np.bool_] = (outcomes == sweep.DISPATCHED) | (outcomes == sweep.UNKNOWN)
+    return found

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.state.key_holders import Holder, KeyHolders
+from tickwheel.node.state.key_holders import KeyHolders
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.unique_keys import Held, KeyOf
+from tickwheel.node.state.unique_keys import HeldColumns, KeyColumns, keys_of
 from tickwheel.proto.common_pb2 import (
     KEY_CONFLICT_REPLACE,
     KEY_CONFLICT_USE_EXISTING,
@@ -23,10 +23,13 @@ from tickwheel.proto.common_pb2 import (
     KEY_USED_EXISTING,
 )
 from tickwheel.wheel.sweep import cut_records
-from tickwheel.wheel.units import Units, picked
+from tickwheel.wheel.units import Ids, Units, picked
 
 UNTIL_SETTLED = 4
 """In a rule, beside the KeyConflict: the key is held until the message is settled."""
+
+
+Places = NDArray[np.intp]
 
 
 class Keys(NamedTuple):
@@ -49,49 +52,63 @@ class KeyedAppend:
         self.ids = np.zeros(len(units), np.uint64)
         self.due_ms = np.zeros(len(units), np.int64)
         self.outcomes = np.zeros(len(units), np.uint8)
-        self._found: dict[KeyOf, Holder] = {}
-        """Holders that were looked up."""
         self.replaced: list[int] = []
         """Ids of cancelled messages."""
 
     def append(self, rows: NDArray[np.uint32] | None) -> None:
         """Append what may be. `rows`: place of each unit in its requests; None: the units are in that order."""
         digests = self._keys.digests
-        keyed = np.flatnonzero((digests["high"] != 0) | (digests["low"] != 0))
+        units = np.flatnonzero((digests["high"] != 0) | (digests["low"] != 0))
         if rows is not None:
-            keyed = keyed[np.argsort(rows[keyed], kind="stable")]
-        columns = (keyed, self._units["topic_id"][keyed], digests["high"][keyed], digests["low"][keyed])
+            units = units[np.argsort(rows[units], kind="stable")]
+        if not len(units):
+            self._append(np.ones(len(self._units), np.bool_))
+            return
+        keys = keys_of(self._units["topic_id"][units], digests[units])
+        turns = np.lexsort((keys.low, keys.topic_ids, keys.mixed))
+        self._append_keyed(units[turns], keys.take(turns), turns)
+
+    def _append_keyed(self, units: Places, keys: KeyColumns, turns: Places) -> None:
+        """Append what may be, and let it take its keys. These columns are by key, and for one key by turn."""
+        places = np.arange(len(units))
+        first = places == 0
+        for column in keys:
+            first[1:] |= column[1:] != column[:-1]
+        starts, group = np.flatnonzero(first), np.cumsum(first) - 1
+        holders = self._holders.holders(keys.take(starts))
+        held, dispatched = holders.held[group], holders.dispatched[group]
+        conflict = self._keys.rules[units] & ~np.uint8(UNTIL_SETTLED)
+        takes = ~dispatched & ((conflict == KEY_CONFLICT_REPLACE) | (first & ~held))
+        newest = np.maximum.accumulate(np.where(takes, places, -1))
+        before = np.concatenate(([-1], newest[:-1]))
+        own = before >= starts[group]
+        """The key is another unit's of this command, the one at `before`; otherwise the holder's, if there is one."""
+        kept_out = np.where(conflict == KEY_CONFLICT_USE_EXISTING, KEY_USED_EXISTING, KEY_REFUSED)
+        self.outcomes[units] = np.where(takes, np.where(held | own, KEY_REPLACED, KEY_FREE), kept_out)
+
+        replaced = group[takes & held & ~own]
+        self._cancel(holders.ids[replaced], holders.due_ms[replaced])
         together = np.ones(len(self._units), np.bool_)
-        newest: dict[KeyOf, int] = {}
-        replaced: list[int] = []
-        held_by: list[tuple[int, int]] = []
-        keys = [(unit, KeyOf(*parts)) for unit, *parts in zip(*(column.tolist() for column in columns), strict=True)]
-        with self._holders.looking_up({key for _, key in keys}):
-            for unit, key in keys:
-                other = newest.get(key)
-                if other is None:
-                    together[unit] = self._decide(unit, key)
-                elif self._rule(unit) == KEY_CONFLICT_REPLACE:
-                    self.outcomes[unit] = KEY_REPLACED
-                    replaced.append(other)
-                else:
-                    together[unit] = False
-                    self.outcomes[unit] = self._kept_out(unit)
-                    held_by.append((unit, other))
-                if together[unit]:
-                    newest[key] = unit
+        together[units[~takes]] = False
         self._append(together)
-        for unit, other in held_by:
-            self.ids[unit], self.due_ms[unit] = self.ids[other], self.due_ms[other]
-        for unit in replaced:
-            self._cancel(int(self.ids[unit]), int(self.due_ms[unit]))
-        until_settled = self._keys.rules & UNTIL_SETTLED != 0
-        self._holders.take(
-            {
-                key: Held(int(self.ids[unit]), int(self.due_ms[unit]), bool(until_settled[unit]))
-                for key, unit in newest.items()
-            }
-        )
+        if not together.all():
+            for rows, ids, due_ms, source in (
+                (~takes & ~own, holders.ids, holders.due_ms, group),
+                (~takes & own, self.ids, self.due_ms, units[before]),
+            ):
+                self.ids[units[rows]], self.due_ms[units[rows]] = ids[source[rows]], due_ms[source[rows]]
+        replaced = units[before[takes & own]]
+        self._cancel(self.ids[replaced], self.due_ms[replaced])
+
+        taken = np.flatnonzero(takes)
+        if not len(taken):
+            return
+        groups, firsts = np.unique(group[taken], return_index=True)
+        groups = groups[np.argsort(turns[taken[firsts]])]
+        last = units[newest[np.append(starts[1:], len(units))[groups] - 1]]
+        until_settled = self._keys.rules[last] & UNTIL_SETTLED != 0
+        held_now = HeldColumns(self.ids[last], self.due_ms[last], until_settled)
+        self._holders.take(keys.take(starts[groups]), held_now)
 
     def _append(self, taken: NDArray[np.bool_]) -> None:
         """Append the units that are taken."""
@@ -103,29 +120,10 @@ class KeyedAppend:
         self.ids[taken] = self._wheel.append(units, records)
         self.due_ms[taken] = units["due_ms"]
 
-    def _decide(self, unit: int, key: KeyOf) -> bool:
-        """Whether the first unit of a command with a key is to be appended; a message that it replaces is cancelled."""
-        holder = self._found.get(key) or self._holders.holder(key)
-        if holder is None:
-            return True
-        self._found[key] = holder
-        if self._rule(unit) == KEY_CONFLICT_REPLACE and not holder.dispatched:
-            self._cancel(holder.id, holder.due_ms)
-            self.outcomes[unit] = KEY_REPLACED
-            return True
-        self.ids[unit], self.due_ms[unit], self.outcomes[unit] = holder.id, holder.due_ms, self._kept_out(unit)
-        return False
-
-    def _rule(self, unit: int) -> int:
-        return int(self._keys.rules[unit]) & ~UNTIL_SETTLED
-
-    def _kept_out(self, unit: int) -> int:
-        """The outcome of a unit that is not appended."""
-        return KEY_USED_EXISTING if self._rule(unit) == KEY_CONFLICT_USE_EXISTING else KEY_REFUSED
-
-    def _cancel(self, id: int, due_ms: int) -> None:
-        self._wheel.cancel(id, due_ms)
-        self.replaced.append(id)
+    def _cancel(self, ids: Ids, due_ms: NDArray[np.int64]) -> None:
+        if len(ids):
+            self._wheel.cancel_many(ids, due_ms)
+            self.replaced += ids.tolist()
 
 
 assert KEY_FREE == 0, "outcomes begin as free"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tickwheel.node.state.groups import Group
 from tickwheel.node.state.id_search import find_ids
-from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.subscription import Found, Subscription
 from tickwheel.node.state.window import Places
 from tickwheel.wheel.units import CursorKey, Ids
 
@@ -89,7 +89,7 @@ class LateSearch:
         group: Group,
         subscription: Subscription,
         ids: Ids,
-        found: tuple[Places, NDArray[np.bool_]],
+        found: Found,
         *,
         dying: bool = False,
     ) -> int:

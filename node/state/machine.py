@@ -314,7 +314,7 @@ class StateMachine(StateView):
             )
         found = subscription.find(ids, positions)
         too_late = late.count(group, subscription, ids, found) if batch.kind in SETTLING else 0
-        result, _ = subscription.settle(batch.kind, ids, attempts, positions, found=found)
+        result, _ = subscription.settle(batch.kind, attempts, found)
         return SettleResult(result.settled - too_late, result.stale + too_late, result.unknown, taken=count)
 
     def _filter(self, command: Filtered) -> FilteredResult:

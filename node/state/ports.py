@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tickwheel.proto.log_pb2 import ManifestFile
 from tickwheel.storage.bundle import Layout
 from tickwheel.wheel.bundles import Ingested
+from tickwheel.wheel.sweep import Standing
 from tickwheel.wheel.units import CursorKey, Ids, Units
 
 
@@ -70,7 +71,7 @@ class WheelPort(Protocol):
 
     def standing(self, id: int, due_ms: int) -> tuple[int, int, Outcome | None]: ...
 
-    def standing_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> NDArray[np.uint8]: ...
+    def standing_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> Standing: ...
 
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[Outcome, int]: ...
 

@@ -124,18 +124,17 @@ class Retrying:
         rows = _Rows(ids, attempts, positions, due).first(max(1, budget.messages))
         if in_place and not dead:
             return self._settle_in_place(batch, group, subscription, rows, stamped_ms, budget)
-        acting, places = subscription.acting(rows.ids, rows.attempts, rows.positions)
+        found = subscription.find(rows.ids, rows.positions)
+        acting, places = subscription.acting(rows.attempts, found)
         units, records = self._wheel.fetch(subscription.ids_of(places.astype(np.uint64)), max(0, budget.bytes))
         if len(units) < len(acting):
             rows = rows.first(int(acting[len(units)]))
             acting, places = acting[: len(units)], places[: len(units)]
+            found = found.take(slice(len(rows.ids)))
         # A DEAD that comes after the lease ran out is answered as stale: the message comes again.
-        found = subscription.find(rows.ids, rows.positions)
         too_late = late.count(group, subscription, rows.ids, found, dying=True) if dead else 0
         late.forget(group)
-        result, changed = subscription.settle(
-            batch.kind, rows.ids, rows.attempts, rows.positions, leaves=True, found=found
-        )
+        result, changed = subscription.settle(batch.kind, rows.attempts, found, leaves=True)
         assert len(changed) == len(places), "what was to be copied is what is settled"
         result = SettleResult(result.settled - too_late, result.stale + too_late, result.unknown, taken=len(rows.ids))
         if not len(acting):
@@ -170,7 +169,8 @@ class Retrying:
     ) -> SettleResult:
         """Settle a batch of a FIFO topic. Retries keep their positions, so that the messages behind them in their
         message group wait."""
-        acting, places = subscription.acting(rows.ids, rows.attempts, rows.positions)
+        found = subscription.find(rows.ids, rows.positions)
+        acting, places = subscription.acting(rows.attempts, found)
         attempts = rows.attempts[acting].astype(np.uint32)
         deliveries = subscription.deliveries(places.astype(np.uint64), attempts)
         dying = np.flatnonzero(deliveries >= self.attempts_max(group))
@@ -186,8 +186,7 @@ class Retrying:
         # Dying messages first: a second row of the same message is then stale.
         others = np.setdiff1d(np.arange(len(rows.ids)), acting[dying])
         for part, kind in ((acting[dying], SETTLE_DEAD), (others, SETTLE_RETRY)):
-            positions = None if rows.positions is None else rows.positions[part]
-            result += subscription.settle(kind, rows.ids[part], rows.attempts[part], positions)[0]
+            result += subscription.settle(kind, rows.attempts[part], found.take(part))[0]
         assert rows.due_ms is not None
         waits = np.setdiff1d(np.arange(len(acting)), dying)
         subscription.pauses.update(zip(places[waits].tolist(), rows.due_ms[acting[waits]].tolist(), strict=True))
@@ -203,7 +202,8 @@ class Retrying:
             if len(column) != 8 * count:
                 failure = invalid(name, f"{len(column)} bytes", f"{count} elements of 8 bytes").failure
                 return SettleResult(unknown=count, taken=count, failure=failure)
-        acting, places = subscription.acting(rows.ids, rows.attempts, rows.positions)
+        found = subscription.find(rows.ids, rows.positions)
+        acting, places = subscription.acting(rows.attempts, found)
         letters = np.zeros(len(acting), LETTER)
         letters["origin"] = subscription.names_of(places)
         letters["first_due_ms"] = np.frombuffer(batch.first_due_ms, "<i8")[acting]
@@ -212,7 +212,7 @@ class Retrying:
         letters["attempts"] = subscription.deliveries(
             places.astype(np.uint64), rows.attempts[acting].astype(np.uint32) - np.uint32(1)
         )
-        result, _ = subscription.settle(SETTLE_DEAD, rows.ids, rows.attempts, rows.positions)
+        result, _ = subscription.settle(SETTLE_DEAD, rows.attempts, found)
         if len(acting):
             self._bury(group, letters, [b""] * len(acting), batch, stamped_ms)
             self.set_aside += len(acting)

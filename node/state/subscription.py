@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,18 @@ from tickwheel.wheel.units import Ids
 
 Positions = NDArray[np.uint64]
 Attempts = NDArray[np.uint32]
+
+
+class Found(NamedTuple):
+    """The position of each row of a batch, and whether it was found there."""
+
+    places: Places
+    known: NDArray[np.bool_]
+
+    def take(self, rows: Places | slice) -> Found:
+        """Those of these rows."""
+        return Found(self.places[rows], self.known[rows])
+
 
 SETTLING = frozenset({SETTLE_ACK, SETTLE_SKIP, SETTLE_DEAD})
 RETURNING = frozenset({SETTLE_RETURN, SETTLE_RETRY})
@@ -190,7 +202,7 @@ class Subscription:
 
     def locate(self, ids: Ids, positions: Positions | None) -> tuple[Positions, NDArray[np.bool_]]:
         """Position of each id, and whether it was found; given positions are checked."""
-        places, known = self._places(ids, None if positions is None else positions)
+        places, known = self.find(ids, positions)
         return places.astype(np.uint64), known
 
     # -- ids as consumers know them
@@ -254,11 +266,7 @@ class Subscription:
         """The last `limit` rows of the topic's targets, those for other groups too (see targets.py)."""
         return self._ready.targets.newest(limit)
 
-    def find(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
-        """Position of each row of a batch, and whether it was found; for `settled_before` and `settle`."""
-        return self._places(ids, positions)
-
-    def settled_before(self, ids: Ids, found: tuple[Places, NDArray[np.bool_]]) -> tuple[Places, Ids]:
+    def settled_before(self, ids: Ids, found: Found) -> tuple[Places, Ids]:
         """Settled positions among a batch's rows (as `find` returned them), and the ids by which consumers know their
         messages."""
         places, known = found
@@ -301,10 +309,11 @@ class Subscription:
 
     # -- commands of the log
 
-    def acting(self, ids: Ids, attempts: Attempts, positions: Positions | None) -> tuple[Places, Places]:
-        """Rows of a batch that a settlement would change, each position once and rising; and their positions."""
-        places, known = self._places(ids, positions)
-        current = np.zeros(len(ids), np.uint16)
+    def acting(self, attempts: Attempts, found: Found) -> tuple[Places, Places]:
+        """Rows of a batch that a settlement would change, each position once and rising; and their positions. `found`:
+        the result of `find` for the batch."""
+        places, known = found
+        current = np.zeros(len(places), np.uint16)
         current[known] = self._window.at(places[known])
         acts = np.flatnonzero(known & (current > 0) & (current == attempts))
         _, first = np.unique(places[acts], return_index=True)
@@ -318,22 +327,20 @@ class Subscription:
     def settle(
         self,
         kind: int,
-        ids: Ids,
         attempts: Attempts,
-        positions: Positions | None,
+        found: Found,
         *,
         leaves: bool = False,
-        found: tuple[Places, NDArray[np.bool_]] | None = None,
     ) -> tuple[SettleResult, Places]:
         """Apply one batch; returns the counts and the changed positions (rising, each once).
 
-        `leaves`: a retried message does not come back at its position but continues in another unit. `found`: the
-        result of `find` for the batch, just taken.
+        `found`: the result of `find` for the batch. `leaves`: a retried message does not come back at its position but
+        continues in another unit.
         """
-        places, known = self._places(ids, positions) if found is None else found
-        if not known.all():
+        places, known = found
+        unknown = len(places) - int(np.count_nonzero(known))
+        if unknown:
             places, attempts = places[known], attempts[known]
-        unknown = len(ids) - len(places)
         current = self._window.at(places)
         is_open = current > 0
         acts = is_open & (current == attempts)
@@ -429,7 +436,8 @@ class Subscription:
     def _described(self, places: Places) -> tuple[Positions, Ids, Attempts]:
         return places.astype(np.uint64), self._ready.gather(places), self._window.at(places).astype(np.uint32)
 
-    def _places(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
+    def find(self, ids: Ids, positions: Positions | None) -> Found:
+        """Position of each row of a batch."""
         if positions is None:
             return self._search(ids)
         stop = self.stop
@@ -441,9 +449,9 @@ class Subscription:
         else:
             # A position settled long ago: its id can change nothing and is not worth a read.
             known[checked] = self._ready.gather(places[checked]) == ids[checked]
-        return places, known
+        return Found(places, known)
 
-    def _search(self, ids: Ids) -> tuple[Places, NDArray[np.bool_]]:
+    def _search(self, ids: Ids) -> Found:
         order = np.argsort(ids, kind="stable")
         wanted = ids[order]
         places = np.zeros(len(ids), np.int64)
@@ -465,4 +473,4 @@ class Subscription:
                     known[order[low:high]] = True
                     missing -= 1
                 at = end
-        return places, known
+        return Found(places, known)

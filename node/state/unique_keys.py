@@ -12,7 +12,8 @@ When it comes follows from the log, so all nodes have the same rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ KEY_BYTES_MAX = 255
 """Of the UTF-8 of a unique key."""
 DIGEST_BYTES = 16
 UNIQUE_KEYS_MAX = 2_000_000
-"""Keys that a cluster holds at most; the master refuses further ones. The few that are under way come on top."""
+"""KeyColumns that a cluster holds at most; the master refuses further ones. The few that are under way come on top."""
 SHARDS = 1_024
 SHARD_ROWS_MAX = 4 * UNIQUE_KEYS_MAX // SHARDS
 """Rows of one shard from which on the master refuses further keys that lie in it. Chance fills no shard that far;
@@ -67,6 +68,26 @@ class Held(NamedTuple):
     until_settled: bool
 
 
+class KeyColumns(NamedTuple):
+    """`KeyOf` in columns. `mixed` takes the place of `high`."""
+
+    topic_ids: NDArray[np.uint32]
+    mixed: NDArray[np.uint64]
+    low: NDArray[np.uint64]
+
+    def take(self, rows: NDArray[np.intp]) -> KeyColumns:
+        """Those in these rows."""
+        return KeyColumns(self.topic_ids[rows], self.mixed[rows], self.low[rows])
+
+
+class HeldColumns(NamedTuple):
+    """`Held` in columns."""
+
+    ids: NDArray[np.uint64]
+    due_ms: NDArray[np.int64]
+    until_settled: NDArray[np.bool_]
+
+
 def digest_of(unique_key: str) -> bytes:
     """BLAKE2b of a key's UTF-8, 16 bytes; never all zeros, which means no key."""
     found = hashlib.blake2b(unique_key.encode(), digest_size=DIGEST_BYTES).digest()
@@ -78,6 +99,12 @@ def key_of(topic_id: int, digest: bytes) -> KeyOf:
     return KeyOf(topic_id, int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
 
 
+def keys_of(topic_ids: NDArray[np.uint32], digests: NDArray[np.void]) -> KeyColumns:
+    """The keys with these DIGESTs in these topics."""
+    mixed = digests["high"] ^ (topic_ids.astype(np.uint64) * np.uint64(_SPREAD))
+    return KeyColumns(topic_ids, mixed, digests["low"])
+
+
 class Rows(NamedTuple):
     """The rows of one shard, rising by `high`. Neither array ever changes."""
 
@@ -85,70 +112,64 @@ class Rows(NamedTuple):
     rest: NDArray[np.void]
 
     @property
-    def ids(self) -> NDArray[np.uint64]:
-        ids: NDArray[np.uint64] = self.rest["id"]
-        return ids
+    def held(self) -> HeldColumns:
+        return _held_of(self.rest)
 
-    @property
-    def due_ms(self) -> NDArray[np.int64]:
-        hours = (self.rest["id"] >> np.uint64(32)).astype(np.int64)
-        due: NDArray[np.int64] = hours * HOUR_MS + (self.rest["place"] & np.uint32(_SETTLED - 1))
-        return due
 
-    @property
-    def until_settled(self) -> NDArray[np.bool_]:
-        flags: NDArray[np.bool_] = self.rest["place"] >= _SETTLED
-        return flags
+def _held_of(rest: NDArray[np.void]) -> HeldColumns:
+    hours = (rest["id"] >> np.uint64(32)).astype(np.int64)
+    due_ms = hours * HOUR_MS + (rest["place"] & np.uint32(_SETTLED - 1))
+    return HeldColumns(rest["id"], due_ms, rest["place"] >= _SETTLED)
 
 
 _NONE = Rows(np.zeros(0, np.uint64), np.zeros(0, _REST))
 
 
-def _find(rows: Rows, key: KeyOf, mixed: int) -> int | None:
+def _find(rows: Rows, topic_id: int, low: int, mixed: int) -> int | None:
     at = int(rows.high.searchsorted(np.uint64(mixed)))
     while at < len(rows.high) and int(rows.high[at]) == mixed:
-        low, _, _, topic_id = rows.rest[at].item()
-        if low == key.low and topic_id == key.topic_id:
+        found, _, _, topic = rows.rest[at].item()
+        if found == low and topic == topic_id:
             return at
         at += 1
     return None
 
 
-def _merged(rows: Rows, puts: list[tuple[int, KeyOf, Held]]) -> Rows:
-    """The rows with these keys set, as if put one after the other: of equal `high`, the newest row comes first."""
-    new: list[tuple[int, tuple[int, int, int, int]]] = []
-    changed: list[tuple[int, tuple[int, int, int, int]]] = []
-    for mixed, key, held in reversed(puts):
-        place = held.due_ms % HOUR_MS | (_SETTLED if held.until_settled else 0)
-        row = (key.low, held.id, place, key.topic_id)
-        at = _find(rows, key, mixed)
-        if at is None:
-            new.append((mixed, row))
-        else:
-            changed.append((at, row))
-    high, rest = rows
-    if changed:
+def _with(rows: Rows, at: NDArray[np.intp], known: NDArray[np.bool_], high: NDArray[np.uint64], raw: Any) -> Rows:
+    """The rows with these put in: those `known` in the place of the one at `at`, others before it. `high` never
+    falls."""
+    rest = rows.rest.view(_RAW_REST)
+    if known.any():
         rest = rest.copy()
-        for at, row in changed:
-            rest[at] = row
-    if not new:
-        return Rows(high, rest)
-    new.sort(key=lambda put: put[0])
-    added = np.array([mixed for mixed, _ in new], np.uint64)
-    places = high.searchsorted(added).tolist()
-    # As plain bytes: numpy copies fields one by one.
-    raw = np.array([row for _, row in new], _REST).view(_RAW_REST)
-    return Rows(_inserted(high, places, added), _inserted(rest.view(_RAW_REST), places, raw).view(_REST))
+        rest[at[known]] = raw[known]
+        if known.all():
+            return Rows(rows.high, rest.view(_REST))
+        at, high, raw = at[~known], high[~known], raw[~known]
+    added = at + np.arange(len(at))
+    old = np.ones(len(rest) + len(at), np.bool_)
+    old[added] = False
+    return Rows(_joined(old, rows.high, added, high), _joined(old, rest, added, raw).view(_REST))
 
 
-def _inserted(column: NDArray[Any], places: list[int], added: NDArray[Any]) -> NDArray[Any]:
-    """The column with each added element before the one that is at its place now. `places` never fall."""
-    parts: list[NDArray[Any]] = []
-    start = 0
-    for number, place in enumerate(places):
-        parts += (column[start:place], added[number : number + 1])
-        start = place
-    return np.concatenate((*parts, column[start:]))
+def _joined(old: NDArray[np.bool_], column: Any, added: NDArray[np.intp], values: Any) -> Any:
+    out = np.empty(len(old), column.dtype)
+    out[old], out[added] = column, values
+    return out
+
+
+class _Places(NamedTuple):
+    """Where keys are in the table. All columns are by shard, there by `mixed`, there the last of the keys first."""
+
+    order: NDArray[np.intp]
+    """Of the keys."""
+    pieces: list[tuple[int, slice]]
+    """(shard, part of the columns)."""
+    at: NDArray[np.intp]
+    """The key's row in its shard; the one before which it belongs, if it has none."""
+    known: NDArray[np.bool_]
+    """Whether it has one."""
+    rest: NDArray[np.void]
+    """_REST of those."""
 
 
 class UniqueKeys:
@@ -170,22 +191,62 @@ class UniqueKeys:
         """The message that took a key last; None: none that is still in the table."""
         mixed = key.mixed
         rows = self._shards.get(mixed % SHARDS, _NONE)
-        at = _find(rows, key, mixed)
+        at = _find(rows, key.topic_id, key.low, mixed)
         if at is None:
             return None
         _, number, place, _ = rows.rest[at].item()
         return Held(number, (number >> 32) * HOUR_MS + (place & _SETTLED - 1), place >= _SETTLED)
 
-    def put_all(self, taken: Mapping[KeyOf, Held]) -> None:
-        """Set the messages that hold these keys. Each id's hour must be that of the due time. Copies a shard once,
-        however many keys lie in it."""
-        by_shard: dict[int, list[tuple[int, KeyOf, Held]]] = {}
-        for key, held in taken.items():
-            assert held.due_ms // HOUR_MS == held.id >> 32, "an id names the hour of its due time"
-            mixed = key.mixed
-            by_shard.setdefault(mixed % SHARDS, []).append((mixed, key, held))
-        for shard, puts in by_shard.items():
-            self._set(shard, _merged(self._shards.get(shard, _NONE), puts))
+    def get_many(self, keys: KeyColumns) -> tuple[NDArray[np.bool_], HeldColumns]:
+        """`get` for many keys: which are in the table, and the columns for all; those of others are zeros."""
+        places = self._places(keys)
+        found, rest = np.empty(len(places.known), np.bool_), np.zeros(len(places.known), _REST)
+        found[places.order], rest[places.order] = places.known, places.rest
+        rest[~found] = 0
+        return found, _held_of(rest)
+
+    def _places(self, keys: KeyColumns) -> _Places:
+        count = len(keys.mixed)
+        assert count, "keys of no message"
+        shards = keys.mixed % np.uint64(SHARDS)
+        order = np.lexsort((np.arange(count)[::-1], keys.mixed, shards))
+        keys, shards = keys.take(order), shards[order]
+        at, there, rest = np.zeros(count, np.intp), np.zeros(count, np.uint64), np.zeros(count, _REST)
+        raw = rest.view(_RAW_REST)
+        edges = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), count]
+        pieces = [(int(shards[low]), slice(low, high)) for low, high in pairwise(edges)]
+        present = np.zeros(count, np.bool_)
+        for shard, piece in pieces:
+            rows = self._shards.get(shard)
+            if rows is None:
+                continue
+            at[piece] = rows.high.searchsorted(keys.mixed[piece])
+            near = np.minimum(at[piece], len(rows.high) - 1)
+            there[piece], raw[piece], present[piece] = rows.high[near], rows.rest.view(_RAW_REST)[near], True
+        same = present & (there == keys.mixed)
+        known = same & (rest["low"] == keys.low) & (rest["topic_id"] == keys.topic_ids)
+        for row in np.flatnonzero(same & ~known).tolist():  # another key has the same `mixed`
+            mixed = int(keys.mixed[row])
+            rows = self._shards[mixed % SHARDS]
+            found = _find(rows, int(keys.topic_ids[row]), int(keys.low[row]), mixed)
+            if found is not None:
+                at[row], known[row], rest[row] = found, True, rows.rest[found]
+        return _Places(order, pieces, at, known, rest)
+
+    def put_many(self, keys: KeyColumns, held: HeldColumns) -> None:
+        """Set the messages that hold these keys, which differ. The rows are as if they were put one after the other: of
+        equal `mixed` the newest comes first. Each id's hour must be that of the due time. Copies a shard once, however
+        many keys lie in it."""
+        hours, place = np.divmod(held.due_ms, HOUR_MS)
+        assert (hours == held.ids >> np.uint64(32)).all(), "an id names the hour of its due time"
+        rest = np.zeros(len(held.ids), _REST)
+        rest["low"], rest["id"], rest["topic_id"] = keys.low, held.ids, keys.topic_ids
+        rest["place"] = place.astype(np.uint32) | np.where(held.until_settled, np.uint32(_SETTLED), np.uint32(0))
+        places = self._places(keys)
+        mixed, raw = keys.mixed[places.order], rest[places.order].view(_RAW_REST)
+        for shard, piece in places.pieces:
+            rows = self._shards.get(shard, _NONE)
+            self._set(shard, _with(rows, places.at[piece], places.known[piece], mixed[piece], raw[piece]))
 
     def _set(self, shard: int, rows: Rows) -> None:
         count = len(rows.high)
@@ -207,13 +268,14 @@ class UniqueKeys:
     def no_room(self, topic_ids: NDArray[np.uint32], digests: NDArray[np.void]) -> int | None:
         """The first row of these columns whose key is not in the table and whose shard has SHARD_ROWS_MAX rows or more;
         None: there is none. Zeros are no key; topic 0 does not exist."""
-        mixed = digests["high"] ^ (topic_ids.astype(np.uint64) * np.uint64(_SPREAD))
+        keys = keys_of(topic_ids, digests)
         keyed = (topic_ids != 0) & ((digests["high"] != 0) | (digests["low"] != 0))
-        full = keyed & np.isin(mixed % np.uint64(SHARDS), np.array(sorted(self._full), np.uint64))
-        for row in np.flatnonzero(full).tolist():
-            if self.get(KeyOf(int(topic_ids[row]), int(digests["high"][row]), int(digests["low"][row]))) is None:
-                return row
-        return None
+        full = np.isin(keys.mixed % np.uint64(SHARDS), np.array(sorted(self._full), np.uint64))
+        rows = np.flatnonzero(keyed & full)
+        if not len(rows):
+            return None
+        found, _ = self.get_many(keys.take(rows))
+        return None if found.all() else int(rows[found.argmin()])
 
     def next_rows(self) -> Rows:
         """The rows of the shard that is pruned next."""

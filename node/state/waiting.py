@@ -52,6 +52,8 @@ class WaitingRetries:
 
     def forget_topic(self, topic_id: int) -> None:
         """Drop the rows of a deleted topic."""
+        if not self._count:
+            return
         kept = self._rows[: self._count]
         kept = kept[kept["topic_id"] != topic_id]
         self._rows[: len(kept)] = kept

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tickwheel.proto.log_pb2 import ManifestFile
 from tickwheel.storage.bundle import Layout
 from tickwheel.wheel.bundles import Ingested
-from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
+from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN, Standing
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, ids_of
 
 
@@ -149,9 +149,14 @@ class ModelWheel:
         number, outcome = self._state_of(id)
         return number, self._key(number).due_ms if number in self.units else due_ms, outcome
 
-    def standing_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def standing_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> Standing:
         """One after the other."""
-        return np.array([OUTCOMES[self._state_of(number)[1]] for number in ids.tolist()], np.uint8)
+        found = [self.standing(id, due) for id, due in zip(ids.tolist(), due_ms.tolist(), strict=True)]
+        return Standing(
+            np.array([id for id, _, _ in found], np.uint64),
+            np.array([due for _, due, _ in found], np.int64),
+            np.array([OUTCOMES[outcome] for _, _, outcome in found], np.uint8),
+        )
 
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
         """Append anew; the old id goes on naming it."""

@@ -224,9 +224,9 @@ def test_questions_about_removed_hours_have_answers() -> None:
     count.run()
     assert count.buckets == []
     # Late settlements of what is gone change nothing and read nothing.
-    result, changed = subscription.settle(1, ready_ids, attempts, positions)
+    result, changed = subscription.settle(1, attempts, subscription.find(ready_ids, positions))
     assert not len(changed) and not result.unknown
-    result, changed = subscription.settle(1, ready_ids, attempts, None)
+    result, changed = subscription.settle(1, attempts, subscription.find(ready_ids, None))
     assert not len(changed) and result.unknown == len(ready_ids)
 
 
