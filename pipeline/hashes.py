@@ -12,9 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-_OFFSET = np.uint64(0xCBF2_9CE4_8422_2325)
-_PRIME = np.uint64(0x0000_0100_0000_01B3)
-_TAG_BITS = 3
+from tickwheel.wheel import tags
 
 
 def hash64(column: pa.Array) -> NDArray[np.uint64]:
@@ -23,16 +21,7 @@ def hash64(column: pa.Array) -> NDArray[np.uint64]:
     count = len(column)
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + count + 1].astype(np.int64)
     data = column.buffers()[2]
-    content = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    hashes = np.full(count, _OFFSET, np.uint64)
-    order = np.argsort(-np.diff(offsets), kind="stable")
-    starts, lengths = offsets[:-1][order], np.diff(offsets)[order]
-    left = count
-    for place in range(int(lengths[0]) if count else 0):
-        left = int(np.searchsorted(-lengths[:left], -place, side="left"))
-        rows = order[:left]
-        hashes[rows] = (hashes[rows] ^ content[starts[:left] + place].astype(np.uint64)) * _PRIME
-    return hashes
+    return tags.hash64_many(np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), offsets)
 
 
 def key_hashes(column: pa.Array) -> NDArray[np.uint64]:
@@ -50,16 +39,8 @@ def tag_hashes(column: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.uint64]
     coded = pc.list_flatten(column).dictionary_encode()
     distinct = hash64(coded.dictionary.cast(pa.string()))
     codes: NDArray[Any] = pc.fill_null(coded.indices, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    folded = ((distinct >> np.uint64(32)) ^ distinct).astype(np.uint32)
-    folded[folded == 0] = 1
-    bits = np.zeros(len(distinct), np.uint64)
-    for turn in range(_TAG_BITS):
-        bits |= np.uint64(1) << ((distinct >> np.uint64(8 + 6 * turn)) & np.uint64(63))
     one = lengths == 1
-    hashes, masks = np.zeros(count, np.uint32), np.zeros(count, np.uint64)
-    used = np.flatnonzero(lengths)
-    if len(used):
-        starts = (np.cumsum(lengths) - lengths)[used]
-        masks[used] = np.bitwise_or.reduceat(bits[codes], starts)
-        hashes[one] = folded[codes[(np.cumsum(lengths) - lengths)[one]]]
+    hashes = np.zeros(count, np.uint32)
+    hashes[one] = tags.tag_hashes(distinct)[codes[(np.cumsum(lengths) - lengths)[one]]]
+    masks = tags.tag_masks(distinct[codes], lengths)
     return hashes, masks, one

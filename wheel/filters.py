@@ -39,6 +39,20 @@ def is_tag(tag: str) -> bool:
     )
 
 
+def are_tags(tags: Sequence[str]) -> bool:
+    """Whether all tags are allowed by TAG_RULE. Looks at all of them together."""
+    if not tags:
+        return True
+    text = f"|{'|'.join(tags)}|"
+    # Of the characters that str.strip takes only the blank is printable.
+    return (
+        text.isprintable()
+        and text.count("|") == len(tags) + 1
+        and not any(wrong in text for wrong in ("||", "| ", " |", f"|{EVERYTHING}|"))
+        and max(map(len, tags)) <= TAG_LENGTH_MAX
+    )
+
+
 def normalised(expression: str) -> str | None:
     """The normalised expression (empty: everything); None if it is invalid."""
     parts = [part.strip() for part in expression.split("||")]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.wheel.filters import TagFilter, filter_of, is_tag, normalised
+from tickwheel.wheel.filters import TagFilter, are_tags, filter_of, is_tag, normalised
 from tickwheel.wheel.tags import tag_hash, tag_mask
 from tickwheel.wheel.units import ONE_TAG, UNIT, Units
 
@@ -34,6 +34,12 @@ def made(expression: str) -> TagFilter:
     found = filter_of(normalised(expression) or "")
     assert found is not None
     return found
+
+
+@given(st.lists(st.one_of(TAGS, st.text("a |*\t\u3000é", max_size=3), st.just("a" * 129)), max_size=6))
+def test_tags_are_looked_at_together_as_one_by_one(tags: list[str]) -> None:
+    """What is wrong at the edge of one is not hidden by the next."""
+    assert are_tags(tags) == all(map(is_tag, tags))
 
 
 @pytest.mark.parametrize(

@@ -303,19 +303,22 @@ class Events(Part):
         self, now_ms: int, consumer: str, topics: Sequence[tuple[int, str, int]], batch: DeliverBatch
     ) -> None:
         """Record a batch handed to a consumer: a record for each topic. `topics` as in `announcements.Delivered`."""
-        first = 0
+        term, group, first = batch.term, batch.group, 0
+        all_ids, all_due_ms, all_attempts = batch.ids, batch.due_ms, batch.attempts  # each look at a field copies it
         for _, topic, count in topics:
-            self._delivered(now_ms, consumer, topic, batch, first, first + count)
-            first += count
+            last = first + count
+            ids, due_ms = all_ids[8 * first : 8 * last], all_due_ms[8 * first : 8 * last]
+            self._delivered(now_ms, term, (topic, group, consumer), (ids, due_ms, all_attempts[4 * first : 4 * last]))
+            first = last
 
-    def _delivered(self, now_ms: int, consumer: str, topic: str, batch: DeliverBatch, first: int, last: int) -> None:
-        term, texts = batch.term, (topic, batch.group, consumer)
-        ids, due_ms = batch.ids[8 * first : 8 * last], batch.due_ms[8 * first : 8 * last]
-        attempts = batch.attempts[4 * first : 4 * last]
+    def _delivered(self, now_ms: int, term: int, texts: tuple[str, ...], columns: tuple[bytes, bytes, bytes]) -> None:
+        ids, due_ms, attempts = columns
 
         def make() -> EventRecord:
             columns = {"id": _column(ids, "<u8"), "due_ms": _column(due_ms, "<i8"), "attempt": _column(attempts, "<u4")}
-            return EventRecord(EventKind.DELIVERED, now_ms, term=term, count=last - first, texts=texts, columns=columns)
+            return EventRecord(
+                EventKind.DELIVERED, now_ms, term=term, count=len(ids) // 8, texts=texts, columns=columns
+            )
 
         self._put(make, 3 * len(ids) + 512)
 

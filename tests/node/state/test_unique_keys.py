@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import struct
-import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
+from tests.counting import calls_of
 from tests.node.state.solo import Solo
 from tickwheel.node.state import key_holders, unique_keys
 from tickwheel.node.state.groups import Groups
@@ -200,23 +200,6 @@ def test_keys_of_a_command_are_decided_together(monkeypatch: pytest.MonkeyPatch,
 
     for few, many in zip(calls(1_000), calls(2_000), strict=True):
         assert many < few + 200
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """Calls of functions in Python."""
-    count = 0
-
-    def note(frame: object, event: str, arg: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 def test_equal_keys_of_two_topics_lie_apart() -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from string import ascii_letters
+from time import process_time
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, SEQUENCE_MAX, IncomingBatch, from_batch, from_message
+from tests.counting import calls_of
+from tickwheel.node.core.schedule.intake import (
+    DUE_MS_LIMIT,
+    KEY_LENGTH_MAX,
+    SEQUENCE_MAX,
+    IncomingBatch,
+    from_batch,
+    from_message,
+)
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
@@ -115,3 +127,74 @@ def test_metas_in_columns_are_looked_through_as_requests_are() -> None:
         batch = scheduler_pb2.ScheduleBatch(columns=columns)
         refused = read(lambda: from_batch(batch, SETTINGS))  # noqa: B023  # called here
         assert isinstance(refused, Failure) and refused.metadata["field"] == "metas[0]"
+
+
+META = st.builds(
+    common_pb2.MessageMeta,
+    key=st.sampled_from(["", "k", "ключ"]),
+    tags=st.lists(st.sampled_from(["a", "b", "été"]), max_size=3),
+    headers=st.dictionaries(st.sampled_from("ab"), st.just("x"), max_size=2),
+)
+
+
+def columns_of(metas: Sequence[common_pb2.MessageMeta], **fields: Any) -> scheduler_pb2.ScheduleBatch:
+    """A batch of columns, a message of one byte with each meta."""
+    blobs = [meta.SerializeToString(deterministic=True) for meta in metas]
+    columns = scheduler_pb2.ColumnBatch(
+        topic="orders",
+        delay_ms=np.ones(len(metas), "<i8").tobytes(),
+        payload_sizes=np.ones(len(metas), "<u4").tobytes(),
+        payloads=b"x" * len(metas),
+        meta_sizes=np.array([*map(len, blobs)], "<u4").tobytes(),
+        metas=b"".join(blobs),
+    )
+    return scheduler_pb2.ScheduleBatch(columns=columns, **fields)
+
+
+@given(st.lists(META, min_size=1, max_size=5))
+def test_metas_are_indexed_in_columns_as_in_rows_as_alone(metas: list[common_pb2.MessageMeta]) -> None:
+    """Codes and masks of tags, codes of keys."""
+    messages = [common_pb2.Message(topic="orders", delay_ms=1, payload=b"x", meta=meta) for meta in metas]
+    rows = read(
+        lambda: from_batch(scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages)), SETTINGS)
+    )
+    columns = read(lambda: from_batch(columns_of(metas), SETTINGS))
+    alone = [
+        read(lambda: from_message(scheduler_pb2.ScheduleRequest(message=message), SETTINGS)) for message in messages
+    ]  # called here
+    assert isinstance(rows, dict) and isinstance(columns, dict)
+    for name in ("meta_sizes", "tag_hashes", "tag_masks", "key_hashes", "records"):
+        parts = [found[name] for found in alone if isinstance(found, dict)]
+        if any(meta.ByteSize() for meta in metas) or name == "records":
+            assert columns[name] == rows[name]
+        if name != "records":
+            assert columns[name][1] == [part[1][0] for part in parts]
+
+
+def test_a_batch_with_large_metas_is_read_once() -> None:
+    """Each look at a field of bytes copies it: a look for every message copied thirty gigabytes."""
+    header = common_pb2.MessageMeta(headers={"h": "x" * 300})
+    batch = columns_of([header] * 10_000)
+    before = process_time()
+    from_batch(batch, SETTINGS)
+    assert process_time() - before < 1
+
+
+def test_hostile_tags_and_keys_are_looked_at_together() -> None:
+    """Half a million tags took the node's loop two seconds, keys of 32 KB nearly one."""
+    names = ["".join(parts) for parts in product(ascii_letters, repeat=3)]
+    tags = [
+        common_pb2.MessageMeta(tags=[names[(50 * row + turn) % len(names)] for turn in range(50)])
+        for row in range(10_000)
+    ]
+    keys = [common_pb2.MessageMeta(key="k" * KEY_LENGTH_MAX)] * 1_000
+    for batch in (columns_of(tags), columns_of(keys)):
+        assert calls_of(lambda: from_batch(batch, SETTINGS)) < 20 * 10_000  # noqa: B023  # called here
+
+
+def test_a_key_has_a_length() -> None:
+    """It is named with its row."""
+    metas = [common_pb2.MessageMeta(key="k" * length) for length in (KEY_LENGTH_MAX, KEY_LENGTH_MAX + 1)]
+    assert isinstance(read(lambda: from_batch(columns_of(metas[:1]), SETTINGS)), dict)
+    refused = read(lambda: from_batch(columns_of(metas), SETTINGS))
+    assert isinstance(refused, Failure) and refused.metadata["field"] == "meta[1].key"
