@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from functools import partial
+from itertools import cycle, islice, product
 from string import ascii_letters
 from time import process_time
 from typing import Any
@@ -155,13 +156,10 @@ def columns_of(metas: Sequence[common_pb2.MessageMeta], **fields: Any) -> schedu
 def test_metas_are_indexed_in_columns_as_in_rows_as_alone(metas: list[common_pb2.MessageMeta]) -> None:
     """Codes and masks of tags, codes of keys."""
     messages = [common_pb2.Message(topic="orders", delay_ms=1, payload=b"x", meta=meta) for meta in metas]
-    rows = read(
-        lambda: from_batch(scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages)), SETTINGS)
-    )
-    columns = read(lambda: from_batch(columns_of(metas), SETTINGS))
-    alone = [
-        read(lambda: from_message(scheduler_pb2.ScheduleRequest(message=message), SETTINGS)) for message in messages
-    ]  # called here
+    in_rows = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages))
+    rows, columns = read(lambda: from_batch(in_rows, SETTINGS)), read(lambda: from_batch(columns_of(metas), SETTINGS))
+    calls = [scheduler_pb2.ScheduleRequest(message=message) for message in messages]
+    alone = [read(partial(from_message, call, SETTINGS)) for call in calls]
     assert isinstance(rows, dict) and isinstance(columns, dict)
     for name in ("meta_sizes", "tag_hashes", "tag_masks", "key_hashes", "records"):
         parts = [found[name] for found in alone if isinstance(found, dict)]
@@ -182,14 +180,11 @@ def test_a_batch_with_large_metas_is_read_once() -> None:
 
 def test_hostile_tags_and_keys_are_looked_at_together() -> None:
     """Half a million tags took the node's loop two seconds, keys of 32 KB nearly one."""
-    names = ["".join(parts) for parts in product(ascii_letters, repeat=3)]
-    tags = [
-        common_pb2.MessageMeta(tags=[names[(50 * row + turn) % len(names)] for turn in range(50)])
-        for row in range(10_000)
-    ]
+    names = cycle(map("".join, product(ascii_letters, repeat=3)))
+    tags = [common_pb2.MessageMeta(tags=islice(names, 50)) for _ in range(10_000)]
     keys = [common_pb2.MessageMeta(key="k" * KEY_LENGTH_MAX)] * 1_000
     for batch in (columns_of(tags), columns_of(keys)):
-        assert calls_of(lambda: from_batch(batch, SETTINGS)) < 20 * 10_000  # noqa: B023  # called here
+        assert calls_of(partial(from_batch, batch, SETTINGS)) < 20 * 10_000
 
 
 def test_a_key_has_a_length() -> None:
