@@ -1,6 +1,7 @@
 """Received batches, which are decoded when they are read, and the single deliveries in them.
 
-The columns of a batch are views of the received bytes. To settle a whole batch sends these bytes back unchanged.
+A column of a batch is copied from the received message once, when it is first read: protobuf copies a field of bytes
+at each look. To settle a whole batch sends its columns back unchanged.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -56,19 +58,16 @@ class Settler(Protocol):
 class DeliveredBatch:
     """Deliveries of one topic, under one lease."""
 
-    __slots__ = ("_held", "_offsets", "_settler", "unsettled", "wire")
-
     def __init__(self, wire: consumer_pb2.DeliverBatch, settler: Settler) -> None:
         self.wire = wire
         self._settler = settler
-        self._offsets: list[int] | None = None
-        self.unsettled = len(wire.ids) // 8
+        self.unsettled = len(self)
         """Number of deliveries without ack or nack; updated by the consumer."""
         self._held: NDArray[np.bool_] | None = None
         """Marks the unsettled rows; None while all or none are unsettled."""
 
     def __len__(self) -> int:
-        return len(self.wire.ids) // 8
+        return len(self.ids)
 
     def leave(self, rows: NDArray[np.int64] | None) -> int:
         """Mark rows (None: all) as no longer held. Returns how many of them were. For the consumer."""
@@ -107,44 +106,50 @@ class DeliveredBatch:
         """When the lease ends, by the cluster's clock, in UTC."""
         return moment_of(self.wire.lease_until_ms)
 
-    @property
+    @cached_property
     def ids(self) -> NDArray[np.uint64]:
         return np.frombuffer(self.wire.ids, "<u8")
 
-    @property
+    @cached_property
     def attempts(self) -> NDArray[np.uint32]:
         return np.frombuffer(self.wire.attempts, "<u4")
 
-    @property
+    @cached_property
+    def positions(self) -> NDArray[np.uint64]:
+        """Where the messages stand in their topic; empty if the node did not say."""
+        return np.frombuffer(self.wire.positions, "<u8")
+
+    @cached_property
     def due_ms(self) -> NDArray[np.int64]:
         return np.frombuffer(self.wire.due_ms, "<i8")
 
-    @property
+    @cached_property
     def sizes(self) -> NDArray[np.uint32]:
         """Bytes of meta and payload together, of each message."""
         return np.frombuffer(self.wire.sizes, "<u4")
 
-    @property
+    @cached_property
     def meta_sizes(self) -> NDArray[np.uint32]:
         """Bytes of meta of each message; 0 without meta."""
-        if not self.wire.meta_sizes:
-            return np.zeros(len(self), "<u4")
-        return np.frombuffer(self.wire.meta_sizes, "<u4")
+        column = self.wire.meta_sizes
+        return np.frombuffer(column, "<u4") if column else np.zeros(len(self), "<u4")
 
-    def _bounds(self, row: int) -> tuple[int, int]:
-        if self._offsets is None:
-            self._offsets = [0, *np.cumsum(self.sizes, dtype=np.int64).tolist()]
-        return self._offsets[row], self._offsets[row + 1]
+    @cached_property
+    def _records(self) -> bytes:
+        return self.wire.records
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        return [0, *np.cumsum(self.sizes, dtype=np.int64).tolist()]
 
     def payload(self, row: int) -> bytes:
         """The payload of one message."""
-        start, end = self._bounds(row)
-        return self.wire.records[start + int(self.meta_sizes[row]) : end]
+        return self._records[self._offsets[row] + int(self.meta_sizes[row]) : self._offsets[row + 1]]
 
     def meta(self, row: int) -> bytes:
         """The serialized meta of one message; `delivery(row)` reads key, tags and headers from it."""
-        start, _ = self._bounds(row)
-        return self.wire.records[start : start + int(self.meta_sizes[row])]
+        start = self._offsets[row]
+        return self._records[start : start + int(self.meta_sizes[row])]
 
     def payloads(self) -> list[bytes]:
         """All payloads."""

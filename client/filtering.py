@@ -52,6 +52,6 @@ def without(wire: consumer_pb2.DeliverBatch, rows: NDArray[np.int64]) -> consume
         column: bytes = getattr(wire, name)
         if column:
             setattr(rest, name, np.frombuffer(column, dtype)[keep].tobytes())
-    bounds = zip(starts[keep].tolist(), ends[keep].tolist(), strict=True)
-    rest.records = b"".join([wire.records[start:end] for start, end in bounds])
+    bounds, records = zip(starts[keep].tolist(), ends[keep].tolist(), strict=True), wire.records
+    rest.records = b"".join([records[start:end] for start, end in bounds])
     return rest

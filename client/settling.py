@@ -19,10 +19,8 @@ Rows = NDArray[np.int64]
 
 
 def _positions(batch: DeliveredBatch, rows: Rows | None) -> bytes:
-    wire = batch.wire
-    if not wire.positions or rows is None:
-        return wire.positions
-    return np.frombuffer(wire.positions, "<u8")[rows].tobytes()
+    positions = batch.positions
+    return (positions if rows is None or not len(positions) else positions[rows]).tobytes()
 
 
 def settle_batch(
@@ -40,8 +38,8 @@ def settle_batch(
         group=wire.group,
         topic=wire.topic,
         outcome=outcome,
-        ids=wire.ids if rows is None else batch.ids[rows].tobytes(),
-        attempts=wire.attempts if rows is None else batch.attempts[rows].tobytes(),
+        ids=(batch.ids if rows is None else batch.ids[rows]).tobytes(),
+        attempts=(batch.attempts if rows is None else batch.attempts[rows]).tobytes(),
         delay_ms=delay_ms,
         delay_level=delay_level,
         reason=reason,
@@ -150,7 +148,7 @@ def by_topic(wire: consumer_pb2.DeliverBatch) -> list[consumer_pb2.DeliverBatch]
 
 def _columns(parts: Sequence[tuple[DeliveredBatch, Rows]]) -> dict[str, Any]:
     wire = parts[0][0].wire
-    with_positions = all(batch.wire.positions for batch, _ in parts)
+    with_positions = all(len(batch.positions) for batch, _ in parts)
     return {
         "group": wire.group,
         "topic": wire.topic,
@@ -168,8 +166,8 @@ def extend_batch(batch: DeliveredBatch, rows: Rows | None, lease_ms: int) -> con
         group=wire.group,
         topic=wire.topic,
         lease_ms=lease_ms,
-        ids=wire.ids if rows is None else batch.ids[rows].tobytes(),
-        attempts=wire.attempts if rows is None else batch.attempts[rows].tobytes(),
+        ids=(batch.ids if rows is None else batch.ids[rows]).tobytes(),
+        attempts=(batch.attempts if rows is None else batch.attempts[rows]).tobytes(),
         epoch=wire.epoch,
         positions=_positions(batch, rows),
     )
