@@ -1,6 +1,8 @@
 """The clients of the callers: one a token, since a client's connections carry its token.
 
-At most CLIENTS_MAX are kept. The one that was used least recently is closed for a new one, once its calls have ended.
+At most CLIENTS_MAX are kept, of tokens for which a node has done something. The one that was used least recently is
+closed for a new one, once its calls have ended. Tokens that no node knows displace none: their clients are closed at
+once.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ class _Kept:
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
         self.calls = 0
-        self.gone = False
 
 
 class Clients:
@@ -28,32 +29,38 @@ class Clients:
         """`make` makes the client of a token; empty: of callers without one."""
         self._make = make
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._tried: dict[str, _Kept] = {}
+        """Of tokens for which no node has done anything yet, while they have calls."""
 
     @contextlib.asynccontextmanager
     async def of(self, token: str) -> AsyncIterator[AsyncClient]:
         """The client of a token, for one call."""
-        kept = self._kept.get(token)
-        if kept is None:
-            kept = self._kept[token] = _Kept(self._make(token))
-        self._kept.move_to_end(token)
-        kept.calls += 1
+        found = self._kept.get(token) or self._tried.get(token)
+        if found is None:
+            found = self._tried[token] = _Kept(self._make(token))
+        found.calls += 1
         try:
-            while len(self._kept) > CLIENTS_MAX:
-                _, oldest = self._kept.popitem(last=False)
-                oldest.gone = True
-                await self._close_if_idle(oldest)
-            yield kept.client
+            yield found.client
+            await self._keep(token, found)
         finally:
-            kept.calls -= 1
-            await self._close_if_idle(kept)
+            found.calls -= 1
+            if not found.calls and self._kept.get(token) is not found:
+                if self._tried.get(token) is found:
+                    del self._tried[token]
+                await found.client.close()
+
+    async def _keep(self, token: str, found: _Kept) -> None:
+        if self._tried.get(token) is found:
+            self._kept[token] = self._tried.pop(token)
+        if self._kept.get(token) is found:
+            self._kept.move_to_end(token)
+        if len(self._kept) > CLIENTS_MAX:
+            _, oldest = self._kept.popitem(last=False)
+            if not oldest.calls:
+                await oldest.client.close()
 
     async def close(self) -> None:
         """Close all."""
-        while self._kept:
-            _, kept = self._kept.popitem()
-            await kept.client.close()
-
-    @staticmethod
-    async def _close_if_idle(kept: _Kept) -> None:
-        if kept.gone and not kept.calls:
-            await kept.client.close()
+        for found in (*self._kept.values(), *self._tried.values()):
+            await found.client.close()
+        self._kept.clear()

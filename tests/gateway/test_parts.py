@@ -9,15 +9,18 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tickwheel.client import PermissionRefused
 from tickwheel.client.moments import duration_of
 from tickwheel.gateway.addresses import AddressRefusedError, PublicResolver, is_public
 from tickwheel.gateway.breaker import PAUSE_S_MAX, Breaker, Pace
+from tickwheel.gateway.clients import CLIENTS_MAX, Clients
 from tickwheel.gateway.config import GatewayConfigError, read_config
 from tickwheel.gateway.idempotency import Idempotency, KeyReusedError
 from tickwheel.gateway.models import moment_of
@@ -254,3 +257,51 @@ async def test_repeats_get_the_first_answer() -> None:
         await repeats.once("me", "f", b"x", fail)
     assert await repeats.once("me", "f", b"x", work) == (3, False)
     assert await repeats.once("me", "k", b"x", work) == (4, False)  # forgotten for the third key
+
+
+class FakeClient:
+    """A client that only notes that it was closed."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.closed = False
+
+    async def close(self) -> None:
+        """Noted."""
+        self.closed = True
+
+
+async def test_tokens_that_no_node_knows_displace_no_client() -> None:
+    """Callers with invented tokens had the clients of all others closed."""
+    made: list[FakeClient] = []
+
+    def make(token: str) -> Any:
+        made.append(FakeClient(token))
+        return made[-1]
+
+    clients = Clients(make)
+    for number in range(CLIENTS_MAX):
+        async with clients.of(f"known {number}"):
+            pass
+    for number in range(2 * CLIENTS_MAX):
+        with pytest.raises(PermissionRefused):
+            async with clients.of(f"invented {number}"):
+                raise PermissionRefused("no such token", "UNAUTHENTICATED")
+    assert [client.token for client in made if not client.closed] == [
+        f"known {number}" for number in range(CLIENTS_MAX)
+    ]
+
+    async with clients.of("known 0") as first, clients.of("new") as new:
+        async with clients.of("known 0") as again:
+            assert again is first
+        async with clients.of("new") as again:
+            assert again is new
+    assert [client.token for client in made if client.closed and "known" in client.token] == ["known 1"]
+    async with clients.of("known 2") as busy:
+        for number in range(CLIENTS_MAX):
+            async with clients.of(f"later {number}"):
+                pass
+        assert not busy.closed  # type: ignore[attr-defined]
+    assert busy.closed  # type: ignore[attr-defined]
+    await clients.close()
+    assert all(client.closed for client in made)
