@@ -137,10 +137,24 @@ def test_whoever_submits_again_when_refused_is_answered_in_turn() -> None:
     assert order[1] == "other"
 
 
-def test_a_retry_added_while_others_are_answered_is_proposed_once() -> None:
-    """A caller hears of a refusal and tries again at once, while the command before is still being answered."""
+def test_retries_are_proposed_in_bounded_pieces() -> None:
+    """By rows and by parts: a part of one row takes a node nearly as long as one of a hundred."""
     entries: list[LogEntry] = []
     waiting: list[Callable[[ProposalResult], None]] = []
+    queue, proposer = queue_on(entries, waiting)
+    queue.add(leaving(1, lambda result: None))
+    for rows in (50, 50, 50, *[1] * 100):
+        queue.add(leaving(rows, lambda result: None))
+    while queue.rows:
+        proposer.flush()
+        waiting.pop(0)(ProposalResult(ProposalOutcome.QUEUE_FULL))
+    commands = [command for entry in entries for command in entry.commands]
+    parts = [[len(batch.ids) // 8 for batch in command.settle.batches] for command in commands]
+    assert parts[:4] == [[1], [50, 50, 28], [1] * 32, [1] * 32]
+
+
+def queue_on(entries: list[LogEntry], waiting: list[Callable[[ProposalResult], None]]) -> tuple[RetryQueue, Proposer]:
+    """A queue over a log that notes its entries, and who waits for them."""
 
     class Log:
         def propose(self, entry: bytes, settled: Callable[[ProposalResult], None], voters: object) -> None:
@@ -150,7 +164,14 @@ def test_a_retry_added_while_others_are_answered_is_proposed_once() -> None:
     proposer = Proposer(CoreConfig(gather_ms=0), 0, lambda: 1_000)
     proposer.attach(cast(ReplicatedLog, Log()), cast(Any, None))
     proposer.term = 1
-    queue = RetryQueue(proposer)
+    return RetryQueue(proposer), proposer
+
+
+def test_a_retry_added_while_others_are_answered_is_proposed_once() -> None:
+    """A caller hears of a refusal and tries again at once, while the command before is still being answered."""
+    entries: list[LogEntry] = []
+    waiting: list[Callable[[ProposalResult], None]] = []
+    queue, proposer = queue_on(entries, waiting)
     ended: list[str] = []
     queue.add(leaving(1, lambda result: None))
     # Of one command: those that came while the first was under way.
