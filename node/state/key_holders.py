@@ -101,7 +101,7 @@ class KeyHolders:
             kept[waiting] = True
             if len(waiting) > PRUNED_DISPATCHED_MAX:  # others another time
                 waiting = np.roll(waiting, self._wheel.cursor.due_ms % len(waiting))[:PRUNED_DISPATCHED_MAX]
-            kept[waiting] = self._owed(rows.rest["topic_id"][waiting], ids[waiting], due_ms[waiting])
+            kept[waiting] = self._owed(rows.topic_ids[waiting], ids[waiting], due_ms[waiting])
             keys.keep(kept)
 
 

@@ -1,6 +1,6 @@
 """The unique keys that messages hold: a table of digests with a message's id and due time each.
 
-A row takes 32 bytes, so two million keys take 64 MB. Rows lie in SHARDS sorted arrays, by digest. An array is never
+A row takes 32 bytes, so two million keys take 64 MB. Rows lie in SHARDS sorted tables, by digest. A table is never
 changed in place: a command that sets keys makes new ones of their shards, so a checkpoint captures the table by taking
 references.
 
@@ -12,9 +12,10 @@ When it comes follows from the log, so all nodes have the same rows.
 from __future__ import annotations
 
 import hashlib
+import struct
+from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("id", "<u8"), ("place", "<u4")
 
 _REST = np.dtype([("low", "<u8"), ("id", "<u8"), ("place", "<u4"), ("topic_id", "<u4")])
 _RAW_REST = np.dtype((np.void, _REST.itemsize))
+_REST_ROW = struct.Struct("<QQII")
 _SETTLED = 1 << 31
 _MASK64 = (1 << 64) - 1
 _SPREAD = 0x9E37_79B9_7F4A_7C15
@@ -75,6 +77,10 @@ class KeyColumns(NamedTuple):
     mixed: NDArray[np.uint64]
     low: NDArray[np.uint64]
 
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """Topic id, mixed and low of each key."""
+        return zip(*(column.tolist() for column in self), strict=True)
+
     def take(self, rows: NDArray[np.intp]) -> KeyColumns:
         """Those in these rows."""
         return KeyColumns(self.topic_ids[rows], self.mixed[rows], self.low[rows])
@@ -106,14 +112,22 @@ def keys_of(topic_ids: NDArray[np.uint32], digests: NDArray[np.void]) -> KeyColu
 
 
 class Rows(NamedTuple):
-    """The rows of one shard, rising by `high`. Neither array ever changes."""
+    """The rows of one shard, rising by `high`, as bytes that never change: few rows of many shards are read and
+    inserted at once, which array functions do ten times slower."""
 
-    high: NDArray[np.uint64]
-    rest: NDArray[np.void]
+    high: memoryview[int]
+    """Elements of 8 bytes."""
+    rest: bytes
+    """_REST of each."""
 
     @property
     def held(self) -> HeldColumns:
-        return _held_of(self.rest)
+        return _held_of(np.frombuffer(self.rest, _REST))
+
+    @property
+    def topic_ids(self) -> NDArray[np.uint32]:
+        topic_ids: NDArray[np.uint32] = np.frombuffer(self.rest, _REST)["topic_id"]
+        return topic_ids
 
 
 def _held_of(rest: NDArray[np.void]) -> HeldColumns:
@@ -122,54 +136,39 @@ def _held_of(rest: NDArray[np.void]) -> HeldColumns:
     return HeldColumns(rest["id"], due_ms, rest["place"] >= _SETTLED)
 
 
-_NONE = Rows(np.zeros(0, np.uint64), np.zeros(0, _REST))
+def _rows(high: bytes, rest: bytes) -> Rows:
+    return Rows(memoryview(high).cast("Q"), rest)
 
 
-def _find(rows: Rows, topic_id: int, low: int, mixed: int) -> int | None:
-    at = int(rows.high.searchsorted(np.uint64(mixed)))
-    while at < len(rows.high) and int(rows.high[at]) == mixed:
-        found, _, _, topic = rows.rest[at].item()
-        if found == low and topic == topic_id:
-            return at
-        at += 1
-    return None
+_NONE = _rows(b"", b"")
 
 
-def _with(rows: Rows, at: NDArray[np.intp], known: NDArray[np.bool_], high: NDArray[np.uint64], raw: Any) -> Rows:
-    """The rows with these put in: those `known` in the place of the one at `at`, others before it. `high` never
-    falls."""
-    rest = rows.rest.view(_RAW_REST)
-    if known.any():
-        rest = rest.copy()
-        rest[at[known]] = raw[known]
-        if known.all():
-            return Rows(rows.high, rest.view(_REST))
-        at, high, raw = at[~known], high[~known], raw[~known]
-    added = at + np.arange(len(at))
-    old = np.ones(len(rest) + len(at), np.bool_)
-    old[added] = False
-    return Rows(_joined(old, rows.high, added, high), _joined(old, rest, added, raw).view(_REST))
+_Place = tuple[int, int | None]
+"""Where a key is in its shard: before which row it belongs, and its own row, if it has one."""
 
 
-def _joined(old: NDArray[np.bool_], column: Any, added: NDArray[np.intp], values: Any) -> Any:
-    out = np.empty(len(old), column.dtype)
-    out[old], out[added] = column, values
-    return out
-
-
-class _Places(NamedTuple):
-    """Where keys are in the table. All columns are by shard, there by `mixed`, there the last of the keys first."""
-
-    order: NDArray[np.intp]
-    """Of the keys."""
-    pieces: list[tuple[int, slice]]
-    """(shard, part of the columns)."""
-    at: NDArray[np.intp]
-    """The key's row in its shard; the one before which it belongs, if it has none."""
-    known: NDArray[np.bool_]
-    """Whether it has one."""
-    rest: NDArray[np.void]
-    """_REST of those."""
+def _with(rows: Rows, puts: list[tuple[int, int, _Place]], rest_of: bytes) -> Rows:
+    """The rows with these keys put in. `puts`: (mixed, minus its turn, place) of each; `rest_of`: _REST by turn. Of
+    equal `mixed` the newest comes first."""
+    width = _REST.itemsize
+    rest: bytes | bytearray = rows.rest
+    new = sorted([put for put in puts if put[2][1] is None])
+    if len(new) < len(puts):
+        rest = bytearray(rest)
+        for _, turn, (_, at) in puts:
+            if at is not None:
+                rest[at * width : (at + 1) * width] = rest_of[-turn * width : (1 - turn) * width]
+    highs: list[bytes | memoryview[int]] = []
+    rests: list[bytes | memoryview[int]] = []
+    start, old = 0, memoryview(rest)
+    for mixed, turn, (left, _) in new:
+        if left > start:
+            highs.append(rows.high[start:left])
+            rests.append(old[start * width : left * width])
+            start = left
+        highs.append(mixed.to_bytes(8, "little"))
+        rests.append(rest_of[-turn * width : (1 - turn) * width])
+    return _rows(b"".join([*highs, rows.high[start:]]), b"".join([*rests, old[start * width :]]))
 
 
 class UniqueKeys:
@@ -190,48 +189,38 @@ class UniqueKeys:
     def get(self, key: KeyOf) -> Held | None:
         """The message that took a key last; None: none that is still in the table."""
         mixed = key.mixed
-        rows = self._shards.get(mixed % SHARDS, _NONE)
-        at = _find(rows, key.topic_id, key.low, mixed)
+        [(_, at)] = self._places([(key.topic_id, mixed, key.low)])
         if at is None:
             return None
-        _, number, place, _ = rows.rest[at].item()
-        return Held(number, (number >> 32) * HOUR_MS + (place & _SETTLED - 1), place >= _SETTLED)
+        _, number, due, _ = _REST_ROW.unpack_from(self._shards[mixed % SHARDS].rest, at * _REST.itemsize)
+        return Held(number, (number >> 32) * HOUR_MS + (due & _SETTLED - 1), due >= _SETTLED)
 
     def get_many(self, keys: KeyColumns) -> tuple[NDArray[np.bool_], HeldColumns]:
         """`get` for many keys: which are in the table, and the columns for all; those of others are zeros."""
-        places = self._places(keys)
-        found, rest = np.empty(len(places.known), np.bool_), np.zeros(len(places.known), _REST)
-        found[places.order], rest[places.order] = places.known, places.rest
-        rest[~found] = 0
-        return found, _held_of(rest)
+        width, none = _REST.itemsize, bytes(_REST.itemsize)
+        parts, found = [], []
+        for (_, mixed, _), (_, at) in zip(keys.rows(), self._places(keys.rows()), strict=True):
+            found.append(at is not None)
+            parts.append(none if at is None else self._shards[mixed % SHARDS].rest[at * width : (at + 1) * width])
+        return np.array(found, np.bool_), _held_of(np.frombuffer(b"".join(parts), _REST))
 
-    def _places(self, keys: KeyColumns) -> _Places:
-        count = len(keys.mixed)
-        assert count, "keys of no message"
-        shards = keys.mixed % np.uint64(SHARDS)
-        order = np.lexsort((np.arange(count)[::-1], keys.mixed, shards))
-        keys, shards = keys.take(order), shards[order]
-        at, there, rest = np.zeros(count, np.intp), np.zeros(count, np.uint64), np.zeros(count, _REST)
-        raw = rest.view(_RAW_REST)
-        edges = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), count]
-        pieces = [(int(shards[low]), slice(low, high)) for low, high in pairwise(edges)]
-        present = np.zeros(count, np.bool_)
-        for shard, piece in pieces:
-            rows = self._shards.get(shard)
-            if rows is None:
-                continue
-            at[piece] = rows.high.searchsorted(keys.mixed[piece])
-            near = np.minimum(at[piece], len(rows.high) - 1)
-            there[piece], raw[piece], present[piece] = rows.high[near], rows.rest.view(_RAW_REST)[near], True
-        same = present & (there == keys.mixed)
-        known = same & (rest["low"] == keys.low) & (rest["topic_id"] == keys.topic_ids)
-        for row in np.flatnonzero(same & ~known).tolist():  # another key has the same `mixed`
-            mixed = int(keys.mixed[row])
-            rows = self._shards[mixed % SHARDS]
-            found = _find(rows, int(keys.topic_ids[row]), int(keys.low[row]), mixed)
-            if found is not None:
-                at[row], known[row], rest[row] = found, True, rows.rest[found]
-        return _Places(order, pieces, at, known, rest)
+    def _places(self, keys: Iterable[tuple[int, int, int]]) -> list[_Place]:
+        """`keys`: topic id, mixed and low of each."""
+        found: list[_Place] = []
+        shards, row_of, width = self._shards, _REST_ROW.unpack_from, _REST.itemsize
+        for topic_id, mixed, low in keys:
+            high, rest = shards.get(mixed % SHARDS, _NONE)
+            left = at = bisect_left(high, mixed)
+            end = len(high)
+            while at < end and high[at] == mixed:  # nearly always one row at most
+                other, _, _, topic = row_of(rest, at * width)
+                if other == low and topic == topic_id:
+                    found.append((left, at))
+                    break
+                at += 1
+            else:
+                found.append((left, None))
+        return found
 
     def put_many(self, keys: KeyColumns, held: HeldColumns) -> None:
         """Set the messages that hold these keys, which differ. The rows are as if they were put one after the other: of
@@ -242,11 +231,12 @@ class UniqueKeys:
         rest = np.zeros(len(held.ids), _REST)
         rest["low"], rest["id"], rest["topic_id"] = keys.low, held.ids, keys.topic_ids
         rest["place"] = place.astype(np.uint32) | np.where(held.until_settled, np.uint32(_SETTLED), np.uint32(0))
-        places = self._places(keys)
-        mixed, raw = keys.mixed[places.order], rest[places.order].view(_RAW_REST)
-        for shard, piece in places.pieces:
-            rows = self._shards.get(shard, _NONE)
-            self._set(shard, _with(rows, places.at[piece], places.known[piece], mixed[piece], raw[piece]))
+        by_shard: dict[int, list[tuple[int, int, _Place]]] = {}
+        for turn, (mixed, found) in enumerate(zip(keys.mixed.tolist(), self._places(keys.rows()), strict=True)):
+            by_shard.setdefault(mixed % SHARDS, []).append((mixed, -turn, found))
+        rest_of = rest.tobytes()
+        for shard, puts in by_shard.items():
+            self._set(shard, _with(self._shards.get(shard, _NONE), puts, rest_of))
 
     def _set(self, shard: int, rows: Rows) -> None:
         count = len(rows.high)
@@ -283,10 +273,10 @@ class UniqueKeys:
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Keep these of `next_rows`, and go on to the next shard."""
-        rows = self.next_rows()
         if not kept.all():
-            rest = rows.rest.view(_RAW_REST)[kept].view(_REST)
-            self._set(self.next_shard, Rows(rows.high[kept], rest))
+            high, rest = self.next_rows()
+            rest_kept = np.frombuffer(rest, _RAW_REST)[kept].tobytes()
+            self._set(self.next_shard, _rows(np.frombuffer(high, np.uint64)[kept].tobytes(), rest_kept))
         self.next_shard = (self.next_shard + 1) % SHARDS
 
     # -- checkpoints
@@ -303,7 +293,7 @@ class UniqueKeys:
             rest = np.zeros(len(rows), _REST)
             for name in _REST.names or ():
                 rest[name] = rows[name]
-            self._set(number, Rows(rows["high"].copy(), rest))
+            self._set(number, _rows(rows["high"].tobytes(), rest.tobytes()))
         self.next_shard = next_shard
 
     def digest_in_turns(self) -> Generator[None, None, bytes]:
@@ -321,6 +311,7 @@ def contents(shards: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, bytes]]:
     for number, (high, rest) in shards:
         rows = np.zeros(len(high), ROW)
         rows["high"] = high
+        columns = np.frombuffer(rest, _REST)
         for name in _REST.names or ():
-            rows[name] = rest[name]
+            rows[name] = columns[name]
         yield number, rows.tobytes()
