@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -20,4 +22,22 @@ def calls_of(work: Callable[[], object]) -> int:
         work()
     finally:
         sys.setprofile(before)
+    return count
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """Lines of Python that it executes, each time counted."""
+    count = 0
+
+    def note(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
     return count

@@ -452,11 +452,9 @@ class Subscription:
         return Found(places, known)
 
     def _search(self, ids: Ids) -> Found:
-        order = np.argsort(ids, kind="stable")
-        wanted = ids[order]
-        places = np.zeros(len(ids), np.int64)
-        known = np.zeros(len(ids), np.bool_)
-        missing = len(np.unique(wanted))
+        wanted, of_id = np.unique(ids, return_inverse=True)
+        place_of = np.full(len(wanted), -1, np.int64)
+        missing = len(wanted)
         # What is open first: it is named nearly always.
         for first, stop in ((self.first_open, self.stop), (self._searched_from, self.first_open)):
             at = first
@@ -465,12 +463,12 @@ class Subscription:
                 here = self._ready.read(at, end - at)
                 near = np.flatnonzero((here >= wanted[0]) & (here <= wanted[-1]))
                 candidates = here[near]
-                left = np.searchsorted(wanted, candidates)
-                hits = np.flatnonzero(wanted[left] == candidates)
-                right = np.searchsorted(wanted, candidates[hits], "right")
-                for hit, low, high in zip(hits.tolist(), left[hits].tolist(), right.tolist(), strict=True):
-                    places[order[low:high]] = at + near[hit]
-                    known[order[low:high]] = True
-                    missing -= 1
+                left = wanted.searchsorted(candidates)
+                hits = wanted[left] == candidates
+                place_of[left[hits]] = at + near[hits]
+                missing -= int(np.count_nonzero(hits))
                 at = end
+        places = place_of[of_id]
+        known = places >= 0
+        places[~known] = 0
         return Found(places, known)

@@ -18,6 +18,7 @@ from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.machine import CommandResult, StateMachine
+from tickwheel.node.state.names import check_group_name
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.window import CAPACITY_LEAST
@@ -63,6 +64,7 @@ def by_topic(batch: consumer_pb2.SettleBatch) -> list[consumer_pb2.SettleBatch]:
     topics = len(batch.topics)
     if topics > SETTLE_TOPICS_MAX:
         raise invalid("topics", topics, f"at most {SETTLE_TOPICS_MAX} topics in a settlement")
+    group, reason = _words(batch)
     if len(batch.topic_counts) != 4 * topics:
         raise invalid("topic_counts", f"{len(batch.topic_counts)} bytes", f"{topics} elements of 4 bytes")
     if len(batch.epochs) != 4 * topics:
@@ -83,7 +85,7 @@ def by_topic(batch: consumer_pb2.SettleBatch) -> list[consumer_pb2.SettleBatch]:
         last = first + rows
         parts.append(
             consumer_pb2.SettleBatch(
-                group=batch.group,
+                group=group,
                 topic=topic,
                 outcome=batch.outcome,
                 ids=ids[8 * first : 8 * last],
@@ -91,12 +93,21 @@ def by_topic(batch: consumer_pb2.SettleBatch) -> list[consumer_pb2.SettleBatch]:
                 positions=positions[8 * first : 8 * last],
                 delay_ms=batch.delay_ms,
                 delay_level=batch.delay_level,
-                reason=batch.reason,
+                reason=reason,
                 epoch=epoch,
             )
         )
         first = last
     return parts
+
+
+def _words(batch: consumer_pb2.SettleBatch) -> tuple[str, str]:
+    """Group and reason of a settlement. Raises RequestError."""
+    if len(batch.reason) > REASON_MAX:
+        raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+    if check_group_name(batch.group):
+        raise invalid("group", batch.group, "an existing consumer group")
+    return batch.group, batch.reason
 
 
 class Joined:

@@ -31,6 +31,8 @@ from tickwheel.wheel.tags import hashes_of, tag_hash, tag_hashes, tag_mask, tag_
 KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
 META_BYTES_MAX = 32_768
 """Half of what fits: a unit keeps the size of its meta in 16 bits."""
+HEADERS_MAX = META_BYTES_MAX // 4
+"""More would take more bytes, and long to serialize before that shows."""
 KEY_LENGTH_MAX = 4_096
 """Characters of a message's key, which is hashed byte by byte."""
 DUE_MS_LIMIT = 1 << 50
@@ -171,7 +173,7 @@ def _index_metas(metas: Sequence[common_pb2.MessageMeta], serialized: Sequence[b
     count = len(metas)
     for row, blob in enumerate(serialized):
         if len(blob) > META_BYTES_MAX:
-            raise invalid(f"meta[{row}]", len(blob), f"at most {META_BYTES_MAX} bytes of key, tags and headers")
+            raise _too_large(row, len(blob))
     for row, meta in enumerate(metas):
         if len(meta.key) > KEY_LENGTH_MAX:
             raise invalid(f"meta[{row}].key", f"{len(meta.key)} characters", f"at most {KEY_LENGTH_MAX}")
@@ -197,6 +199,10 @@ def _index_metas(metas: Sequence[common_pb2.MessageMeta], serialized: Sequence[b
     if keyed:
         columns.key_hashes[keyed] = np.maximum(hashes_of([metas[row].key for row in keyed]), np.uint64(1))
     return columns
+
+
+def _too_large(row: int, size: object) -> RequestError:
+    return invalid(f"meta[{row}]", size, f"at most {META_BYTES_MAX} bytes of key, tags and headers")
 
 
 def _check_tags(row: int, tags: Sequence[str]) -> None:
@@ -332,6 +338,9 @@ def _from_messages(
     serialized: list[bytes] = []
     if any(m.HasField("meta") for m in messages):
         metas = [m.meta for m in messages]
+        for row, m in enumerate(metas):
+            if len(m.headers) > HEADERS_MAX:
+                raise _too_large(row, f"{len(m.headers)} headers")
         serialized = [m.SerializeToString(deterministic=True) for m in metas]
         meta = _index_metas(metas, serialized)
         unique_keys = _unique_keys(metas, [_rule(m) for m in messages])
@@ -520,6 +529,9 @@ def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, coun
     """Put each meta before its payload in the batch's records; returns the parsed metas. Raises RequestError."""
     meta_sizes = _column(columns.meta_sizes, "meta_sizes", "<u4", count).view(np.uint32)
     ends = np.cumsum(meta_sizes, dtype=np.int64).tolist()
+    if int(meta_sizes.max()) > META_BYTES_MAX:
+        row = int(meta_sizes.argmax())
+        raise _too_large(row, int(meta_sizes[row]))
     content = columns.metas  # each look at the field copies it
     if ends[-1] != len(content):
         raise invalid("metas", f"{len(content)} bytes", f"{ends[-1]} bytes, the sum of meta_sizes")

@@ -193,3 +193,15 @@ def test_a_key_has_a_length() -> None:
     assert isinstance(read(lambda: from_batch(columns_of(metas[:1]), SETTINGS)), dict)
     refused = read(lambda: from_batch(columns_of(metas), SETTINGS))
     assert isinstance(refused, Failure) and refused.metadata["field"] == "meta[1].key"
+
+
+def test_large_metas_are_refused_unread() -> None:
+    """By the number of their headers, and by the sizes that a batch of columns states."""
+    meta = common_pb2.MessageMeta(headers={str(number): "" for number in range(400_000)})
+    row = common_pb2.Message(topic="orders", delay_ms=1, payload=b"x", meta=meta)
+    in_rows = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=[row]))
+    for batch in (in_rows, columns_of([meta])):
+        before = process_time()
+        refused = read(partial(from_batch, batch, SETTINGS))
+        assert process_time() - before < 0.1
+        assert isinstance(refused, Failure) and refused.metadata["field"] == "meta[0]"
