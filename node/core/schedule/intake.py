@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import invalid
+from tickwheel.node.failure import RequestError, invalid
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.names import check_producer_id, check_topic_name
 from tickwheel.node.state.producers import Sender
