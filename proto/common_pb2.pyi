@@ -263,6 +263,7 @@ class MessageMeta(_message.Message):
     MESSAGE_GROUP_FIELD_NUMBER: _builtins.int
     UNIQUE_KEY_FIELD_NUMBER: _builtins.int
     key: _builtins.str
+    """At most 4,096 characters."""
     message_group: _builtins.str
     """Messages of one group are delivered one at a time, in order (FIFO topics)."""
     unique_key: _builtins.str
