@@ -10,7 +10,6 @@ rests while real nodes wait.
 from __future__ import annotations
 
 import compileall
-import gc
 import os
 import signal
 import sys
@@ -91,12 +90,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         for folder in PRODUCT:
             compileall.compile_dir(config.rootpath / folder, quiet=1)
-
-
-def pytest_collection_finish() -> None:
-    """What was imported and collected stays: the garbage collector need not look through it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture
