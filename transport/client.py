@@ -14,7 +14,15 @@ from typing import Any, Final
 import grpc
 
 from tickwheel.transport import wire
-from tickwheel.transport.connection import Connection, ConnectionFault, Fields, MalformedError, Stream, StreamOverError
+from tickwheel.transport.connection import (
+    MESSAGES_PER_WORK,
+    Connection,
+    ConnectionFault,
+    Fields,
+    MalformedError,
+    Stream,
+    StreamOverError,
+)
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import PREFIX_BYTES, MessageError, Messages, prefixed, status_text
 from tickwheel.transport.wire import ErrorCode
@@ -112,6 +120,7 @@ class Call(Stream):
             self._fail(grpc.StatusCode.UNKNOWN, f"no gRPC answer, but HTTP {found.get(b':status', b'?').decode()}")
 
     def take_data(self, data: bytes) -> None:
+        waiting = len(self._messages.ready)
         try:
             size = self._messages.take(data)
         except MessageError as error:
@@ -120,6 +129,7 @@ class Call(Stream):
             return
         self.unread_bytes += size
         self.connection.unread_bytes += size
+        self.connection.work_left -= (len(self._messages.ready) - waiting) // MESSAGES_PER_WORK
         if size:
             self._wake_reader()
 
@@ -185,6 +195,12 @@ class ClientConnection(Connection):
         if self.transport is not None:
             pause_s = min(limits.ask_alive_s, limits.dead_s, limits.linger_s) / 4
             self._looking = self.loop.call_later(pause_s, self._look)
+
+    def eof_received(self) -> None:
+        """The server sends nothing more. TLS ends the connection next, whatever waits: answers that came still count."""
+        while self._turn is not None:
+            self._turn.cancel()
+            self._go_on()
 
     def gone(self) -> None:
         if self._looking is not None:

@@ -1,8 +1,9 @@
 """One HTTP/2 connection, without what distinguishes server and client: frames, windows, limits (RFC 9113).
 
-`Connection` is an asyncio protocol. Everything that one read brings is handled in one go, and everything written
-meanwhile leaves with one write at the end of the loop's pass. A peer that breaks the protocol loses the stream or the
-connection, as the RFC says; one that exceeds `Limits` loses the connection.
+`Connection` is an asyncio protocol. In one pass of the loop it handles PASS_WORK at most of what a read brought; the
+rest waits for the next passes, and nothing more is read until then. Everything written in a pass leaves with one write
+at its end. A peer that breaks the protocol loses the stream or the connection, as the RFC says; one that exceeds
+`Limits` loses the connection.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ from tickwheel.transport.wire import ErrorCode
 
 FLUSH_BYTES = 256 << 10
 """Most bytes of one pass that are written at once, so that the transport can ask for a pause."""
+PASS_WORK = 500
+"""Most work on a connection's frames in one pass of the loop, in small frames' worth: a few milliseconds. The frame
+that reaches it is still handled whole."""
+HEADERS_WORK = 10
+"""Of a HEADERS frame, with the call that it begins."""
+BLOCK_BYTES_PER_WORK = 8
+"""Decoding this many bytes of a field block costs as much as one small frame."""
+MESSAGES_PER_WORK = 4
+"""Cutting this many messages from one frame costs as much as one small frame."""
 ENDED_KEPT = 1_024
 """Ended streams whose late frames are told apart from frames of streams that never were."""
 BLOCKS_KEPT = 64
@@ -100,6 +110,10 @@ class FieldDecoder:
         self._table = self._decoder.header_table = _CountingTable()
         self._known: dict[bytes, Fields] = {}
         self._known_bytes = 0
+
+    def knows(self, block: bytes) -> bool:
+        """Whether `decode` has nothing to decode."""
+        return block in self._known
 
     def decode(self, block: bytes) -> Fields:
         """Raises ConnectionFault: after an error the two sides' tables differ."""
@@ -229,8 +243,14 @@ class Connection(asyncio.Protocol):
         self.last_peer_stream = 0
         self._receive_window = limits.connection_window_bytes
         self._decoder = FieldDecoder(limits.header_bytes_max)
+        self.work_left = 0
+        """Of PASS_WORK, in this pass of the loop."""
         self._rest = bytearray()
+        """What was read and is not handled yet."""
         self._need = 0
+        """Bytes in `_rest` that make the next frame whole."""
+        self._turn: asyncio.Handle | None = None
+        """Handles more of `_rest` in the next pass of the loop. Reading is paused until there is none."""
         self._block: tuple[int, bool, bytearray] | None = None
         """Stream, its end, and what came of a field block that continues."""
         self._ended: dict[int, bool] = {}
@@ -270,6 +290,7 @@ class Connection(asyncio.Protocol):
         return b""
 
     def connection_lost(self, _: Exception | None) -> None:
+        self._drop_rest()
         self.transport = None
         for stream in list(self.streams.values()):
             self.forget(stream, peer_knows=True)
@@ -336,12 +357,15 @@ class Connection(asyncio.Protocol):
             return
         self.put(wire.goaway(self.last_peer_stream, code, reason))
         self._flush()
+        self._drop_rest()
+        self.transport.resume_reading()  # TLS closes properly only while it reads
         self.closing_s = self.loop.time()
         self.transport.close()
 
     def cut_off(self) -> None:
         """Close at once; what is unsent is lost."""
         if self.transport is not None:
+            self._drop_rest()
             self.transport.abort()
 
     def ping(self) -> None:
@@ -413,26 +437,50 @@ class Connection(asyncio.Protocol):
         rest = self._rest
         if rest:
             rest += data
-            if len(rest) < self._need:
+            if self._turn is not None or len(rest) < self._need:
                 return
             data = bytes(rest)
             rest.clear()
+        self._handle(data)
+
+    def _handle(self, data: bytes) -> None:
+        """Handle what one pass may; the rest waits. `data` begins with a frame."""
         self.heard_s = self.loop.time()
-        self.pinged_s = None
+        self.pinged_s = None  # also for what waited: this side was late, not the peer
+        self.work_left = PASS_WORK
         try:
             used = self._take(data)
         except ConnectionFault as fault:
             self.shut(fault.code, fault.reason)
             return
         if used < len(data):
-            rest += data[used:]
+            self._rest += data[used:]
+            if len(self._rest) >= self._need:
+                self._turn = self.loop.call_soon(self._go_on)
+                self.transport.pause_reading()
+
+    def _go_on(self) -> None:
+        """Handle more of what was read. When nothing whole is left, reading goes on."""
+        self._turn = None
+        data = bytes(self._rest)
+        self._rest.clear()
+        self._handle(data)
+        if self._turn is None and self.transport is not None:
+            self.transport.resume_reading()
+
+    def _drop_rest(self) -> None:
+        """Nothing that was read is handled any more."""
+        self._rest.clear()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
 
     def take_preface(self, data: bytes) -> int:
         """Bytes in front of the first frame that are in `data`; -1: not all of them yet."""
         return 0
 
     def _take(self, data: bytes) -> int:
-        """Handle all frames that are complete; returns the number of bytes used."""
+        """Handle the frames that are complete, as far as `work_left` goes; returns the number of bytes used."""
         at, end = 0, len(data)
         if not self.ready:
             at = self.take_preface(data)
@@ -449,9 +497,10 @@ class Connection(asyncio.Protocol):
                     ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes, {wire.FRAME_BYTES} allowed"
                 )
             stop = at + wire.HEADER_BYTES + size
-            if stop > end:
+            if stop > end or self.work_left <= 0:
                 self._need = stop - at
                 return at
+            self.work_left -= 1
             kind, flags = data[at + 3], data[at + 4]
             stream_id = int.from_bytes(data[at + 5 : at + 9], "big") & wire.STREAM_ID_MAX
             payload = data[at + 9 : stop]
@@ -530,6 +579,7 @@ class Connection(asyncio.Protocol):
             self.fault(stream_id, ErrorCode.STREAM_CLOSED)
 
     def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        self.work_left -= HEADERS_WORK - 1
         if not stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         if flags & wire.PADDED:
@@ -568,6 +618,8 @@ class Connection(asyncio.Protocol):
 
     def _take_block(self, stream_id: int, block: bytes, *, end: bool) -> None:
         self._check_block(len(block))
+        if not self._decoder.knows(block):
+            self.work_left -= len(block) // BLOCK_BYTES_PER_WORK
         fields = self._decoder.decode(block)  # also of streams that are over: the table must keep up
         stream = self.streams.get(stream_id)
         if stream is None:

@@ -2,7 +2,8 @@
 
 Takes the handlers that generated code makes, and calls them like grpc.aio: with the request and a context, as
 coroutines or generators. Each such call has a task. A `DirectHandler` needs none. There are no threads: what one read
-brings is handled in that pass of the loop, and all answers of a pass leave with one write for each connection.
+brings is handled in that pass of the loop, or piece by piece in the next ones if it is much, and all answers of a pass
+leave with one write for each connection.
 
 Messages are not compressed. A call with a compressed message ends with UNIMPLEMENTED, as gRPC says.
 """
@@ -26,6 +27,7 @@ from tickwheel.transport import wire
 from tickwheel.transport.connection import (
     BLOCKS_KEPT,
     BLOCKS_KEPT_BYTES,
+    MESSAGES_PER_WORK,
     Connection,
     ConnectionFault,
     Fields,
@@ -83,8 +85,8 @@ Handler = Any  # grpc.RpcMethodHandler, which is generic in the stubs alone, or 
 class DirectHandler:
     """A handler of calls with one message each way, without a task: for methods that are called for each message.
 
-    `begin` gets the bytes of the request in the pass of the loop that read them. It calls `answer` or `fail` of the
-    call, at once or later; a call that is over by then takes either without effect."""
+    `begin` gets the bytes of the request in the pass of the loop that handles their last frame. It calls `answer` or
+    `fail` of the call, at once or later; a call that is over by then takes either without effect."""
 
     begin: Callable[[bytes, ServerStream], None]
     request_streaming: bool = False
@@ -273,6 +275,7 @@ class ServerStream(Stream):
         if self._refusal is not None:
             self.refuse(self._refusal)
             return
+        waiting = len(self._messages.ready)
         try:
             size = self._messages.take(data)
         except MessageError as error:
@@ -282,6 +285,7 @@ class ServerStream(Stream):
             self.progress_s = self.connection.heard_s
         self.unread_bytes += size
         self.connection.unread_bytes += size
+        self.connection.work_left -= (len(self._messages.ready) - waiting) // MESSAGES_PER_WORK
         if not self.account():
             self.refuse(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "this node holds as many requests as it may"))
         elif size and self._waiter is not None:

@@ -57,6 +57,7 @@ class Wire:
         self.closed = self.aborted = False
         self.full = False
         """Nobody reads."""
+        self.reading = True
         self.connection: Any = None
 
     def write(self, data: bytes) -> None:
@@ -68,6 +69,12 @@ class Wire:
 
     def abort(self) -> None:
         self.closed = self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def set_write_buffer_limits(self, high: int) -> None: ...
 
