@@ -197,7 +197,7 @@ class ClientConnection(Connection):
             self._looking = self.loop.call_later(pause_s, self._look)
 
     def eof_received(self) -> None:
-        """The server sends nothing more. TLS ends the connection next, whatever waits: answers that came still count."""
+        """Nothing more comes. TLS ends the connection next, whatever waits; answers that came still count."""
         while self._turn is not None:
             self._turn.cancel()
             self._go_on()

@@ -23,10 +23,10 @@ FLUSH_BYTES = 256 << 10
 PASS_WORK = 500
 """Most work on a connection's frames in one pass of the loop, in small frames' worth: a few milliseconds. The frame
 that reaches it is still handled whole."""
-HEADERS_WORK = 10
-"""Of a HEADERS frame, with the call that it begins."""
-BLOCK_BYTES_PER_WORK = 8
-"""Decoding this many bytes of a field block costs as much as one small frame."""
+OPENING_WORK = 10
+"""Of a HEADERS frame that opens a stream, with the call that it begins."""
+BYTES_PER_WORK = 8
+"""Bytes of settings, or of a field block that is decoded, that cost as much as a small frame. So does each field."""
 MESSAGES_PER_WORK = 4
 """Cutting this many messages from one frame costs as much as one small frame."""
 ENDED_KEPT = 1_024
@@ -579,7 +579,6 @@ class Connection(asyncio.Protocol):
             self.fault(stream_id, ErrorCode.STREAM_CLOSED)
 
     def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self.work_left -= HEADERS_WORK - 1
         if not stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         if flags & wire.PADDED:
@@ -618,15 +617,17 @@ class Connection(asyncio.Protocol):
 
     def _take_block(self, stream_id: int, block: bytes, *, end: bool) -> None:
         self._check_block(len(block))
-        if not self._decoder.knows(block):
-            self.work_left -= len(block) // BLOCK_BYTES_PER_WORK
+        known = self._decoder.knows(block)
         fields = self._decoder.decode(block)  # also of streams that are over: the table must keep up
+        if not known:
+            self.work_left -= len(fields) + len(block) // BYTES_PER_WORK
         stream = self.streams.get(stream_id)
         if stream is None:
             if self._ended.get(stream_id, False):
                 return
             if stream_id in self._ended:
                 raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS for stream {stream_id}, which has ended")
+            self.work_left -= OPENING_WORK
             self.open_stream(stream_id, fields, end=end)
         elif stream.remote_ended:
             self.fault(stream_id, ErrorCode.STREAM_CLOSED)
@@ -669,6 +670,7 @@ class Connection(asyncio.Protocol):
             return
         if len(payload) % 6:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a length that is no multiple of six")
+        self.work_left -= len(payload) // BYTES_PER_WORK
         window = self.peer_window
         for at in range(0, len(payload), 6):
             name, value = int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")
