@@ -14,7 +14,7 @@ from tests.transport.served import dialled, serving
 from tests.transport.test_calls import LIMITS, files, once
 from tests.transport.test_costs import CALM, FLOODS, deaf, looked
 from tests.transport.test_protocol import calls_of, echoing, ends, goes_on, with_path
-from tests.transport.wires import POST, Caller, Frame
+from tests.transport.wires import POST, Caller, Frame, Wire
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.tls import peer_context, server_context
 from tickwheel.transport import connection as connections
@@ -137,6 +137,19 @@ async def test_few_frames_that_cost_much_take_a_pass_each(costly: Callable[[Call
         assert len(caller.connection._rest) == sum(map(len, costs[4 - left :]))
         await asyncio.sleep(0)
     assert caller.connection._turn is None and not ends(await caller.answered())
+
+
+async def test_a_client_takes_a_pass_for_each_frame_that_costs_much() -> None:
+    connection, written = ClientConnection(asyncio.get_running_loop(), LIMITS, "localhost", "http"), Wire()
+    connection.connection_made(written)
+    call = connection.call("/any", bytes, bytes)
+    block = wire.STATUS_200 + wire.field(b"content-type", b"application/grpc")
+    connection.data_received(wire.settings({}) + F(wire.HEADERS, wire.END_HEADERS, 1, block))
+    connection.data_received(F(wire.DATA, 0, 1, prefixed(b"") * 3_000) * 3)
+    for come in (1, 2, 3):
+        assert len(call._messages.ready) == come * 3_000 and written.reading == (come == 3)
+        await asyncio.sleep(0)
+    connection.connection_lost(None)
 
 
 async def test_blocks_that_are_known_cost_nothing_to_decode() -> None:
@@ -333,7 +346,7 @@ async def test_a_rest_goes_through_tls(tmp_path: Path) -> None:
 async def test_answers_count_though_tls_ends_behind_them(tmp_path: Path) -> None:
     """TLS reports the end with the last bytes, while a rest of them may wait."""
     make_certificates(tmp_path, {"n1": ["127.0.0.1"], "n2": ["127.0.0.1"]}, ["app"], ["ops"], 30)
-    asked, calls = asyncio.Event(), 400
+    asked, calls = asyncio.Event(), 1_500
     first = wire.STATUS_200 + wire.field(b"content-type", b"application/grpc")
     answer = wire.Answer(first, wire.field(b"grpc-status", b"0"))
 
