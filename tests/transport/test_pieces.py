@@ -139,17 +139,34 @@ async def test_few_frames_that_cost_much_take_a_pass_each(costly: Callable[[Call
     assert caller.connection._turn is None and not ends(await caller.answered())
 
 
-async def test_a_client_takes_a_pass_for_each_frame_that_costs_much() -> None:
+def calling(frames: bytes) -> tuple[ClientConnection, Any, Wire]:
+    """A client that has a call whose answer has begun with some frames."""
     connection, written = ClientConnection(asyncio.get_running_loop(), LIMITS, "localhost", "http"), Wire()
     connection.connection_made(written)
     call = connection.call("/any", bytes, bytes)
     block = wire.STATUS_200 + wire.field(b"content-type", b"application/grpc")
     connection.data_received(wire.settings({}) + F(wire.HEADERS, wire.END_HEADERS, 1, block))
-    connection.data_received(F(wire.DATA, 0, 1, prefixed(b"") * 3_000) * 3)
+    connection.data_received(frames)
+    return connection, call, written
+
+
+async def test_a_client_takes_a_pass_for_each_frame_that_costs_much() -> None:
+    connection, call, written = calling(F(wire.DATA, 0, 1, prefixed(b"") * 3_000) * 3)
     for come in (1, 2, 3):
         assert len(call._messages.ready) == come * 3_000 and written.reading == (come == 3)
         await asyncio.sleep(0)
     connection.connection_lost(None)
+
+
+async def test_a_client_handles_all_that_came_when_its_server_ends() -> None:
+    """Up to a fault, if there is one."""
+    messages = F(wire.DATA, 0, 1, prefixed(b"")) * 3_000
+    for frames, count in ((messages, 3_000), (messages + F(wire.DATA, 0, 0, b"x") + messages, 3_000)):
+        connection, call, _ = calling(frames)
+        assert len(call._messages.ready) < count
+        connection.eof_received()
+        assert len(call._messages.ready) == count and connection._turn is None
+        connection.connection_lost(None)
 
 
 async def test_blocks_that_are_known_cost_nothing_to_decode() -> None:
