@@ -85,17 +85,17 @@ class Caller:
 
     def topic(self, right: int, name: str) -> Failure | None:
         """The refusal if the caller lacks the right to a topic, else None. An empty name means every topic."""
+        return self.topics(right, (name,))
+
+    def topics(self, right: int, names: Iterable[str]) -> Failure | None:
+        """The first refusal for one of the topics; None: the caller has the right to all. As `topic` for each name."""
         if self.free:
             return None
         rights = self.rights
-        allowed = rights.topic(right, name) if name else rights.all_topics(right)
-        return None if allowed else right_required(right, "topic", name)
-
-    def topics(self, right: int, names: Iterable[str]) -> Failure | None:
-        """The first refusal for one of the topics; None: the caller has the right to all."""
-        if self.free:
-            return None
-        return next((refusal for name in names if (refusal := self.topic(right, name)) is not None), None)
+        for name in names:
+            if not (rights.topic(right, name) if name else rights.all_topics(right)):
+                return right_required(right, "topic", name)
+        return None
 
     def group(self, right: int, name: str) -> Failure | None:
         """The refusal if the caller lacks the right to a group, else None."""
@@ -108,10 +108,8 @@ class Caller:
         rights = self.rights
         if not rights.group(right, group):
             return right_required(right, "group", group)
-        for topic in topics:
-            if not rights.group_and_topic(right, group, topic):
-                return right_required(right, "topic", topic)
-        return None
+        topic = rights.topic_without(right, group, topics)
+        return None if topic is None else right_required(right, "topic", topic)
 
     def somewhere(self, right: int) -> Failure | None:
         """The refusal if the caller has the right to no name at all, else None. The service then checks the name."""

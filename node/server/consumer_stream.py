@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator
 
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.failure import Failure, RequestError, invalid
-from tickwheel.node.server.callers import Caller
+from tickwheel.node.server.callers import NOTHING, Caller
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.checks import consuming, settling
 from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.outbox import CreditGate, Outbox
 from tickwheel.node.server.resolving import resolve
+from tickwheel.node.state.rights import Rights
 from tickwheel.proto import common_pb2, consumer_pb2
 from tickwheel.transport.connection import StreamOverError
 from tickwheel.transport.server import ServerStream as Context
@@ -24,6 +25,9 @@ from tickwheel.transport.server import ServerStream as Context
 SETTLES_MAX = 256
 MOVED_REASONS = frozenset({common_pb2.NOT_MASTER, common_pb2.NO_MASTER})
 """A session that ends for one of these reasons continues at another node."""
+
+Asked = tuple[bool, Rights, str, tuple[str, ...]]
+"""Whether a caller passes every check, its rights (another object after each change of rights), group, topics."""
 
 
 class ConsumerStream:
@@ -44,8 +48,13 @@ class ConsumerStream:
         self.failure: Failure | None = None
 
     def refusal(self) -> Failure | None:
-        """The refusal if the user has lost the right to consume this; None: it still has it."""
+        """The refusal if the user lacks the right to consume this; None: it has it."""
         return consuming(self._who, self._first, self._calls.core.state)
+
+    def asked(self) -> Asked:
+        """What `refusal` depends on, beside the group's topics."""
+        free = self._who.free
+        return free, NOTHING if free else self._who.rights, self._first.group, tuple(self._first.topics)
 
     def end(self, failure: Failure) -> None:
         """End the stream from outside with `failure`; its open deliveries go to other consumers."""
@@ -219,12 +228,23 @@ class ConsumerStreams:
         """Bytes of deliveries that wait for the connections of slow consumers."""
         return sum(stream.outbox.bytes for stream in self._streams)
 
-    def look(self) -> None:
-        """Called when rights have changed: ends the streams of users that have lost their right to consume."""
+    async def look(self) -> None:
+        """Called when rights have changed: ends the streams of users that have lost their right to consume.
+
+        Other work gets a turn after each stream. A stream that opens meanwhile was judged by the changed rights. If they
+        change again meanwhile, the rest is judged by the newest: the caller looks again for the streams passed.
+        """
+        refusals: dict[Asked, Failure | None] = {}
         for stream in list(self._streams):
-            refusal = stream.refusal()
+            if stream not in self._streams:
+                continue  # it has ended meanwhile
+            asked = stream.asked()
+            if asked not in refusals:
+                refusals[asked] = stream.refusal()
+            refusal = refusals[asked]
             if refusal is not None:
                 stream.end(refusal)
+            await asyncio.sleep(0)
 
     async def serve(
         self, requests: AsyncIterator[consumer_pb2.ConsumeRequest], caller: Caller, context: Context

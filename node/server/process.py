@@ -226,14 +226,17 @@ class NodeProcess:
         if tls.current.client is not None or tls.current.peer is not None:
             # Without certificates to reload the signal keeps its usual meaning, that the terminal is gone.
             loop.add_signal_handler(signal.SIGHUP, lambda: _say(tls.reload()))
-        housekeeping = loop.create_task(self._keep_house(host, health, node.consumers, tls))
-        housekeeping.add_done_callback(self._house_left)
-        limiting = loop.create_task(self._limit_connections(limiter))
-        limiting.add_done_callback(self._house_left)
+        keeping = [
+            loop.create_task(self._keep_house(host, health, tls)),
+            loop.create_task(self._watch_rights(host, node.consumers)),
+            loop.create_task(self._limit_connections(limiter)),
+        ]
+        for task in keeping:
+            task.add_done_callback(self._house_left)
         await self._stopping.wait()
         await self._hand_over(host, driver)
-        housekeeping.cancel()
-        limiting.cancel()
+        for task in keeping:
+            task.cancel()
         await health.stop()
         node.status.stop()
         host.core.stop()
@@ -420,21 +423,24 @@ class NodeProcess:
                     descriptors_max=self._descriptors.limit,
                 )
 
-    async def _keep_house(
-        self, host: NodeHost, health: HealthReporter, consumers: ConsumerStreams, tls: Certificates
-    ) -> None:
-        """A few times a second: update health, log changes and warnings, end streams of users that lost a right."""
-        watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
+    async def _watch_rights(self, host: NodeHost, consumers: ConsumerStreams) -> None:
+        """End streams of users that lost a right. A change while the streams are looked at has them looked at again."""
         rights: tuple[bool, int, int] = (False, 0, 0)
         while True:
-            status = node_vitals(host.core)
-            await health.update(status)
             # Tokens expire without a change of the state, so open streams are also checked once a minute.
             state, now_ms = host.core.state, host.core.clock.now_ms()
             stands = (state.settings.rights, state.access.version, now_ms // MINUTE_MS)
             if stands[0] and stands != rights:
-                consumers.look()
+                await consumers.look()
             rights = stands
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def _keep_house(self, host: NodeHost, health: HealthReporter, tls: Certificates) -> None:
+        """A few times a second: update health, log changes and warnings."""
+        watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
+        while True:
+            status = node_vitals(host.core)
+            await health.update(status)
             self._tell_role(host)
             clock = host.core.clock
             now_ns = self._clock.monotonic_ns()

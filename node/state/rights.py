@@ -12,9 +12,10 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.state.name_patterns import EVERYTHING, NamePatterns
 from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX, check_topic_name, is_name_pattern
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import access_pb2
@@ -33,35 +34,11 @@ LIFETIME_MS_MAX = 3_650 * 86_400_000
 QUOTA_MAX = 1 << 48
 COUNT_QUOTA_MAX = 1 << 31
 TOKEN_ID_LENGTH = 12
-REMEMBERED_MAX = 4_096
-"""Answers about names that a user's rights cache."""
 
-EVERYTHING = "*"
 ADMINISTRATOR = "administrator"
 """Built-in role with every right everywhere. It is not stored, and can be neither changed nor deleted."""
 ALL_RIGHTS = tuple(number for number in Right.values() if number)
 PATTERN_RULE = f"1 to {TOPIC_NAME_LENGTH_MAX} characters of [A-Za-z0-9_-.%*]; * stands for any characters"
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether a name matches a pattern, in which `*` stands for any characters. Linear, without backtracking."""
-    first, *rest = pattern.split(EVERYTHING)
-    if not rest:
-        return name == pattern
-    last = rest.pop()
-    if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
-        return False
-    at, end = len(first), len(name) - len(last)
-    for part in rest:
-        found = name.find(part, at, end)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return True
-
-
-def _any(patterns: Iterable[str], name: str) -> bool:
-    return any(matches(pattern, name) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,32 +132,28 @@ class User:
 UNRESTRICTED = (Grant(frozenset(ALL_RIGHTS), (EVERYTHING,), (EVERYTHING,)),)
 
 
-@dataclass(slots=True, eq=False)
 class Rights:
-    """The rights of a user with these grants. Caches at most REMEMBERED_MAX answers."""
+    """The rights of a user with these grants. Its patterns are indexed when a name is asked for first."""
 
-    grants: tuple[Grant, ...]
-    _topics: dict[tuple[int, str], bool] = field(default_factory=dict)
+    def __init__(self, grants: tuple[Grant, ...]) -> None:
+        self.grants = grants
+        self._indexed: _Indexed | None = None
 
     def topic(self, right: int, name: str) -> bool:
         """Whether the right holds for a topic."""
-        known = self._topics.get((right, name))
-        if known is None:
-            if len(self._topics) >= REMEMBERED_MAX:
-                self._topics.clear()
-            known = any(right in grant.rights and _any(grant.topics, name) for grant in self.grants)
-            self._topics[right, name] = known
-        return known
+        index = self._index()
+        return index.topics.bits(name) & index.holding.get(right, 0) != 0
 
     def group(self, right: int, name: str) -> bool:
         """Whether the right holds for a group."""
-        return any(right in grant.rights and _any(grant.groups, name) for grant in self.grants)
+        index = self._index()
+        return index.groups.bits(name) & index.holding.get(right, 0) != 0
 
-    def group_and_topic(self, right: int, group: str, topic: str) -> bool:
-        """Whether one grant gives the right for both."""
-        return any(
-            right in grant.rights and _any(grant.groups, group) and _any(grant.topics, topic) for grant in self.grants
-        )
+    def topic_without(self, right: int, group: str, topics: Iterable[str]) -> str | None:
+        """The first topic for which no grant gives the right together with the group; None: there is none."""
+        index = self._index()
+        held = index.groups.bits(group) & index.holding.get(right, 0)
+        return next((topic for topic in topics if not index.topics.bits(topic) & held), None)
 
     def somewhere(self, right: int) -> bool:
         """Whether the right holds for at least one name pattern."""
@@ -202,7 +175,25 @@ class Rights:
 
     def sees_group(self, name: str) -> bool:
         """Whether any right holds for the group."""
-        return any(_any(grant.groups, name) for grant in self.grants)
+        return self._index().groups.bits(name) != 0
+
+    def _index(self) -> _Indexed:
+        if self._indexed is None:
+            self._indexed = _Indexed(self.grants)
+        return self._indexed
+
+
+class _Indexed:
+    """The names of grants, indexed; a grant is the bit of its place."""
+
+    def __init__(self, grants: tuple[Grant, ...]) -> None:
+        self.topics = NamePatterns((name, 1 << place) for place, grant in enumerate(grants) for name in grant.topics)
+        self.groups = NamePatterns((name, 1 << place) for place, grant in enumerate(grants) for name in grant.groups)
+        self.holding: dict[int, int] = {}
+        """For each right the grants that give it."""
+        for place, grant in enumerate(grants):
+            for right in grant.rights:
+                self.holding[right] = self.holding.get(right, 0) | 1 << place
 
 
 def _refuse(reason: pb.ErrorReason.ValueType, text: str, name: str, value: str) -> AdminResult:
@@ -216,7 +207,7 @@ class AccessControl:
         self._users: dict[str, User] = {}
         self._roles: dict[str, tuple[Grant, ...]] = {}
         self._by_hash: dict[bytes, str] = {}
-        self._rights: dict[str, Rights] = {}
+        self._rights: dict[tuple[str, ...], Rights] = {}
         self._message: access_pb2.AccessSnapshot | None = None
         self.version = 0
         self.limits_pending = False
@@ -243,11 +234,11 @@ class AccessControl:
         return user if any(token.sha256 == sha256 and token.alive(now_ms) for token in user.tokens) else None
 
     def rights_of(self, user: User) -> Rights:
-        """The current rights of a user."""
-        known = self._rights.get(user.name)
+        """The current rights of a user: one object for all users with the same roles, another after each change."""
+        known = self._rights.get(user.roles)
         if known is None:
             grants = tuple(grant for role in user.roles for grant in self._grants(role))
-            known = self._rights[user.name] = Rights(grants)
+            known = self._rights[user.roles] = Rights(grants)
         return known
 
     def administrators(self) -> Iterator[User]:
