@@ -231,8 +231,8 @@ class ConsumerStreams:
     async def look(self) -> None:
         """Called when rights have changed: ends the streams of users that have lost their right to consume.
 
-        Other work gets a turn after each stream. A stream that opens meanwhile was judged by the changed rights. If they
-        change again meanwhile, the rest is judged by the newest: the caller looks again for the streams passed.
+        Other work gets a turn after each stream. Streams that open meanwhile were judged by the changed rights already.
+        After another change meanwhile the caller looks again: only the streams that are left were judged by it.
         """
         refusals: dict[Asked, Failure | None] = {}
         for stream in list(self._streams):

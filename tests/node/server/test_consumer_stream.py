@@ -1,9 +1,10 @@
-"""A consumer's stream whose caller is gone before the core answers."""
+"""Consumers' streams: a caller that is gone before the core answers, and users that lose a right."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,12 +12,13 @@ import pytest
 
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
-from tickwheel.node.failure import Failure, not_master
+from tickwheel.node.failure import Failure, RequestError, not_master
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
-from tickwheel.node.server.consumer_stream import ConsumerStream
+from tickwheel.node.server.consumer_stream import ConsumerStream, ConsumerStreams
 from tickwheel.node.state.rights import AccessControl
-from tickwheel.proto import consumer_pb2
+from tickwheel.proto import common_pb2, consumer_pb2
+from tickwheel.proto.access_pb2 import RIGHT_CONSUME, AccessCommand, AccessRole, Grant, StoredUser
 
 SERVER = Path(__file__).parents[3] / "node" / "server"
 
@@ -34,6 +36,10 @@ class Session:
     def close(self) -> None:
         """See ConsumerSession."""
         self.closed = True
+
+    def opened(self) -> consumer_pb2.Opened:
+        """See ConsumerSession."""
+        return consumer_pb2.Opened()
 
 
 class Core:
@@ -69,6 +75,120 @@ async def test_a_caller_that_goes_while_its_group_is_created(answer: Session | F
     stream.close()
     assert isinstance(answer, Failure) or answer.closed
     assert stream.opened() is None
+
+
+class State:
+    """One group; how often its topics were asked for."""
+
+    asked = 0
+
+    def group_id(self, name: str) -> int:
+        """See StateView."""
+        return 1
+
+    def group_topics(self, group_id: int) -> list[int]:
+        """See StateView."""
+        self.asked += 1
+        return [1, 2]
+
+    def topic_name(self, topic_id: int) -> str:
+        """See StateView."""
+        return f"t-{topic_id}"
+
+
+class Node:
+    """Consumers of users whose role lets them consume all topics, of a core that serves each at once."""
+
+    def __init__(self) -> None:
+        core = Core()
+        core.opened.keep(Session())
+        core.state = self.state = State()  # type: ignore[attr-defined]
+        self.streams = ConsumerStreams(Calls(lambda: cast(Any, core), lambda: None, failed), 1 << 20)
+        self.control = AccessControl()
+        grant = Grant(rights=[RIGHT_CONSUME], topics=["t-*"], groups=["g"])
+        self._apply(AccessCommand(set_role=AccessRole(name="r", grants=[grant])))
+
+    def _apply(self, command: AccessCommand) -> None:
+        assert self.control.apply(command, 0, rights_on=False).failure is None
+
+    def set_roles(self, user: str, *roles: str) -> None:
+        """Set a user."""
+        self._apply(AccessCommand(set_user=StoredUser(name=user, roles=roles)))
+
+    async def open(self, user: str) -> asyncio.Task[None]:
+        """A consumer of the user that is served until it ends."""
+        opened = asyncio.Event()
+
+        class Context:
+            async def write(self, response: consumer_pb2.ConsumeResponse) -> None:
+                opened.set()
+
+        async def requests() -> AsyncIterator[consumer_pb2.ConsumeRequest]:
+            yield consumer_pb2.ConsumeRequest(open=consumer_pb2.OpenConsumer(group="g"))
+            await asyncio.Event().wait()
+
+        caller = Caller(user, "certificate", False, self.control, lambda: True)
+        serving = asyncio.create_task(self.streams.serve(requests(), caller, cast(Any, Context())))
+        serving.add_done_callback(lambda task: opened.set())
+        await opened.wait()
+        assert not serving.done()
+        return serving
+
+
+async def lost_its_right(serving: asyncio.Task[None]) -> bool:
+    """Wait until the stream has ended; whether because its user may not consume."""
+    with pytest.raises(RequestError) as caught:
+        await serving
+    return caught.value.failure.reason == common_pb2.RIGHT_REQUIRED
+
+
+async def end(*serving: asyncio.Task[None]) -> None:
+    """The callers are gone."""
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def test_a_change_of_rights_is_judged_once_for_all_consumers_alike_and_stream_by_stream() -> None:
+    """Whoever lost the right is ended, the others stay; the topics of a group are gone through once for each rights."""
+    node = Node()
+    node.set_roles("ann", "r")
+    node.set_roles("bob", "r")
+    stay = [await node.open("ann") for _ in range(20)]
+    go = [await node.open("bob") for _ in range(20)]
+    node.set_roles("bob")
+    node.state.asked = turns = 0
+    looking = asyncio.create_task(node.streams.look())
+    while not looking.done():
+        turns += 1
+        await asyncio.sleep(0)
+    await looking
+    assert turns > 40 and node.state.asked == 2
+    assert all([await lost_its_right(serving) for serving in go])
+    assert not any(serving.done() for serving in stay)
+    await end(*stay)
+
+
+async def test_streams_and_rights_may_change_while_streams_are_looked_at() -> None:
+    """The rest is judged by the newest rights, those passed by the next look; streams that end or open are no error."""
+    node = Node()
+    for name in ("ann", "bob"):
+        node.set_roles(name, "r")
+    go = [await node.open("ann") for _ in range(20)]
+    looking = asyncio.create_task(node.streams.look())
+    await asyncio.sleep(0)
+    assert not looking.done()
+    gone = go.pop()
+    gone.cancel()
+    node.set_roles("ann")
+    stays = await node.open("bob")
+    await looking
+    open_yet = [stream for stream in node.streams._streams if stream.failure is None]
+    assert len(open_yet) <= 2  # of bob, and the one of ann that had its turn before the change
+    await node.streams.look()
+    assert all([await lost_its_right(serving) for serving in go])
+    assert not stays.done()
+    await end(gone, stays)
 
 
 def test_futures_get_their_results_in_one_place() -> None:

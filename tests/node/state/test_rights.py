@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.node.state.solo import Solo
+from tickwheel.node.state.name_patterns import matches
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.rights import (
     ADMINISTRATOR,
@@ -38,6 +39,7 @@ from tickwheel.proto.access_pb2 import (
 from tickwheel.proto.access_pb2 import Grant as GrantMessage
 from tickwheel.proto.consumer_pb2 import EARLIEST
 from tickwheel.proto.log_pb2 import AdminCommand, Command
+
 
 def role(name: str, *grants: tuple[Collection[int], list[str], list[str]]) -> AccessCommand:
     """A command that sets a role."""
@@ -75,6 +77,47 @@ def test_rights_hold_for_the_names_of_a_grant_alone() -> None:
     assert rights.topic(RIGHT_READ, "mail") and not rights.topic(RIGHT_READ, "pay-late")
     assert not rights.everything(RIGHT_CONSUME) and not rights.all_topics(RIGHT_CONSUME)
     assert not rights.topic(RIGHT_SCHEDULE, "mail")
+
+
+PATTERNS = st.lists(st.text("ab*", min_size=1, max_size=3), max_size=4).map(tuple)
+GRANTS = st.builds(Grant, st.frozensets(st.sampled_from([RIGHT_CONSUME, RIGHT_READ]), min_size=1), PATTERNS, PATTERNS)
+NAMES = st.text("ab", min_size=1, max_size=3)
+
+
+@given(st.lists(GRANTS, max_size=6).map(tuple), NAMES, st.lists(NAMES, max_size=6))
+def test_rights_say_what_going_through_the_grants_would(
+    grants: tuple[Grant, ...], group: str, topics: list[str]
+) -> None:
+    """Each question, for a right that grants give and one that none gives."""
+
+    def held(patterns: Collection[str], name: str) -> bool:
+        return any(matches(pattern, name) for pattern in patterns)
+
+    rights = Rights(grants)
+    for right in (RIGHT_CONSUME, RIGHT_READ, RIGHT_SCHEDULE):
+        giving = [grant for grant in grants if right in grant.rights]
+        both = [grant for grant in giving if held(grant.groups, group)]
+        assert rights.group(right, group) == bool(both)
+        for topic in topics:
+            assert rights.topic(right, topic) == any(held(grant.topics, topic) for grant in giving)
+        refused = [topic for topic in topics if not any(held(grant.topics, topic) for grant in both)]
+        assert rights.topic_without(right, group, topics) == (refused[0] if refused else None)
+    assert rights.sees_group(group) == any(held(grant.groups, group) for grant in grants)
+    for topic in topics:
+        assert rights.sees_topic(topic) == any(held(grant.topics, topic) for grant in grants)
+
+
+def test_users_with_the_same_roles_share_their_rights_until_something_changes() -> None:
+    """The names of a role are indexed once, and never outlive a change."""
+    control = AccessControl()
+    applied(control, role("r", ({RIGHT_READ}, ["a"], [])))
+    for name in ("ann", "bob"):
+        applied(control, user(name, "r"))
+    ann, bob = control.users()
+    before = control.rights_of(ann)
+    assert before is control.rights_of(bob) and before.topic(RIGHT_READ, "a")
+    applied(control, role("r", ({RIGHT_READ}, ["b"], [])))
+    assert not control.rights_of(ann).topic(RIGHT_READ, "a") and control.rights_of(bob).topic(RIGHT_READ, "b")
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
