@@ -1,13 +1,14 @@
 """Patterns of topic and group names, and an index that answers which of many patterns a name matches.
 
 Pure. The work for a name grows with its length, hardly with the number of patterns: names without a star are looked up,
-other patterns are found by how they begin or end, whichever is longer, and those with a star at both ends by their
-longest piece. Only patterns that share such an end or piece with the name are compared one by one.
+other patterns are found by how they begin or end, whichever is longer, and by the further piece that the fewest other
+patterns have. Only patterns that share such an end or piece with the name are compared one by one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
 
 EVERYTHING = "*"
@@ -43,7 +44,9 @@ class NamePatterns:
         starts: dict[str, _Node] = {}
         ends: dict[str, _Node] = {}
         self._remembers = False
-        for pattern, bits in patterns:
+        entries = list(patterns)
+        shared = Counter(piece for pattern, _ in entries for piece in set(pattern.split(EVERYTHING)))
+        for pattern, bits in entries:
             first, *middle = pattern.split(EVERYTHING)
             if not middle:
                 self._exact[pattern] = self._exact.get(pattern, 0) | bits
@@ -54,7 +57,8 @@ class NamePatterns:
             if not any(middle) and not (first and last):
                 node.bits |= bits
             else:
-                node.add(max([first if by_end else last, *middle], key=len), (pattern, bits))
+                pieces = filter(None, (first if by_end else last, *middle))
+                node.add(min(pieces, key=lambda piece: (shared[piece], -len(piece))), (pattern, bits))
                 self._remembers = True
         self._starts = _Index(starts)
         self._ends = _Index(ends)
@@ -81,8 +85,8 @@ class NamePatterns:
 
 
 class _Node:
-    """Patterns of one beginning (or end): `bits` of those that ask no more, and the others by their longest further
-    piece, by its length."""
+    """Patterns of one beginning (or end): `bits` of those that ask no more, and the others by length and text of one
+    further piece."""
 
     __slots__ = ("bits", "pieces")
 

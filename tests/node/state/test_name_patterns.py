@@ -40,7 +40,9 @@ def test_an_index_finds_what_each_pattern_would(patterns: list[str], names: list
         assert index.bits(name) == wanted, name
 
 
-@pytest.mark.parametrize("form", ["t{}", "t{}-*", "*-t{}", "t{}-*-x", "x-*-t{}", "*-t{}-*", "x-*-t{}-*-y"])
+@pytest.mark.parametrize(
+    "form", ["t{}", "t{}-*", "*-t{}", "t{}-*-x", "x-*-t{}", "*-t{}-*", "x-*-t{}-*-y", "*longer*{}*"]
+)
 def test_many_patterns_cost_a_name_little_more_than_one(form: str) -> None:
     """Whether each names what it means, a beginning, an end, both, or a piece."""
 
