@@ -18,6 +18,10 @@ ANSWER_BYTES_MAX = 3 << 20
 """Bytes of records in one answer, unless a single one is larger: below the 4 MiB that gRPC libraries accept by default.
 A record of the largest payload is still below 5 MiB, the least value of `limits.request_bytes_max`."""
 
+DECODED_BYTES_MAX = 256 << 10
+"""Bytes of messages and metas that the core's thread decodes for one answer, unless a single one is larger: some 10 ms
+if they are nothing but headers. The rest comes with the next page."""
+
 FIELD_BYTES = 8
 """Upper bound of what a message in a repeated field takes beside its own bytes."""
 

@@ -233,7 +233,7 @@ class ClientRequests:
             state = scheduler_pb2.MESSAGE_CANCELLED
         elif CursorKey(int(units["due_ms"][0]), int(units["index"][0])) < core.wheel.cursor:
             state = scheduler_pb2.DISPATCHED
-        messages = await self._pending.describe(units, content, content)
+        messages = (await self._pending.describe(units, content, content)).messages
         if not messages:
             raise RequestError(no_message(number, core.identity.wheel_group))
         response = scheduler_pb2.GetResponse(message=messages[0], state=state)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
 from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
-from tickwheel.wheel.reading import LookupJob
+from tickwheel.wheel.reading import LookupJob, RecordsJob
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000
@@ -46,6 +46,21 @@ class Read(Protocol):
     def done(self) -> bool: ...
 
     def run(self) -> None: ...
+
+
+class MadeOfRecords(Generic[T]):
+    """Reads records and makes something of them, in one job. `result` is valid after `run`."""
+
+    done = False
+    result: T
+
+    def __init__(self, records: RecordsJob, make: Callable[[list[bytes]], T]) -> None:
+        self._records = records
+        self._make = make
+
+    def run(self) -> None:
+        self._records.run()
+        self.result = self._make(self._records.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +269,16 @@ class Background:
             raise RemovedError(REMOVED)
         await self._read(job, lambda: ids_of(units))
         return job.records
+
+    async def made_of_records(self, units: Units, make: Callable[[list[bytes]], T]) -> T:
+        """What `make` returns for the records of units. A worker calls it, so it may take long, and must use nothing
+        that the core changes meanwhile. RemovedError: one of the records is gone."""
+        records = self._wheel.reads.records(units)
+        if records.missing:
+            raise RemovedError(REMOVED)
+        job = MadeOfRecords(records, make)
+        await self._read(job, lambda: ids_of(units))
+        return job.result
 
     async def units_of(self, ids: Ids) -> Units:
         """The units of existing ids, in their order. RemovedError: one of them is gone."""

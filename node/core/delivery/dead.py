@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, meta_of
+from tickwheel.node.core.metas import DECODED_BYTES_MAX, FIELD_BYTES, meta_of
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.dead_letters import DeadLetters, Letters
 from tickwheel.node.state.results import DeadResult
@@ -46,16 +46,13 @@ class DeadRequests:
         limit = request.page_size or PAGE_DEFAULT
         found = dead.page(int(request.page_token or 0), limit + 1)
         response = dead_pb2.ListDeadResponse(queue=QUEUE_PREFIX + request.group, total=dead.count)
-        left = ANSWER_BYTES_MAX
+        left = DECODED_BYTES_MAX
         for place, (number, row) in enumerate(found):
-            letter = dead_pb2.DeadLetter()
-            if place < limit:
-                self._describe(letter, dead, number, row)
-                left -= letter.ByteSize() + FIELD_BYTES
+            left -= int(row["text_size"]) + int(row["meta_size"]) + FIELD_BYTES
             if place == limit or (place and left < 0):
                 response.next_page_token = str(number)
                 break
-            response.letters.append(letter)
+            self._describe(response.letters.add(), dead, number, row)
         return response
 
     async def get(self, request: dead_pb2.GetDeadRequest) -> dead_pb2.DeadLetter:

@@ -1,8 +1,9 @@
 """Pending messages: pages and counts by topic, tag, key, key prefix and time, on any node.
 
-A worker selects units by their own columns (topic, hashes, masks). If hashes cannot decide, the metas are read and
-compared with the text. Every step is bounded: a worker job (wheel/queries.py), then at most MATCHES_MAX metas on the
-core's thread. A call takes at most STEPS_MAX steps and then returns where the next call continues.
+A worker selects units by their own columns (topic, hashes, masks). If hashes cannot decide, a worker reads the metas
+and compares them with the text. Every step is bounded: a job over units (wheel/queries.py), then a job over at most
+MATCHES_MAX metas. A call takes at most STEPS_MAX steps and then returns where the next call continues. Metas are
+decoded by workers alone: one of 32 KB with thousands of headers takes almost a millisecond.
 
 Answers describe the moment of each step. A message that is pending before the first step and after the last appears
 exactly once. A message scheduled or dispatched in between may appear or not.
@@ -14,6 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +35,7 @@ PAGE_MAX = 1_000
 BUCKETS_MAX = 10_000
 BUCKET_WIDTHS_MS = (1_000, 60_000, 3_600_000)
 MATCHES_MAX = 1_000
-"""Metas compared in one step: about 2 ms of the core's thread."""
+"""Metas compared in one step: mostly some 2 ms of a worker, 600 ms if all are as large as may be."""
 STEPS_MAX = 16
 """Steps of one call: about eight million units examined, or sixteen thousand metas compared."""
 CALLS_MAX = 32
@@ -70,6 +72,10 @@ class Query:
             and (not self.key or self.key == meta.key)
             and meta.key.startswith(self.key_prefix)
         )
+
+    def matching(self, metas: list[bytes]) -> NDArray[np.int64]:
+        """The rows of the metas that match."""
+        return np.flatnonzero([self.matches(meta_of(meta)) for meta in metas])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +163,10 @@ class Finder:
             metas = units.copy()
             metas["size"] = metas["meta_size"]  # the payloads are not read
             try:
-                records = await self._core.background.records_of(metas)
+                rows = await self._core.background.made_of_records(metas, query.matching)
             except RemovedError:
                 # Some messages were settled meanwhile and removed with their hour; the others are found again.
                 continue
-            rows = np.flatnonzero([query.matches(meta_of(record)) for record in records])
             if len(rows) <= limit:
                 return Found(picked(units, rows), found.next_key, found.passed, ranks[rows])
             rows = rows[:limit]
@@ -238,33 +243,29 @@ class PendingRequests:
             if request.content or request.meta:
                 sizes = units["size" if request.content else "meta_size"]
                 units, next_key = _within_bytes(units, sizes, next_key)
-            messages = await self.describe(units, request.content, request.content or request.meta)
-            token = "" if next_key is None else token_of(next_key)
-            return scheduler_pb2.ListPendingResponse(messages=messages, next_page_token=token)
+            page = await self.describe(units, request.content, request.content or request.meta)
+            page.next_page_token = "" if next_key is None else token_of(next_key)
+            return page
 
-    async def describe(self, units: Units, content: bool, meta: bool) -> list[scheduler_pb2.PendingMessage]:
+    async def describe(self, units: Units, content: bool, meta: bool) -> scheduler_pb2.ListPendingResponse:
         """Units as messages; with their metas and payloads if asked. Messages removed meanwhile are left out."""
         core = self._core
         while True:
             messages = [self._message(unit, number) for unit, number in zip(units, ids_of(units).tolist(), strict=True)]
+            page = scheduler_pb2.ListPendingResponse(messages=messages)
             if not meta or not messages:
-                return messages
+                return page
             wanted = units
             if not content:
                 wanted = units.copy()
                 wanted["size"] = wanted["meta_size"]
             try:
-                records = await core.background.records_of(wanted)
+                await core.background.made_of_records(wanted, partial(_fill, page, wanted["meta_size"].tolist()))
             except RemovedError:
                 # At least one is gone, so this ends.
                 units = picked(units, ~core.wheel.holdings.removed(ids_of(units)))
                 continue
-            for message, unit, record in zip(messages, wanted, records, strict=True):
-                meta_size = int(unit["meta_size"])
-                message.meta.CopyFrom(meta_of(record[:meta_size]))
-                if content:
-                    message.payload = record[meta_size:]
-            return messages
+            return page
 
     def _message(self, unit: np.void, number: int) -> scheduler_pb2.PendingMessage:
         state, group = self._core.state, self._core.identity.wheel_group
@@ -353,6 +354,13 @@ def _selection(
         key=request.key,
         key_prefix=request.key_prefix,
     )
+
+
+def _fill(page: scheduler_pb2.ListPendingResponse, meta_sizes: list[int], records: list[bytes]) -> None:
+    """Put metas and payloads into the messages of a page, as far as the records have them."""
+    for message, meta_size, record in zip(page.messages, meta_sizes, records, strict=True):
+        message.meta.CopyFrom(meta_of(record[:meta_size]))
+        message.payload = record[meta_size:]
 
 
 def _within_bytes(units: Units, sizes: np.ndarray, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:

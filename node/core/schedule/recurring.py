@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel, require_current
-from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, DECODED_BYTES_MAX, FIELD_BYTES
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.requests import ClientRequests, message_id_of
 from tickwheel.node.core.schedule.calendar import Calendar, calendar_of
@@ -380,7 +380,7 @@ class ScheduleRequests:
         schedules = self._core.state.schedules
         size_max = request.page_size or PAGE_DEFAULT
         answer = schedules_pb2.ListSchedulesResponse()
-        left, examined, last = ANSWER_BYTES_MAX, 0, ""
+        left, examined, last = DECODED_BYTES_MAX if request.content else ANSWER_BYTES_MAX, 0, ""
         for name in schedules.names_from(max(request.prefix, request.page_token)):
             if not name.startswith(request.prefix):
                 return answer

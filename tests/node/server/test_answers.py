@@ -58,7 +58,7 @@ PAGES = {
     "Cold.ListColdParts parts": "more, after; PAGE_PARTS of a few hundred bytes",
     "Consumer.Consume deliver": "batches of BATCH_BYTES_MAX, one message at least",
     "Consumer.Pull": "batches of BATCH_BYTES_MAX, one message at least",
-    "DeadLetters.ListDead letters": "ANSWER_BYTES_MAX, next_page_token",
+    "DeadLetters.ListDead letters": "DECODED_BYTES_MAX, next_page_token",
     "Scheduler.Get retries": "retries_left_out",
     "Scheduler.ListPending messages": "ANSWER_BYTES_MAX, next_page_token",
     "Schedules.List schedules": "ANSWER_BYTES_MAX, next_page_token",

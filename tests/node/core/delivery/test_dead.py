@@ -9,6 +9,7 @@ import pytest
 from tests.node.core.delivery.test_retries import ACK, Picky, admin, attempts_of, settlement
 from tests.node.core.trio import World, digests
 from tickwheel.node.core.delivery import dead as dead_module
+from tickwheel.node.core.metas import FIELD_BYTES
 from tickwheel.node.core.watch.status import node_metrics
 from tickwheel.node.failure import Failure
 from tickwheel.node.state import burial
@@ -69,6 +70,11 @@ def test_listed_inspected_replayed_and_purged() -> None:
     assert (letter.cause, letter.error, letter.attempts, letter.topic) == (REFUSED, "no 2", 2, "t")
     assert letter.first_due_ms == due_ms and due_ms < letter.died_ms <= world.now_ms
     assert numbers_of(world, page_size=3, page_token=page.next_page_token) == [2, 3, 4]
+    with pytest.MonkeyPatch.context() as patch:  # as many as the core's thread may decode, one in any case
+        for bytes_max, count in ((2 * (len("no 2") + FIELD_BYTES), 2), (1, 1)):
+            patch.setattr(dead_module, "DECODED_BYTES_MAX", bytes_max)
+            assert numbers_of(world) == [0, 1][:count]
+            assert numbers_of(world, page_token=str(count)) == [1, 2, 3][count - 1 :][:count]
     full = ask(world, dead_pb2.DeadLetter, "get_dead", dead_pb2.GetDeadRequest(group="g", number=3))
     assert client.ids[full.payload] == {full.id.hour << 32 | full.id.index}
     client.judge = lambda record, attempt: ACK

@@ -128,7 +128,7 @@ def test_a_page_keeps_what_did_not_go() -> None:
     for content in (False, True):
         core.serving.start(core.parts.pending.describe(units.units, content, True), answers.append)
         trio.run_until(lambda: len(answers) == 1)
-        messages = answers.pop()
+        messages = answers.pop().messages
         assert [(message.id.hour << 32 | message.id.index, message.meta.key) for message in messages] == [
             (ids[1], "k"),
             (ids[2], "l"),
@@ -140,8 +140,8 @@ def test_a_page_keeps_what_did_not_go() -> None:
 def world() -> tuple[World, list[int], list[tuple[str, int, str, list[str]]]]:
     """Three nodes and some messages, scheduled while the hashes of all keys and the masks of all tags are the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intake, "key_hash", lambda key: 7)
-        patch.setattr(intake, "tag_mask", lambda tags: (1 << 64) - 1)
+        patch.setattr(intake, "hashes_of", lambda texts: np.full(len(texts), 7, np.uint64))
+        patch.setattr(intake, "tag_masks", lambda hashes, counts: np.full(len(counts), (1 << 64) - 1, np.uint64))
         trio = World()
         trio.elect()
         trio.run(2_000)
@@ -212,6 +212,40 @@ def test_a_page_with_contents_has_a_bound_in_bytes(world: Any, monkeypatch: pyte
         page = ask(trio, core_of(trio).parts.pending.page(request))
         assert 1 <= len(page.messages) < 10
         assert listed(trio, **asked) == ids
+
+
+def test_workers_decode_the_metas(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are compared and those that are shown: a thousand with thousands of headers held up the core's thread
+    for more than half a second."""
+    trio, ids, messages = world
+    master = trio.master()
+    assert master is not None
+    working: list[bool] = []
+    decoded: list[bool] = []
+    submit, meta_of = master.submit, pending.meta_of
+
+    def submitted(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        def run() -> Any:
+            working.append(True)
+            try:
+                return work()
+            finally:
+                working.pop()
+
+        submit(run, done)
+
+    def noted(data: bytes) -> MessageMeta:
+        decoded.append(bool(working))
+        return meta_of(data)
+
+    monkeypatch.setattr(master, "submit", submitted)
+    monkeypatch.setattr(pending, "meta_of", noted)
+    expected = [number for number, (_, _, key, _) in zip(ids, messages, strict=True) if key]
+    assert listed(trio, key_prefix="order-", meta=True) == expected
+    assert counted(trio, key_prefix="order-") == len(expected)
+    shown = ask(trio, core_of(trio).parts.requests.get(expected[0], True))
+    assert shown.message.meta.key.startswith("order-")
+    assert all(decoded) and len(decoded) >= 3 * len(expected) + 1
 
 
 def test_metas_that_nobody_can_decode_end_no_listing() -> None:

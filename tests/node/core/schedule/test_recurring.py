@@ -15,7 +15,7 @@ from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.metas import meta_of
 from tickwheel.node.core.requests import everybody
-from tickwheel.node.core.schedule import planner
+from tickwheel.node.core.schedule import planner, recurring
 from tickwheel.node.core.schedule.calendar import Calendar
 from tickwheel.node.core.schedule.planner import calendar_of_spec
 from tickwheel.node.failure import Failure, invalid
@@ -565,6 +565,13 @@ def test_pages_by_prefix() -> None:
         if not token:
             break
     assert found == names[:7]
+    with pytest.MonkeyPatch.context() as patch:  # as many as the core's thread may decode, one in any case
+        size = call(world, "page", s.ListSchedulesRequest(prefix="a1", content=True)).ByteSize()
+        for bytes_max, count in ((2 * size + size // 2, 2), (1, 1)):
+            patch.setattr(recurring, "DECODED_BYTES_MAX", bytes_max)
+            page = call(world, "page", s.ListSchedulesRequest(content=True, page_token="a3"))
+            assert [item.definition.name for item in page.schedules] == names[4 : 4 + count]
+            assert page.next_page_token == names[3 + count]
     part = core_of(world).parts.schedules
     refused = Failure(pb.RIGHT_REQUIRED, "no")
     assert not ask(world, part.page(s.ListSchedulesRequest(), lambda topic: refused)).schedules
