@@ -32,6 +32,9 @@ from tickwheel.wheel.reading import LookupJob, RecordsJob
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000
+MADE_AT_ONCE_BYTES = 32 << 10
+"""Records in memory up to this size wait for no worker, which may be busy with a merge: such a meta takes a millisecond to
+decode."""
 PUMP_PERIOD_MS = 20
 """Time alone changes the wheel's wishes only by the slot: without other events the wheel is asked this often."""
 
@@ -271,11 +274,13 @@ class Background:
         return job.records
 
     async def made_of_records(self, units: Units, make: Callable[[list[bytes]], T]) -> T:
-        """What `make` returns for the records of units. A worker calls it, so it may take long, and must use nothing
-        that the core changes meanwhile. RemovedError: one of the records is gone."""
+        """What `make` returns for the records of units. A worker calls it, unless they are small and in memory. So it
+        may take long, and must use nothing that the core changes meanwhile. RemovedError: a record is gone."""
         records = self._wheel.reads.records(units)
         if records.missing:
             raise RemovedError(REMOVED)
+        if records.done and int(units["size"].sum(dtype=np.int64)) <= MADE_AT_ONCE_BYTES:
+            return make(records.records)
         job = MadeOfRecords(records, make)
         await self._read(job, lambda: ids_of(units))
         return job.result

@@ -11,7 +11,9 @@ import pytest
 from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ignore[attr-defined]  # the wire, by hand
 
 from tests.node.core.trio import World
+from tickwheel.node.core import work as work_module
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.metas import meta_of
 from tickwheel.node.core.promise import Promise, answer_of
 from tickwheel.node.core.schedule import intake, pending
 from tickwheel.node.failure import Failure
@@ -222,7 +224,7 @@ def test_workers_decode_the_metas(world: Any, monkeypatch: pytest.MonkeyPatch) -
     assert master is not None
     working: list[bool] = []
     decoded: list[bool] = []
-    submit, meta_of = master.submit, pending.meta_of
+    submit = master.submit
 
     def submitted(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         def run() -> Any:
@@ -238,6 +240,7 @@ def test_workers_decode_the_metas(world: Any, monkeypatch: pytest.MonkeyPatch) -
         decoded.append(bool(working))
         return meta_of(data)
 
+    monkeypatch.setattr(work_module, "MADE_AT_ONCE_BYTES", 0)  # all of them are small
     monkeypatch.setattr(master, "submit", submitted)
     monkeypatch.setattr(pending, "meta_of", noted)
     expected = [number for number, (_, _, key, _) in zip(ids, messages, strict=True) if key]
