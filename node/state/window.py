@@ -185,6 +185,15 @@ class Window:
 
     def raise_floor(self, position: int) -> int:
         """Settle all positions below one that lies above the floor; returns how many were unsettled."""
+        if position >= self.end:
+            # All that the window covers, and perhaps more: counted without a look at the values.
+            unsettled, at = position - self.settled, self.end
+            while at < position:
+                end = min(position, at + CHUNK)
+                unsettled -= len(self._ready.foreign(self._group_id, at, end))
+                at = end
+            self.begin_at(position)
+            return unsettled
         unsettled, at = 0, self.floor
         while at < position:
             end = min(position, at + CHUNK)
@@ -192,12 +201,9 @@ class Window:
             unsettled += int(np.count_nonzero(values))
             self.returned_count -= int(np.count_nonzero(values > 1))
             at = end
-        if position >= self.end:
-            self.begin_at(position)
-        else:
-            self.floor = position
-            self._note_settled(unsettled)
-            self._advance()
+        self.floor = position
+        self._note_settled(unsettled)
+        self._advance()
         return unsettled
 
     def as_bytes(self) -> bytes:
@@ -265,7 +271,8 @@ class Window:
             at += skipped
             if skipped < CHUNK:
                 break
-        self._note_settled(at - self.end)
+        if at > self.end:
+            self._note_settled(at - self.end)
         self.floor = self._base = self.end = at
         if len(self._values):
             self._hold(_NOTHING)

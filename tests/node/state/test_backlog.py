@@ -8,9 +8,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.node.state.driver import admin
+from tests.counting import calls_of
+from tests.node.state.driver import admin, publish_command
 from tests.node.state.solo import HOUR_0, Solo
 from tickwheel.node.state.backlog import Backlog
+from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST
 from tickwheel.proto.log_pb2 import SETTLE_RETURN
@@ -92,6 +94,64 @@ def test_counts_agree_with_the_windows_after_everything_that_changes_them(seed: 
     assert not solo.state.backlog.by_topic
     assert {group_id for group_id, _ in solo.state.named_groups()} == {2, 3, 4}
     assert not solo.state.backlog.by_group
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_raised_floor_counts_what_was_unsettled(seed: int) -> None:
+    """As the values of the positions say, with retries for other groups inside the window and beyond it: wherever the
+    new floor lies."""
+    rng = Random(seed)
+    solo = Solo(seed)
+    solo.create("g", "h")
+    hour = HOUR_0
+    for _ in range(12):
+        hour += 1
+        solo.dispatch(hour * HOUR_MS)
+        for _ in range(rng.randrange(4)):
+            due = sorted(solo.now_ms + rng.randrange(3_000) for _ in range(rng.randrange(1, 12)))
+            solo.publish(due, b"x")
+            solo.dispatch(due[-1] + 1)
+            solo.retry(rng.randrange(1, 5), 500, group_id=rng.choice((1, 2)))
+            for group_id in (1, 2):
+                subscription = solo.state.subscription(group_id, 1)
+                assert subscription is not None
+                positions, ids, attempts = subscription.deliverable(
+                    subscription.floor + rng.randrange(6), rng.randrange(1, 4)
+                )
+                if len(ids) and rng.random() < 0.5:
+                    solo.settle_some(group_id, ids, attempts, positions)
+                solo.settle(group_id, SETTLE_RETURN, limit=rng.randrange(3))
+        topic = solo.state._state.topics.get(1)
+        assert topic is not None
+        kept = hour - rng.randrange(3)
+        position = topic.ready.first_of_hour(kept)
+        expected = 0
+        for group_id in (1, 2):
+            subscription = solo.state.subscription(group_id, 1)
+            assert subscription is not None
+            window = subscription._window
+            if position > window.floor and kept > solo.state.hour_min_kept:
+                expected += int(np.count_nonzero(window.span(window.floor, position)))
+        assert solo.remove(kept).unsettled_removed == expected
+        check(solo)
+
+
+def test_the_removal_of_hours_takes_few_steps_a_subscription() -> None:
+    """With everything of thousands of subscriptions unsettled, every hour; arrays of one element took most of it."""
+    solo = Solo()
+    solo.create()
+    names = [f"t{number}" for number in range(20)]
+    for name in names:
+        solo.apply(admin(create_topic=admin_pb2.CreateTopicRequest(name=name)))
+    for number in range(5):
+        request = admin_pb2.CreateGroupRequest(name=f"g{number}", topics=names, start_from=EARLIEST)
+        solo.apply(admin(create_group=request))
+    solo.apply(*[publish_command([("", 0, [solo.now_ms])], topic_id, b"x") for topic_id in range(2, 22)])
+    solo.dispatch((HOUR_0 + 2) * HOUR_MS)
+    removed: list[AdminResult] = []
+    calls = calls_of(lambda: removed.append(solo.remove(HOUR_0 + 1)))
+    assert removed[0].unsettled_removed == 100
+    assert calls < 100 * 18
 
 
 def test_the_fullest_topics_come_first_and_no_more_than_asked_for() -> None:
