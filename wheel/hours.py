@@ -74,6 +74,13 @@ class HourTable:
         """Next global index of an hour: the number of units ever appended to it."""
         return int(self.next_index[hour - self.base]) if self.has(hour) else 0
 
+    def units_of_each(self, hours: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`units` of each of these hours."""
+        counts = np.zeros(len(hours), dtype=np.int64)
+        known = np.flatnonzero((hours >= self._low) & (hours < self._high))
+        counts[known] = self.next_index[hours[known] - self.base]
+        return counts
+
     def has_merged(self, hour: int) -> bool:
         """Whether anything of the hour has been merged to its files."""
         return self._low <= hour < self._high and bool(self.rows[hour - self.base])

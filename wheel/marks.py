@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.wheel.moves import Moves, join_runs
-from tickwheel.wheel.units import HOUR_MS, Ids, Units
+from tickwheel.wheel.units import HOUR_MS, Ids, Units, starts_of
 
 _RECENT_MAX = 512
 _FEW_UNITS = 16
@@ -35,6 +35,16 @@ class MarksCapture:
         """uint64 ids of all marked units, sorted, and all moves sorted by id."""
         parts = list(self.ids())
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64), join_runs(self.runs)
+
+
+def _by_hour(ids: Ids) -> tuple[NDArray[np.uint32], Iterator[tuple[int, int, int]]]:
+    """The indexes of ids, and for each hour its first row and the one behind its last."""
+    if not len(ids):
+        return np.zeros(0, dtype=np.uint32), iter(())
+    hours = (ids >> np.uint64(32)).astype(np.int64)
+    starts = starts_of(hours)
+    bounds = [*starts.tolist(), len(ids)]
+    return ids.astype(np.uint32), zip(hours[starts].tolist(), bounds[:-1], bounds[1:], strict=True)
 
 
 class Marks:
@@ -70,15 +80,42 @@ class Marks:
             marked = self._sorted[hour] = np.insert(marked, marked.searchsorted(fresh), fresh)
         return marked
 
-    def add_many(self, hour: int, indexes: NDArray[np.uint32]) -> None:
-        """Mark units of one hour: rising indexes, none marked before."""
-        if len(indexes) <= _FEW_UNITS:
-            for index in indexes.tolist():
-                self.add(hour, index)
-            return
-        marked = self._fold(hour)
-        self._sorted[hour] = np.insert(marked, marked.searchsorted(indexes), indexes)
-        self.count += len(indexes)
+    def add_many(self, ids: Ids) -> None:
+        """Mark units, none of which is marked: those of an hour side by side, by rising index. Few steps an hour, and
+        none a unit."""
+        indexes, hours = _by_hour(ids)
+        listed = indexes.tolist()
+        for hour, low, high in hours:
+            recent = self._recent.get(hour)
+            if recent is None and hour not in self._sorted:
+                self._sorted[hour] = indexes[low:high].copy()
+            elif high - low <= _FEW_UNITS:
+                recent = self._recent.setdefault(hour, set())
+                recent.update(listed[low:high])
+                if len(recent) >= _RECENT_MAX:
+                    self._fold(hour)
+            else:
+                marked = self._fold(hour)
+                self._sorted[hour] = np.insert(marked, marked.searchsorted(indexes[low:high]), indexes[low:high])
+        self.count += len(ids)
+
+    def which_of(self, ids: Ids) -> NDArray[np.bool_]:
+        """True for each marked unit; those of an hour must lie side by side."""
+        found = np.zeros(len(ids), dtype=np.bool_)
+        if not self.count:
+            return found
+        indexes, hours = _by_hour(ids)
+        listed = indexes.tolist()
+        for hour, low, high in hours:
+            if hour not in self._sorted and hour not in self._recent:
+                continue
+            if high - low > _FEW_UNITS:
+                found[low:high] = self.which(hour, indexes[low:high])
+                continue
+            for row in range(low, high):
+                if self.has(hour, listed[row]):
+                    found[row] = True
+        return found
 
     def which(self, hour: int, indexes: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """True for each marked unit of an hour."""

@@ -30,44 +30,32 @@ class Standing(NamedTuple):
 
 def look(
     ids: Ids, due_ms: NDArray[np.int64], marks: Marks, holdings: Holdings, cursor: CursorKey
-) -> tuple[Standing, list[NDArray[np.int64]]]:
-    """How messages stand, and the rows of the pending ones: for each hour an array, by rising id."""
+) -> tuple[Standing, NDArray[np.int64]]:
+    """How messages stand, and their rows by rising newest id; rows with the same one in their order. A few steps an
+    hour that has marks, array work for all others."""
     newest, due_ms = marks.moves.resolve_many(ids, due_ms)
     hour = (newest >> np.uint64(32)).astype(np.int64)
-    index = (newest & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
-    outcomes = np.zeros(len(ids), dtype=np.uint8)
-    late = (due_ms < cursor.due_ms) | ((due_ms == cursor.due_ms) & (index.astype(np.int64) < cursor.index))
-    outcomes[late] = DISPATCHED
-    outcomes[due_ms // HOUR_MS != hour] = UNKNOWN
+    index = (newest & np.uint64(0xFFFF_FFFF)).astype(np.int64)
     order = np.argsort(newest, kind="stable")
-    sorted_hours = hour[order]
-    starts = np.flatnonzero(np.diff(sorted_hours, prepend=-1))
-    pending: list[NDArray[np.int64]] = []
-    for rows in np.split(order, starts[1:]) if len(order) else []:
-        of_hour = int(hour[rows[0]])
-        if of_hour < holdings.removed_below:
-            outcomes[rows] = UNKNOWN
-            continue
-        indexes = index[rows]
-        outcomes[rows[marks.which(of_hour, indexes)]] = MARKED
-        outcomes[rows[indexes >= holdings.hours.units(of_hour)]] = UNKNOWN
-        pending.append(rows[outcomes[rows] == DONE])
-    return Standing(newest, due_ms, outcomes), pending
+    outcomes = np.zeros(len(ids), dtype=np.uint8)
+    outcomes[(due_ms < cursor.due_ms) | ((due_ms == cursor.due_ms) & (index < cursor.index))] = DISPATCHED
+    outcomes[due_ms // HOUR_MS != hour] = UNKNOWN
+    outcomes[order[marks.which_of(newest[order])]] = MARKED
+    outcomes[(hour < holdings.removed_below) | (index >= holdings.hours.units_of_each(hour))] = UNKNOWN
+    return Standing(newest, due_ms, outcomes), order
 
 
 def mark(
     ids: Ids, due_ms: NDArray[np.int64], marks: Marks, holdings: Holdings, cursor: CursorKey
 ) -> tuple[Ids, Outcomes]:
     """Mark the pending messages; returns the newest id of each message and its outcome."""
-    (newest, _, outcomes), pending = look(ids, due_ms, marks, holdings, cursor)
-    for rows in pending:
-        if not len(rows):
-            continue
-        indexes = (newest[rows] & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
-        again = np.zeros(len(rows), dtype=np.bool_)
-        again[1:] = indexes[1:] == indexes[:-1]
-        outcomes[rows[again]] = MARKED
-        marks.add_many(int(newest[rows[0]]) >> 32, indexes[~again])
+    (newest, _, outcomes), order = look(ids, due_ms, marks, holdings, cursor)
+    pending = order[outcomes[order] == DONE]
+    rising = newest[pending]
+    again = np.zeros(len(pending), dtype=np.bool_)
+    again[1:] = rising[1:] == rising[:-1]
+    outcomes[pending[again]] = MARKED
+    marks.add_many(rising[~again])
     return newest, outcomes
 
 

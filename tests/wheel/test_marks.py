@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.counting import calls_of
 from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.moves import Moves
 from tickwheel.wheel.units import HOUR_MS, UNIT
@@ -27,6 +30,40 @@ def test_few_units_and_many_get_the_same_answer(marked: set[tuple[int, int]], as
     expected = [key in marked for key in asked]
     assert marks.marked(units).tolist() == expected
     assert [bool(marks.marked(units[at : at + 1])[0]) for at in range(len(asked))] == expected
+
+
+IDS = st.sets(st.tuples(st.integers(3, 9), st.integers(0, 40)).map(lambda key: key[0] << 32 | key[1]), max_size=120)
+
+
+@given(st.lists(IDS, max_size=5), IDS, st.randoms(use_true_random=False))
+def test_many_marks_at_once_are_those_of_one_after_the_other(
+    parts: list[set[int]], asked: set[int], rng: Random
+) -> None:
+    """Hours with a few units and with many, hours with marks and without, in any order of the hours."""
+    at_once, one_by_one, marked = Marks(), Marks(), set[int]()
+    for part in parts:
+        hours = rng.sample(range(3, 10), 7)
+        ids = sorted(part - marked, key=lambda number: (hours.index(number >> 32), number))
+        at_once.add_many(np.array(ids, np.uint64))
+        for number in ids:
+            one_by_one.add(number >> 32, number & 0xFFFF_FFFF)
+        marked |= part
+        wanted = sorted(asked, key=lambda number: (hours.index(number >> 32), number))
+        assert at_once.which_of(np.array(wanted, np.uint64)).tolist() == [number in marked for number in wanted]
+        assert at_once.count == one_by_one.count == len(marked)
+        if rng.random() < 0.5:
+            assert at_once.dump()[0].tolist() == one_by_one.dump()[0].tolist() == sorted(marked)
+    assert at_once.dump()[0].tolist() == one_by_one.dump()[0].tolist() == sorted(marked)
+
+
+def test_marks_over_many_hours_take_no_step_for_each() -> None:
+    """Nor for each unit: a command may name thousands of both."""
+    marks = Marks()
+    hours = np.arange(1_000, dtype=np.uint64) << np.uint64(32)
+    ids = (hours.repeat(10).reshape(-1, 10) | np.arange(10, dtype=np.uint64)).ravel()
+    assert calls_of(lambda: marks.add_many(ids)) < 50
+    assert marks.which_of(ids).all() and not marks.which_of(ids | np.uint64(16)).any()
+    assert marks.dump()[0].tolist() == ids.tolist()
 
 
 MOVE = st.tuples(st.integers(0, 60), st.booleans())
