@@ -11,6 +11,7 @@ state, since it follows from it.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 
 class Backlog:
@@ -34,6 +35,16 @@ class Backlog:
                 counts[key] = waiting
             else:
                 del counts[key]
+
+    def arrived(self, topic_id: int, group_ids: Iterable[int], count: int) -> None:
+        """`count` new messages of this topic wait for each of these groups, at least one of each."""
+        by_group, groups = self.by_group, 0
+        for group_id in group_ids:
+            by_group[group_id] = by_group.get(group_id, 0) + count
+            groups += 1
+        if groups:
+            self.total += groups * count
+            self.by_topic[topic_id] = self.by_topic.get(topic_id, 0) + groups * count
 
     def fullest(self, limit: int) -> list[int]:
         """The `limit` topics with most waiting messages, most first. Costs a pass over the topics that have any."""

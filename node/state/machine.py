@@ -257,8 +257,7 @@ class StateMachine(StateView):
             return len(units)
         first, targeted = topic.ready.append(units, ids, stamped_ms, targeted=targeted)
         subscriptions = self._state.groups.of_topic(topic_id)
-        for subscription in subscriptions:
-            self._state.backlog.add(subscription.group_id, topic_id, len(units))
+        self._state.backlog.arrived(topic_id, [subscription.group_id for subscription in subscriptions], len(units))
         for subscription in subscriptions:
             if subscription.start_ms:
                 subscription.skip_before_start(first, units["due_ms"])

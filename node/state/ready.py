@@ -27,6 +27,8 @@ from tickwheel.wheel.units import HOUR_MS, Ids, Units, picked
 
 IDS = np.dtype("<u8")
 TICKS = np.dtype([("tick", "<i8"), ("position", "<u8")])
+_TICK = struct.Struct("<qQ")
+"""A row of TICKS."""
 NO_TICK = -1 << 62
 SEARCHED = 1 << 18
 """Positions read together by a search: two megabytes."""
@@ -59,13 +61,14 @@ class ReadyLog:
         group only. `targeted`: some may be."""
         due = units["due_ms"]
         first_due_ms = int(due[0])
-        first_tick, last_tick = first_due_ms // self.slot_ms, int(due[-1]) // self.slot_ms
+        last_due_ms = first_due_ms if len(due) == 1 else int(due[-1])
+        first_tick, last_tick = first_due_ms // self.slot_ms, last_due_ms // self.slot_ms
         if first_tick != last_tick:
             self._note_ticks(due // self.slot_ms)
         elif first_tick != self.last_tick:
             self._note_tick(first_tick)
         self._note_dispatch(first_due_ms // HOUR_MS, stamped_ms // HOUR_MS)
-        first = self.ids.append(ids)
+        first = self.ids.append(ids) if len(ids) > 1 else self.ids.append_one(ids[0], ids.tobytes())
         rows = np.flatnonzero(units["target_group"]) if targeted else _NONE
         if not len(rows):
             return first, False
@@ -81,7 +84,8 @@ class ReadyLog:
             self._hour_positions.append(self.ids.count)
             self._hour_ticks.append(self.ticks.count)
             self._hour_dispatched.append(hour)
-        self.ticks.append(np.array([(tick, self.ids.count)], TICKS))
+        row = (tick, self.ids.count)
+        self.ticks.append_one(row, _TICK.pack(*row))
         self.last_tick = tick
 
     def _note_ticks(self, ticks: NDArray[np.int64]) -> None:

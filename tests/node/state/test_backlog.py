@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -152,6 +153,25 @@ def test_the_removal_of_hours_takes_few_steps_a_subscription() -> None:
     calls = calls_of(lambda: removed.append(solo.remove(HOUR_0 + 1)))
     assert removed[0].unsettled_removed == 100
     assert calls < 100 * 18
+
+
+def test_a_dispatch_takes_as_many_steps_for_one_group_as_for_ten() -> None:
+    """One may put a message each into thousands of topics."""
+    counted = []
+    for groups in (1, 10):
+        solo = Solo()
+        solo.create()
+        names = [f"t{number}" for number in range(20)]
+        for name in names:
+            solo.apply(admin(create_topic=admin_pb2.CreateTopicRequest(name=name)))
+        for number in range(groups):
+            request = admin_pb2.CreateGroupRequest(name=f"g{number}", topics=names, start_from=EARLIEST)
+            solo.apply(admin(create_group=request))
+        solo.apply(*[publish_command([("", 0, [solo.now_ms])], topic_id, b"x") for topic_id in range(2, 22)])
+        counted.append(calls_of(partial(solo.dispatch, solo.now_ms + 1)))
+        check(solo)
+        assert solo.state.ready_messages() == 20 * groups
+    assert counted[1] < counted[0] + 20
 
 
 def test_the_fullest_topics_come_first_and_no_more_than_asked_for() -> None:

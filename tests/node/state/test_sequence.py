@@ -35,6 +35,10 @@ def test_reads_as_a_list_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
         more = np.array([rng.getrandbits(64) for _ in range(rng.choice((0, 3, 200, 900)))], U64)
         assert made.append(more) == len(wanted)
         wanted = np.concatenate((wanted, more))
+        if rng.random() < 0.5:  # one alone
+            last = np.array([rng.getrandbits(64)], U64)
+            assert made.append_one(last[0], last.tobytes()) == len(wanted)
+            wanted = np.concatenate((wanted, last))
         first, count = rng.randint(first_kept, len(wanted)), rng.randint(0, 1500)
         assert made.read(first, count).tolist() == wanted[first : first + count].tolist()
         held_from, held = made.held()
@@ -75,6 +79,23 @@ def test_reads_as_a_list_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     again = Sequence(disk, "d/s", U64, made.snapshot())
     again.append(more)
     assert again.read(first_kept, len(wanted)).tolist() == [*wanted[first_kept:].tolist(), *more.tolist()]
+
+
+def test_one_record_alone_is_as_in_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fields, the checksum, what is written and when."""
+    monkeypatch.setattr(sequence, "PIECE_BYTES", BLOCK_BYTES)
+    fields = np.dtype([("tick", "<i8"), ("position", "<u8")])
+    disk = SimulatedDisk(Random(1))
+    disk.make_dir("d")
+    together, alone = Sequence(disk, "d/t", fields), Sequence(disk, "d/a", fields)
+    rows = np.zeros(3 * BLOCK_BYTES // fields.itemsize, fields)
+    rows["tick"], rows["position"] = np.arange(len(rows)) - 7, np.arange(len(rows)) * 3
+    for place, row in enumerate(rows.tolist()):
+        assert together.append(rows[place : place + 1]) == alone.append_one(row, rows[place : place + 1].tobytes())
+    assert alone.crc == together.crc == google_crc32c.value(rows.tobytes())
+    assert alone.read(0, len(rows)).tolist() == rows.tolist()
+    assert disk.size("d/a.0") == disk.size("d/t.0") > BLOCK_BYTES
+    assert alone.snapshot() == together.snapshot()
 
 
 def test_memory_is_bounded() -> None:
