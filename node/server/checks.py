@@ -2,7 +2,7 @@
 
 A check gets the caller, the request and the state, and returns the refusal or None. For a stream of requests the
 request is None, and its handler checks each one. If a request names a message by its id, the code that looks the
-message up checks the right.
+message up checks the right. A check looks at each topic once, and refuses more topics than the handler takes unseen.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tickwheel.node.failure import Failure
+from tickwheel.node.core.delivery.settlements import SETTLE_TOPICS_MAX
+from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX
+from tickwheel.node.core.watch.pins import TOPICS_MAX as PIN_TOPICS_MAX
+from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ
 from tickwheel.proto.consumer_pb2 import SettleBatch
 
 Check = Callable[[Caller, Any, StateView], Failure | None]
+
+
+def _too_many(topics: int, limit: int) -> Failure | None:
+    """The refusal of a request that names more topics than its handler takes: each would be checked."""
+    return invalid("topics", topics, f"at most {limit}").failure if topics > limit else None
 
 
 def known(caller: Caller, request: Any, state: StateView) -> Failure | None:
@@ -48,7 +56,8 @@ def pinning(caller: Caller, request: Any, state: StateView) -> Failure | None:
     """To pin messages: needs the right to read the topics. An existing pin: its handler checks the owner."""
     if request.pin_id:
         return caller.somewhere(RIGHT_READ)
-    return caller.topics(RIGHT_READ, request.topics or [""])
+    too_many = _too_many(len(request.topics), PIN_TOPICS_MAX)
+    return too_many or caller.topics(RIGHT_READ, dict.fromkeys(request.topics or [""]))
 
 
 def reading_settled(caller: Caller, request: Any, state: StateView) -> Failure | None:
@@ -67,6 +76,9 @@ def sweeping(caller: Caller, request: Any, state: StateView) -> Failure | None:
 
 def consuming(caller: Caller, request: Any, state: StateView) -> Failure | None:
     """To open a consumer: needs the right to its group, and to the topics of the request and of the group."""
+    too_many = _too_many(len(request.topics), TOPICS_PER_GROUP_MAX)
+    if too_many is not None:
+        return too_many
     named = [*request.topics, *([request.topic] if "topic" in request.DESCRIPTOR.fields_by_name else [])]
     topics = {name for name in (*named, *topics_of(state, request.group)) if name}
     return caller.group_and_topics(RIGHT_CONSUME, request.group, sorted(topics))
@@ -76,13 +88,17 @@ def settling(caller: Caller, request: Any, state: StateView) -> Failure | None:
     """To settle or extend deliveries: needs the right to the group, and to the topics that the request names."""
     topics = [request.topic] if request.topic else []
     if isinstance(request, SettleBatch):
+        too_many = _too_many(len(request.topics), SETTLE_TOPICS_MAX)
+        if too_many is not None:
+            return too_many
         topics.extend(request.topics)
-    return caller.group_and_topics(RIGHT_CONSUME, request.group, topics)
+    return caller.group_and_topics(RIGHT_CONSUME, request.group, dict.fromkeys(topics))
 
 
 def creating_group(caller: Caller, request: Any, state: StateView) -> Failure | None:
     """To create a group: needs the right to administer it and its topics."""
-    return caller.group_and_topics(RIGHT_ADMINISTER, request.name, request.topics)
+    too_many = _too_many(len(request.topics), TOPICS_PER_GROUP_MAX)
+    return too_many or caller.group_and_topics(RIGHT_ADMINISTER, request.name, dict.fromkeys(request.topics))
 
 
 def topics_of(state: StateView, name: str) -> Iterable[str]:

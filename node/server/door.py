@@ -2,6 +2,7 @@
 
 A request with fields or enum values that this version does not know is refused with INVALID_ARGUMENT and the field's
 path. So a caller's unknown bytes never reach a handler or the parts behind it: not the log, not memory, not an answer.
+So is a request that holds more than its method may need (bounds.py): before it costs the loop more than its decoding.
 A request is thereby never nested deeper than its schema. Undecodable bytes and unknown methods end with an error for
 their sender; the node counts them and logs a rate-limited line.
 
@@ -17,10 +18,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any, cast
 
 import grpc
@@ -30,6 +32,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
+from tickwheel.node.server.bounds import elements_max
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.errors import abort, refuse_call
 from tickwheel.transport.connection import StreamOverError
@@ -37,9 +40,10 @@ from tickwheel.transport.server import AbortedError, DirectHandler, Server
 from tickwheel.transport.server import ServerStream as Context
 
 UNDECODABLE = "undecodable"
+TOO_LARGE = "too_large"
 UNKNOWN_CONTENT = "unknown_content"
 UNKNOWN_METHOD = "unknown_method"
-KINDS = (UNDECODABLE, UNKNOWN_CONTENT, UNKNOWN_METHOD)
+KINDS = (UNDECODABLE, TOO_LARGE, UNKNOWN_CONTENT, UNKNOWN_METHOD)
 """Label values of the metric `refused_calls`."""
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
@@ -70,36 +74,131 @@ class RefusedRequestError(RequestError):
 class _Refused:
     """Takes the place of a refused request between deserialization and the handler, which can end the call."""
 
+    kind: str
     failure: Failure
     message: Message | None = None
 
 
+NO_LIMIT = 1 << 62
+_Known = dict[int, str]
+"""Values of an enum that this version knows, with their names."""
+
+
 class _Shape:
-    """The places in messages of a type that can hold enums, so that only these are searched for unknown values."""
+    """What is checked in messages of a type: the lengths of repeated fields, and the values of enums. Fields that can
+    hold neither are not looked at. Fields are kept by name, those with one value apart from repeated ones."""
 
     def __init__(self, descriptor: Descriptor) -> None:
-        self.enums: list[FieldDescriptor] = [field for field in descriptor.fields if field.enum_type is not None]
-        self.messages: list[tuple[FieldDescriptor, _Shape]] = []
+        self.lists: list[tuple[str, int]] = []
+        """Repeated fields and how many elements they may have."""
+        self.listing: list[tuple[str, _Shape]] = []
+        self.each_listing: list[tuple[str, _Shape]] = []
+        """Messages whose lists are checked: single ones, and elements that hold lists themselves. A row of a batch
+        holds none; the lists of its meta are bounded by the bytes of a meta (intake.py)."""
+        self.enums: list[tuple[str, _Known]] = []
+        self.each_enums: list[tuple[str, _Known]] = []
+        self.valued: list[tuple[str, _Shape]] = []
+        self.each_valued: list[tuple[str, _Shape]] = []
+        """Messages that can hold enums."""
         for field in descriptor.fields:
-            if field.message_type is not None:
+            name, many = field.name, field.is_repeated
+            if many:
+                self.lists.append((name, elements_max(field)))
+            if field.enum_type is not None:
+                known = {value.number: value.name for value in field.enum_type.values}
+                (self.each_enums if many else self.enums).append((name, known))
+            if _is_message(field):
+                assert field.message_type is not None
                 shape = _shape_of(field.message_type)
-                if shape.enums or shape.messages:
-                    self.messages.append((field, shape))
+                if shape.holds_enums:
+                    (self.each_valued if many else self.valued).append((name, shape))
+                if shape.lists or (shape.holds_lists and not many):
+                    (self.each_listing if many else self.listing).append((name, shape))
+        self.elements_max: int = min(
+            [limit for _, limit in self.lists]
+            + [shape.elements_max for _, shape in (*self.listing, *self.each_listing)],
+            default=NO_LIMIT,
+        )
+        """The least of all limits: a request of no more bytes has no list that is too long."""
+        self.holds_lists: bool = bool(self.lists or self.listing or self.each_listing)
+        self.holds_enums: bool = bool(self.enums or self.each_enums or self.valued or self.each_valued)
+        self._flat = not (self.each_enums or self.valued or self.each_valued)
+        """Whether messages of this type hold their enums in fields with one value: no code of ours runs for each."""
 
-    def unknown_value(self, message: Message, path: str = "") -> tuple[str, object, str] | None:
-        """(path, value, allowed values) of the first enum value that this version does not know; None for none."""
-        for field in self.enums:
-            assert field.enum_type is not None
-            known = field.enum_type.values_by_number
-            for place, value in _values(message, field, path):
-                if value not in known:
-                    return place, value, ", ".join(f"{number.name} ({number.number})" for number in known.values())
-        for field, shape in self.messages:
-            for place, value in _values(message, field, path):
-                found = shape.unknown_value(cast(Message, value), place + ".")
+    def overfull(self, message: Message) -> tuple[str, int, int] | None:
+        """(path, elements, limit) of the first list that is too long; None for none."""
+        for name, limit in self.lists:
+            count = len(getattr(message, name))
+            if count > limit:
+                return name, count, limit
+        for name, shape in self.listing:
+            if message.HasField(name):
+                found = shape.overfull(getattr(message, name))
                 if found is not None:
-                    return found
+                    return f"{name}.{found[0]}", *found[1:]
+        for name, shape in self.each_listing:
+            for number, part in enumerate(getattr(message, name)):
+                found = shape.overfull(part)
+                if found is not None:
+                    return f"{name}[{number}].{found[0]}", *found[1:]
         return None
+
+    def knows(self, message: Message) -> bool:
+        """Whether this version knows all values of enums in a message of this type."""
+        for name, known in self.enums:
+            if getattr(message, name) not in known:
+                return False
+        for name, known in self.each_enums:
+            if not known.keys() >= set(getattr(message, name)):
+                return False
+        for name, shape in self.valued:
+            if message.HasField(name) and not shape.knows(getattr(message, name)):
+                return False
+        return all(shape.knows_each(getattr(message, name)) for name, shape in self.each_valued)
+
+    def knows_each(self, messages: Iterable[Message]) -> bool:
+        """As `knows`, for all of several messages."""
+        if self._flat:
+            return all(known.keys() >= set(map(attrgetter(name), messages)) for name, known in self.enums)
+        return all(map(self.knows, messages))
+
+    def unknown_value(self, message: Message) -> tuple[str, int, str] | None:
+        """(path, value, allowed values) of an enum value that this version does not know; None for none. The first one:
+        values in a message come before those in its parts. Slow: only for refusals."""
+        for name, known in self.enums:
+            value = getattr(message, name)
+            if value not in known:
+                return name, value, _allowed(known)
+        for name, known in self.each_enums:
+            for number, value in enumerate(getattr(message, name)):
+                if value not in known:
+                    return f"{name}[{number}]", value, _allowed(known)
+        for name, shape in self.valued:
+            if message.HasField(name):
+                found = shape.unknown_value(getattr(message, name))
+                if found is not None:
+                    return f"{name}.{found[0]}", *found[1:]
+        for name, shape in self.each_valued:
+            parts = getattr(message, name)
+            first = shape.first_unknown(parts)
+            found = None if first is None else shape.unknown_value(parts[first])
+            if found is not None:
+                return f"{name}[{first}].{found[0]}", *found[1:]
+        return None
+
+    def first_unknown(self, messages: Iterable[Message]) -> int | None:
+        """The index of the first message with a value that this version does not know."""
+        if not self._flat:
+            return next((number for number, message in enumerate(messages) if not self.knows(message)), None)
+        places = [
+            next((number for number, value in enumerate(map(attrgetter(name), messages)) if value not in known), None)
+            for name, known in self.enums
+        ]
+        return min((place for place in places if place is not None), default=None)
+
+
+def _allowed(known: _Known) -> str:
+    return ", ".join(f"{name} ({number})" for number, name in known.items())
 
 
 _shapes: dict[str, _Shape] = {}
@@ -113,84 +212,78 @@ def _shape_of(descriptor: Descriptor) -> _Shape:
     return shape
 
 
-_shapes_by_type: dict[type, _Shape | None] = {}
+def _is_message(field: FieldDescriptor) -> bool:
+    """Whether a field holds messages. The maps of requests hold texts only (a test ensures that)."""
+    return field.message_type is not None and not field.message_type.GetOptions().map_entry
 
 
-def _shape_of_type(kind: type[Message]) -> _Shape | None:
-    """The shape of a message type; None if it can hold no enum."""
-    if kind not in _shapes_by_type:
-        shape = _shape_of(cast(Descriptor, kind.DESCRIPTOR))
-        _shapes_by_type[kind] = shape if shape.enums or shape.messages else None
-    return _shapes_by_type[kind]
+_size = methodcaller("ByteSize")
 
 
-def _values(message: Message, field: FieldDescriptor, path: str) -> list[tuple[str, object]]:
-    """(path, value) of each value in a field; none for a message field that is not set."""
-    value = getattr(message, field.name)
-    if field.is_repeated:
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            return [(f"{path}{field.name}[{key}]", value[key]) for key in value]
-        return [(f"{path}{field.name}[{number}]", item) for number, item in enumerate(value)]
-    if field.message_type is not None and not message.HasField(field.name):
-        return []
-    return [(path + field.name, value)]
-
-
-def _unknown_field(message: Message, path: str = "") -> tuple[str, str]:
-    """(path, type) of the first field that this version does not know; empty for none. Slow: only for refusals."""
+def _unknown_field(message: Message, known: Message) -> tuple[str, str]:
+    """(path, type) of the first field that this version does not know; empty for none. `known`: the same message
+    without such fields, so that only messages whose sizes differ are looked into."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
-        return f"{path}{unknown[0].field_number}", message.DESCRIPTOR.name
-    for field, _ in message.ListFields():
-        if field.message_type is not None:
-            for place, value in _values(message, field, path):
-                if isinstance(value, Message):
-                    found = _unknown_field(value, place + ".")
-                    if found[0]:
-                        return found
+        return str(unknown[0].field_number), message.DESCRIPTOR.name
+    for field, value in message.ListFields():
+        if not _is_message(field):
+            continue
+        same = getattr(known, field.name)
+        parts, rest = (value, same) if field.is_repeated else ([value], [same])
+        sizes = enumerate(zip(map(_size, parts), map(_size, rest), strict=True))
+        number = next((number for number, (size, size_known) in sizes if size != size_known), None)
+        if number is not None:
+            inner, owner = _unknown_field(parts[number], rest[number])
+            if inner:
+                return f"{field.name}[{number}].{inner}" if field.is_repeated else f"{field.name}.{inner}", owner
     return "", ""
 
 
-def unknown_content(message: Message) -> Failure | None:
-    """The refusal of a decoded request with unknown content; None: this version knows all of it.
+def _no_request(kind: type[Message], data: bytes, error: DecodeError) -> _Refused:
+    wanted = f"a {kind.DESCRIPTOR.full_name} ({error})"
+    return _Refused(UNDECODABLE, invalid("request", f"{len(data)} bytes", wanted).failure)
 
-    Removes unknown fields from the message. Costs about two serializations in C, and no Python code per row of a batch.
+
+def read_request(kind: type[Message], data: bytes, bytes_max: int | None = None) -> Message | _Refused:
+    """The bytes of a request as a message, or its refusal: more than `bytes_max`, no message of this kind, too many
+    elements, content that this version does not know. Raises nothing.
+
+    Costs about two serializations in C beside the decoding, and no Python code per row of a batch.
     """
-    before = message.ByteSize()
-    message.DiscardUnknownFields()
-    if message.ByteSize() != before:
-        return invalid("request", "fields of a newer version", "only fields that this version knows").failure
-    shape = _shape_of_type(type(message))
-    wrong = shape.unknown_value(message) if shape is not None else None
-    if wrong is None:
-        return None
-    place, value, known = wrong
-    return invalid(place, value, f"a value that this version knows: {known}").failure
-
-
-def read_request(kind: type[Message], data: bytes) -> Message | _Refused:
-    """The bytes of a request as a message, or its refusal. Raises nothing."""
+    if bytes_max is not None and len(data) > bytes_max:
+        return _Refused(TOO_LARGE, invalid("request", f"{len(data)} bytes", f"at most {bytes_max} bytes").failure)
     try:
         message = kind.FromString(data)
     except DecodeError as error:
-        return _Refused(invalid("request", f"{len(data)} bytes", f"a {kind.DESCRIPTOR.full_name} ({error})").failure)
-    failure = unknown_content(message)
-    if failure is None:
-        return message
-    if failure.metadata["field"] == "request":
-        place, owner = _unknown_field(kind.FromString(data))
-        failure = invalid(
-            place or "request", "unknown field", f"only fields of {owner or kind.__name__} that this version knows"
-        ).failure
-    return _Refused(failure, message)
+        return _no_request(kind, data, error)
+    shape = _shape_of(cast(Descriptor, kind.DESCRIPTOR))
+    overfull = shape.overfull(message) if len(data) > shape.elements_max else None
+    if overfull is not None:
+        place, count, limit = overfull
+        return _Refused(TOO_LARGE, invalid(place, count, f"at most {limit}").failure, message)
+    before = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != before:
+        place, owner = _unknown_field(kind.FromString(data), message)
+        allowed = f"only fields of {owner or kind.__name__} that this version knows"
+        return _Refused(UNKNOWN_CONTENT, invalid(place or "request", "unknown field", allowed).failure, message)
+    wrong = None if shape.knows(message) else shape.unknown_value(message)
+    if wrong is not None:
+        place, value, known = wrong
+        return _Refused(
+            UNKNOWN_CONTENT, invalid(place, value, f"a value that this version knows: {known}").failure, message
+        )
+    return message
 
 
 def read_any_version(kind: type[Message], data: bytes) -> Message | _Refused:
-    """Like `read_request`, but ignores unknown content: for peers and health checks, which may be a version ahead."""
+    """The bytes of a request as a message, with whatever content: for peers and health checks, which may be a version
+    ahead. A refusal only for bytes that are no message of this kind."""
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        return _Refused(invalid("request", f"{len(data)} bytes", f"a {kind.DESCRIPTOR.full_name} ({error})").failure)
+        return _no_request(kind, data, error)
 
 
 class Requests:
@@ -242,7 +335,7 @@ class Door:
         self._server = server
         self._fault = fault
         self._refusals = refusals
-        self._read = read_request if exact else read_any_version
+        self._exact = exact
 
     def serve(self, add: Callable[..., None], servicer: object) -> None:
         """Register a service of generated code. `add` is its `add_...Servicer_to_server`."""
@@ -279,12 +372,22 @@ class Door:
         self._refusals[kind] += 1
         log.warning("refused a call at the door", kind=kind, method=method[:200], reason=reason)
 
+    def _reader(self, kind: type[Message], bytes_max: int | None) -> Callable[[bytes], Message | _Refused]:
+        if not self._exact:
+            return partial(read_any_version, kind)
+        return lambda data: read_request(kind, data, bytes_max)
+
     def direct(
-        self, method: str, kind: type[Message], serialize: Callable[[Any], bytes], behave: DirectBehaviour
+        self,
+        method: str,
+        kind: type[Message],
+        serialize: Callable[[Any], bytes],
+        behave: DirectBehaviour,
+        bytes_max: int | None = None,
     ) -> DirectHandler:
         """A handler of calls with one message each way that takes no task (transport). As `handler`; `behave` also gets
         what takes the answer, and may call it later."""
-        read, limiter = self._read, self._limiter
+        read, limiter = self._reader(kind, bytes_max), self._limiter
 
         def begin(data: bytes, context: Context) -> None:
             def answer(outcome: Message | Failure) -> None:
@@ -296,7 +399,7 @@ class Door:
             try:
                 if limiter is not None:
                     context.ended = partial(limiter.end, limiter.begin(context))
-                request = read(kind, data)
+                request = read(data)
                 if type(request) is _Refused:
                     self._note_refused(method, request)
                     answer(request.failure)
@@ -312,7 +415,7 @@ class Door:
         return DirectHandler(begin)
 
     def _note_refused(self, method: str, refused: _Refused) -> None:
-        self._note(UNDECODABLE if refused.message is None else UNKNOWN_CONTENT, method, refused.failure.message)
+        self._note(refused.kind, method, refused.failure.message)
 
     def handler(
         self,
@@ -321,17 +424,15 @@ class Door:
         serialize: Callable[[Any], bytes],
         streams: tuple[bool, bool],
         behave: Behaviour,
+        bytes_max: int | None = None,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """A handler of calls of a method. `kind`: type of its requests; `streams`: whether requests and responses are
         streams; `behave` gets the request, or `Requests` of a stream, and returns the response or writes to the
-        context."""
-        read, limiter = self._read, self._limiter
+        context. `bytes_max`: of one request, if the door is `exact`; None: what a connection takes."""
+        limiter = self._limiter
         requests_stream = streams[0]
 
         note = partial(self._note_refused, method)
-
-        def deserialize(data: bytes) -> Message | _Refused:
-            return read(kind, data)
 
         async def serve(request: Any, context: Context) -> Any:
             connection = ""
@@ -361,7 +462,7 @@ class Door:
 
         make = cast(Any, _MAKERS[streams])
         made: grpc.RpcMethodHandler[Any, Any] = make(
-            serve, request_deserializer=deserialize, response_serializer=serialize
+            serve, request_deserializer=self._reader(kind, bytes_max), response_serializer=serialize
         )
         return made
 

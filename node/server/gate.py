@@ -23,7 +23,7 @@ from tickwheel.transport.connection import StreamOverError
 from tickwheel.transport.server import AbortedError
 from tickwheel.transport.server import ServerStream as Context
 
-SHOWN_BYTES_MAX = 64 << 10
+SHOWN_BYTES_MAX = 8 << 10
 """For a larger request the audit log shows only the size."""
 
 

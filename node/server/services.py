@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tickwheel.node.config.sections import LimitsSection
+from tickwheel.node.server.bounds import request_bytes_max
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.door import Answer, Behaviour, DirectBehaviour, Door
 from tickwheel.node.server.endpoints import SERVICES, AwaitedEndpoint, DirectEndpoint
@@ -64,15 +65,16 @@ def serve_endpoints(door: Door, node: Node, gate: Gate) -> None:
         handlers: dict[str, Any] = {}
         for method in Default().FindServiceByName(service).methods:
             path, endpoint = f"/{service}/{method.name}", rows[method.name]
+            bytes_max = request_bytes_max(path)
             if isinstance(endpoint, DirectEndpoint):
                 serialize = endpoint.response.SerializeToString
                 behave_at_once = begun(node, gate, path, endpoint)
-                handlers[method.name] = door.direct(path, endpoint.request, serialize, behave_at_once)
+                handlers[method.name] = door.direct(path, endpoint.request, serialize, behave_at_once, bytes_max)
                 continue
             streams = method.client_streaming, method.server_streaming
             behave = served(node, gate, path, endpoint, stream=any(streams))
             handlers[method.name] = door.handler(
-                path, endpoint.request, endpoint.response.SerializeToString, streams, behave
+                path, endpoint.request, endpoint.response.SerializeToString, streams, behave, bytes_max
             )
         door.register(service, handlers)
 

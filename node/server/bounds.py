@@ -1,0 +1,82 @@
+"""How much one request may hold: bytes by method, elements by repeated field. The door refuses what is beyond, before
+any other code walks through it.
+
+Bytes are checked before decoding, elements right after it. So what a request costs the loop is bounded by what its
+method needs, not by the largest message that a connection may carry. No bound is below what a request may hold that
+would be served; narrower limits (settings, rules of a handler) are checked behind the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from tickwheel.node.core.schedule.creations import SUBSCRIPTIONS_MAX
+from tickwheel.node.state.publishing import META_BYTES_MAX
+from tickwheel.node.state.rights import GRANTS_MAX, PATTERNS_MAX, ROLES_OF_USER_MAX
+from tickwheel.node.state.settings import BOUNDS
+from tickwheel.proto.access_pb2 import Right
+
+SMALL_BYTES_MAX = 64 << 10
+"""For a request with some names, ids and numbers. The largest that is served has about 35 KB: a filter."""
+LISTING_BYTES_MAX = 1 << 20
+"""For a request with lists of names, or one payload of a schedule. The largest that is served has about 530 KB: a role
+with all grants and patterns."""
+
+LISTING_METHODS = frozenset(
+    {
+        "/tickwheel.v1.Scheduler/RescheduleMany",
+        "/tickwheel.v1.Schedules/Put",
+        "/tickwheel.v1.Consumer/Pull",
+        "/tickwheel.v1.Admin/CreateGroup",
+        "/tickwheel.v1.Admin/UpdateSettings",
+        "/tickwheel.v1.Snapshot/Pin",
+        "/tickwheel.v1.Access/SetRole",
+    }
+)
+FULL_METHODS = frozenset(
+    {
+        "/tickwheel.v1.Scheduler/Schedule",
+        "/tickwheel.v1.Scheduler/ScheduleStream",
+        "/tickwheel.v1.Scheduler/ScheduleMany",
+        "/tickwheel.v1.Consumer/Consume",
+        "/tickwheel.v1.Consumer/Settle",
+        "/tickwheel.v1.Consumer/Extend",
+        "/tickwheel.v1.Admin/ResetGroup",
+        "/tickwheel.v1.Admin/Backup",
+        "/tickwheel.v1.Staging/Stage",
+        "/tickwheel.v1.Staging/Commit",
+        "/tickwheel.v1.Bulk/SendBundle",
+        "/tickwheel.v1.Bulk/TakeOver",
+        "/tickwheel.v1.Cold/RegisterCold",
+    }
+)
+"""Messages, settlements, and lists of 20,000 elements and more: only `limits.request_bytes_max` bounds them."""
+
+ELEMENTS_MAX = 100_000
+"""Elements of a repeated field without a bound of its own."""
+ELEMENTS_MAX_BY_FIELD: Mapping[str, int] = {
+    "tickwheel.v1.RowBatch.messages": BOUNDS["batch_messages_max"][1],
+    "tickwheel.v1.MessageMeta.tags": META_BYTES_MAX // 2,
+    "tickwheel.v1.MessageMeta.headers": META_BYTES_MAX // 5,
+    "tickwheel.v1.AccessRole.grants": GRANTS_MAX,
+    "tickwheel.v1.Grant.rights": len(Right.values()),
+    "tickwheel.v1.Grant.topics": PATTERNS_MAX,
+    "tickwheel.v1.Grant.groups": PATTERNS_MAX,
+    "tickwheel.v1.SetUserRequest.roles": ROLES_OF_USER_MAX,
+    "tickwheel.v1.ResetGroupRequest.topics": SUBSCRIPTIONS_MAX,
+}
+"""By full name of the field. A tag takes at least 2 bytes of a meta, a header 5."""
+
+
+def request_bytes_max(method: str) -> int | None:
+    """Bytes of one request of a method of the client port (`/service/method`). None: only the connection bounds it."""
+    if method in FULL_METHODS:
+        return None
+    return LISTING_BYTES_MAX if method in LISTING_METHODS else SMALL_BYTES_MAX
+
+
+def elements_max(field: FieldDescriptor) -> int:
+    """Elements that a repeated field of a request may have."""
+    return ELEMENTS_MAX_BY_FIELD.get(field.full_name, ELEMENTS_MAX)
