@@ -15,7 +15,7 @@ from tickwheel.node.core.bulk.cold import ColdRequests, no_message
 from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.metas import fitting
-from tickwheel.node.core.schedule.creations import Creations
+from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX, Creations
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, Row, reschedule_checksum
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.pending import PendingRequests
@@ -27,17 +27,28 @@ from tickwheel.node.state.cold_marks import CANCELLED, LOADED
 from tickwheel.node.state.cold_parts import is_cold
 from tickwheel.node.state.membership import KINDS, message_of
 from tickwheel.node.state.producers import NOBODY, Sender
+from tickwheel.node.state.quotas import QUOTAS_LENGTH_MAX
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
-from tickwheel.node.state.settings import first_settings, refused_levels
+from tickwheel.node.state.settings import LEVELS_LENGTH_MAX, first_settings, refused_levels
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster, Reschedule
 from tickwheel.replication.log import Member
+from tickwheel.wheel.filters import TAG_LENGTH_MAX, TAGS_MAX
 from tickwheel.wheel.units import CursorKey
 
 RETRIES_BYTES_MAX = 128 << 10
 """Of a message's retries in an answer that may also hold the largest payload."""
 START_MS_MAX = 1 << 50
 """Latest start time of a group, ms since 1970: some 35,000 years."""
+SETTING_LENGTHS_MAX = {
+    "delay_levels": LEVELS_LENGTH_MAX,
+    "topic_quotas": QUOTAS_LENGTH_MAX,
+    "client_quotas": QUOTAS_LENGTH_MAX,
+    "topic_pending_max": QUOTAS_LENGTH_MAX,
+}
+"""Characters of settings with texts."""
+FILTER_LENGTH_MAX = TAGS_MAX * (TAG_LENGTH_MAX + len(" || "))
+"""Characters of a group's filter, with one blank at each side of a separator."""
 
 
 def everybody(topic: str) -> Failure | None:
@@ -250,7 +261,9 @@ class ClientRequests:
     # -- operators
 
     async def admin(self, command: AdminCommand) -> AdminResult:
-        """Put an administrative command into the log."""
+        """Put an administrative command into the log. What is longer than it can be is refused before: every node would
+        have to read it."""
+        self._check_lengths(command)
         if command.HasField("settings") and command.settings.HasField("delay_levels"):
             problem = refused_levels(command.settings.delay_levels)
             if problem:
@@ -264,6 +277,25 @@ class ClientRequests:
             return await self._members.change(command)
         self._creations.admit(command)
         return await self._core.proposer.propose(Command(admin=command), AdminResult)
+
+    def _check_lengths(self, command: AdminCommand) -> None:
+        kind = command.WhichOneof("body")
+        if kind == "settings":
+            for name, most in SETTING_LENGTHS_MAX.items():
+                length = len(getattr(command.settings, name))
+                if length > most:
+                    raise invalid(name, f"{length} characters", f"at most {most} characters")
+        elif kind in ("create_group", "set_group_filter"):
+            length = len(getattr(command, kind).filter)
+            if length > FILTER_LENGTH_MAX:
+                raise invalid("filter", f"{length} characters", f"at most {FILTER_LENGTH_MAX} characters")
+        elif kind == "reset_group":
+            state = self._core.state
+            group_id = state.group_id(command.reset_group.name)
+            held = 0 if group_id is None else len(state.group_topics(group_id))
+            count, most = len(command.reset_group.topics), max(TOPICS_PER_GROUP_MAX, held)
+            if count > most:
+                raise invalid("topics", count, f"at most {most}")
 
     def create_cluster(self, settings: admin_pb2.Settings | None, members: Sequence[Member]) -> None:
         """Propose the first command of a new cluster."""

@@ -10,8 +10,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX
+
 QUOTAS_MAX = 1_000
 RATE_MAX = 1_000_000_000
+QUOTAS_LENGTH_MAX = QUOTAS_MAX * len(f"{'n' * TOPIC_NAME_LENGTH_MAX}={RATE_MAX} ")
+"""Characters of a normalised text at most. Masters refuse longer ones."""
 RULE = f"up to {QUOTAS_MAX} of NAME=NUMBER (1 to {RATE_MAX}) with blanks, * for all other names; or empty"
 OTHERS = "*"
 

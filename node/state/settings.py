@@ -17,6 +17,8 @@ from tickwheel.proto import admin_pb2
 
 DAY_MS = 86_400_000
 LEVELS_MAX = 64
+LEVELS_LENGTH_MAX = LEVELS_MAX * len("123456789d ")
+"""Characters of the normalised delay levels at most. Masters refuse longer ones."""
 RETENTION_MS = 3 * DAY_MS
 """Retention that a new cluster states in its first command."""
 SLOT_MS_ALLOWED = (100, 200, 500, 1000)

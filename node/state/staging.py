@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import google_crc32c
@@ -270,11 +271,14 @@ class Staging:
                 return StagingResult(limit_reached(f"job {job_id}: batches published at a time", 1, ROOM_HINT_MS))
         plan: list[Block] = []
         held = job.attempts if job is not None and job.batch == batch else {}
-        partitions = [named.partition for named in commit.attempts]
+        partitions = list(map(attrgetter("partition"), commit.attempts))
         if len(set(partitions)) < len(partitions):
             text = "attempts: two of one partition"
             return StagingResult(Failure(pb.INVALID_FIELD, text, {"field": "attempts", "limit": "one a partition"}))
-        for named in sorted(commit.attempts, key=lambda item: item.partition):
+        if partitions and not held:
+            return StagingResult(_not_staged(job_id, f"nothing of partition {min(partitions)} is there"))
+        for number in sorted(range(len(partitions)), key=partitions.__getitem__):
+            named = commit.attempts[number]
             attempt = held.get(named.attempt)
             wanted = (commit.run_id, named.partition, named.blocks, named.rows)
             if attempt is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.counting import calls_of
 from tests.node.state.driver import HOUR_0, Driver, admin
 from tickwheel.node.state import staged_file, staging
 from tickwheel.proto import admin_pb2, staging_pb2
@@ -84,6 +85,21 @@ def bulk() -> Bulk:
     driver = Bulk()
     driver.create()
     return driver
+
+
+def test_a_commit_of_what_is_not_staged_is_refused_without_a_look_at_each_attempt(bulk: Bulk) -> None:
+    """The refusal names the first partition that is missing, whatever the order. A commit of 100,000 attempts of which
+    none was staged took each node 170 ms."""
+    named = [(partition, 1_000 + partition, 1, 3) for partition in range(20_000, 7, -1)]
+    attempts = [staging_pb2.StagedAttempt(partition=p, attempt=a, blocks=b, rows=r) for p, a, b, r in named]
+    commit = staging_pb2.StagingCommand(
+        commit=staging_pb2.CommitStagedRequest(job_id="j", run_id="r", attempts=attempts)
+    )
+    for staged, missing in (([], 8), ([(8, 1_008)], 9), ([(9, 1_009)], 10)):
+        for partition, attempt in staged:
+            bulk.stage(attempt, partition=partition)
+        assert f"partition {missing} " in bulk.commit(*named).failure.message
+        assert calls_of(lambda: bulk.state.staging.apply(commit, 2_000, bulk.state.settings, cast(Any, None))) < 100
 
 
 def test_only_the_named_attempts_are_published_and_once(bulk: Bulk) -> None:
