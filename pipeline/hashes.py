@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tickwheel.wheel import tags
+from tickwheel.storage import tags
 
 
 def hash64(column: pa.Array) -> NDArray[np.uint64]:

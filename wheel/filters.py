@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.tags import tag_hash, tag_mask
+from tickwheel.storage.tags import tag_hash, tag_mask
 from tickwheel.wheel.units import ONE_TAG, Units
 
 EVERYTHING = "*"

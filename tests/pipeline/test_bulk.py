@@ -32,7 +32,7 @@ from tickwheel.pipeline.sink_rows import SchemaError
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.storage import bundle
 from tickwheel.storage.local import LocalDisk
-from tickwheel.wheel import tags
+from tickwheel.storage import tags
 
 HOUR_MS = 3_600_000
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tickwheel.storage.tags import tag_hash, tag_mask
 from tickwheel.wheel.filters import TagFilter, are_tags, filter_of, is_tag, normalised
-from tickwheel.wheel.tags import tag_hash, tag_mask
 from tickwheel.wheel.units import ONE_TAG, UNIT, Units
 
 TAGS = st.text(min_size=1, max_size=6).filter(is_tag)

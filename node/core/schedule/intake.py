@@ -25,8 +25,8 @@ from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.unique_keys import DIGEST, DIGEST_BYTES, KEY_BYTES_MAX, digest_of
 from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.storage.tags import hashes_of, tag_hash, tag_hashes, tag_mask, tag_masks
 from tickwheel.wheel.filters import TAG_RULE, TAGS_MAX, are_tags, is_tag
-from tickwheel.wheel.tags import hashes_of, tag_hash, tag_hashes, tag_mask, tag_masks
 
 KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
 META_BYTES_MAX = 32_768

@@ -26,8 +26,8 @@ from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.storage.tags import key_hash, tag_mask
 from tickwheel.wheel.queries import ScanJob, Wanted
-from tickwheel.wheel.tags import key_hash, tag_mask
 from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units, picked
 
 PAGE_DEFAULT = 100

@@ -12,7 +12,7 @@ from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Command, Filtered
-from tickwheel.wheel.tags import tag_hash, tag_mask
+from tickwheel.storage.tags import tag_hash, tag_mask
 
 
 def ready(node: Driver, tags: Sequence[str], due_ms: int = HOUR_0) -> None:

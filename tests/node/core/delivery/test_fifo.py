@@ -12,7 +12,7 @@ from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
-from tickwheel.wheel.tags import tag_mask
+from tickwheel.storage.tags import tag_mask
 
 POLICY = admin_pb2.RetryPolicy(
     exponential=admin_pb2.ExponentialBackoff(initial_ms=300, factor=1.0, max_ms=300), attempts_max=3

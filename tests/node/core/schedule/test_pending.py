@@ -19,8 +19,8 @@ from tickwheel.node.core.schedule import intake, pending
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.storage.tags import key_hash
 from tickwheel.wheel import queries
-from tickwheel.wheel.tags import key_hash
 from tickwheel.wheel.units import CursorKey, ids_of
 
 HOUR_MS = 3_600_000

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.wheel.tags import hash64, hashes_of, key_hash, tag_hash, tag_hashes, tag_mask, tag_masks
+from tickwheel.storage.tags import hash64, hashes_of, key_hash, tag_hash, tag_hashes, tag_mask, tag_masks
 
 
 def test_hash_is_fnv1a() -> None:
