@@ -30,9 +30,8 @@ from tickwheel.pipeline.runs import Run, write_run
 from tickwheel.pipeline.schedules import ScheduleConfig, schedule, write_schedule
 from tickwheel.pipeline.sink_rows import SchemaError
 from tickwheel.proto.common_pb2 import MessageMeta
-from tickwheel.storage import bundle
+from tickwheel.storage import bundle, tags
 from tickwheel.storage.local import LocalDisk
-from tickwheel.storage import tags
 
 HOUR_MS = 3_600_000
 
