@@ -9,13 +9,19 @@ would be served; narrower limits (settings, rules of a handler) are checked behi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.message import Message
 
+from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX, headers_at_most
 from tickwheel.node.core.schedule.creations import SUBSCRIPTIONS_MAX
 from tickwheel.node.state.publishing import META_BYTES_MAX
 from tickwheel.node.state.rights import GRANTS_MAX, PATTERNS_MAX, ROLES_OF_USER_MAX
 from tickwheel.node.state.settings import BOUNDS
+from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.access_pb2 import Right
 
 SMALL_BYTES_MAX = 64 << 10
@@ -80,3 +86,46 @@ def request_bytes_max(method: str) -> int | None:
 def elements_max(field: FieldDescriptor) -> int:
     """Elements that a repeated field of a request may have."""
     return ELEMENTS_MAX_BY_FIELD.get(field.full_name, ELEMENTS_MAX)
+
+
+def headers_in(kind: type[Message], data: bytes) -> int:
+    """At most how many headers the metas of a request have, as far as that is more than HEADERS_OF_REQUEST_MAX; else 0.
+    Found in an outline of the request, since decoding the headers is what takes long."""
+    outline = _OUTLINES.get(kind)
+    if outline is None or len(data) <= 2 * HEADERS_OF_REQUEST_MAX or headers_at_most([data]) <= HEADERS_OF_REQUEST_MAX:
+        return 0
+    rows = outline.FromString(data).parts
+    odd = False
+    if kind is scheduler_pb2.ScheduleBatch:
+        odd, rows = len(rows) > 1, rows[0].parts if rows else rows
+    if odd or len(rows) > ELEMENTS_MAX or any(len(row.parts) > 1 for row in rows):
+        return headers_at_most([data])  # no client writes it so: it is not worth a closer look
+    count = headers_at_most(b"".join(row.parts) for row in rows)
+    return count if count > HEADERS_OF_REQUEST_MAX else 0
+
+
+def _outlines() -> dict[type[Message], Any]:
+    """Message types with the same fields on the wire, as far as they lead to a meta. All are repeated, as protobuf
+    merges what comes more than once."""
+    file = FileDescriptorProto(name="tickwheel/outline.proto", package="tickwheel.outline", syntax="proto3")
+    message, batch, rows = scheduler_pb2.ScheduleRequest, scheduler_pb2.ScheduleBatch, scheduler_pb2.RowBatch
+    for name, field, part in (
+        ("Row", common_pb2.Message.DESCRIPTOR.fields_by_name["meta"], ""),
+        ("Request", message.DESCRIPTOR.fields_by_name["message"], "Row"),
+        ("Rows", rows.DESCRIPTOR.fields_by_name["messages"], "Row"),
+        ("Batch", batch.DESCRIPTOR.fields_by_name["rows"], "Rows"),
+    ):
+        file.message_type.add(name=name).field.add(
+            name="parts",
+            number=field.number,
+            label=FieldDescriptorProto.LABEL_REPEATED,
+            type=FieldDescriptorProto.TYPE_MESSAGE if part else FieldDescriptorProto.TYPE_BYTES,
+            type_name=f".tickwheel.outline.{part}" if part else None,
+        )
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    made = (pool.FindMessageTypeByName(f"tickwheel.outline.{name}") for name in ("Request", "Batch"))
+    return dict(zip((message, batch), map(message_factory.GetMessageClass, made), strict=True))
+
+
+_OUTLINES = _outlines()

@@ -30,9 +30,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX
 from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
-from tickwheel.node.server.bounds import elements_max
+from tickwheel.node.server.bounds import elements_max, headers_in
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.errors import abort, refuse_call
 from tickwheel.transport.connection import StreamOverError
@@ -254,6 +255,10 @@ def read_request(kind: type[Message], data: bytes, bytes_max: int | None = None)
     if bytes_max is not None and len(data) > bytes_max:
         return _Refused(TOO_LARGE, invalid("request", f"{len(data)} bytes", f"at most {bytes_max} bytes").failure)
     try:
+        headers = headers_in(kind, data)
+        if headers:
+            allowed = f"at most {HEADERS_OF_REQUEST_MAX} in all metas"
+            return _Refused(TOO_LARGE, invalid("headers", headers, allowed).failure)
         message = kind.FromString(data)
     except DecodeError as error:
         return _no_request(kind, data, error)

@@ -205,3 +205,11 @@ def test_large_metas_are_refused_unread() -> None:
         refused = read(partial(from_batch, batch, SETTINGS))
         assert process_time() - before < 0.1
         assert isinstance(refused, Failure) and refused.metadata["field"] == "meta[0]"
+
+
+def test_a_batch_of_columns_has_few_headers() -> None:
+    """As rows have, which the door looks at."""
+    meta = common_pb2.MessageMeta(headers={f"{number:x}": "" for number in range(3_000)})
+    refused = read(partial(from_batch, columns_of([meta] * 80), SETTINGS))
+    assert isinstance(refused, Failure) and refused.metadata["field"] == "headers"
+    assert isinstance(read(partial(from_batch, columns_of([meta] * 50), SETTINGS)), dict)
