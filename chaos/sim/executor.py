@@ -11,6 +11,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tickwheel.chaos.sim.world import MS, World
@@ -59,6 +60,11 @@ class Host(Protocol):
     def deliver(self, function: Callable[..., object], *args: Any) -> None: ...
 
 
+def _name(work: Callable[[], object]) -> str:
+    """By which faults name it."""
+    return (work.func if isinstance(work, partial) else work).__qualname__
+
+
 class SimulatedExecutor:
     """`replication.ports.Executor` of one boot of a machine; a later boot has its own."""
 
@@ -75,7 +81,7 @@ class SimulatedExecutor:
         # Log-uniform: mostly fast, sometimes the slow disk of a bad day.
         takes_ns = int(WORK_NS_LEAST * (WORK_NS_MOST / WORK_NS_LEAST) ** rng.random())
         takes_ns = int(takes_ns * min(faults.slowness, SLOWNESS_MOST))
-        slow_ns = faults.slow_work_ns.get(work.__qualname__, 0)
+        slow_ns = faults.slow_work_ns.get(_name(work), 0)
         if slow_ns:
             takes_ns = max(takes_ns, int(slow_ns * rng.random()))
         start_ns = max(self._world.now_ns, heapq.heappop(self._free_ns))
@@ -95,7 +101,7 @@ class SimulatedExecutor:
             late_ns = faults.hangs_until_ns - self._world.now_ns
             self._world.after(late_ns, self._take_effect, work, done, end_ns + late_ns)
             return
-        if faults.hung_work and work.__qualname__.startswith(faults.hung_work):
+        if faults.hung_work and _name(work).startswith(faults.hung_work):
             faults.hung += 1
             self._world.after(HELD_NS, self._take_effect_unheard, work)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.network import Fabric
@@ -37,11 +38,11 @@ class Greeter:
                 frame = PeerFrame(sequence=self.number)
                 frame.sync.number = self.number
                 self.machine.network.send(peer, frame)
-            self.machine.executor.submit(self._work, self._worked)
+            self.machine.executor.submit(partial(self._work, 1), self._worked)
         return self.next_ns
 
-    def _work(self) -> int:
-        return 1
+    def _work(self, result: int) -> int:
+        return result
 
     def _worked(self, result: int | None, error: BaseException | None) -> None:
         assert error is None and result == 1
