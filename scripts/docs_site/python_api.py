@@ -146,7 +146,7 @@ def _blocking_members(kind: type) -> Iterator[str]:
         if key.startswith("_") or type(value) not in BLOCKING:
             continue
         shown = getattr(kind, key)
-        method = getattr(shown, "fget", shown)
+        method = getattr(shown, "fget", getattr(shown, "func", shown))
         owner, _, name = method.__qualname__.partition(".")
         ways.setdefault(BLOCKING[type(value)], []).append(f":py:obj:`{key} <{_place_of(owner)}.{name}>`")
     yield from (f"   | {way}: {', '.join(members)}." for way, members in ways.items())
