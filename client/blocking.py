@@ -91,7 +91,7 @@ class reading(Generic[A]):
     @overload
     def __get__(self, holder: Blocking[Any], owner: type) -> A: ...
     def __get__(self, holder: Blocking[Any] | None, owner: type) -> Any:
-        return self._property if holder is None else self._property.fget(holder.inner)
+        return self._property if holder is None else self._property.__get__(holder.inner)
 
 
 class each(_Method[P, Iterator[A]]):

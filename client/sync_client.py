@@ -89,6 +89,7 @@ class SyncBatch(Blocking[DeliveredBatch]):
     lease_until = reading(DeliveredBatch.lease_until)
     ids = reading(DeliveredBatch.ids)
     attempts = reading(DeliveredBatch.attempts)
+    positions = reading(DeliveredBatch.positions)
     due_ms = reading(DeliveredBatch.due_ms)
     sizes = reading(DeliveredBatch.sizes)
     meta_sizes = reading(DeliveredBatch.meta_sizes)
