@@ -92,7 +92,7 @@ class ListDeadRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     page_size: _builtins.int
-    """1 to 1,000; 0 is 100."""
+    """1 to 1,000; 0 is 100. A page may hold fewer."""
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first."""
     def __init__(
