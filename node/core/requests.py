@@ -201,7 +201,8 @@ class ClientRequests:
             raise invalid("due_ms" if not kind else "delay_ms", when, "a time in milliseconds, a delay of 0 or more")
         if kind != KIND_DUE and not core.clock.known:
             raise RequestError(no_agreed_time())
-        now_ms = core.clock.now_ms()
+        # From the next full millisecond: no delay may be short by a fraction of one.
+        now_ms = core.clock.next_full_ms()
         due_ms = int(resolve_when(np.array([when], np.int64), kind_column(kind), now_ms, core.state.delay_levels_ms)[0])
         limit_ms = core.state.settings.delay_ms_max
         if due_ms > now_ms + limit_ms:

@@ -252,7 +252,8 @@ class ConsumerRequests(Part):
             return
         try:
             answer = settle_answer(batch.sequence, done, mixed=bool(batch.topics))
-            self.delivery.settlements.settle(batch, self.core.clock.now_ms(), answer)
+            # The pause of a nack counts from the next full millisecond, so that none is short by a fraction of one.
+            self.delivery.settlements.settle(batch, self.core.clock.next_full_ms(), answer)
         except RequestError as error:
             done(error.failure)
 

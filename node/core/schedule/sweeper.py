@@ -85,9 +85,10 @@ class Sweeper(Part):
             value = getattr(request, action)
             if not 0 <= value <= DUE_MS_LIMIT:
                 raise invalid(action, value, "0 or more milliseconds")
-            due_ms = value if action == "due_ms" else now_ms + value
-            if due_ms > now_ms + limit_ms:
-                raise invalid(action, value, f"at most {limit_ms} ms ahead of now ({now_ms})")
+            full_ms = core.clock.next_full_ms()  # no delay may be short by a fraction of a millisecond
+            due_ms = value if action == "due_ms" else full_ms + value
+            if due_ms > full_ms + limit_ms:
+                raise invalid(action, value, f"at most {limit_ms} ms ahead of now ({full_ms})")
             sweep.due_ms = due_ms
         return sweep
 

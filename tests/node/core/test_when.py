@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.node.core.trio import Client, Node, World, digests
-from tickwheel.node.core.schedule.intake import from_batch, from_message
+from tests.node.core.trio import MS, Client, Node, World, digests
+from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.schedule.intake import KIND_DELAY, from_batch, from_message
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.state.results import AdminResult
-from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 DAY_MS = 86_400_000
@@ -125,3 +126,65 @@ def test_jitter_spreads_what_is_due_together() -> None:
     assert per_ten_seconds.min() > 100
     refused = schedule(master, one(due_ms=due_ms, jitter_ms=DAY_MS + 1))
     assert isinstance(refused, Failure) and refused.metadata["field"] == "jitter_ms[0]"
+
+
+def within_a_millisecond(world: World, node: Node) -> int:
+    """Let time pass until the cluster's clock is between two milliseconds. Returns the later of these."""
+    assert node.host is not None
+    clock = node.host.core.clock
+    while clock.next_full_ms() == clock.now_ms():
+        world.run(0.3)
+    return clock.next_full_ms()
+
+
+def test_moved_messages_wait_no_fraction_of_a_millisecond_less() -> None:
+    """The delays of a reschedule and of a sweep count from the next full millisecond."""
+    world = World(9)
+    master = world.elect()
+    outcome = schedule(master, one(delay_ms=DAY_MS))
+    assert isinstance(outcome, BatchOutcome) and master.host is not None
+    parts, answers = master.host.core.parts, []  # type: ignore[var-annotated]
+    full_ms = within_a_millisecond(world, master)
+    moved = parts.requests.reschedule(int(outcome.ids[0]), 60_000, KIND_DELAY)
+    master.host.core.serving.start(moved, answers.append)
+    master.wake()
+    world.run_until(lambda: bool(answers))
+    assert answers[0].due_ms == full_ms + 60_000
+    full_ms = within_a_millisecond(world, master)
+    selection = scheduler_pb2.Selection(topic="t")
+    request = scheduler_pb2.BeginSweepRequest(job_id="job", selection=selection, delay_ms=90_000)
+    master.host.core.serving.start(parts.sweeper.begin_sweep(request), answers.append)
+    master.wake()
+    world.run_until(lambda: len(answers) == 2)
+    assert answers[1].due_ms == full_ms + 90_000
+
+
+class Nacking(Client):
+    """Nacks each first delivery for two seconds while the clock is between two milliseconds."""
+
+    nacked_ms = 0
+
+    def _settle(self, session: ConsumerHandle, settle: consumer_pb2.SettleBatch) -> None:
+        if self.nacked_ms:
+            super()._settle(session, settle)
+            return
+        assert self.at is not None and self.at.host is not None
+        clock, node = self.at.host.core.clock, self.at
+        if clock.next_full_ms() == clock.now_ms():
+            self.world.at(self.world.now_ns + 3 * MS // 10, lambda: self._settle(session, settle))
+            return
+        self.nacked_ms = clock.next_full_ms()
+        settle.outcome, settle.delay_ms = consumer_pb2.RETRY, 2_000
+        super()._settle(session, settle)
+        node.wake()
+
+
+def test_nacked_messages_wait_no_fraction_of_a_millisecond_less() -> None:
+    """The pause of a nack counts from the next full millisecond."""
+    world = World(10)
+    client = Nacking(world)
+    world.elect()
+    client.consume()
+    client.schedule([50])
+    world.run_until(lambda: len(client.got.get(b"m0", [])) == 2)
+    assert client.got[b"m0"][1][2] == client.nacked_ms + 2_000
