@@ -185,8 +185,12 @@ class Retrying:
         result = SettleResult(taken=len(rows.ids))
         # Dying messages first: a second row of the same message is then stale.
         others = np.setdiff1d(np.arange(len(rows.ids)), acting[dying])
-        for part, kind in ((acting[dying], SETTLE_DEAD), (others, SETTLE_RETRY)):
-            result += subscription.settle(kind, rows.attempts[part], found.take(part))[0]
+        left = found.take(others)
+        if len(dying):
+            result += subscription.settle(SETTLE_DEAD, rows.attempts[acting[dying]], found.take(acting[dying]))[0]
+            # The floor may have risen. Every version judges the others by the window as it is now.
+            left = subscription.find(rows.ids[others], None if rows.positions is None else rows.positions[others])
+        result += subscription.settle(SETTLE_RETRY, rows.attempts[others], left)[0]
         assert rows.due_ms is not None
         waits = np.setdiff1d(np.arange(len(acting)), dying)
         subscription.pauses.update(zip(places[waits].tolist(), rows.due_ms[acting[waits]].tolist(), strict=True))

@@ -236,3 +236,18 @@ def test_death_that_is_said_too_late_is_stale(solo: Solo) -> None:
     settle(solo, SETTLE_RETRY, solo.ready[:1], [1], [0], due_ms=[solo.now_ms + 5_000])
     late = settle(solo, SETTLE_DEAD, solo.ready[:1], [1], [0])
     assert (late.settled, late.stale, group_of(solo).dead.count) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["positions", "ids"])
+def test_after_a_death_others_are_judged_by_the_window_as_it_is_then(solo: Solo, named: bool) -> None:
+    """In a FIFO topic a death makes room at the window's end: what is named there counts in the same command, as
+    earlier versions of a node apply it too."""
+    topic = solo.state._state.topics.get(1)
+    assert topic is not None
+    topic.fifo = True
+    group_of(solo).retry = RetryPolicy(attempts_max=1)
+    place_of(solo).window_messages_max = 4
+    rows = (solo.ready[:1] + solo.ready[4:5], [1, 1], None if named else [0, 4])
+    result = settle(solo, SETTLE_RETRY, *rows, due_ms=[solo.now_ms + 10] * 2)
+    assert (result.settled, result.unknown, group_of(solo).dead.count) == (2, 0, 1)
+    assert place_of(solo).attempts_of(np.arange(6, dtype=np.uint64)).tolist() == [0, 1, 1, 1, 2, 1]
