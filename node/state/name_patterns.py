@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 
+from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX
+
 EVERYTHING = "*"
 REMEMBERED_MAX = 10_000
 """Names whose answer an index certainly remembers: as many as a batch has topics. It holds twice as many at most."""
@@ -66,7 +68,9 @@ class NamePatterns:
         self._older: dict[str, int] = {}
 
     def bits(self, name: str) -> int:
-        """The bits of all patterns that the name matches, or-ed; 0: it matches none."""
+        """The bits of all patterns that the name matches, or-ed; 0: it matches none. Of a text that is longer than any
+        name may be (TOPIC_NAME_LENGTH_MAX) only the beginning is compared and remembered."""
+        name = name[: TOPIC_NAME_LENGTH_MAX + 1]
         if not self._remembers:
             return self._bits(name)
         found = self._newer.get(name)

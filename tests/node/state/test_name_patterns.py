@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.counting import calls_of
 from tickwheel.node.state import name_patterns
 from tickwheel.node.state.name_patterns import REMEMBERED_MAX, NamePatterns, matches
+from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX
 
 NAMES = st.text("ab-", max_size=8)
 PATTERNS = st.text("ab-*", min_size=1, max_size=8)
@@ -72,3 +73,12 @@ def test_a_batch_of_names_is_remembered_whatever_was_asked_before(monkeypatch: p
         assert all(index.bits(name) for name in batch)
     assert compared == batch
     assert len(index._newer) + len(index._older) <= 2 * REMEMBERED_MAX
+
+
+def test_a_text_that_is_no_name_costs_no_more_than_one() -> None:
+    """A request may name a topic of eight megabytes, and its rights are checked before its name."""
+    index = NamePatterns([("*-x-*", 1), ("x*", 2), ("x", 4), ("*z", 8)])
+    longest = "x" * TOPIC_NAME_LENGTH_MAX
+    for text in (longest, longest + "x", longest + "-x-" * 1_000_000, "-x-" * 1_000_000):
+        assert index.bits(text) & 1 == text.startswith("-")
+    assert sum(map(len, index._newer)) < 4 * (TOPIC_NAME_LENGTH_MAX + 2)
