@@ -7,9 +7,12 @@ an answer with it. Such a message counts as one without a meta. Unknown fields o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 
 from tickwheel.proto.common_pb2 import MessageMeta
@@ -24,6 +27,10 @@ if they are nothing but headers. The rest comes with the next page."""
 
 HEADERS_OF_REQUEST_MAX = 200_000
 """Headers of one request: to decode as many takes a fifth of a second."""
+
+COUNTED_MAX = 5 * HEADERS_OF_REQUEST_MAX
+"""What may be headers is counted exactly up to here, which takes 30 ms. A header of two texts of 26 characters looks
+like four."""
 
 FIELD_BYTES = 8
 """Upper bound of what a message in a repeated field takes beside its own bytes."""
@@ -55,6 +62,38 @@ def meta_of(data: bytes) -> MessageMeta:
     return meta
 
 
-def headers_at_most(metas: Iterable[bytes]) -> int:
-    """At most how many headers serialized metas have: each begins with one of two bytes, which texts hardly have."""
-    return sum(meta.count(b"\x1a") + meta.count(b"\x9a") for meta in metas)
+def headers_at_most(data: bytes) -> int:
+    """At most how many headers there are in serialized metas, or in what holds them: each begins with one of two bytes.
+    Lengths and texts have these bytes too."""
+    return data.count(b"\x1a") + data.count(b"\x9a")
+
+
+def surplus_headers(metas: bytes) -> int:
+    """How many headers there are in serialized metas, one behind the other, if that is more than
+    HEADERS_OF_REQUEST_MAX; else 0. Decodes none of them. Beyond COUNTED_MAX, and if the metas cannot be decoded, it may
+    be fewer than it says."""
+    count = headers_at_most(metas)
+    if HEADERS_OF_REQUEST_MAX < count <= COUNTED_MAX:
+        try:
+            count = len(_OUTLINE.FromString(metas).headers)
+        except DecodeError:
+            return count
+    return count if count > HEADERS_OF_REQUEST_MAX else 0
+
+
+def _outline() -> Any:
+    """A message type whose headers are those of a meta on the wire, as bytes."""
+    file = FileDescriptorProto(name="tickwheel/outline_of_meta.proto", package="tickwheel.outline", syntax="proto3")
+    field = MessageMeta.DESCRIPTOR.fields_by_name["headers"]
+    file.message_type.add(name="Meta").field.add(
+        name=field.name,
+        number=field.number,
+        label=FieldDescriptor.LABEL_REPEATED,
+        type=FieldDescriptor.TYPE_BYTES,
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tickwheel.outline.Meta"))
+
+
+_OUTLINE = _outline()

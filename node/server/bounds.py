@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import Message
 
-from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX, headers_at_most
+from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX, headers_at_most, surplus_headers
 from tickwheel.node.core.schedule.creations import SUBSCRIPTIONS_MAX
 from tickwheel.node.state.publishing import META_BYTES_MAX
 from tickwheel.node.state.rights import GRANTS_MAX, PATTERNS_MAX, ROLES_OF_USER_MAX
@@ -89,19 +89,18 @@ def elements_max(field: FieldDescriptor) -> int:
 
 
 def headers_in(kind: type[Message], data: bytes) -> int:
-    """At most how many headers the metas of a request have, as far as that is more than HEADERS_OF_REQUEST_MAX; else 0.
-    Found in an outline of the request, since decoding the headers is what takes long."""
+    """How many headers the metas of a request have, if that is more than HEADERS_OF_REQUEST_MAX; else 0: as
+    `surplus_headers`. Found in an outline of the request, since decoding the headers is what takes long."""
     outline = _OUTLINES.get(kind)
-    if outline is None or len(data) <= 2 * HEADERS_OF_REQUEST_MAX or headers_at_most([data]) <= HEADERS_OF_REQUEST_MAX:
+    if outline is None or len(data) <= 2 * HEADERS_OF_REQUEST_MAX or headers_at_most(data) <= HEADERS_OF_REQUEST_MAX:
         return 0
     rows = outline.FromString(data).parts
     odd = False
     if kind is scheduler_pb2.ScheduleBatch:
         odd, rows = len(rows) > 1, rows[0].parts if rows else rows
     if odd or len(rows) > ELEMENTS_MAX or any(len(row.parts) > 1 for row in rows):
-        return headers_at_most([data])  # no client writes it so: it is not worth a closer look
-    count = headers_at_most(b"".join(row.parts) for row in rows)
-    return count if count > HEADERS_OF_REQUEST_MAX else 0
+        return headers_at_most(data)  # no client writes it so: it is not worth a closer look
+    return surplus_headers(b"".join([part for row in rows for part in row.parts]))
 
 
 def _outlines() -> dict[type[Message], Any]:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
-from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX, headers_at_most
+from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX, surplus_headers
 from tickwheel.node.failure import RequestError, invalid
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.names import check_producer_id, check_topic_name
@@ -536,8 +536,9 @@ def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, coun
     content = columns.metas  # each look at the field copies it
     if ends[-1] != len(content):
         raise invalid("metas", f"{len(content)} bytes", f"{ends[-1]} bytes, the sum of meta_sizes")
-    if len(content) > 2 * HEADERS_OF_REQUEST_MAX and headers_at_most([content]) > HEADERS_OF_REQUEST_MAX:
-        raise invalid("headers", headers_at_most([content]), f"at most {HEADERS_OF_REQUEST_MAX} in all metas")
+    headers = surplus_headers(content) if len(content) > 2 * HEADERS_OF_REQUEST_MAX else 0
+    if headers:
+        raise invalid("headers", headers, f"at most {HEADERS_OF_REQUEST_MAX} in all metas")
     starts = [0, *ends[:-1]]
     serialized = [content[a:b] for a, b in zip(starts, ends, strict=True)]
     metas: list[common_pb2.MessageMeta] = []

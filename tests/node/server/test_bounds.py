@@ -451,3 +451,15 @@ def test_what_looks_like_headers_elsewhere_is_served() -> None:
     meta = common_pb2.MessageMeta(headers={f"h{number}": "v" for number in range(19)}).SerializeToString()
     batch = row_bytes(field(2, payload[:100]) + field(3, meta), 10_000)
     assert isinstance(read_request(scheduler_pb2.ScheduleBatch, batch), Message)
+
+
+def test_headers_are_counted_and_not_what_looks_like_them() -> None:
+    """A length of 26 bytes, as of a ULID, is the byte that a header begins with; so are bytes of many scripts."""
+    ulid = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    meta = common_pb2.MessageMeta(key=ulid, headers=dict.fromkeys(("request", "trace", "\u041a"), ulid))
+    batch = row_bytes(field(3, meta.SerializeToString()), 50_000)
+    assert batch.count(b"\x1a") + batch.count(b"\x9a") > 6 * 50_000
+    assert isinstance(read_request(scheduler_pb2.ScheduleBatch, batch), Message)
+    batch = row_bytes(field(3, meta.SerializeToString()), 70_000)
+    facts = refusal(scheduler_pb2.ScheduleBatch, batch)
+    assert (facts["field"], facts["value"]) == ("headers", "210000")

@@ -213,3 +213,6 @@ def test_a_batch_of_columns_has_few_headers() -> None:
     refused = read(partial(from_batch, columns_of([meta] * 80), SETTINGS))
     assert isinstance(refused, Failure) and refused.metadata["field"] == "headers"
     assert isinstance(read(partial(from_batch, columns_of([meta] * 50), SETTINGS)), dict)
+    # A name of 26 characters has the byte before it that a header begins with.
+    meta = common_pb2.MessageMeta(headers={f"{number:026}": "" for number in range(800)})
+    assert isinstance(read(partial(from_batch, columns_of([meta] * 150), SETTINGS)), dict)
