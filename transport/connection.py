@@ -464,7 +464,11 @@ class Connection(asyncio.Protocol):
         self._turn = None
         data = bytes(self._rest)
         self._rest.clear()
-        self._handle(data)
+        try:
+            self._handle(data)
+        except Exception:
+            self.cut_off()  # as the loop does with what raises while it reads: what is left begins with no frame
+            raise
         if self._turn is None and self.transport is not None:
             self.transport.resume_reading()
 

@@ -180,6 +180,28 @@ async def test_blocks_that_are_known_cost_nothing_to_decode() -> None:
     assert len(caller.connection.streams) == 1 + A_PASS and caller.connection._turn is None
 
 
+class Faulty(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
+    """A mistake in code that the connection calls."""
+
+    def service(self, details: Any) -> Any:
+        raise ZeroDivisionError
+
+
+async def test_a_mistake_of_this_side_ends_the_connection_in_a_later_pass_too() -> None:
+    """Not to read any more, without an end, would keep the peer waiting."""
+    server = Server()
+    server.add_generic_rpc_handlers([Faulty()])
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
+    caller = Caller(server)
+    await caller.settled()
+    caller.send(F(wire.PING, 0, 0, bytes(8)) * PASS_WORK + many_calls())
+    assert not caller.wire.reading and not told
+    await asyncio.sleep(0)
+    assert caller.wire.aborted and [type(error) for error in told] == [ZeroDivisionError]
+    assert caller.connection._turn is None and not caller.connection._rest
+
+
 @pytest.mark.parametrize("work", [1, 7, 100])
 async def test_pieces_mean_the_same_as_the_whole(work: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Field blocks in several frames, padding, changes of windows, pings, resets and mistakes among the calls."""
