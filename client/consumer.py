@@ -55,6 +55,8 @@ HOLD_S_MAX = 3_600.0
 """Default of `hold_max`: a delivery's lease is renewed until this long after it came."""
 RENEW_MESSAGES_MAX = 10_000
 """Messages in one renewal; a node accepts no more."""
+ACKS_AT_ONCE_MAX = 10_000
+"""Single acknowledgements that leave together; a node accepts ten times as many in a settlement."""
 RENEW_PAUSE_S_MIN = 0.03
 EXPIRE_PAUSE_S_MIN = 0.01
 """Least pause between two looks for leases that are over."""
@@ -116,6 +118,7 @@ class Consumer:
         """Sequence of a settlement of several topics on the open stream -> the settlements in it."""
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[SettleReceipt]] = {}
+        self._acks_count = 0
         self._talking: asyncio.Task[Fault] | None = None
         self._running: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -226,7 +229,8 @@ class Consumer:
         return future
 
     def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[SettleReceipt]:
-        """Acknowledge one row. Acknowledgements of the same pass of the loop are sent as one settlement."""
+        """Acknowledge one row. Acknowledgements of the same pass of the loop are sent as one settlement, up to
+        ACKS_AT_ONCE_MAX."""
         loop = asyncio.get_running_loop()
         if not self._acks:
             loop.call_soon(self._send_acks)
@@ -237,6 +241,9 @@ class Consumer:
             shared = self._acks_by_key[key] = loop.create_future()
             shared.add_done_callback(_seen)
         self._trace(batch, [row], consumer_pb2.ACK, shared)
+        self._acks_count += 1
+        if self._acks_count >= ACKS_AT_ONCE_MAX:
+            self._send_acks()
         return shared
 
     def _trace(
@@ -252,7 +259,7 @@ class Consumer:
             self._tracing.settling(name, batch.topic, len(batch if rows is None else rows), message_id, receipt)
 
     def _send_acks(self) -> None:
-        acks, self._acks = self._acks, {}
+        acks, self._acks, self._acks_count = self._acks, {}, 0
         futures, self._acks_by_key = self._acks_by_key, {}
         by_key: dict[tuple[str, int], list[tuple[DeliveredBatch, NDArray[np.int64]]]] = {}
         for batch, places in acks.values():

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
 from tests.client.fake_node import FakeNode
 from tickwheel.client import AsyncClient
+from tickwheel.client import consumer as consumer_module
 from tickwheel.client.consumer import Consumer
 from tickwheel.client.delivery import DeliveredBatch
 from tickwheel.client.errors import PermissionRefused
@@ -59,6 +61,22 @@ async def test_single_acknowledgements_share_it_too(nodes: list[FakeNode]) -> No
             found = await batches(consumer, 6)
             await asyncio.gather(*(delivery.ack() for batch in found for delivery in batch))
     assert len(nodes[0].settles) == 1 and len(nodes[0].state.settled) == 6
+
+
+async def test_so_many_single_acknowledgements_leave_together(
+    nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than a node accepts in one settlement, however many messages a program acknowledges at once."""
+    monkeypatch.setattr(consumer_module, "ACKS_AT_ONCE_MAX", 4)
+    async with AsyncClient(nodes[0].address) as client:
+        for number in range(10):
+            await client.schedule("a", b"%d" % number, delay_ms=0)
+        async with client.consumer("g", "a") as consumer:
+            found = await batches(consumer, 10)
+            receipts = await asyncio.gather(*(delivery.ack() for batch in found for delivery in batch))
+    assert [len(settle.ids) // 8 for settle in nodes[0].settles] == [4, 4, 2]
+    assert [receipt.settled for receipt in receipts] == [4] * 8 + [2] * 2
+    assert len(nodes[0].state.settled) == 10
 
 
 async def test_an_older_node_is_never_sent_what_it_does_not_know(nodes: list[FakeNode]) -> None:
