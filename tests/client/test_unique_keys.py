@@ -252,9 +252,10 @@ async def test_a_refusal_that_is_not_about_the_key_stays_one(nodes: list[FakeNod
         retry_after_ms="10", accepted_sequence="0",
     )  # fmt: skip
     async with AsyncClient(node.address) as client:
+        await client.schedule("t", b"first", delay=LATER)  # connected: the deadline is for the refusals alone
         node.refusals.extend([full] * 1_000)
         with pytest.raises(LimitReached) as caught:
-            await client.schedule("t", b"x", delay=LATER, unique_key="k", timeout_s=0.05)
+            await client.schedule("t", b"x", delay=LATER, unique_key="k", timeout_s=0.5)
         assert caught.value.metadata["field"] == "unique_keys_max"
 
 
