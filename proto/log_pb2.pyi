@@ -306,6 +306,7 @@ class PublishRequest(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    BY_OWNER_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     sequence: _builtins.int
     count: _builtins.int
@@ -316,6 +317,10 @@ class PublishRequest(_message.Message):
     """
     owner: _builtins.str
     """Owner of the producer id; stated by the master until all know it."""
+    by_owner: _builtins.bool
+    """From the first accepted request that states this, producers are forgotten by the shares of their owners
+    (node/state/producers.py). Stated by the master until all know it.
+    """
     def __init__(
         self,
         *,
@@ -324,10 +329,11 @@ class PublishRequest(_message.Message):
         count: _builtins.int = ...,
         checksum: _builtins.int | None = ...,
         owner: _builtins.str = ...,
+        by_owner: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "count", b"count", "owner", b"owner", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "by_owner", b"by_owner", "checksum", b"checksum", "count", b"count", "owner", b"owner", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
     _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015

@@ -377,6 +377,7 @@ class StateWindows(_message.Message):
     SCHEDULE_REVISION_FIELD_NUMBER: _builtins.int
     UNIQUE_KEYS_FIELD_NUMBER: _builtins.int
     NEXT_KEY_SHARD_FIELD_NUMBER: _builtins.int
+    PRODUCER_SHARES_FIELD_NUMBER: _builtins.int
     schedule_revision: _builtins.int
     """The last one given."""
     next_key_shard: _builtins.int
@@ -405,6 +406,10 @@ class StateWindows(_message.Message):
     def unique_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyShard]:
         """Rows of node/state/unique_keys.py, by shard."""
 
+    @_builtins.property
+    def producer_shares(self) -> Global___ProducerShares:
+        """Absent: producers are not forgotten by owner yet."""
+
     def __init__(
         self,
         *,
@@ -418,14 +423,47 @@ class StateWindows(_message.Message):
         schedule_revision: _builtins.int = ...,
         unique_keys: _abc.Iterable[Global___KeyShard] | None = ...,
         next_key_shard: _builtins.int = ...,
+        producer_shares: Global___ProducerShares | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "cold", b"cold", "staging", b"staging"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "cold", b"cold", "producer_shares", b"producer_shares", "staging", b"staging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "batches", b"batches", "cold", b"cold", "next_key_shard", b"next_key_shard", "producers", b"producers", "schedule_revision", b"schedule_revision", "schedules", b"schedules", "staging", b"staging", "subscriptions", b"subscriptions", "unique_keys", b"unique_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "batches", b"batches", "cold", b"cold", "next_key_shard", b"next_key_shard", "producer_shares", b"producer_shares", "producers", b"producers", "schedule_revision", b"schedule_revision", "schedules", b"schedules", "staging", b"staging", "subscriptions", b"subscriptions", "unique_keys", b"unique_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StateWindows: _TypeAlias = StateWindows  # noqa: Y015
+
+@_typing.final
+class ProducerShares(_message.Message):
+    """Owners of remembered producers. What each holds follows from producers and batches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNERS_FIELD_NUMBER: _builtins.int
+    USED_MS_FIELD_NUMBER: _builtins.int
+    FORGOT_FIELD_NUMBER: _builtins.int
+    used_ms: _builtins.bytes
+    """int64[n]: when each was used last, as stamped in the log."""
+    forgot: _builtins.bool
+    """A producer was forgotten since producers are forgotten by owner, or may have been before."""
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Least recently used first; the empty one stands for all who were not identified."""
+
+    def __init__(
+        self,
+        *,
+        owners: _abc.Iterable[_builtins.str] | None = ...,
+        used_ms: _builtins.bytes = ...,
+        forgot: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forgot", b"forgot", "owners", b"owners", "used_ms", b"used_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerShares: _TypeAlias = ProducerShares  # noqa: Y015
 
 @_typing.final
 class KeyShard(_message.Message):

@@ -12,6 +12,7 @@ from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.resolving import resolve
+from tickwheel.node.state.producer_shares import IDENTIFIED
 
 A = TypeVar("A")
 
@@ -92,5 +93,5 @@ def owner_of(certified: str, stated: str) -> str:
     Empty without either. The secret itself is not kept.
     """
     if certified:
-        return f"cn/{certified}"
+        return f"{IDENTIFIED}{certified}"
     return f"by/{hashlib.sha256(stated.encode()).hexdigest()[:16]}" if stated else ""

@@ -78,7 +78,7 @@ class Administration:
         if kind == "reset_group":
             return self._reset(command.reset_group)
         if kind == "settings":
-            return self._change_settings(command.settings)
+            return self._change_settings(command.settings, stamped_ms)
         if kind == "access":
             return self._state.access.apply(command.access, stamped_ms, self._state.settings.rights)
         if kind in KINDS:
@@ -115,7 +115,7 @@ class Administration:
         state.members = {member.node_id: member for member in members}
         return AdminResult(settings=settings.message(), members=tuple(members))
 
-    def _change_settings(self, update: admin_pb2.Settings) -> AdminResult:
+    def _change_settings(self, update: admin_pb2.Settings, stamped_ms: int) -> AdminResult:
         state = self._state
         settings = changed(state.settings, update)
         if isinstance(settings, Failure):
@@ -126,7 +126,7 @@ class Administration:
         state.settings = settings
         for subscription in state.groups.subscriptions():
             subscription.window_messages_max = settings.window_messages_max
-        state.producers.trim(settings)
+        state.producers.trim(settings, stamped_ms)
         return AdminResult(settings=settings.message())
 
     # -- topics

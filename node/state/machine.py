@@ -202,7 +202,7 @@ class StateMachine(StateView):
         if kind == "purge_dead":
             return self.burial.purge(command.purge_dead)
         if kind == "cancel":
-            return self._cancel_once(command.cancel)
+            return self._cancel_once(command.cancel, entry.stamped_ms)
         if kind == "reschedule":
             return self._reschedule_once(command.reschedule, entry.stamped_ms)
         if kind == "filtered":
@@ -322,7 +322,7 @@ class StateMachine(StateView):
         self.filtered += result.skipped
         return result
 
-    def _cancel_once(self, cancel: Cancel) -> CancelResult:
+    def _cancel_once(self, cancel: Cancel, stamped_ms: int) -> CancelResult:
         """Cancel a message unless the request repeats its sender's sequence; then give the first answer again. A new
         cancel is remembered with that sequence."""
         if not cancel.HasField("request"):
@@ -332,13 +332,14 @@ class StateMachine(StateView):
         if isinstance(found, Failure):
             return CancelResult(scheduler.CANCEL_OUTCOME_UNSPECIFIED, failure=found)
         if found is not None:
-            producers.touch(sender.producer_id)
+            producers.touch(sender.producer_id, stamped_ms)
             return CancelResult(scheduler.CANCELLED, int(found.ids[0]), None, True, True)
         result = self._cancel(cancel)
         if result.outcome != scheduler.CANCELLED:
             return result
         ids = np.array([result.id], np.uint64)
-        producers.accept(sender, make_batch(ids, np.zeros(1, np.int64), sender.checksum), self._state.settings)
+        batch = make_batch(ids, np.zeros(1, np.int64), sender.checksum)
+        producers.accept(sender, batch, self._state.settings, stamped_ms)
         return replace(result, remembered=True)
 
     def _cancel(self, cancel: Cancel) -> CancelResult:
@@ -366,13 +367,14 @@ class StateMachine(StateView):
         if isinstance(found, Failure):
             return RescheduleResult(scheduler.RESCHEDULE_OUTCOME_UNSPECIFIED, failure=found)
         if found is not None:
-            producers.touch(sender.producer_id)
+            producers.touch(sender.producer_id, stamped_ms)
             return RescheduleResult(scheduler.RESCHEDULED, int(found.ids[0]), int(found.due_ms[0]), None, True, True)
         result = self._reschedule(command, stamped_ms)
         if result.outcome != scheduler.RESCHEDULED:
             return result
         ids, due_ms = np.array([result.new_id], np.uint64), np.array([result.due_ms], np.int64)
-        producers.accept(sender, make_batch(ids, due_ms, sender.checksum), self._state.settings)
+        batch = make_batch(ids, due_ms, sender.checksum)
+        producers.accept(sender, batch, self._state.settings, stamped_ms)
         return replace(result, remembered=True)
 
     def _reschedule(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:

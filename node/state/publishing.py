@@ -145,10 +145,10 @@ class Publishing:
         outcomes = self._decide(requests, self._unknown_topics(columns, requests))
         replaced: list[int] = []
         if all(outcome is None for outcome in outcomes):
-            replaced = self._append(requests, columns, outcomes, settings)
+            replaced = self._append(requests, columns, outcomes, settings, stamped_ms)
         elif any(outcome is None for outcome in outcomes):
             taken = np.repeat([outcome is None for outcome in outcomes], [request.count for request in requests])
-            replaced = self._append(requests, _masked(columns, taken), outcomes, settings)
+            replaced = self._append(requests, _masked(columns, taken), outcomes, settings, stamped_ms)
         answers: list[RequestOutcome] = []
         for request, outcome in zip(requests, outcomes, strict=True):
             if isinstance(outcome, int):
@@ -159,7 +159,7 @@ class Publishing:
             if outcome is None:
                 outcome = RequestOutcome()
             if outcome.repeated:
-                self._producers.touch(request.producer_id)
+                self._producers.touch(request.producer_id, stamped_ms)
             answers.append(outcome)
         return PublishResult(answers, tuple(replaced))
 
@@ -228,6 +228,7 @@ class Publishing:
         columns: _Columns,
         outcomes: list[RequestOutcome | Batch | int | None],
         settings: Settings,
+        stamped_ms: int,
     ) -> list[int]:
         """Append the columns and fill in the outcomes that are None. Returns the ids of messages that were replaced."""
         units = columns.units
@@ -261,7 +262,7 @@ class Publishing:
             if request.producer_id:
                 sender = sender_of(request)
                 batch = make_batch(ids[part], due[part], sender.checksum, of_keys)
-                self._producers.accept(sender, batch, settings)
+                self._producers.accept(sender, batch, settings, stamped_ms)
         return replaced
 
 
@@ -272,7 +273,7 @@ def _refused(failure: Failure) -> RequestOutcome:
 def sender_of(request: PublishRequest) -> Sender:
     """The producer's part of a request."""
     checksum = request.checksum if request.HasField("checksum") else None
-    return Sender(request.producer_id, request.sequence, checksum, request.owner)
+    return Sender(request.producer_id, request.sequence, checksum, request.owner, request.by_owner)
 
 
 def judge(producers: Producers, sender: Sender, count: int, here: Sender | None = None) -> Batch | Failure | None:

@@ -65,7 +65,9 @@ KEYS_LEVEL = 3
 """Unique keys."""
 TOPIC_DEAD_LEVEL = 4
 """Deletions of topics that take the topic's dead letters along."""
-LOG_LEVEL = TOPIC_DEAD_LEVEL
+PRODUCER_SHARES_LEVEL = 5
+"""Producers are forgotten by the shares of their owners."""
+LOG_LEVEL = PRODUCER_SHARES_LEVEL
 """What this version reads."""
 
 _TAIL = bytes([LogEntry.DESCRIPTOR.fields_by_name["schema"].number << 3 | 5]) + ENTRY_SCHEMA.to_bytes(4, "little")

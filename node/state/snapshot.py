@@ -82,6 +82,7 @@ class StateCheckpoint:
     """(group id, topic id, values) of windows that cover something."""
     spans: list[tuple[str, Span]]
     batches: list[tuple[str, int, Batch]]
+    shares: state_pb2.ProducerShares | None
     flushes: list[tuple[Sequence, Flush]]
     sequences: list[ManifestFile]
     dropped: list[tuple[Sequence, list[str]]]
@@ -159,6 +160,7 @@ class StateCheckpoint:
             access=self.access,
             schedule_revision=self.schedule_revision,
             next_key_shard=self.next_key_shard,
+            producer_shares=self.shares,
         )
         yield first_part.SerializeToString()
         part, size = state_pb2.StateWindows(), 0
@@ -347,6 +349,7 @@ def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None
         windows=windows,
         spans=list(state.producers.spans()),
         batches=batches,
+        shares=state.producers.shares(),
         flushes=held.flushes,
         sequences=held.files,
         dropped=held.dropped,
@@ -474,6 +477,7 @@ def restore(state: ClusterState, data: bytes) -> None:
             )
             for b in windows.batches
         ),
+        windows.producer_shares if windows.HasField("producer_shares") else None,
     )
 
 

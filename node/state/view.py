@@ -112,7 +112,7 @@ class StateView:
         span = producers.span(producer_id)
         if span is not None:
             return span.last
-        return 0 if len(producers) < self._state.settings.producers_max else None
+        return None if producers.may_have_forgotten(self._state.settings) else 0
 
     def owner_of(self, producer_id: str) -> str:
         """Owner of a producer id; empty: nobody yet."""
@@ -123,6 +123,11 @@ class StateView:
     def states_checksums(self) -> bool:
         """Whether the log already has checksums of requests."""
         return self._state.producers.stated
+
+    @property
+    def forgets_by_owner(self) -> bool:
+        """Whether the log already says that producers are forgotten by the shares of their owners."""
+        return self._state.producers.by_owner
 
     @property
     def delay_levels_ms(self) -> NDArray[np.int64]:

@@ -83,6 +83,8 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "StateWindows.producers": ("settings.producers_max",),
     "StateWindows.batches": ("settings.producers_max", "settings.producer_window_batches"),
     "SubscriptionWindow.values": ("settings.window_messages_max", "node.core.delivery.settlements.WINDOW_VALUES_MAX"),
+    "ProducerShares.owners": ("settings.producers_max", "node.core.schedule.intake.CLIENT_NAME_MAX"),
+    "ProducerShares.used_ms": ("settings.producers_max",),
     "ProducerSpan.producer_id": (JOB,),
     "ProducerSpan.owner": ("node.core.schedule.intake.CLIENT_NAME_MAX",),
     "ProducerBatch.producer_id": (JOB,),
