@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.state.producers import Batch, Sender, owner_differs
-from tickwheel.node.state.schema import CHECKSUMS_LEVEL
+from tickwheel.node.state.schema import CHECKSUMS_LEVEL, PRODUCER_SHARES_LEVEL
 from tickwheel.node.state.view import StateView
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import PublishRequest
@@ -104,6 +104,8 @@ class Senders:
             request.checksum = sender.checksum
             if sender.owner and not self._state.owner_of(sender.producer_id):
                 request.owner = sender.owner
+            if not self._state.forgets_by_owner and self._all_understand(PRODUCER_SHARES_LEVEL):
+                request.by_owner = True
         return request
 
     def _may_state(self) -> bool:

@@ -22,6 +22,7 @@ from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.schema import PRODUCER_SHARES_LEVEL
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import DeleteTopicRequest
@@ -209,12 +210,14 @@ def test_a_refusal_says_nothing_while_that_could_become_untrue() -> None:
     assert "accepted_sequence" not in core.parts.senders.told(Sender("p", 3), failure).metadata
 
 
-def move(node: Node, id64: int, sequence: int, delay_ms: int) -> scheduler_pb2.RescheduleResponse | Failure:
-    """Reschedule as producer `p`."""
+def move(
+    node: Node, id64: int, sequence: int, delay_ms: int, producer_id: str = "p"
+) -> scheduler_pb2.RescheduleResponse | Failure:
+    """Reschedule as a producer without an owner."""
     assert node.host is not None
     request = scheduler_pb2.RescheduleRequest(
         id=common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFF_FFFF), delay_ms=delay_ms,
-        producer_id="p", sequence=sequence,
+        producer_id=producer_id, sequence=sequence,
     )  # fmt: skip
     answers: list[scheduler_pb2.RescheduleResponse | Failure] = []
     node.host.core.serving.start(handlers.reschedule(node.host.core, request, EVERYBODY), answers.append)
@@ -362,6 +365,99 @@ def test_who_may_have_been_forgotten_is_not_said_to_be_unknown() -> None:
     change(master, producers_max=1)
     schedule(master, call(b"x", 1))
     assert "accepted_sequence" not in master.host.core.parts.senders.told(Sender("q", 1), failure).metadata
+
+
+def flood(node: Node, owner: str, producers: int) -> None:
+    """So many messages of one caller, each under a fresh producer id."""
+    assert node.host is not None
+    answers: list[BatchOutcome | Failure] = []
+    for number in range(producers):
+        request = call(b"flood", 1)
+        request.producer_id = f"flood-{number}"
+        node.host.core.parts.requests.schedule(owned(request, owner), answers.append)
+    node.wake()
+    node.world.run_until(lambda: len(answers) == producers)
+    assert all(isinstance(answer, BatchOutcome) for answer in answers)
+
+
+def by_owner(node: Node) -> bool:
+    """Whether its log says that producers are forgotten by owner."""
+    assert node.host is not None
+    return node.host.core.state.forgets_by_owner
+
+
+def test_a_flood_of_ids_makes_nobody_elses_repeat_a_second_message() -> None:
+    """P5: the victim's answer is lost, then somebody uses more fresh ids than are remembered; the repeat is recognised,
+    by a later master and by a node that starts from its checkpoint, and the id stays the victim's."""
+    world = World(43)
+    master = elected(world)
+    change(master, producers_max=20)
+    first = send(master, owned(call(b"victim's", 1), "cn/victim"))
+    assert isinstance(first, BatchOutcome)
+    flood(master, "cn/attacker", 60)
+    for _ in range(2):
+        taken(send(master, owned(call(b"x", 2), "cn/attacker")), "producer_id")
+        again = send(master, owned(call(b"victim's", 1), "cn/victim"))
+        assert isinstance(again, BatchOutcome) and again.repeated and again.ids.tolist() == first.ids.tolist()
+        master = fail_over(world)
+    assert isinstance(send(master, owned(call(b"next", 2), "cn/victim")), BatchOutcome)
+    world.run(2_000)
+    assert all(by_owner(node) for node in world.nodes.values()) and len(digests(world)) == 1
+
+
+def test_large_batches_make_nobody_elses_repeat_a_second_message() -> None:
+    """P5: nor do more message ids than are remembered; SEQUENCE_FORGOTTEN would be the answer."""
+    world = World(44)
+    master = elected(world)
+    change(master, producer_window_ids=1_000)
+    first = send(master, owned(call(b"victim's", 1), "cn/victim"))
+    assert isinstance(first, BatchOutcome)
+    for sequence in range(1, 6):
+        request = columns_of([HOUR_MS] * 900)
+        request.producer_id, request.sequence = "large", sequence
+        assert isinstance(send(master, replace(from_batch(request, Settings()), owner="cn/attacker")), BatchOutcome)
+    again = send(master, owned(call(b"victim's", 1), "cn/victim"))
+    assert isinstance(again, BatchOutcome) and again.repeated and again.ids.tolist() == first.ids.tolist()
+    world.run(200)
+    assert len(digests(world)) == 1
+
+
+def test_the_old_order_of_forgetting_holds_until_all_members_know_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of the version before forgets as it always did, and must have the same state. Once it is upgraded, the
+    new order begins by itself, with a reschedule as well as with a message."""
+    answer = SyncState.incoming
+
+    def older(self: SyncState, peer_id: str, frame: Any) -> Any:
+        reply = answer(self, peer_id, frame)
+        if self._core.identity.node_id == "c":
+            reply.sync_reply.log_level = PRODUCER_SHARES_LEVEL - 1
+        return reply
+
+    world = World(45)
+    with monkeypatch.context() as patch:
+        patch.setattr(SyncState, "incoming", older)
+        world.run_until(lambda: all(n.host and n.host.core.parts.founding.may_vote for n in world.nodes.values()), 50)
+        world.nodes["c"].kill()
+        master = elected(world)
+        world.nodes["c"].start()
+        world.run(500)
+        assert world.master() is master
+        change(master, producers_max=20)
+        first = send(master, owned(call(b"x", 1), "cn/victim"))
+        assert isinstance(first, BatchOutcome)
+        flood(master, "cn/attacker", 60)
+        assert not by_owner(master)
+        again = send(master, owned(call(b"x", 1), "cn/victim"))
+        assert isinstance(again, BatchOutcome) and not again.repeated, "as before"
+    world.run(200)
+    moved = move(master, int(again.ids[0]), 1, HOUR_MS, "mover")
+    assert isinstance(moved, scheduler_pb2.RescheduleResponse) and moved.remembered
+    assert by_owner(master)
+    flood(master, "cn/attacker", 60)
+    again = send(master, owned(call(b"x", 1), "cn/victim"))
+    assert isinstance(again, BatchOutcome) and again.repeated
+    world.run(200)
+    assert all(by_owner(node) for node in world.nodes.values()) and len(digests(world)) == 1
 
 
 METAS = st.builds(
