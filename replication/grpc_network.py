@@ -57,6 +57,7 @@ PEER_LIMITS = Limits(
     message_bytes_max=64 << 20,
     stream_window_bytes=8 << 20,
     connection_window_bytes=32 << 20,
+    requests_bytes=64 << 20,
     ask_alive_s=5.0,
     dead_s=3.0,
     idle_s=300.0,

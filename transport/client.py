@@ -25,6 +25,7 @@ from tickwheel.transport.connection import (
 )
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import PREFIX_BYTES, MessageError, Messages, prefixed, status_text
+from tickwheel.transport.turns import CONNECTION_WORK, Turns
 from tickwheel.transport.wire import ErrorCode
 
 _CODES = {int(code.value[0]): code for code in grpc.StatusCode}
@@ -169,7 +170,7 @@ class ClientConnection(Connection):
     """A connection that this side has dialled. Use as a context manager, or call `close`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, authority: str, scheme: str) -> None:
-        super().__init__(loop, limits)
+        super().__init__(loop, limits, Turns(limits.requests_bytes))
         self._next = 1
         self._head: Final = (
             wire.indexed(3) + wire.field(b":scheme", scheme.encode()) + wire.field(b":authority", authority.encode())
@@ -198,9 +199,9 @@ class ClientConnection(Connection):
 
     def eof_received(self) -> None:
         """Nothing more comes. TLS ends the connection next, whatever waits; answers that came still count."""
-        while self._turn is not None:
-            self._turn.cancel()
-            self._go_on()
+        while self.waits:
+            self.turns.leave(self)
+            self.read_on(CONNECTION_WORK)
 
     def gone(self) -> None:
         if self._looking is not None:

@@ -1,9 +1,9 @@
 """One HTTP/2 connection, without what distinguishes server and client: frames, windows, limits (RFC 9113).
 
-`Connection` is an asyncio protocol. In one pass of the loop it handles PASS_WORK at most of what a read brought; the
-rest waits for the next passes, and nothing more is read until then. Everything written in a pass leaves with one write
-at its end. A peer that breaks the protocol loses the stream or the connection, as the RFC says; one that exceeds
-`Limits` loses the connection.
+`Connection` is an asyncio protocol. In one pass of the loop it handles as much of what a read brought as it gets of its
+server's budget (turns.py); the rest waits for its turn, and nothing more is read until then. Everything written in a
+pass leaves with one write at its end. A peer that breaks the protocol loses the stream or the connection, as the RFC
+says; one that exceeds `Limits` loses the connection.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from hpack.table import HeaderTable
 
 from tickwheel.transport import wire
 from tickwheel.transport.limits import Limits
+from tickwheel.transport.turns import Turns
 from tickwheel.transport.wire import ErrorCode
 
 FLUSH_BYTES = 256 << 10
 """Most bytes of one pass that are written at once, so that the transport can ask for a pause."""
-PASS_WORK = 500
-"""Most work on a connection's frames in one pass of the loop, in small frames' worth: a few milliseconds. The frame
-that reaches it is still handled whole."""
-OPENING_WORK = 10
-"""Of a HEADERS frame that opens a stream, with the call that it begins."""
+OPENING_WORK = 4
+"""Of a HEADERS frame that opens a stream, beside the frame itself."""
 BYTES_PER_WORK = 8
 """Bytes of settings, or of a field block that is decoded, that cost as much as a small frame. So does each field."""
 MESSAGES_PER_WORK = 4
@@ -220,12 +218,14 @@ class Stream:
 
 
 class Connection(asyncio.Protocol):
-    """The side of HTTP/2 that both roles share. `limits`: what the peer may cost."""
+    """The side of HTTP/2 that both roles share. `limits`: what the peer may cost. `turns`: the server's; a client's
+    connection has its own."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, turns: Turns) -> None:
         now_s = loop.time()
         self.loop = loop
         self.limits = limits
+        self.turns: Final = turns
         self.transport: Any = None
         self.streams: dict[int, Any] = {}
         self.send_window = wire.WINDOW_DEFAULT
@@ -244,13 +244,16 @@ class Connection(asyncio.Protocol):
         self._receive_window = limits.connection_window_bytes
         self._decoder = FieldDecoder(limits.header_bytes_max)
         self.work_left = 0
-        """Of PASS_WORK, in this pass of the loop."""
+        """Of what the connection may handle now, in small frames' worth."""
+        self.waits = False
+        """It has whole frames and waits for its turn. Reading is paused until then."""
+        self._input = b""
+        self._at = 0
+        """The frames that wait are in `_input` from this place on."""
         self._rest = bytearray()
-        """What was read and is not handled yet."""
+        """The beginning of a frame, or, while frames wait, what came behind them."""
         self._need = 0
         """Bytes in `_rest` that make the next frame whole."""
-        self._turn: asyncio.Handle | None = None
-        """Handles more of `_rest` in the next pass of the loop. Reading is paused until there is none."""
         self._block: tuple[int, bool, bytearray] | None = None
         """Stream, its end, and what came of a field block that continues."""
         self._ended: dict[int, bool] = {}
@@ -435,58 +438,75 @@ class Connection(asyncio.Protocol):
         if self.closing_s is not None:
             return
         rest = self._rest
-        if rest:
+        if rest or self.waits:
             rest += data
-            if self._turn is not None or len(rest) < self._need:
+            if self.waits or len(rest) < self._need:
                 return
             data = bytes(rest)
             rest.clear()
-        self._handle(data)
+        self._input, self._at = data, 0
+        work = self.turns.work()
+        if work:
+            self._handle(work)
+        else:
+            self._wait()
 
-    def _handle(self, data: bytes) -> None:
-        """Handle what one pass may; the rest waits. `data` begins with a frame."""
+    def _wait(self) -> None:
+        self.waits = True
+        self.turns.wait_to_read(self)
+        self.transport.pause_reading()
+
+    def _handle(self, work: int) -> None:
+        """Handle frames of `_input` as far as `work` goes; the rest waits."""
         self.heard_s = self.loop.time()
         self.pinged_s = None  # also for what waited: this side was late, not the peer
-        self.work_left = PASS_WORK
+        self.work_left = work
         try:
-            used = self._take(data)
+            self._at = self._take(self._input, self._at)
         except ConnectionFault as fault:
             self.shut(fault.code, fault.reason)
             return
-        if used < len(data):
-            self._rest += data[used:]
-            if len(self._rest) >= self._need:
-                self._turn = self.loop.call_soon(self._go_on)
-                self.transport.pause_reading()
+        finally:
+            self.turns.spend(work - self.work_left)
+        left = len(self._input) - self._at
+        if self.closing_s is not None or self.transport is None:
+            left = 0
+        elif left and left >= self._need:
+            self._wait()
+            return
+        if left:
+            self._rest += self._input[self._at :]
+        self._input, self._at = b"", 0
 
-    def _go_on(self) -> None:
-        """Handle more of what was read. When nothing whole is left, reading goes on."""
-        self._turn = None
-        data = bytes(self._rest)
-        self._rest.clear()
+    def read_on(self, work: int) -> None:
+        """Its turn has come: handle more of what was read. When nothing whole is left, reading goes on."""
+        self.waits = False
+        if self._rest:
+            self._input, self._at = self._input[self._at :] + self._rest, 0
+            self._rest.clear()
         try:
-            self._handle(data)
+            self._handle(work)
         except Exception:
             self.cut_off()  # as the loop does with what raises while it reads: what is left begins with no frame
             raise
-        if self._turn is None and self.transport is not None:
+        if not self.waits and self.transport is not None:
             self.transport.resume_reading()
 
     def _drop_rest(self) -> None:
         """Nothing that was read is handled any more."""
+        self._input, self._at = b"", 0
         self._rest.clear()
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        self.waits = False
+        self.turns.leave(self)
 
     def take_preface(self, data: bytes) -> int:
         """Bytes in front of the first frame that are in `data`; -1: not all of them yet."""
         return 0
 
-    def _take(self, data: bytes) -> int:
-        """Handle the frames that are complete, as far as `work_left` goes; returns the number of bytes used."""
-        at, end = 0, len(data)
-        if not self.ready:
+    def _take(self, data: bytes, at: int) -> int:
+        """Handle the frames from a place on that are complete, as far as `work_left` goes; returns how far it came."""
+        end = len(data)
+        if not self.ready and not at:
             at = self.take_preface(data)
             if at < 0:
                 self._need = end + 1

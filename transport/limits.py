@@ -22,6 +22,9 @@ class Limits:
     held_bytes_max: int = 256 << 20
     """Requests in memory that no handler has taken yet, of all connections of a server. Above it larger calls are
     refused."""
+    requests_bytes: int = 256 << 10
+    """Requests that a server begins in one pass of the loop, of all connections; the one that reaches it is still
+    taken. Some 5 ms if they are nothing but small elements."""
     unsent_bytes_max: int = 4 << 20
     """Above this many unsent bytes writers of the connection wait (against readers that do not read)."""
     replies_bytes_max: int = 256 << 10

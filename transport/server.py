@@ -1,9 +1,9 @@
 """A gRPC server on the event loop.
 
 Takes the handlers that generated code makes, and calls them like grpc.aio: with the request and a context, as
-coroutines or generators. Each such call has a task. A `DirectHandler` needs none. There are no threads: what one read
-brings is handled in that pass of the loop, or piece by piece in the next ones if it is much, and all answers of a pass
-leave with one write for each connection.
+coroutines or generators. Each such call has a task. A `DirectHandler` needs none. There are no threads: what a read
+brings is handled in that pass of the loop, or piece by piece in the next ones if all connections together bring much
+(turns.py). All answers of a pass leave with one write for each connection.
 
 Messages are not compressed. A call with a compressed message ends with UNIMPLEMENTED, as gRPC says.
 """
@@ -16,9 +16,11 @@ import inspect
 import logging
 import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -48,6 +50,7 @@ from tickwheel.transport.messages import (
     status_block,
     timeout_s,
 )
+from tickwheel.transport.turns import Turns
 from tickwheel.transport.wire import ErrorCode
 
 LOOK_S = 0.25
@@ -64,6 +67,12 @@ WAITING_BYTES = 64
 """What a message that waits for its handler costs in memory beside its content."""
 TURN_MESSAGES = 64
 """Messages that a handler takes before everybody else gets a turn."""
+LONG_S = 0.005
+"""After a request took this long to decode, everybody else gets a turn before its handler."""
+BEGINNING_WORK = 6
+"""Of a call that begins, in small frames' worth. A direct handler may take as long; more counts as it takes."""
+WORK_PER_S = 100_000
+"""Of a direct handler that takes longer."""
 GRPC_TYPE = b"application/grpc"
 
 _log = logging.getLogger(__name__)
@@ -85,7 +94,8 @@ Handler = Any  # grpc.RpcMethodHandler, which is generic in the stubs alone, or 
 class DirectHandler:
     """A handler of calls with one message each way, without a task: for methods that are called for each message.
 
-    `begin` gets the bytes of the request in the pass of the loop that handles their last frame. It calls `answer` or
+    `begin` gets the bytes of the request in the pass of the loop that handles their last frame, or in a later one if it
+    has to wait for its turn. It calls `answer` or
     `fail` of the call, at once or later; a call that is over by then takes either without effect."""
 
     begin: Callable[[bytes, ServerStream], None]
@@ -206,6 +216,7 @@ class ServerStream(Stream):
         "_taken",
         "_task",
         "_trailing",
+        "_turn",
         "_waiter",
         "deadline_s",
         "ended",
@@ -233,6 +244,8 @@ class ServerStream(Stream):
         self._refusal: Refusal | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._turn: asyncio.Future[None] | None = None
+        """Done when the reader may take the next message."""
         self.ended: Callable[[], None] | None = None
         """Called once when the call is over, however it ends."""
         self._gone: asyncio.Future[None] | None = None
@@ -378,6 +391,13 @@ class ServerStream(Stream):
     # -- the handler
 
     def _begin(self, handler: DirectHandler) -> None:
+        if not self._caller.may_begin(self, len(self._messages.ready[0])):
+            return  # until `take_turn`
+        began_s = perf_counter()
+        self._begin_now(handler)
+        self._caller.work_left -= max(BEGINNING_WORK, int((perf_counter() - began_s) * WORK_PER_S))
+
+    def _begin_now(self, handler: DirectHandler) -> None:
         data = self._messages.ready.popleft()
         self.connection.read(self, len(data) + PREFIX_BYTES)
         self.account()
@@ -385,6 +405,20 @@ class ServerStream(Stream):
             handler.begin(data, self)
         except Exception as error:
             self._broken(error)
+
+    def take_turn(self) -> bool:
+        """A request that waits begins, or the next message may be taken. False: the reader does not wait any more."""
+        size, turns = len(self._messages.ready[0]), self._caller.turns
+        if type(self._handler) is DirectHandler:
+            turns.spend_bytes(size)
+            self._begin_now(self._handler)
+            return True
+        turn, self._turn = self._turn, None
+        if turn is None or turn.done():
+            return False
+        turns.lend(size)
+        turn.set_result(None)
+        return True
 
     def answer(self, data: bytes) -> None:
         """The answer of a direct call: the bytes of its message, and OK."""
@@ -411,6 +445,7 @@ class ServerStream(Stream):
         self._finish(int(code.value[0]), details)
 
     def _run(self) -> None:
+        self._caller.work_left -= BEGINNING_WORK
         self._task = self.connection.loop.create_task(self._serve(self._handle))
 
     async def _serve(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -464,21 +499,36 @@ class ServerStream(Stream):
         if self._taken >= TURN_MESSAGES:
             self._taken = 0
             await asyncio.sleep(0)
-        while not self._messages.ready:  # what waited is dropped when the call ends
-            if self.over:
-                raise StreamOverError
-            if self.remote_ended:
-                return None
-            waiter = self._waiter = self.connection.loop.create_future()
+        while True:
+            while not self._messages.ready:  # what waited is dropped when the call ends
+                if self.over:
+                    raise StreamOverError
+                if self.remote_ended:
+                    return None
+                waiter = self._waiter = self.connection.loop.create_future()
+                self._taken = 0
+                await waiter
+            if self._caller.may_begin(self, len(self._messages.ready[0])):
+                break
+            turn = self._turn = self.connection.loop.create_future()
             self._taken = 0
-            await waiter
+            await turn
+            if self._messages.ready:
+                break
         data = self._messages.ready.popleft()
         self._taken += 1
         self.progress_s = self.connection.heard_s
         self.connection.read(self, len(data) + PREFIX_BYTES)
         self.account()
         read = self._handler.request_deserializer
-        return data if read is None else read(data)
+        if read is None:
+            return data
+        began_s = perf_counter()
+        message = read(data)
+        if perf_counter() - began_s > LONG_S:
+            self._caller.turns.hold()
+            await asyncio.sleep(0)
+        return message
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -616,13 +666,15 @@ class ServerConnection(Connection):
     """One caller's connection."""
 
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop, server.limits)
+        super().__init__(loop, server.limits, server.turns)
         self.server: Final = server
         self.caller = ""
         self.busy_s = self.opened_s
         """When the last call ended or began."""
         self._opened_unread = 0
         """Streams opened since the transport asked for a pause."""
+        self._beginning: OrderedDict[ServerStream, None] = OrderedDict()
+        """Streams whose next request waits for this connection's turn."""
         self._greeted = False
         self._auth: Mapping[str, Iterable[bytes]] | None = None
         self._heads: dict[Fields, Head] = {}
@@ -699,7 +751,27 @@ class ServerConnection(Connection):
             self.server.calls -= 1
             self.busy_s = self.heard_s
             super().forget(stream, peer_knows=peer_knows)
+            self._beginning.pop(stream, None)
             stream.drop()
+
+    def may_begin(self, stream: ServerStream, size: int) -> bool:
+        """Whether a stream may take its next request, of so many bytes, now. Otherwise its `take_turn` will be called,
+        after those of the connection's streams that asked before."""
+        if self._beginning or self.turns.bytes_left <= 0:
+            self._beginning[stream] = None
+            self.turns.wait_to_begin(self)
+            return False
+        self.turns.spend_bytes(size)
+        return True
+
+    def begin_one(self) -> None:
+        """Its turn has come: the first request that waits begins."""
+        while self._beginning:
+            stream, _ = self._beginning.popitem(last=False)
+            if self._beginning:
+                self.turns.wait_to_begin(self)
+            if stream.take_turn():
+                return
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         if self._auth is None:
@@ -714,6 +786,7 @@ class Server:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
+        self.turns = Turns(self.limits.requests_bytes)
         self.connections: set[ServerConnection] = set()
         self.calls = 0
         self.held_bytes = 0
@@ -796,10 +869,10 @@ class Server:
                 if now_s - connection.closing_s > limits.linger_s:
                     connection.cut_off()
             elif not connection.ready:
-                if now_s - connection.opened_s > limits.handshake_s:
+                if now_s - connection.opened_s > limits.handshake_s and not connection.waits:
                     connection.shut(ErrorCode.SETTINGS_TIMEOUT, "the handshake took too long")
             elif connection.pinged_s is not None:
-                if now_s - connection.pinged_s > limits.dead_s:
+                if now_s - connection.pinged_s > limits.dead_s and not connection.waits:
                     connection.cut_off()
             elif not connection.streams and limits.idle_s and now_s - connection.busy_s > limits.idle_s:
                 connection.shut(ErrorCode.NO_ERROR, "no call for a while")

@@ -17,19 +17,19 @@ from tests.transport.test_protocol import calls_of, echoing, ends, goes_on, with
 from tests.transport.wires import POST, Caller, Frame, Wire
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.tls import peer_context, server_context
-from tickwheel.transport import connection as connections
-from tickwheel.transport import wire
+from tickwheel.transport import turns, wire
 from tickwheel.transport.client import CallError, ClientConnection
-from tickwheel.transport.connection import OPENING_WORK, PASS_WORK
+from tickwheel.transport.connection import OPENING_WORK
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import prefixed
 from tickwheel.transport.server import DirectHandler, Server
+from tickwheel.transport.turns import CONNECTION_WORK
 from tickwheel.transport.wire import ErrorCode
 
 F = wire.frame
 MANY = 1_000
-A_PASS = -(-PASS_WORK // (1 + OPENING_WORK))
-"""Streams opened in a pass at most."""
+A_PASS = -(-CONNECTION_WORK // (1 + OPENING_WORK))
+"""Streams of a connection opened in a pass at most."""
 
 
 class Direct(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
@@ -67,10 +67,16 @@ def many_calls(first: int = 1) -> bytes:
     )
 
 
+def waiting(caller: Caller) -> int:
+    """Bytes that were read and are not handled yet."""
+    connection = caller.connection
+    return len(connection._input) - connection._at + len(connection._rest)
+
+
 async def handled(caller: Caller) -> list[Frame]:
     """Let the rest be handled; returns what is answered."""
     for _ in range(100_000):
-        if caller.connection._turn is None:
+        if not caller.connection.waits:
             return await caller.answered()
         await asyncio.sleep(0)
     pytest.fail("the rest has no end")
@@ -83,12 +89,12 @@ async def test_a_read_of_many_calls_takes_many_passes() -> None:
     await caller.settled()
     caller.send(many_calls())
     begun = [len(handlers.begun)]
-    while caller.connection._turn is not None:
+    while caller.connection.waits:
         assert not caller.wire.reading
         await asyncio.sleep(0)
         begun.append(len(handlers.begun))
     assert all(0 < after - before <= A_PASS for before, after in zip([0, *begun], begun, strict=False))
-    assert handlers.begun == NUMBERS and caller.wire.reading and not caller.connection._rest
+    assert handlers.begun == NUMBERS and caller.wire.reading and not waiting(caller)
     answers = [frame.payload for frame in await caller.answered() if frame.kind == wire.DATA]
     assert answers == list(map(prefixed, NUMBERS))
     await goes_on(caller, 2 * MANY + 1)
@@ -101,11 +107,11 @@ async def test_small_frames_take_many_passes() -> None:
     stream = caller.connection.streams[1]
     caller.send(b"".join(F(wire.DATA, 0, 1, prefixed(bytes(6_000))[at : at + 1]) for at in range(5_005)))
     partial, passes = 0, 0
-    while caller.connection._turn is not None:
-        assert 0 < stream._messages.partial_bytes - partial <= PASS_WORK
+    while caller.connection.waits:
+        assert 0 < stream._messages.partial_bytes - partial <= CONNECTION_WORK
         partial, passes = stream._messages.partial_bytes, passes + 1
         await asyncio.sleep(0)
-    assert stream._messages.partial_bytes == 5_005 and passes == 5_005 // PASS_WORK
+    assert stream._messages.partial_bytes == 5_005 and passes == 5_005 // CONNECTION_WORK
 
 
 COSTLY: dict[str, Callable[[Caller, int], bytes]] = {
@@ -113,7 +119,7 @@ COSTLY: dict[str, Callable[[Caller, int], bytes]] = {
         wire.HEADERS,
         wire.END_HEADERS,
         stream_id,
-        caller.encoder.encode(POST) + bytes(0x80 | 16 + (stream_id + number) % 12 for number in range(PASS_WORK)),
+        caller.encoder.encode(POST) + bytes(0x80 | 16 + (stream_id + number) % 12 for number in range(CONNECTION_WORK)),
     ),
     "Huffman coding": lambda caller, stream_id: F(
         wire.HEADERS,
@@ -134,9 +140,9 @@ async def test_few_frames_that_cost_much_take_a_pass_each(costly: Callable[[Call
     costs = [costly(caller, 2 * number + 3) for number in range(4)]
     caller.send(b"".join(costs))
     for left in (3, 2, 1):
-        assert len(caller.connection._rest) == sum(map(len, costs[4 - left :]))
+        assert waiting(caller) == sum(map(len, costs[4 - left :]))
         await asyncio.sleep(0)
-    assert caller.connection._turn is None and not ends(await caller.answered())
+    assert not caller.connection.waits and not ends(await caller.answered())
 
 
 def calling(frames: bytes) -> tuple[ClientConnection, Any, Wire]:
@@ -165,7 +171,7 @@ async def test_a_client_handles_all_that_came_when_its_server_ends() -> None:
         connection, call, _ = calling(frames)
         assert len(call._messages.ready) < count
         connection.eof_received()
-        assert len(call._messages.ready) == count and connection._turn is None
+        assert len(call._messages.ready) == count and not connection.waits
         connection.connection_lost(None)
 
 
@@ -177,7 +183,7 @@ async def test_blocks_that_are_known_cost_nothing_to_decode() -> None:
     block += wire.fields([(b"x", b"y" * 100)] * 20)
     caller.send(F(wire.HEADERS, wire.END_HEADERS, 1, block))
     caller.send(b"".join(F(wire.HEADERS, wire.END_HEADERS, 2 * number + 3, block) for number in range(A_PASS)))
-    assert len(caller.connection.streams) == 1 + A_PASS and caller.connection._turn is None
+    assert len(caller.connection.streams) == 1 + A_PASS and not caller.connection.waits
 
 
 class Faulty(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
@@ -195,11 +201,11 @@ async def test_a_mistake_of_this_side_ends_the_connection_in_a_later_pass_too() 
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
     caller = Caller(server)
     await caller.settled()
-    caller.send(F(wire.PING, 0, 0, bytes(8)) * PASS_WORK + many_calls())
+    caller.send(F(wire.PING, 0, 0, bytes(8)) * CONNECTION_WORK + many_calls())
     assert not caller.wire.reading and not told
     await asyncio.sleep(0)
     assert caller.wire.aborted and [type(error) for error in told] == [ZeroDivisionError]
-    assert caller.connection._turn is None and not caller.connection._rest
+    assert not caller.connection.waits and not waiting(caller)
 
 
 @pytest.mark.parametrize("work", [1, 7, 100])
@@ -207,7 +213,8 @@ async def test_pieces_mean_the_same_as_the_whole(work: int, monkeypatch: pytest.
     """Field blocks in several frames, padding, changes of windows, pings, resets and mistakes among the calls."""
 
     async def answers(pass_work: int) -> tuple[object, ...]:
-        monkeypatch.setattr(connections, "PASS_WORK", pass_work)
+        monkeypatch.setattr(turns, "PASS_WORK", pass_work)
+        monkeypatch.setattr(turns, "CONNECTION_WORK", pass_work)
         caller = Caller(echoing())
         await handled(caller)
         data = calls_of(["/test.Echo/Unary", "/test.Echo/Stream", "/none"] * 20, caller)
@@ -243,9 +250,9 @@ async def test_floods_in_one_read_end_the_connection(flood: bytes) -> None:
     caller.headers(1)
     await caller.settled()
     caller.send(flood * 15_000)
-    assert caller.connection._turn is not None and not caller.wire.closed
+    assert caller.connection.waits and not caller.wire.closed
     assert ends(await handled(caller)) == CALM
-    assert caller.wire.closed and not caller.connection._rest
+    assert caller.wire.closed and not waiting(caller)
 
 
 async def test_what_comes_while_a_rest_waits_is_handled_after_it() -> None:
@@ -272,7 +279,7 @@ async def test_others_get_their_turn_while_a_rest_waits() -> None:
     other.headers(1)
     other.data(1, prefixed(b"hello"), end=True)
     assert prefixed(b"hello") in [frame.payload for frame in await other.answered()]
-    assert flooding.connection._turn is not None
+    assert flooding.connection.waits
     flooding.connection.connection_lost(None)
 
 
@@ -293,7 +300,7 @@ async def test_nothing_of_a_rest_is_handled_once_the_connection_closes(close: Ca
     begun = len(handlers.begun)
     assert begun < MANY
     close(caller)
-    assert caller.connection._turn is None and not caller.connection._rest
+    assert not caller.connection.waits and not waiting(caller)
     for _ in range(5):
         await asyncio.sleep(0)
     caller.connection.connection_lost(None)
@@ -320,7 +327,7 @@ async def test_who_is_not_read_is_not_dead() -> None:
     await looked(server, 61)
     assert caller.connection.pinged_s is not None
     await asyncio.sleep(0)
-    assert caller.connection._turn is not None
+    assert caller.connection.waits
     await looked(server, 21)
     assert not caller.wire.aborted
     await handled(caller)
@@ -358,7 +365,7 @@ async def test_a_server_stops_while_a_rest_waits() -> None:
             await call.write(b"x")
             call.end()
         await handlers.one_begun.wait()
-        assert [one._turn is not None for one in server.connections] == [True]
+        assert [one.waits for one in server.connections] == [True]
         begun = len(handlers.begun)
         await server.stop(5.0)
         found = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)

@@ -110,7 +110,11 @@ class Caller:
         self.send(wire.window_update(stream_id, more))
 
     async def answered(self) -> list[Frame]:
-        """What came since the last call, after the handlers had their turns."""
+        """What came since the last call, after the connection and the handlers had their turns."""
+        for _ in range(100_000):
+            if not self.connection.waits:
+                break
+            await asyncio.sleep(0)
         for _ in range(5):
             await asyncio.sleep(0)
         data = bytes(self.wire.written)
