@@ -23,6 +23,8 @@ FLUSH_BYTES = 256 << 10
 """Most bytes of one pass that are written at once, so that the transport can ask for a pause."""
 OPENING_WORK = 4
 """Of a HEADERS frame that opens a stream, beside the frame itself."""
+ENDING_WORK = 6
+"""Of a frame that ends a call: its handler is cancelled."""
 BYTES_PER_WORK = 8
 """Bytes of settings, or of a field block that is decoded, that cost as much as a small frame. So does each field."""
 MESSAGES_PER_WORK = 4
@@ -679,6 +681,7 @@ class Connection(asyncio.Protocol):
         self.count_reset()
         stream = self.streams.get(stream_id)
         if stream is not None:
+            self.work_left -= ENDING_WORK
             self.forget(stream, peer_knows=True)
             number = int.from_bytes(payload, "big")
             stream.cut(ErrorCode(number) if number <= max(ErrorCode) else ErrorCode.INTERNAL_ERROR)

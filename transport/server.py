@@ -55,6 +55,9 @@ from tickwheel.transport.wire import ErrorCode
 
 LOOK_S = 0.25
 """Pause between two looks at deadlines, idle and silent connections. Callers keep their own deadlines."""
+LATE_MAX = 500
+"""Calls that one look ends; the next one follows at once if there may be more."""
+SOON_S = 0.001
 BACKLOG = 1_024
 OPENED_UNREAD = 2
 """Times `streams_max` calls that a caller may open while it does not read. One that keeps to `streams_max` opens no
@@ -863,7 +866,7 @@ class Server:
     # -- time
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        now_s, limits = loop.time(), self.limits
+        now_s, limits, ended = loop.time(), self.limits, 0
         for connection in list(self.connections):
             if connection.closing_s is not None:
                 if now_s - connection.closing_s > limits.linger_s:
@@ -878,10 +881,15 @@ class Server:
                 connection.shut(ErrorCode.NO_ERROR, "no call for a while")
             elif now_s - connection.heard_s > limits.ask_alive_s:
                 connection.ping()
-            for stream in list(connection.streams.values()):
+            for stream in list(connection.streams.values()) if ended < LATE_MAX else ():
                 if stream.deadline_s is not None and now_s > stream.deadline_s:
-                    stream.refuse(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed"))
+                    text = "the deadline has passed"
                 elif stream.overdue(now_s):
                     text = f"the message did not arrive within {limits.message_s:.0f} s"
-                    stream.refuse(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, text))
-        self._looking = loop.call_later(LOOK_S, self._look, loop)
+                else:
+                    continue
+                stream.refuse(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, text))
+                ended += 1
+                if ended == LATE_MAX:
+                    break
+        self._looking = loop.call_later(LOOK_S if ended < LATE_MAX else SOON_S, self._look, loop)

@@ -13,16 +13,17 @@ import pytest
 
 from tests.transport.served import dialled, serving
 from tests.transport.test_calls import LIMITS, once
-from tests.transport.test_costs import looked
+from tests.transport.test_costs import deaf, looked
 from tests.transport.test_pieces import MANY, NUMBERS, direct, many_calls
 from tests.transport.test_protocol import ends, with_path
 from tests.transport.wires import Caller
 from tickwheel.transport import server as servers
 from tickwheel.transport import wire
+from tickwheel.transport.connection import ENDING_WORK
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import prefixed
 from tickwheel.transport.server import BEGINNING_WORK, DirectHandler, Server
-from tickwheel.transport.turns import PASS_WORK, SLICE_WORK
+from tickwheel.transport.turns import CONNECTION_WORK, PASS_WORK, SLICE_WORK
 from tickwheel.transport.wire import ErrorCode
 
 F = wire.frame
@@ -333,6 +334,40 @@ async def test_a_request_that_was_long_to_decode_is_handled_in_another_pass(
         await passes()
     numbers = sorted(number for number, _ in handlers.begun + handlers.handled)
     assert len(set(numbers)) == 20
+
+
+# -- calls that end
+
+
+async def test_calls_whose_deadlines_pass_together_end_in_pieces() -> None:
+    """Each look ends so many, and the next one comes soon."""
+    server = deaf(Limits())
+    callers = await connected(server, 2)
+    for caller in callers:
+        for number in range(servers.LATE_MAX):
+            caller.headers(2 * number + 1, with_path("/any"))
+        await caller.settled()
+        for stream in caller.connection.streams.values():
+            stream.deadline_s = 0.0
+    for left in (servers.LATE_MAX, 0):
+        await looked(server, 0)
+        assert server.calls == left
+    server._look(asyncio.get_running_loop())
+    assert server._looking is not None and server._looking.when() > asyncio.get_running_loop().time() + 0.1
+    server._looking.cancel()
+
+
+async def test_calls_that_their_caller_cancels_count_as_more_than_a_frame() -> None:
+    server = deaf(Limits())
+    [caller] = await connected(server, 1)
+    for number in range(300):
+        caller.headers(2 * number + 1, with_path("/any"))
+        caller.data(2 * number + 1, prefixed(b"x"))
+        await caller.settled()
+    caller.send(b"".join(wire.rst_stream(2 * number + 1, ErrorCode.CANCEL) for number in range(300)))
+    assert caller.connection.waits and server.calls == 300 - -(-CONNECTION_WORK // (1 + ENDING_WORK))
+    await caller.settled()
+    assert not server.calls
 
 
 # -- over sockets
