@@ -13,6 +13,7 @@ from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import Fault, fault_of_call
 from tickwheel.client.listing import listed
 from tickwheel.client.moments import ms_of, span_ms_of
+from tickwheel.client.requests import request_of
 from tickwheel.client.rights import (
     AuditRecord,
     Caller,
@@ -54,18 +55,18 @@ class AccessClient:
 
     async def set_user(self, name: str, roles: Sequence[str], quotas: Quotas = NO_QUOTAS) -> User:
         """Create a user or replace its roles and quotas; its tokens stay."""
-        request = access_pb2.SetUserRequest(name=name, roles=roles, quotas=quotas_message(quotas))
+        request = request_of(access_pb2.SetUserRequest, name=name, roles=roles, quotas=quotas_message(quotas))
         return user_of(await self._call("SetUser", request))
 
     async def delete_user(self, name: str) -> None:
         """Delete a user with its tokens."""
-        await self._call("DeleteUser", access_pb2.DeleteUserRequest(name=name))
+        await self._call("DeleteUser", request_of(access_pb2.DeleteUserRequest, name=name))
 
     async def users(self) -> list[User]:
         """All users."""
 
         async def fetch(last: access_pb2.User | None) -> access_pb2.ListUsersResponse:
-            request = access_pb2.ListUsersRequest(after=last.name if last else "")
+            request = request_of(access_pb2.ListUsersRequest, after=last.name if last else "")
             answer: access_pb2.ListUsersResponse = await self._call("ListUsers", request)
             return answer
 
@@ -74,28 +75,30 @@ class AccessClient:
     async def create_token(self, user: str, *, label: str = "", lifetime: timedelta | None = None) -> NewToken:
         """Create a token. Only the answer holds its secret. Raises OutcomeUnknown if the answer is lost."""
         lifetime_ms = 0 if lifetime is None else span_ms_of("lifetime", lifetime)
-        request = access_pb2.CreateTokenRequest(user=user, label=label, lifetime_ms=lifetime_ms)
+        request = request_of(access_pb2.CreateTokenRequest, user=user, label=label, lifetime_ms=lifetime_ms)
         return new_token_of(await self._call("CreateToken", request, repeatable=False))
 
     async def revoke_token(self, user: str, token_id: str) -> User:
         """Revoke a token; returns its user."""
-        request = access_pb2.RevokeTokenRequest(user=user, token_id=token_id)
+        request = request_of(access_pb2.RevokeTokenRequest, user=user, token_id=token_id)
         return user_of(await self._call("RevokeToken", request))
 
     async def set_role(self, name: str, grants: Sequence[Grant]) -> Role:
         """Create a role or replace its grants."""
-        request = access_pb2.SetRoleRequest(role=access_pb2.AccessRole(name=name, grants=grant_messages(grants)))
+        request = request_of(
+            access_pb2.SetRoleRequest, role=request_of(access_pb2.AccessRole, name=name, grants=grant_messages(grants))
+        )
         return role_of(await self._call("SetRole", request))
 
     async def delete_role(self, name: str) -> None:
         """Delete a role that no user has."""
-        await self._call("DeleteRole", access_pb2.DeleteRoleRequest(name=name))
+        await self._call("DeleteRole", request_of(access_pb2.DeleteRoleRequest, name=name))
 
     async def roles(self) -> list[Role]:
         """All roles, the built-in one first."""
 
         async def fetch(last: access_pb2.AccessRole | None) -> access_pb2.ListRolesResponse:
-            request = access_pb2.ListRolesRequest(after=last.name if last else "")
+            request = request_of(access_pb2.ListRolesRequest, after=last.name if last else "")
             answer: access_pb2.ListRolesResponse = await self._call("ListRoles", request)
             return answer
 
@@ -110,7 +113,7 @@ class AccessClient:
         """
         if before is not None:
             before_ms = ms_of("before", before)
-        request = access_pb2.ListAuditRequest(limit=limit, before_ms=before_ms)
+        request = request_of(access_pb2.ListAuditRequest, limit=limit, before_ms=before_ms)
 
         async def one(address: str) -> list[AuditRecord] | Fault:
             try:

@@ -33,6 +33,7 @@ from tickwheel.client.nodes import (
     server_info_of,
 )
 from tickwheel.client.notes import Trace, trace_of
+from tickwheel.client.requests import request_of
 from tickwheel.client.retrying import RetryPolicy, policy_message
 from tickwheel.client.settings import SettingChanges, Settings, changes_message, settings_of
 from tickwheel.client.states import StartFrom, start_of
@@ -122,7 +123,7 @@ class AdminClient:
     async def trace(self, message_ids: Sequence[str], timeout_s: float = 10.0) -> dict[str, Trace | Fault]:
         """The events about 1 to 100 messages that each known node has noted, by address; a Fault for a node without
         answer. A message that was moved has several ids, which the events of moves name."""
-        request = admin_pb2.TraceRequest(ids=[parse_id(message_id) for message_id in message_ids])
+        request = request_of(admin_pb2.TraceRequest, ids=[parse_id(message_id) for message_id in message_ids])
 
         return await self._ask_each(lambda stub: stub.Trace, request, trace_of, timeout_s)
 
@@ -148,25 +149,25 @@ class AdminClient:
 
     async def transfer(self, target_id: str = "") -> Handover:
         """Hand mastership over as planned; empty: to the voter with the longest log. Raises OutcomeUnknown."""
-        request = admin_pb2.TransferMasterRequest(target_id=target_id)
+        request = request_of(admin_pb2.TransferMasterRequest, target_id=target_id)
         answer = await self._ask(lambda stub: stub.TransferMaster, request, repeatable=False, in_one_try=True)
         return handover_of(answer)
 
     async def add_member(self, node_id: str, peer_address: str, client_address: str) -> list[Member]:
         """Add one node, which its peers and clients reach at these addresses (host:port). It counts once it has caught
         up. Returns the members after the change; no error if the node is one already."""
-        member = admin_pb2.Member(node_id=node_id, peer_address=peer_address, client_address=client_address)
-        request = admin_pb2.AddMemberRequest(member=member)
+        member = request_of(admin_pb2.Member, node_id=node_id, peer_address=peer_address, client_address=client_address)
+        request = request_of(admin_pb2.AddMemberRequest, member=member)
         return _members(await self._ask(lambda stub: stub.AddMember, request, in_one_try=True))
 
     async def remove_member(self, node_id: str) -> list[Member]:
         """Remove one node. Returns the members after the change."""
-        request = admin_pb2.RemoveMemberRequest(node_id=node_id)
+        request = request_of(admin_pb2.RemoveMemberRequest, node_id=node_id)
         return _members(await self._ask(lambda stub: stub.RemoveMember, request, in_one_try=True))
 
     async def create_topic(self, name: str, *, fifo: bool = False) -> Topic:
         """Create a topic. No error if the same topic exists."""
-        request = admin_pb2.CreateTopicRequest(name=name, fifo=fifo)
+        request = request_of(admin_pb2.CreateTopicRequest, name=name, fifo=fifo)
         return topic_of(await self._ask(lambda stub: stub.CreateTopic, request))
 
     async def delete_topic(self, name: str, *, cancel_pending: bool = False) -> Deletion:
@@ -175,14 +176,16 @@ class AdminClient:
         Without `cancel_pending` it raises RequestRefused if the topic holds messages, with the counts `pending`,
         `undelivered` and `dead` in the metadata.
         """
-        request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=cancel_pending, request_id=_request_id())
+        request = request_of(
+            admin_pb2.DeleteTopicRequest, name=name, cancel_pending=cancel_pending, request_id=_request_id()
+        )
         return deletion_of(await self._ask(lambda stub: stub.DeleteTopic, request))
 
     async def topics(self) -> list[Topic]:
         """All topics, as the master knows them."""
 
         async def fetch(last: admin_pb2.Topic | None) -> admin_pb2.ListTopicsResponse:
-            request = admin_pb2.ListTopicsRequest(after_id=last.topic_id if last else 0)
+            request = request_of(admin_pb2.ListTopicsRequest, after_id=last.topic_id if last else 0)
             return await self._ask(lambda stub: stub.ListTopics, request)
 
         return [topic_of(topic) for topic in (await listed(fetch, lambda page: page.topics))[0]]
@@ -204,7 +207,8 @@ class AdminClient:
         the delay levels.
         """
         place, start_ms = start_of(start_from, start_ms)
-        request = admin_pb2.CreateGroupRequest(
+        request = request_of(
+            admin_pb2.CreateGroupRequest,
             name=name,
             topics=topics,
             start_from=place,
@@ -217,17 +221,17 @@ class AdminClient:
 
     async def set_group_filter(self, name: str, filter: str) -> Group:
         """Replace the filter, from the group's floor on. Consumers that name the old one are refused from now on."""
-        request = admin_pb2.SetGroupFilterRequest(name=name, filter=filter)
+        request = request_of(admin_pb2.SetGroupFilterRequest, name=name, filter=filter)
         return group_of(await self._ask(lambda stub: stub.SetGroupFilter, request))
 
     async def pause_topic(self, name: str, *, paused: bool = True) -> Topic:
         """Stop all deliveries of the topic until it is resumed (`paused=False`); a change of master keeps that."""
-        request = admin_pb2.SetPausedRequest(name=name, paused=paused)
+        request = request_of(admin_pb2.SetPausedRequest, name=name, paused=paused)
         return topic_of(await self._ask(lambda stub: stub.SetTopicPaused, request))
 
     async def pause_group(self, name: str, *, paused: bool = True) -> Group:
         """Stop all deliveries to the group until it is resumed (`paused=False`); open ones can be settled."""
-        request = admin_pb2.SetPausedRequest(name=name, paused=paused)
+        request = request_of(admin_pb2.SetPausedRequest, name=name, paused=paused)
         return group_of(await self._ask(lambda stub: stub.SetGroupPaused, request))
 
     async def reset_group(
@@ -239,12 +243,12 @@ class AdminClient:
         would invalidate deliveries made since.
         """
         place, start_ms = start_of(start_from, start_ms)
-        request = admin_pb2.ResetGroupRequest(name=name, topics=topics, start_from=place, start_ms=start_ms)
+        request = request_of(admin_pb2.ResetGroupRequest, name=name, topics=topics, start_from=place, start_ms=start_ms)
         return group_of(await self._ask(lambda stub: stub.ResetGroup, request, repeatable=False))
 
     async def update_group(self, name: str, retry: RetryPolicy) -> Group:
         """Replace the retry policy of a group. Retries that wait already keep their time."""
-        request = admin_pb2.UpdateGroupRequest(name=name, retry=policy_message(retry))
+        request = request_of(admin_pb2.UpdateGroupRequest, name=name, retry=policy_message(retry))
         return group_of(await self._ask(lambda stub: stub.UpdateGroup, request))
 
     async def delete_group(self, name: str, *, discard: bool = False) -> Deletion:
@@ -253,14 +257,14 @@ class AdminClient:
         Without `discard` it raises RequestRefused if the group has unsettled messages, with the counts `undelivered`,
         `retries` and `dead` in the metadata.
         """
-        request = admin_pb2.DeleteGroupRequest(name=name, discard=discard, request_id=_request_id())
+        request = request_of(admin_pb2.DeleteGroupRequest, name=name, discard=discard, request_id=_request_id())
         return deletion_of(await self._ask(lambda stub: stub.DeleteGroup, request))
 
     async def groups(self) -> list[Group]:
         """All groups, as the master knows them."""
 
         async def fetch(last: admin_pb2.Group | None) -> admin_pb2.ListGroupsResponse:
-            request = admin_pb2.ListGroupsRequest(after_id=last.group_id if last else 0)
+            request = request_of(admin_pb2.ListGroupsRequest, after_id=last.group_id if last else 0)
             return await self._ask(lambda stub: stub.ListGroups, request)
 
         return [group_of(group) for group in (await listed(fetch, lambda page: page.groups))[0]]
@@ -283,7 +287,7 @@ class AdminClient:
         """The disk use of one node. `by_topic`: also of each topic, for which the node reads the indexes of all hours,
         in calls of a bounded part each."""
         pages: list[admin_pb2.DiskUse] = []
-        request = admin_pb2.GetDiskUseRequest(by_topic=by_topic)
+        request = request_of(admin_pb2.GetDiskUseRequest, by_topic=by_topic)
         while not pages or request.hour_min:
             page = await self._ask_at(address, lambda stub: stub.GetDiskUse, request, self._timeout_s)
             if 0 < page.next_hour <= request.hour_min:
@@ -308,7 +312,7 @@ class AdminClient:
         from there on; while the node compares, it sends chunks that say so (`comparing`). A node of an earlier version
         sends everything.
         """
-        request = admin_pb2.BackupRequest(stale=stale, held=held_messages(held))
+        request = request_of(admin_pb2.BackupRequest, stale=stale, held=held_messages(held))
         stub = AdminStub(self._cluster.channel(address))
         call = stub.Backup(request, timeout=timeout_s)
         try:

@@ -37,6 +37,7 @@ from tickwheel.client.producer import (
     Producer,
 )
 from tickwheel.client.pulling import PullClient
+from tickwheel.client.requests import request_of
 from tickwheel.client.row_calls import CancelCalls, RescheduleCalls
 from tickwheel.client.schedules import ScheduleClient
 from tickwheel.client.scheduling import Scheduling
@@ -392,7 +393,7 @@ class AsyncClient:
 
     async def get(self, message_id: str, *, content: bool = False) -> Message:
         """The state of a message, and with `content` its payload and meta. Raises NotFound."""
-        return await self._get(scheduler_pb2.GetRequest(id=parse_id(message_id), content=content))
+        return await self._get(request_of(scheduler_pb2.GetRequest, id=parse_id(message_id), content=content))
 
     async def _get(self, request: scheduler_pb2.GetRequest) -> Message:
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.GetResponse:
@@ -449,7 +450,7 @@ class AsyncClient:
 
     async def get_by_key(self, topic: str, unique_key: str, *, content: bool = False) -> Message:
         """The message that holds this key now, as `get`. Raises NotFound if none does."""
-        return await self._get(scheduler_pb2.GetRequest(key=topic_key(topic, unique_key), content=content))
+        return await self._get(request_of(scheduler_pb2.GetRequest, key=topic_key(topic, unique_key), content=content))
 
     # -- what is pending
 
@@ -490,7 +491,8 @@ class AsyncClient:
     ) -> PendingPage:
         """One page of `list_pending`. `after`: `next` of the page before, with the same conditions."""
         chosen = Selection(topic, **conditions)
-        request = scheduler_pb2.ListPendingRequest(
+        request = request_of(
+            scheduler_pb2.ListPendingRequest,
             topic=topic,
             tag=chosen.tag,
             key=chosen.key,
@@ -526,7 +528,8 @@ class AsyncClient:
         if bucket is not None and bucket_ms:
             raise refused("bucket", bucket, "not together with bucket_ms")
         chosen = Selection(topic, **conditions)
-        request = scheduler_pb2.CountPendingRequest(
+        request = request_of(
+            scheduler_pb2.CountPendingRequest,
             topic=topic,
             tag=chosen.tag,
             key=chosen.key,

@@ -37,6 +37,7 @@ from tickwheel.client.errors import (
 from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
+from tickwheel.client.requests import request_of
 from tickwheel.client.settling import acknowledge, by_topic, extend, extend_batch, receipts, settle_batch, together
 from tickwheel.client.timing import sleep
 from tickwheel.proto import consumer_pb2
@@ -700,7 +701,8 @@ def open_request(
 ) -> consumer_pb2.OpenConsumer:
     """The first message of a stream."""
     start_from, start_ms = start
-    return consumer_pb2.OpenConsumer(
+    return request_of(
+        consumer_pb2.OpenConsumer,
         group=group,
         topics=topics,
         start_from=start_from,

@@ -17,6 +17,7 @@ from tickwheel.client.cluster import Cluster
 from tickwheel.client.ids import text_of
 from tickwheel.client.moments import moment_of
 from tickwheel.client.payloads import content_type_of, decoded, json_of
+from tickwheel.client.requests import request_of
 from tickwheel.client.states import DeadCause, enum_of
 from tickwheel.proto import dead_pb2, log_pb2
 from tickwheel.proto.dead_pb2_grpc import DeadLettersStub
@@ -140,7 +141,7 @@ class DeadClient:
 
     async def page(self, group: str, after: str = "", size: int = PAGE) -> DeadPage:
         """One page of `list`. `after`: `next` of the page before."""
-        request = dead_pb2.ListDeadRequest(group=group, page_size=size, page_token=after)
+        request = request_of(dead_pb2.ListDeadRequest, group=group, page_size=size, page_token=after)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ListDeadResponse:
             return await DeadLettersStub(channel).ListDead(request, timeout=try_s)
@@ -160,7 +161,7 @@ class DeadClient:
 
     async def get(self, group: str, number: int) -> DeadLetter:
         """One dead letter with its payload."""
-        request = dead_pb2.GetDeadRequest(group=group, number=number)
+        request = request_of(dead_pb2.GetDeadRequest, group=group, number=number)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.DeadLetter:
             return await DeadLettersStub(channel).GetDead(request, timeout=try_s)
@@ -172,7 +173,7 @@ class DeadClient:
         """Deliver these letters to their group again, with attempts from 1; None: all that exist now."""
         if numbers is not None and not numbers:
             return Changed()
-        request = dead_pb2.ReplayDeadRequest(group=group, numbers=numbers or ())
+        request = request_of(dead_pb2.ReplayDeadRequest, group=group, numbers=numbers or ())
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ChangeDeadResponse:
             return await DeadLettersStub(channel).ReplayDead(request, timeout=try_s)
@@ -189,7 +190,7 @@ class DeadClient:
         """Delete these letters; None: all that exist now."""
         if numbers is not None and not numbers:
             return Changed()
-        request = dead_pb2.PurgeDeadRequest(group=group, numbers=numbers or ())
+        request = request_of(dead_pb2.PurgeDeadRequest, group=group, numbers=numbers or ())
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ChangeDeadResponse:
             return await DeadLettersStub(channel).PurgeDead(request, timeout=try_s)

@@ -30,11 +30,11 @@ def id64_of_text(text: str) -> int:
 
 def parse_id(text: str) -> common_pb2.MessageId:
     """The protobuf id of a text. Raises RequestRefused if the text is no id."""
-    parts = text.split("-")
+    parts = text.split("-") if isinstance(text, str) else ()
     if len(parts) == 3 and all(part.isascii() and part.isdigit() for part in parts):
         group, hour, index = map(int, parts)
         if max(group, hour, index) <= MASK:
             return common_pb2.MessageId(wheel_group=group, hour=hour, index=index)
     limit = "three numbers below 2^32 as group-hour-index"
-    shown = text[:100]
+    shown = str(text)[:100]
     raise RequestRefused(f"id: {shown!r}: {limit}", "INVALID_FIELD", {"field": "id", "value": shown, "limit": limit})

@@ -17,6 +17,7 @@ from tickwheel.client.errors import refused
 from tickwheel.client.ids import id_text
 from tickwheel.client.moments import moment_of, ms_of, span_ms_of, span_of
 from tickwheel.client.payloads import Payload, encoded, with_content_type
+from tickwheel.client.requests import checked_text, request_of
 from tickwheel.client.unique_keys import (
     NO_RULE,
     KeyConflict,
@@ -110,8 +111,13 @@ def meta_of(
         return None
     if isinstance(tags, str):
         raise refused("tags", tags, "a list of texts")
-    return common_pb2.MessageMeta(
-        key=key, tags=tags, headers=headers or {}, message_group=message_group, unique_key=unique_key
+    return request_of(
+        common_pb2.MessageMeta,
+        key=key,
+        tags=tags,
+        headers=headers or {},
+        message_group=message_group,
+        unique_key=unique_key,
     )
 
 
@@ -170,16 +176,21 @@ def row_of(
         name, rule = checked_key(unique_key), rule_of(on_key_conflict, key_until_settled)
     else:
         check_no_rule(on_key_conflict, key_until_settled, "unique_key")
-    headers = rest.get("headers")
-    if isinstance(payload, str):
-        payload = payload.encode()
-    elif not isinstance(payload, bytes):
-        payload, content_type = encoded(payload)
-        if content_type:
-            headers = with_content_type(headers, content_type)
+    topic = checked_text("topic", topic)
+    payload, headers = content_of(payload, rest.get("headers"))
     meta = meta_of(rest.get("key", ""), rest.get("tags", ()), headers, rest.get("message_group", ""), name)
     serialized = meta.SerializeToString() if meta is not None else b""
     return Row(topic, payload, kind, when, serialized, jitter_ms_of(jitter), name, rule)
+
+
+def content_of(payload: Payload, headers: Mapping[str, str] | None) -> tuple[bytes, Mapping[str, str] | None]:
+    """The bytes of a payload, and the headers with its content type. Raises RequestRefused."""
+    if isinstance(payload, bytes):
+        return payload, headers
+    if isinstance(payload, str):
+        return checked_text("payload", payload).encode(), headers
+    payload, content_type = encoded(payload)
+    return payload, with_content_type(headers, content_type) if content_type else headers
 
 
 def jitter_ms_of(jitter: timedelta | None) -> int:

@@ -19,6 +19,7 @@ from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import refused
 from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.moments import moment_of, span_ms_of
+from tickwheel.client.requests import request_of
 from tickwheel.client.states import Settlement, StartFrom, start_of
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
@@ -110,7 +111,8 @@ class PullClient:
         `lease`: None for the cluster's own.
         """
         place, start_ms = start_of(start_from, 0)
-        request = consumer_pb2.PullRequest(
+        request = request_of(
+            consumer_pb2.PullRequest,
             group=group,
             topic=topic,
             topics=topics,

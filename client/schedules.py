@@ -18,8 +18,10 @@ import grpc
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import TickwheelError, refused
 from tickwheel.client.ids import text_of
-from tickwheel.client.messages import jitter_ms_of, meta_of
+from tickwheel.client.messages import content_of, jitter_ms_of, meta_of
 from tickwheel.client.moments import moment_if, moment_of, ms_of, span_ms_of, span_of
+from tickwheel.client.payloads import Payload
+from tickwheel.client.requests import checked_text, request_of
 from tickwheel.proto import schedules_pb2
 from tickwheel.proto.schedules_pb2_grpc import SchedulesStub
 
@@ -31,6 +33,7 @@ N = TypeVar("N")
 P = TypeVar("P", bound=StrEnum)
 
 REQUEST_ID_CHARACTERS_MAX = 58
+COUNT_MAX = 1 << 48
 """Of a backfill: the parts of a long one get numbers behind it."""
 PAGE = 500
 TRY_TIMEOUT_S = 10.0
@@ -245,25 +248,42 @@ def _spec(
     """When it runs. Raises RequestRefused for a wrong argument."""
     if (cron is None) == (every is None):
         raise refused("cron", "none" if cron is None else cron, "exactly one of cron and every")
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 1 << 64:
-        raise refused("count", count, "a whole number from 1, or 0 for no limit")
-    spec = schedules_pb2.ScheduleSpec(
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= COUNT_MAX:
+        raise refused("count", count, f"a whole number from 1 to {COUNT_MAX}, or 0 for no limit")
+    spec = request_of(
+        schedules_pb2.ScheduleSpec,
         zone=zone,
-        start_ms=ms_of("start", start) if start is not None else 0,
-        end_ms=ms_of("end", end) if end is not None else 0,
+        start_ms=_after_1970("start", start) if start is not None else 0,
+        end_ms=_after_1970("end", end) if end is not None else 0,
         count=count,
         jitter_ms=jitter_ms_of(jitter),
     )
     if cron is not None:
-        spec.cron = cron
+        spec.cron = checked_text("cron", cron)
     if every is not None:
-        spec.interval_ms = span_ms_of("every", every)
+        spec.interval_ms = _above_zero("every", every)
     return spec
+
+
+def _after_1970(field_name: str, moment: datetime) -> int:
+    """In milliseconds. 0 would mean none. Raises RequestRefused."""
+    ms = ms_of(field_name, moment)
+    if ms <= 0:
+        raise refused(field_name, moment, "after 1970-01-01T00:00Z")
+    return ms
+
+
+def _above_zero(field_name: str, span: timedelta) -> int:
+    """In milliseconds. 0 would mean the default, or none. Raises RequestRefused."""
+    ms = span_ms_of(field_name, span)
+    if ms <= 0:
+        raise refused(field_name, span, "above zero")
+    return ms
 
 
 def _policy(field_name: str, given: P, known: Mapping[P, N]) -> N:
     """The number of a policy. Raises RequestRefused for anything else."""
-    number = known.get(given)
+    number = known.get(given) if isinstance(given, str) else None
     if number is None:
         raise refused(field_name, given, ", ".join(known))
     return number
@@ -293,7 +313,7 @@ class ScheduleClient:
         self,
         name: str,
         topic: str,
-        payload: bytes | str,
+        payload: Payload,
         *,
         cron: str | None = None,
         every: timedelta | None = None,
@@ -327,34 +347,40 @@ class ScheduleClient:
         """
         if missed_window is not None and missed != Missed.ALL:
             raise refused("missed_window", missed_window, "only with missed=Missed.ALL")
-        definition = schedules_pb2.ScheduleDefinition(
+        content, headers = content_of(payload, headers)
+        definition = request_of(
+            schedules_pb2.ScheduleDefinition,
             name=name,
             spec=_spec(cron, every, zone, start, end, count, jitter),
             topic=topic,
-            payload=payload.encode() if isinstance(payload, str) else payload,
+            payload=content,
             meta=meta_of(key, tags, headers, message_group),
             missed=_policy("missed", missed, _MISSED),
-            missed_window_ms=span_ms_of("missed_window", missed_window) if missed_window is not None else 0,
-            late_ms_max=span_ms_of("late_max", late_max) if late_max is not None else 0,
+            missed_window_ms=_above_zero("missed_window", missed_window) if missed_window is not None else 0,
+            late_ms_max=_above_zero("late_max", late_max) if late_max is not None else 0,
             overlap=_policy("overlap", overlap, _OVERLAP),
         )
         answer = await self._ask(
             lambda stub: stub.Put,
-            schedules_pb2.PutScheduleRequest(
-                definition=definition, if_absent=if_absent, expected_revision=expected_revision, paused=paused
+            request_of(
+                schedules_pb2.PutScheduleRequest,
+                definition=definition,
+                if_absent=if_absent,
+                expected_revision=expected_revision,
+                paused=paused,
             ),
         )
         return PutResult(_schedule(answer.schedule), answer.created, answer.changed)
 
     async def get(self, name: str) -> Schedule:
         """One schedule with its last and its next ten runs. Raises NotFound."""
-        answer = await self._ask(lambda stub: stub.Get, schedules_pb2.GetScheduleRequest(name=name))
+        answer = await self._ask(lambda stub: stub.Get, request_of(schedules_pb2.GetScheduleRequest, name=name))
         return _schedule(answer.schedule, upcoming_ms=answer.upcoming_ms)
 
     async def list(self, prefix: str = "", *, content: bool = False) -> AsyncIterator[Schedule]:
         """All whose name begins with `prefix`, by name, fetched in pages. `content`: with payload, key, tags, headers
         and message group."""
-        request = schedules_pb2.ListSchedulesRequest(prefix=prefix, page_size=PAGE, content=content)
+        request = request_of(schedules_pb2.ListSchedulesRequest, prefix=prefix, page_size=PAGE, content=content)
         while True:
             page = await self._ask(lambda stub: stub.List, request)
             for found in page.schedules:
@@ -365,18 +391,18 @@ class ScheduleClient:
 
     async def pause(self, name: str, *, expected_revision: int = 0) -> Schedule:
         """Make no more runs. Those made ahead for a later time are cancelled. No error if it is paused."""
-        request = schedules_pb2.PauseScheduleRequest(name=name, expected_revision=expected_revision)
+        request = request_of(schedules_pb2.PauseScheduleRequest, name=name, expected_revision=expected_revision)
         return _schedule(await self._ask(lambda stub: stub.Pause, request))
 
     async def resume(self, name: str, *, expected_revision: int = 0) -> Schedule:
         """Go on with the first planned time from now on; those that passed meanwhile are no missed runs."""
-        request = schedules_pb2.ResumeScheduleRequest(name=name, expected_revision=expected_revision)
+        request = request_of(schedules_pb2.ResumeScheduleRequest, name=name, expected_revision=expected_revision)
         return _schedule(await self._ask(lambda stub: stub.Resume, request))
 
     async def trigger(self, name: str, *, request_id: str | None = None) -> ScheduleRun:
         """Make one run now, beside the plan, also while it is paused. `request_id`: a call with the same one makes no
         second run."""
-        request = schedules_pb2.TriggerScheduleRequest(name=name, request_id=_request_id(request_id))
+        request = request_of(schedules_pb2.TriggerScheduleRequest, name=name, request_id=_request_id(request_id))
         return _run((await self._ask(lambda stub: stub.Trigger, request)).run)
 
     async def backfill(self, name: str, start: datetime, end: datetime, *, request_id: str | None = None) -> int:
@@ -387,8 +413,12 @@ class ScheduleClient:
         makes no run twice.
         """
         base = _request_id(request_id)
-        request = schedules_pb2.BackfillScheduleRequest(
-            name=name, request_id=base, from_ms=ms_of("start", start), until_ms=ms_of("end", end)
+        request = request_of(
+            schedules_pb2.BackfillScheduleRequest,
+            name=name,
+            request_id=base,
+            from_ms=ms_of("start", start),
+            until_ms=ms_of("end", end),
         )
         made = parts = 0
         while True:
@@ -410,7 +440,7 @@ class ScheduleClient:
     async def delete(self, name: str, *, expected_revision: int = 0) -> bool:
         """Delete it; runs made ahead for a later time are cancelled. False: there was none, or an earlier try of this
         call, whose answer was lost, has deleted it."""
-        request = schedules_pb2.DeleteScheduleRequest(name=name, expected_revision=expected_revision)
+        request = request_of(schedules_pb2.DeleteScheduleRequest, name=name, expected_revision=expected_revision)
         return (await self._ask(lambda stub: stub.Delete, request)).deleted
 
     async def preview(
@@ -428,7 +458,8 @@ class ScheduleClient:
         """The first planned times of such a schedule after a moment (None: now), without creating it."""
         if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= 1_000:
             raise refused("times", times, "a whole number from 1 to 1000")
-        request = schedules_pb2.PreviewScheduleRequest(
+        request = request_of(
+            schedules_pb2.PreviewScheduleRequest,
             spec=_spec(cron, every, zone, start, end, count, None),
             after_ms=ms_of("after", after) if after is not None else 0,
             times=times,
@@ -440,6 +471,6 @@ class ScheduleClient:
 def _request_id(given: str | None) -> str:
     if given is None:
         return uuid.uuid4().hex
-    if not 1 <= len(given) <= REQUEST_ID_CHARACTERS_MAX:
+    if not 1 <= len(checked_text("request_id", given)) <= REQUEST_ID_CHARACTERS_MAX:
         raise refused("request_id", given, f"1 to {REQUEST_ID_CHARACTERS_MAX} characters of [A-Za-z0-9_-.]")
     return given

@@ -18,6 +18,7 @@ import grpc
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of, ms_of, range_ms, span_ms_of
+from tickwheel.client.requests import request_of
 from tickwheel.client.states import SweepState, enum_of
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
@@ -70,7 +71,8 @@ class Selection:
 
 def _wanted(chosen: Selection) -> scheduler_pb2.Selection:
     """A selection for a node."""
-    return scheduler_pb2.Selection(
+    return request_of(
+        scheduler_pb2.Selection,
         topic=chosen.topic,
         tag=chosen.tag,
         key=chosen.key,
@@ -175,7 +177,9 @@ class SweepClient:
     async def cancel(self, selection: Selection, *, job_id: str | None = None) -> Sweep:
         """Start a job that cancels messages; returns at once. Use `follow` or `wait` for its end."""
         return await self._begin(
-            scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=_wanted(selection), cancel=True)
+            request_of(
+                scheduler_pb2.BeginSweepRequest, job_id=job_id or _new(), selection=_wanted(selection), cancel=True
+            )
         )
 
     async def reschedule(
@@ -190,7 +194,7 @@ class SweepClient:
     ) -> Sweep:
         """Start a job that moves all `at` a time, which `due_ms` states in milliseconds, all to `delay` from now, or
         each by `shift`; returns at once."""
-        request = scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=_wanted(selection))
+        request = request_of(scheduler_pb2.BeginSweepRequest, job_id=job_id or _new(), selection=_wanted(selection))
         if (at is not None) + (delay is not None) + (due_ms is not None) + (shift is not None) != 1:
             raise refused("when", "none or several", "exactly one of at, delay, due_ms and shift")
         if at is not None:
@@ -211,7 +215,7 @@ class SweepClient:
 
     async def get(self, job_id: str) -> Sweep:
         """The state of a job. Raises NotFound if the cluster does not know it; it keeps the last 64."""
-        request = scheduler_pb2.GetSweepRequest(job_id=job_id)
+        request = request_of(scheduler_pb2.GetSweepRequest, job_id=job_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
             return await SchedulerStub(channel).GetSweep(request, timeout=try_s)
@@ -229,7 +233,7 @@ class SweepClient:
 
     async def stop(self, job_id: str) -> Sweep:
         """Stop a job. Messages already cancelled or moved stay so."""
-        request = scheduler_pb2.StopSweepRequest(job_id=job_id)
+        request = request_of(scheduler_pb2.StopSweepRequest, job_id=job_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
             return await SchedulerStub(channel).StopSweep(request, timeout=try_s)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tickwheel.client.errors import Fault, RequestRefused, refused
 from tickwheel.client.moments import moment_of
+from tickwheel.client.requests import request_of
 from tickwheel.proto import common_pb2
 
 UNIQUE_KEY_BYTES_MAX = 255
@@ -166,4 +167,4 @@ def outcome_of(number: int) -> KeyOutcome:
 
 def topic_key(topic: str, unique_key: str) -> common_pb2.TopicKey:
     """Names the message that holds a key. Raises RequestRefused if there can be no such key."""
-    return common_pb2.TopicKey(topic=topic, unique_key=checked_key(unique_key))
+    return request_of(common_pb2.TopicKey, topic=topic, unique_key=checked_key(unique_key))

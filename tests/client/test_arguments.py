@@ -1,0 +1,93 @@
+"""Arguments of a wrong kind: each is refused with its name, its value and what it takes, and nothing is done."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tickwheel.client import AsyncClient, RequestRefused, Right
+from tickwheel.client.rights import Grant
+from tickwheel.testing import FakeCluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SOON = timedelta(seconds=5)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+HALF = "a\udcff"
+"""Half of a pair of surrogates, which no UTF-8 has: what Python makes of other bytes on a command line."""
+
+
+def put(**changes: Any) -> Callable[[Any], Awaitable[Any]]:
+    """A put of a schedule that is right but for these."""
+    given = {"name": "s", "topic": "t", "payload": b"x"} | ({} if "cron" in changes else {"every": SOON}) | changes
+    return lambda client: client.schedules.put(given.pop("name"), given.pop("topic"), given.pop("payload"), **given)
+
+
+def sent(**changes: Any) -> Callable[[Any], Awaitable[Any]]:
+    """A schedule of a message that is right but for these."""
+    given = {"topic": "t", "payload": b"x", "delay": SOON} | changes
+    return lambda client: client.schedule(given.pop("topic"), given.pop("payload"), **given)
+
+
+WRONG: list[tuple[str, object, Callable[[Any], Awaitable[Any]]]] = [
+    *((field, value, put(**{field: value})) for field, value in (
+        ("name", 5), ("name", HALF), ("topic", 5), ("topic", HALF), ("payload", HALF),
+        ("cron", 5), ("cron", HALF), ("zone", 5), ("every", timedelta(0)), ("every", -SOON), ("start", EPOCH),
+        ("end", EPOCH), ("end", EPOCH - SOON), ("count", 1 << 60), ("late_max", timedelta(0)), ("late_max", -SOON),
+        ("missed", []), ("overlap", {}), ("key", 5), ("tags", [5]), ("headers", ["a"]), ("headers", {"a": 5}),
+        ("headers", {"a": HALF}), ("message_group", 5), ("paused", "yes"), ("expected_revision", -1),
+        ("expected_revision", "1"), ("if_absent", "no"),
+    )),
+    *((field, value, sent(**{field: value})) for field, value in (
+        ("topic", 5), ("topic", None), ("topic", HALF), ("payload", HALF), ("key", 5), ("key", HALF), ("tags", [5]),
+        ("headers", {"a": 5}), ("message_group", HALF), ("unique_key", HALF),
+    )),
+    ("name", 5, lambda client: client.schedules.get(5)),
+    ("name", HALF, lambda client: client.schedules.pause(HALF)),
+    ("name", 5, lambda client: client.schedules.delete(5)),
+    ("request_id", 5, lambda client: client.schedules.trigger("s", request_id=5)),
+    ("id", 5, lambda client: client.cancel(5)),
+    ("id", None, lambda client: client.get(None)),
+    ("topic", 5, lambda client: client.cancel_by_key(5, "k")),
+    ("topic", HALF, lambda client: client.get_by_key(HALF, "k")),
+    ("name", 5, lambda client: client.admin.create_topic(5)),
+    ("name", HALF, lambda client: client.admin.create_group(HALF, ["t"])),
+    ("topics", [5], lambda client: client.admin.create_group("g", [5])),
+    ("numbers", ["x"], lambda client: client.dead.purge("g", ["x"])),
+    ("numbers", [-1], lambda client: client.dead.replay("g", [-1])),
+    ("name", 5, lambda client: client.access.set_role(5, [Grant((Right.READ,))])),
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client() -> AsyncIterator[AsyncClient]:
+    """Of a cluster in memory."""
+    async with FakeCluster() as cluster, AsyncClient(cluster.address) as client:
+        await client.admin.create_topic("t")
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "call"), WRONG, ids=[f"{number}-{wrong[0]}" for number, wrong in enumerate(WRONG)]
+)
+async def test_refused_with_name_value_and_limit(
+    client: AsyncClient, field: str, value: object, call: Callable[[Any], Awaitable[Any]]
+) -> None:
+    """Before it travels; a request beside it is not touched."""
+    with pytest.raises(RequestRefused) as refusal:
+        await call(client)
+    assert refusal.value.field == field and refusal.value.limit, str(refusal.value)
+    assert refusal.value.value in (str(value), repr(value))
+    assert [schedule async for schedule in client.schedules.list()] == []
+    assert (await client.count_pending()).total == 0
+
+
+async def test_a_schedule_takes_what_a_message_takes(client: AsyncClient) -> None:
+    """A dict becomes JSON, with its content type."""
+    put = await client.schedules.put("s", "t", {"text": "stand up"}, every=SOON, paused=True)
+    assert put.schedule.payload == b'{"text":"stand up"}'
+    assert put.schedule.headers == {"content-type": "application/json"}
+    assert await client.schedules.delete("s")
