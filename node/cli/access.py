@@ -104,7 +104,7 @@ def user_token(
 ) -> None:
     """Create a token and print its secret, once. Nodes keep only its hash."""
     use_json(as_json)
-    counts = duration(lifetime) if lifetime else None
+    counts = duration("--lifetime", lifetime) if lifetime else None
     created = ask(address, lambda client: client.access.create_token(user, label=label, lifetime=counts))
     if as_json:
         print_json(as_dict(created))

@@ -57,7 +57,7 @@ def backup(
     A copy that breaks goes on by itself: with the same node, and after a minute also with the others of the addresses.
     """
     use_json(as_json)
-    patience_s = duration(retry_for).total_seconds()
+    patience_s = duration("--retry-for", retry_for).total_seconds()
     with importing():
         from tickwheel.node.backup_files import BackupError, BackupWriter, origin_facts
         from tickwheel.storage.disk import DiskError

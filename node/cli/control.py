@@ -57,7 +57,7 @@ def group_reset(
     as_json: AsJson = False,
 ) -> None:
     """Reset a group to another place. Deliveries in flight become invalid, and attempts begin at 1."""
-    start_from, start_ms = place(to)
+    start_from, start_ms = place("--to", to)
     _change_group(
         address,
         as_json,

@@ -12,6 +12,7 @@ _RIGHTS = "`tickwheel whoami` shows who you are to the cluster, `tickwheel conte
 _LATER = "repeat it; `tickwheel top` shows how busy the cluster is"
 _LOOK = "see whether it took effect before you repeat it: `tickwheel get`, `tickwheel list`"
 _HELP = "`tickwheel COMMAND --help` shows what is allowed"
+_NAMES = "`tickwheel list`, `topic list`, `group list`, `schedules list` and `member list` show what there is"
 _DATA = "read docs/DEPLOY.md, The data is damaged, before you change anything"
 
 HINTS: Mapping[str, str] = {
@@ -24,7 +25,7 @@ HINTS: Mapping[str, str] = {
     "SEQUENCE_GAP": "one program at a time may use a producer id: give each its own",
     "SEQUENCE_FORGOTTEN": "one program at a time may use a producer id: give each its own",
     "SEQUENCE_TAKEN": "one program at a time may use a producer id: give each its own",
-    "UNKNOWN_NAME": "`tickwheel list`, `topic list`, `group list` and `member list` show what there is",
+    "UNKNOWN_NAME": _NAMES,
     "KEY_TAKEN": "`tickwheel get --topic T --unique-key K` shows the message that holds it; --on-key-conflict "
     "use-existing or replace says what to do instead",
     "NAME_TAKEN": "take another name, or change what has this one",
@@ -44,7 +45,7 @@ HINTS: Mapping[str, str] = {
     "INVALID_ARGUMENT": _HELP,
     "FAILED_PRECONDITION": _STATUS,
     "OUT_OF_RANGE": _HELP,
-    "NOT_FOUND": "`tickwheel list`, `topic list`, `group list` and `member list` show what there is",
+    "NOT_FOUND": _NAMES,
     "PERMISSION_DENIED": _RIGHTS,
     "RESOURCE_EXHAUSTED": _LATER,
     "CANCELLED": _LOOK,
@@ -56,6 +57,7 @@ HINTS: Mapping[str, str] = {
     "CONFIG": "`tickwheel config reference` explains every field",
     "CONTEXT": "`tickwheel context list` shows the contexts, `tickwheel context --help` what to do with them",
     "DATA": _DATA,
+    "GATEWAY_CONFIG": "docs/HTTP.md explains every field; --check only reads the file",
     "LOCAL_CLUSTER": "`tickwheel up --help` shows how to take another directory or other ports",
     "NODE_ENDED": "`tickwheel up --node ID` starts it again, with the same --data",
     "NOT_CONFIRMED": "--yes confirms it without a question",

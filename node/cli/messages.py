@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-import sys
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +22,7 @@ from tickwheel.node.cli.output import (
     moment_ms,
     open_client,
     out,
+    payload_of,
     place,
     print_json,
     print_table,
@@ -71,8 +71,8 @@ def _when(delay: str | None, at: str | None, level: int | None) -> dict[str, Any
     if (delay is not None) + (at is not None) + (level is not None) != 1:
         raise typer.BadParameter("give exactly one of --delay, --at and --level")
     if delay is not None:
-        return {"delay": duration(delay)}
-    return {"due_ms": moment_ms(at)} if at is not None else {"level": level}
+        return {"delay": duration("--delay", delay)}
+    return {"due_ms": moment_ms("--at", at)} if at is not None else {"level": level}
 
 
 def _content(payload: bytes | None) -> dict[str, str]:
@@ -127,16 +127,14 @@ def schedule(
     use_json(as_json)
     when = _when(delay, at, level)
     if jitter is not None:
-        when["jitter"] = duration(jitter)
-    if (payload is None) == (file is None):
-        raise typer.BadParameter("give either a payload or --file")
+        when["jitter"] = duration("--jitter", jitter)
     if any("=" not in item for item in header):
         raise typer.BadParameter("--header needs NAME=VALUE")
     headers = dict(item.split("=", 1) for item in header)
     if unique_key is None and (on_key_conflict is not None or key_until_settled):
         raise typer.BadParameter("--on-key-conflict and --key-until-settled go with --unique-key")
     conflict = KeyConflict[on_key_conflict.name] if on_key_conflict is not None else None
-    content = sys.stdin.buffer.read() if payload == "-" else file.read_bytes() if file else str(payload).encode()
+    content = payload_of(payload, file)
 
     async def go() -> None:
         async with open_client(address) as client:
@@ -192,8 +190,8 @@ def consume(
         raise typer.BadParameter("give at most one of --no-ack, --nack and --dead")
     if ((delay is not None or level) and not nack) or (delay is not None and level):
         raise typer.BadParameter("--delay and --level go with --nack, and only one of them")
-    pause = duration(delay) if delay is not None else None
-    where, start_ms = place(start_from)
+    pause = duration("--delay", delay) if delay is not None else None
+    where, start_ms = place("--start-from", start_from)
 
     def show(delivery: Delivery) -> None:
         if as_json:

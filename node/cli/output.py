@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -27,6 +29,7 @@ from tickwheel.node.cli.contexts import access_for
 from tickwheel.node.cli.hints import hint_for
 
 PIPE_WIDTH_MAX = 100_000
+_NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -176,12 +179,12 @@ def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: 
     return asyncio.run(go())
 
 
-def duration(text: str) -> timedelta:
-    """`250ms`, `5s`, `1h30m`; a usage error otherwise."""
+def duration(option: str, text: str) -> timedelta:
+    """`250ms`, `5s`, `1h30m`; otherwise a usage error that names the option."""
     try:
         return duration_of(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text[:40]!r}: {error}") from None
+        raise typer.BadParameter(f"{text[:40]!r}: {error}", param_hint=option) from None
 
 
 def span_text(ms: int) -> str:
@@ -194,20 +197,33 @@ def span_text(ms: int) -> str:
     return "".join(parts) or "0s"
 
 
-def moment_ms(text: str) -> int:
-    """Milliseconds since 1970, or a time in ISO 8601 (without a zone: local); a usage error otherwise."""
-    if text.lstrip("-").isdigit():
-        return int(text)
+def moment_ms(option: str, text: str) -> int:
+    """Milliseconds since 1970, or a time in ISO 8601 (without a zone: local); otherwise a usage error that names the
+    option."""
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r}: a time is milliseconds since 1970 or ISO 8601") from None
-    return round(moment.timestamp() * 1_000)
+        if _NUMBER.fullmatch(text):
+            return int(text)
+        return round(datetime.fromisoformat(text).timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        limit = "a time is milliseconds since 1970 or ISO 8601"
+        raise typer.BadParameter(f"{text[:40]!r}: {limit}", param_hint=option) from None
 
 
-def place(text: str) -> tuple[str, int]:
+def payload_of(payload: str | None, file: Path | None) -> bytes:
+    """Of an argument (`-`: standard input) or a file. A usage error unless exactly one is given.
+
+    An argument's bytes are taken as the shell gave them, UTF-8 or not.
+    """
+    if (payload is None) == (file is None):
+        raise typer.BadParameter("give either a payload or --file")
+    if file is not None:
+        return file.read_bytes()
+    return sys.stdin.buffer.read() if payload == "-" else os.fsencode(str(payload))
+
+
+def place(option: str, text: str) -> tuple[str, int]:
     """The start of a group for the clients: earliest, latest, or (`time`, milliseconds since 1970)."""
-    return (text, 0) if text in {"earliest", "latest"} else ("time", moment_ms(text))
+    return (text, 0) if text in {"earliest", "latest"} else ("time", moment_ms(option, text))
 
 
 def ms_text(span: timedelta) -> str:

@@ -52,8 +52,8 @@ def selection(topic: str, tag: str, key: str, key_prefix: str, after: str | None
         "tag": tag,
         "key": key,
         "key_prefix": key_prefix,
-        "due_ms_min": moment_ms(after) if after else 0,
-        "due_ms_max": moment_ms(until) if until else 0,
+        "due_ms_min": moment_ms("--from", after) if after else 0,
+        "due_ms_max": moment_ms("--until", until) if until else 0,
     }
 
 

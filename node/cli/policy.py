@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tickwheel.client import ExponentialBackoff, RetryPolicy
+from tickwheel.client.moments import duration_of
 from tickwheel.node.cli.output import duration
 
 MAX_DEFAULT = "2h"
@@ -33,7 +34,7 @@ def policy_from(
         if longest is not None or jitter:
             raise typer.BadParameter("--retry-max and --retry-jitter need --retry-initial")
         return RetryPolicy(attempts_max=attempts_max)
-    first = duration(initial)
-    maximum = duration(longest) if longest is not None else max(duration(MAX_DEFAULT), first)
+    first = duration("--retry-initial", initial)
+    maximum = duration("--retry-max", longest) if longest is not None else max(duration_of(MAX_DEFAULT), first)
     backoff = ExponentialBackoff(initial=first, factor=factor, maximum=maximum, jitter=jitter)
     return RetryPolicy(backoff=backoff, attempts_max=attempts_max)

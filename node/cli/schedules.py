@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -34,8 +33,10 @@ from tickwheel.node.cli.output import (
     moment_ms,
     open_client,
     out,
+    payload_of,
     print_json,
     print_table,
+    span_text,
     time_text,
     use_json,
 )
@@ -82,10 +83,10 @@ def _timing(cron: str | None, every: str | None, zone: str, start: str | None, e
         raise typer.BadParameter("give exactly one of --cron and --every")
     return {
         "cron": cron,
-        "every": duration(every) if every is not None else None,
+        "every": duration("--every", every) if every is not None else None,
         "zone": zone,
-        "start": moment_of(moment_ms(start)) if start is not None else None,
-        "end": moment_of(moment_ms(end)) if end is not None else None,
+        "start": moment_of(moment_ms("--start", start)) if start is not None else None,
+        "end": moment_of(moment_ms("--end", end)) if end is not None else None,
     }
 
 
@@ -245,11 +246,9 @@ def put(
     """Create a schedule, or replace the one of this name. Repeating the same changes nothing."""
     use_json(as_json)
     timing = _timing(cron, every, zone, start, end)
-    if (payload is None) == (file is None):
-        raise typer.BadParameter("give either a payload or --file")
     if any("=" not in item for item in header):
         raise typer.BadParameter("--header needs NAME=VALUE")
-    content = sys.stdin.buffer.read() if payload == "-" else file.read_bytes() if file else str(payload).encode()
+    content = payload_of(payload, file)
 
     async def go(client: AsyncClient) -> PutResult:
         return await client.schedules.put(
@@ -258,10 +257,10 @@ def put(
             content,
             **timing,
             count=count,
-            jitter=duration(jitter) if jitter is not None else None,
+            jitter=duration("--jitter", jitter) if jitter is not None else None,
             missed=missed,
-            missed_window=duration(missed_window) if missed_window is not None else None,
-            late_max=duration(late_max) if late_max is not None else None,
+            missed_window=duration("--missed-window", missed_window) if missed_window is not None else None,
+            late_max=duration("--late-max", late_max) if late_max is not None else None,
             overlap=overlap,
             key=key,
             tags=tag,
@@ -373,7 +372,10 @@ def _later(run: ScheduleRun) -> str:
     """How much later than planned it is due."""
     if run.due is None or run.outcome == RunOutcome.TRIGGERED:
         return ""
-    return f"{(run.due - run.planned).total_seconds():,.3f} s" if run.due > run.planned else ""
+    if run.due <= run.planned:
+        return ""
+    late_s = (run.due - run.planned).total_seconds()
+    return f"{late_s:.3f} s" if late_s < 60 else span_text(round(late_s) * 1_000)
 
 
 @schedules_group.command("list")
@@ -450,7 +452,7 @@ def backfill(
 ) -> None:
     """Make the runs of a past time again, due at once."""
     use_json(as_json)
-    from_ms, until_ms = moment_ms(start), moment_ms(end)
+    from_ms, until_ms = moment_ms("--from", start), moment_ms("--until", end)
 
     async def go() -> int:
         async with open_client(address) as client:
@@ -501,7 +503,7 @@ def preview(
     """Show when such a schedule would run, without creating it."""
     use_json(as_json)
     timing = _timing(cron, every, zone, start, end)
-    moment = moment_of(moment_ms(after)) if after is not None else None
+    moment = moment_of(moment_ms("--after", after)) if after is not None else None
     found = ask(address, lambda client: client.schedules.preview(**timing, count=count, after=moment, times=times))
     if as_json:
         print_json([_ms(moment) for moment in found])

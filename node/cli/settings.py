@@ -9,13 +9,12 @@ from typing import Annotated, Any, cast, get_type_hints
 import typer
 
 from tickwheel.client import Settings
-from tickwheel.client.moments import MILLISECOND
+from tickwheel.client.moments import MILLISECOND, duration_of
 from tickwheel.client.settings import SettingChanges
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
     as_dict,
     ask,
-    duration,
     json_name,
     print_json,
     print_table,
@@ -52,7 +51,7 @@ def settings_set(
             raise typer.BadParameter(f"{change}: must be NAME=VALUE, where NAME is one of {', '.join(_TYPES)}")
         try:
             values[name] = _value(_TYPES[name], text)
-        except (ValueError, typer.BadParameter) as error:
+        except ValueError as error:
             raise typer.BadParameter(f"{change}: {error}") from None
     new = cast(SettingChanges, values)
     _show_settings(ask(address, lambda client: client.admin.update_settings(**new)), as_json)
@@ -77,7 +76,7 @@ def _value(kind: type, text: str) -> object:
             raise ValueError("true or false")
         return text == "true"
     if kind is timedelta:
-        return timedelta(milliseconds=int(text)) if text.lstrip("-").isdigit() else duration(text)
+        return timedelta(milliseconds=int(text)) if text.lstrip("-").isdigit() else duration_of(text)
     return int(text)
 
 

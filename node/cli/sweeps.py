@@ -160,11 +160,11 @@ def reschedule(
     chosen = selection(topic, tag, key, key_prefix, after, until)
     when: dict[str, Any] = {}
     if at is not None:
-        when["due_ms"] = moment_ms(at)
+        when["due_ms"] = moment_ms("--at", at)
     if delay is not None:
-        when["delay"] = duration(delay)
+        when["delay"] = duration("--delay", delay)
     if later is not None or earlier is not None:
-        when["shift"] = duration(later) if later is not None else -duration(str(earlier))
+        when["shift"] = duration("--later", later) if later is not None else -duration("--earlier", str(earlier))
     if len(when) != 1 or (later is not None and earlier is not None):
         raise typer.BadParameter("give exactly one of --at, --delay, --later and --earlier")
 

@@ -134,7 +134,7 @@ def group_create(
 ) -> None:
     """Create a consumer group."""
     use_json(as_json)
-    where, start_ms = place(start_from)
+    where, start_ms = place("--start-from", start_from)
     policy = policy_from(initial, factor, longest, jitter, attempts_max)
     group = ask(
         address,

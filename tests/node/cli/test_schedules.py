@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +134,25 @@ def test_backfill(run: Run) -> None:
     assert run("get", "past", "--json").json["runs_backfilled"] == 7
     none = run("backfill", "past", "--from", "2026-01-01T01:00Z", "--until", "2026-01-01T02:00Z")
     assert none.out == "No run was planned then\n"
+
+
+def test_a_backfilled_run_is_days_later(run: Run) -> None:
+    """Said as a duration, not as millions of seconds."""
+    run("put", "late", "pasts", "x", "--cron", "0 0 * * *")
+    run("backfill", "late", "--from", "2026-01-01T00:00Z", "--until", "2026-01-02T00:00Z")
+    line = next(line for line in run("get", "late").out.splitlines() if line.startswith("2026-01-01"))
+    assert re.search(r"backfilled +[0-9]+d([0-9]+h)?([0-9]+m)?([0-9]+s)? ", line), line
+
+
+def test_bytes_that_are_no_text(run: Run) -> None:
+    """A payload's are sent as they are; a name of them is refused, for people and as JSON."""
+    made = run("put", "bytes", "pasts", "a\udcffb", "--every", "1h", "--paused", "--json")
+    assert made.code == 0 and b"a\xffb".hex() in made.json.values(), made.json
+    for word in ("put", "get", "pause", "resume", "trigger", "delete"):
+        rest = ("pasts", "x", "--every", "1h") if word == "put" else ()
+        refused = run(word, "a\udcff", *rest)
+        assert refused.code == cli.EXIT_FAILED and "name: 'a\\udcff': a text of UTF-8" in refused.err, refused
+        assert json.loads(run(word, "a\udcff", *rest, "--json").err)["field"] == "name"
 
 
 def test_preview(run: Run) -> None:

@@ -33,6 +33,28 @@ def test_an_unknown_option_and_a_bad_number_are_usage_errors(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["schedule", "t", "x", "--delay=-5s"], "--delay: '-5s'"),
+        (["schedule", "t", "x", "--delay", "1s", "--jitter", "some"], "--jitter: 'some'"),
+        (["schedule", "t", "x", "--at", "\u00b2"], "--at: '\u00b2'"),
+        (["schedule", "t", "x", "--at", "0001-01-01"], "--at: '0001-01-01'"),
+        (["schedule", "t", "x", "--at", "9" * 5_000], "--at: '999"),
+        (["schedules", "put", "s", "t", "x", "--every", "soon"], "--every: 'soon'"),
+        (["schedules", "put", "s", "t", "x", "--every", "5s", "--late-max", "1x"], "--late-max: '1x'"),
+        (["schedules", "backfill", "s", "--from", "--5", "--until", "2026-01-01"], "--from: '--5'"),
+        (["pending", "reschedule", "t", "--earlier", "x", "--yes"], "--earlier: 'x'"),
+        (["group", "create", "g", "t", "--retry-initial", "x"], "--retry-initial: 'x'"),
+    ],
+)
+def test_wrong_times_name_their_option(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the value, and what a time or duration is."""
+    assert cli.run(arguments) == cli.EXIT_USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert named in said and ("a duration is" in said or "a time is" in said)
+
+
+@pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (["up", "--data", FILE], cli.EXIT_FAILED),
