@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote_to_bytes
 
-from fastapi import Depends, Path, Query, Request, Security
+from fastapi import Depends, Path, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CollectorRegistry
 
@@ -15,12 +16,11 @@ from tickwheel.client.errors import refused
 from tickwheel.gateway.clients import Clients
 from tickwheel.gateway.idempotency import Idempotency
 from tickwheel.gateway.models import Problem, Scheduled
-from tickwheel.gateway.problems import MEDIA_TYPE, TITLES
+from tickwheel.gateway.problems import MEDIA_TYPE, TITLES, NotJsonError
 
 if TYPE_CHECKING:
     from tickwheel.gateway.traces import GatewayTracing
 
-PAGE_MAX = 1_000
 TOKEN_LENGTH_MAX = 4_096
 
 
@@ -36,6 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     404: _error(404, "no schedule 'report' exists", "UNKNOWN_NAME", field="name", value="report"),
     409: _error(409, "expected_revision: 7: the schedule has revision 9", "WRONG_STATE", field="expected_revision"),
     413: _error(413, "a body has at most 8,388,608 bytes, and its content-length says how many", "TOO_LARGE"),
+    415: _error(415, "content-type: text/plain: application/json", "INVALID_FIELD", field="content-type"),
     422: _error(
         422, "late_max: 2d: 1s to 1d, or 0s", "INVALID_FIELD", field="late_max", value="2d", limit="1s to 1d, or 0s"
     ),
@@ -93,4 +94,38 @@ async def client_of(request: Request, token: Token) -> AsyncIterator[AsyncClient
 
 Caller = Annotated[AsyncClient, Depends(client_of)]
 TopicName = Annotated[str, Path(min_length=1, max_length=200)]
-Text = Annotated[str, Query(max_length=1_000)]
+
+
+def is_utf8(request: Request) -> None:
+    """Raise RequestRefused for a path or query that is not: a name of other bytes would become another name."""
+    for place, raw in (("path", request.scope["raw_path"]), ("query", request.scope["query_string"])):
+        try:
+            unquote_to_bytes(raw).decode()
+        except UnicodeDecodeError:
+            raise refused(place, raw.decode("ascii", "replace"), "percent-encoded UTF-8") from None
+
+
+def has_json_body(request: Request) -> None:
+    """Raise NotJsonError for a body of another content type. Browsers send such a body for any site unasked."""
+    if not has_body(request):
+        return
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        shown, limit = given[:100] or "none", "application/json"
+        facts = {"field": "content-type", "value": shown, "limit": limit}
+        raise NotJsonError(f"content-type: {shown}: {limit}", "INVALID_FIELD", facts)
+
+
+def has_body(request: Request) -> bool:
+    """Whether a body comes with the request."""
+    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0").strip("0") != ""
+
+
+def has_no_query(request: Request) -> None:
+    """Raise RequestRefused for a query: this call takes none."""
+    for name, value in request.query_params.items():
+        raise refused(name, value, "no field of this query")
+
+
+NO_QUERY = [Depends(has_no_query)]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import Counter, generate_latest
@@ -22,17 +22,21 @@ from tickwheel.client import (
     KeyOutcome,
     NotFound,
     PermissionRefused,
+    RequestRefused,
     RescheduleOutcome,
     TickwheelError,
 )
-from tickwheel.gateway.api import ERRORS, PAGE_MAX, Api, Caller, Text, Token, TopicName, api_of
+from tickwheel.client.errors import refused
+from tickwheel.gateway.api import ERRORS, NO_QUERY, Api, Caller, Token, TopicName, api_of, has_json_body, is_utf8
 from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, KeyReusedError, unique_key_of
 from tickwheel.gateway.models import (
     Cancelled,
+    Look,
     MessageView,
     Moved,
     NewMessage,
     NewTopic,
+    Page,
     Pending,
     Scheduled,
     TopicView,
@@ -48,7 +52,7 @@ BODY_BYTES_MAX = 8 << 20
 MessageId = Annotated[str, Path(min_length=1, max_length=100, description="As `id` of the receipt.")]
 UniqueKey = Annotated[str, Path(max_length=255, description="Percent-encoded.")]
 
-messages = APIRouter(prefix="/v1", responses=ERRORS)
+messages = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(is_utf8), Depends(has_json_body)])
 itself = APIRouter(include_in_schema=False)
 
 
@@ -58,6 +62,7 @@ itself = APIRouter(include_in_schema=False)
     response_model=Scheduled,
     responses={200: {"model": Scheduled, "description": "Another message holds the unique key; nothing is scheduled"}},
     summary="Schedule a message",
+    dependencies=NO_QUERY,
 )
 async def schedule(
     topic: TopicName,
@@ -121,12 +126,12 @@ async def _schedule_once(
 
 
 @messages.get("/messages/{id}", summary="A message and its state")
-async def get(id: MessageId, client: Caller, content: bool = False) -> MessageView:
+async def get(id: MessageId, client: Caller, look: Annotated[Look, Query()]) -> MessageView:
     """`content`: with payload, key, tags and headers."""
-    return MessageView.of(await client.get(id, content=content))
+    return MessageView.of(await client.get(id, content=look.content))
 
 
-@messages.delete("/messages/{id}", response_model=Cancelled, summary="Cancel a message")
+@messages.delete("/messages/{id}", response_model=Cancelled, summary="Cancel a message", dependencies=NO_QUERY)
 async def cancel(id: MessageId, client: Caller) -> Cancelled | JSONResponse:
     """The outcome is final. 409: it was dispatched before."""
     outcome = await client.cancel(id)
@@ -135,7 +140,7 @@ async def cancel(id: MessageId, client: Caller) -> Cancelled | JSONResponse:
     return _not_done("id", id, outcome, "cancelled")
 
 
-@messages.patch("/messages/{id}", response_model=Moved, summary="Move a message to another time")
+@messages.patch("/messages/{id}", response_model=Moved, summary="Move a message to another time", dependencies=NO_QUERY)
 async def reschedule(id: MessageId, when: When, client: Caller) -> Moved | JSONResponse:
     """The outcome is final. The message keeps its id."""
     outcome, receipt = await client.reschedule(id, **when.options())
@@ -149,12 +154,16 @@ BY_KEY = "/topics/{topic}/unique-keys/{unique_key:path}"
 
 
 @messages.get(BY_KEY, summary="The message that holds a unique key")
-async def get_by_key(topic: TopicName, unique_key: UniqueKey, client: Caller, content: bool = False) -> MessageView:
+async def get_by_key(
+    topic: TopicName, unique_key: UniqueKey, client: Caller, look: Annotated[Look, Query()]
+) -> MessageView:
     """404: no message holds it. `content`: with payload, key, tags and headers."""
-    return MessageView.of(await client.get_by_key(topic, unique_key, content=content))
+    return MessageView.of(await client.get_by_key(topic, unique_key, content=look.content))
 
 
-@messages.delete(BY_KEY, response_model=Cancelled, summary="Cancel the message that holds a unique key")
+@messages.delete(
+    BY_KEY, response_model=Cancelled, summary="Cancel the message that holds a unique key", dependencies=NO_QUERY
+)
 async def cancel_by_key(topic: TopicName, unique_key: UniqueKey, client: Caller) -> Cancelled | JSONResponse:
     """The outcome is final. 404: no message holds the key. 409: it was dispatched before."""
     outcome, id = await client.cancel_by_key(topic, unique_key)
@@ -163,7 +172,12 @@ async def cancel_by_key(topic: TopicName, unique_key: UniqueKey, client: Caller)
     return _not_done("unique_key", unique_key, outcome, "cancelled")
 
 
-@messages.patch(BY_KEY, response_model=Moved, summary="Move the message that holds a unique key to another time")
+@messages.patch(
+    BY_KEY,
+    response_model=Moved,
+    summary="Move the message that holds a unique key to another time",
+    dependencies=NO_QUERY,
+)
 async def reschedule_by_key(
     topic: TopicName, unique_key: UniqueKey, when: When, client: Caller
 ) -> Moved | JSONResponse:
@@ -175,45 +189,32 @@ async def reschedule_by_key(
 
 
 @messages.get("/topics/{topic}/messages", response_model=Pending, summary="Pending messages, in order of delivery")
-async def pending(
-    topic: TopicName,
-    client: Caller,
-    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
-    after: Text = "",
-    content: bool = False,
-    tag: Text = "",
-    key: Text = "",
-    due_from: Text = "",
-    due_before: Text = "",
-) -> Pending | JSONResponse:
+async def pending(topic: TopicName, client: Caller, page: Annotated[Page, Query()]) -> Pending:
     """`after`: `next` of the page before, with the same conditions. A page may be empty and still have a next one."""
-    times = []
-    for name, text in (("due_from", due_from), ("due_before", due_before)):
-        try:
-            times.append(moment_of(text) if text else None)
-        except ValueError as error:
-            return problem(422, f"{name}: {text}: {error}", "INVALID_FIELD", field=name, value=text, limit=str(error))
-    page = await client.pending_page(
-        topic,
-        content=content,
-        meta=True,
-        page_size=limit,
-        after=after,
-        tag=tag,
-        key=key,
-        due_from=times[0],
-        due_before=times[1],
-    )
-    return Pending(messages=[MessageView.of(message) for message in page.messages], next=page.next)
+    try:
+        found = await client.pending_page(
+            topic,
+            content=page.content,
+            meta=True,
+            page_size=page.limit,
+            after=page.after,
+            tag=page.tag,
+            key=page.key,
+            due_from=moment_of(page.due_from) if page.due_from is not None else None,
+            due_before=moment_of(page.due_before) if page.due_before is not None else None,
+        )
+    except RequestRefused as error:
+        raise (refused("after", page.after, error.limit) if error.field == "page_token" else error) from None
+    return Pending(messages=[MessageView.of(message) for message in found.messages], next=found.next)
 
 
-@messages.get("/topics", summary="All topics")
+@messages.get("/topics", summary="All topics", dependencies=NO_QUERY)
 async def topics(client: Caller) -> list[TopicView]:
     """In the order in which they were made."""
     return [TopicView.of(topic) for topic in await client.admin.topics()]
 
 
-@messages.put("/topics/{topic}", summary="Create a topic; no error if the same one exists")
+@messages.put("/topics/{topic}", summary="Create a topic; no error if the same one exists", dependencies=NO_QUERY)
 async def create_topic(topic: TopicName, kind: NewTopic, client: Caller) -> TopicView:
     """Topics also come into being with their first message, if the cluster's settings allow that."""
     return TopicView.of(await client.admin.create_topic(topic, fifo=kind.fifo))
@@ -296,6 +297,8 @@ async def _of_validation(request: Request, error: RequestValidationError) -> JSO
 
 
 async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
+    if error.status_code == 400 and error.__cause__ is not None:  # bytes that are no UTF-8, or nested too deep
+        return problem(400, f"the body is not JSON: {error.__cause__}", "INVALID_JSON", field="body")
     return problem(error.status_code, str(error.detail), "HTTP", headers=error.headers)
 
 

@@ -35,11 +35,12 @@ def gateway(
         read = read_config(config)
     except GatewayConfigError as error:
         for line in str(error).splitlines():
-            fail(line, "CONFIG", {})
+            fail(line, "GATEWAY_CONFIG", {})
         raise typer.Exit(EXIT_CONFIG) from None
     if check:
+        count = len(read.targets)
         print(
-            f"{config}: {len(read.targets)} targets, "
+            f"{config}: {count} target{'s' if count != 1 else ''}, "
             + (f"REST API on {read.listen.bind}" if read.listen else "no REST API")
             + (", the console beside it" if read.console else "")
         )

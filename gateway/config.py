@@ -18,6 +18,8 @@ from tickwheel.client.moments import duration_of
 from tickwheel.gateway.addresses import is_public, literal
 from tickwheel.gateway.breaker import FAILURES_MAX
 from tickwheel.gateway.signing import secret_of
+from tickwheel.node.state.names import check_group_name, check_topic_name
+from tickwheel.wheel.filters import FILTER_RULE, normalised
 
 FILE_BYTES_MAX = 1 << 20
 URL_LENGTH_MAX = 2_000
@@ -125,6 +127,28 @@ class Target(_Section):
     """`ce-type` of the posts."""
     filter: str = ""
     """Tags that a new group takes."""
+
+    @field_validator("group")
+    @classmethod
+    def _is_group(cls, group: str) -> str:
+        if rule := check_group_name(group):
+            raise ValueError(rule)
+        return group
+
+    @field_validator("topics")
+    @classmethod
+    def _are_topics(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
+        for topic in topics:
+            if rule := check_topic_name(topic):
+                raise ValueError(f"{topic[:100]!r}: {rule}")
+        return topics
+
+    @field_validator("filter")
+    @classmethod
+    def _is_filter(cls, filter: str) -> str:
+        if normalised(filter) is None:
+            raise ValueError(FILTER_RULE)
+        return filter
 
     @field_validator("timeout")
     @classmethod

@@ -17,6 +17,7 @@ from tickwheel.client.moments import duration_of
 from tickwheel.client.moments import moment_of as datetime_of_ms
 
 INT64_MAX = (1 << 63) - 1
+PAGE_MAX = 1_000
 TRACE_HEADERS = frozenset({"traceparent", "tracestate", "tickwheel-sent-ms"})
 """Of messages that a gateway with traces has scheduled; the last is SENT_HEADER of client/tracing.py."""
 
@@ -274,6 +275,23 @@ class MessageView(Model):
             attempts=message.attempts,
             group=message.group,
         )
+
+
+class Look(Model):
+    """How much of a message is wanted."""
+
+    content: bool = Field(False, description="With payload, key, tags and headers.")
+
+
+class Page(Look):
+    """Which pending messages, and which page of them."""
+
+    limit: int = Field(100, ge=1, le=PAGE_MAX)
+    after: str = Field("", max_length=1_000, description="`next` of the page before, with the same conditions.")
+    tag: str = Field("", max_length=1_000)
+    key: str = Field("", max_length=1_000)
+    due_from: Moment | None = None
+    due_before: Moment | None = None
 
 
 class Pending(Model):

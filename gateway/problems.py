@@ -39,6 +39,10 @@ TITLES = {
 VALUE_LENGTH_MAX = 200
 
 
+class NotJsonError(RequestRefused):
+    """The caller's: the body has another content type."""
+
+
 def problem(
     status: int,
     detail: str,
@@ -90,6 +94,8 @@ def problem_of(error: TickwheelError) -> JSONResponse:
 
 
 def _status_of(error: TickwheelError) -> int:
+    if isinstance(error, NotJsonError):
+        return 415
     if isinstance(error, RequestRefused):
         return 409 if error.reason in ("NAME_TAKEN", "WRONG_STATE", "FILTER_DIFFERS", "KEY_REUSED") else 422
     if isinstance(error, PermissionRefused):

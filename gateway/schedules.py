@@ -14,7 +14,6 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import unquote_to_bytes
 
 import grpc
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
@@ -24,7 +23,7 @@ from tickwheel.client.cluster import TRY_TIMEOUT_S
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of
 from tickwheel.client.schedules import TRY_TIMEOUT_S as BACKFILL_TRY_S
-from tickwheel.gateway.api import ERRORS, Caller
+from tickwheel.gateway.api import ERRORS, NO_QUERY, Caller, has_json_body, is_utf8
 from tickwheel.gateway.models import Model
 from tickwheel.gateway.schedule_models import (
     Backfill,
@@ -61,15 +60,6 @@ KEY_PATTERN = "^[A-Za-z0-9_.-]{1,64}$"
 REPLAYED = "Idempotent-Replayed"
 
 
-def is_utf8(request: Request) -> None:
-    """Raise RequestRefused for a path or query that is not: a name of other bytes would become another name."""
-    for field, raw in (("path", request.scope["raw_path"]), ("query", request.scope["query_string"])):
-        try:
-            unquote_to_bytes(raw).decode()
-        except UnicodeDecodeError:
-            raise refused(field, raw.decode("ascii", "replace"), "percent-encoded UTF-8") from None
-
-
 def is_no_forgery(request: Request) -> None:
     """Raise PermissionRefused for a change that a page of another site lets a browser send.
 
@@ -80,12 +70,6 @@ def is_no_forgery(request: Request) -> None:
         return
     facts = {"field": "Origin", "value": origin, "limit": "a page of this host"}
     raise PermissionRefused(f"Origin: {origin[:100]}: a page of this host", "FORGED", facts)
-
-
-def has_no_query(request: Request) -> None:
-    """Raise RequestRefused for a query: this call takes none."""
-    for name, value in request.query_params.items():
-        raise refused(name, value, "no field of this query")
 
 
 Name = Annotated[
@@ -102,9 +86,10 @@ Key = Annotated[
         description="A repeat with the same key gets the first answer, through any gateway. A schedule remembers 16.",
     ),
 ]
-NO_QUERY = [Depends(has_no_query)]
 
-schedules = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(is_utf8), Depends(is_no_forgery)])
+schedules = APIRouter(
+    prefix="/v1", responses=ERRORS, dependencies=[Depends(is_utf8), Depends(has_json_body), Depends(is_no_forgery)]
+)
 
 
 RUN: dict[str, Any] = {

@@ -16,7 +16,7 @@ from tickwheel.gateway.models import Model
 from tickwheel.gateway.schedule_models import Backfill, NewSchedule
 from tickwheel.gateway.schedules import in_the_callers_words
 
-ERRORS = {"400", "401", "403", "404", "409", "413", "422", "429", "503", "504"}
+ERRORS = {"400", "401", "403", "404", "409", "413", "415", "422", "429", "503", "504"}
 
 
 async def never() -> bool:

@@ -200,7 +200,10 @@ async def dead_letters(client: AsyncClient, group: str, count: int) -> dict[byte
 
 BAD = [
     ("POST", "/v1/topics/t/messages", b"{", 400, "body"),
-    ("POST", "/v1/topics/t/messages", b"[" * 100_000, 400, ""),
+    ("POST", "/v1/topics/t/messages", b"[" * 100_000, 400, "body"),
+    ("POST", "/v1/topics/t/messages", b'{"text": "\xff", "delay": "1s"}', 400, "body"),
+    ("POST", "/v1/topics/t%ff/messages", {"text": "x", "delay": "1s"}, 422, "path"),
+    ("POST", "/v1/topics/t/messages?delay=1s", {"text": "x", "delay": "1s"}, 422, "delay"),
     ("POST", "/v1/topics/t/messages", {}, 422, "body"),
     ("POST", "/v1/topics/t/messages", {"text": "x"}, 422, "body"),
     ("POST", "/v1/topics/t/messages", {"json": {"a": float("nan")}, "delay": "1s"}, 422, "body"),
@@ -218,7 +221,12 @@ BAD = [
     ("GET", "/v1/messages/0-1-1", None, 404, ""),
     ("PATCH", "/v1/messages/nonsense", {"delay": "1s"}, 422, "id"),
     ("GET", "/v1/topics/t/messages?limit=0", None, 422, "limit"),
-    ("GET", "/v1/topics/t/messages?after=nonsense", None, 422, "page_token"),
+    ("GET", "/v1/topics/t/messages?after=nonsense", None, 422, "after"),
+    ("GET", "/v1/topics/t/messages?tags=eu", None, 422, "tags"),
+    ("GET", "/v1/topics/t/messages?tag=%ff", None, 422, "query"),
+    ("GET", "/v1/messages/0-1-1?contents=true", None, 422, "contents"),
+    ("DELETE", "/v1/messages/0-1-1?if=pending", None, 422, "if"),
+    ("DELETE", "/v1/topics/t/unique-keys/%ff", None, 422, "path"),
     ("GET", "/v1/topics/t/messages?due_from=x", None, 422, "due_from"),
     ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "1s", "unique_key": ""}, 422, "unique_key"),
     ("POST", "/v1/topics/t/messages", {"text": "x", "delay": "1s", "unique_key": "ä" * 128}, 422, "unique_key"),
@@ -248,6 +256,11 @@ async def test_bad_requests_are_problems_with_field_and_limit(cluster: LocalClus
             assert headers["content-type"] == "application/problem+json" and answer["detail"] and answer["reason"]
             assert not field or answer["field"].startswith(field), answer
         assert (await call("POST", "/v1/topics/t/messages", io.BytesIO(b" " * (9 << 20))))[0] == 413
+        for method, path in (("POST", "/v1/topics/t/messages"), ("PUT", "/v1/schedules/t"), ("PUT", "/v1/topics/t")):
+            form = {"content-type": "application/x-www-form-urlencoded"}  # what curl sends unless told otherwise
+            got, answer, _ = await call(method, path, b'{"text": "x", "delay": "1s"}', **form)
+            assert (got, answer["field"], answer["limit"]) == (415, "content-type", "application/json"), answer
+            assert answer["value"] == form["content-type"]
 
 
 async def test_posts_are_signed_events(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -354,7 +367,7 @@ async def test_two_gateways_share_the_work_through_kills(cluster: LocalCluster, 
 
     config = tmp_path / "b.toml"
     async with receiving(respond) as receiver, AsyncClient(cluster.addresses) as client:
-        await asyncio.to_thread(config.write_text, target("shared", f"{receiver.url}?by=b"))
+        await asyncio.to_thread(config.write_text, target("shared", f"{receiver.url}?by=b", "timeout = '10m'"))
         words = ("gateway", "--config", config, "--addresses", ",".join(cluster.addresses))
         dying = await asyncio.create_subprocess_exec(*COMMAND, *words)
         try:
