@@ -37,7 +37,7 @@ from tickwheel.client.producer import (
     Producer,
 )
 from tickwheel.client.pulling import PullClient
-from tickwheel.client.requests import request_of
+from tickwheel.client.requests import checked_count, request_of
 from tickwheel.client.row_calls import CancelCalls, RescheduleCalls
 from tickwheel.client.schedules import ScheduleClient
 from tickwheel.client.scheduling import Scheduling
@@ -582,8 +582,8 @@ class AsyncClient:
         renewed.
         """
         self.cluster.check_open()
-        if messages_max < 0:
-            raise refused("messages_max", messages_max, "0 (any number) or more")
+        checked_count("credits", credits, 1)
+        checked_count("messages_max", messages_max, 0, "0 (any number) or more")
         lease_ms = span_ms_of("lease", lease) if lease is not None else 0
         if lease_ms < 0:
             raise refused("lease", lease, "not negative")

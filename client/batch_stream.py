@@ -79,6 +79,7 @@ class BatchStream:
         self._refused = False
         self._changed = asyncio.Event()
         self._talking: asyncio.Task[Fault | None] | None = None
+        self._talking_to = ""
         self._running: asyncio.Task[None] | None = None
         self._deadline: Deadline | None = None
         self.reconnects = 0
@@ -126,8 +127,9 @@ class BatchStream:
             if not batch.doubt.exists:
                 self._number(batch)
 
-    def _moved(self, _address: str) -> None:
-        if self._talking is not None:
+    def _moved(self, address: str) -> None:
+        # A call that got no answer has the master forgotten: it may be found again where this stream is.
+        if self._talking is not None and address != self._talking_to:
             self._talking.cancel()
 
     # -- the loop
@@ -164,6 +166,7 @@ class BatchStream:
         """Open a stream at the master and use it until it ends. Returns the fault that ended it, or None."""
         assert self._deadline is not None
         address = await self._cluster.master(self._deadline, patient=True)
+        self._talking_to = address
         self._talking = talking = asyncio.ensure_future(self._talk(address))
         try:
             fault = await unless_left(talking)

@@ -121,6 +121,7 @@ class Consumer:
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[SettleReceipt]] = {}
         self._acks_count = 0
         self._talking: asyncio.Task[Fault] | None = None
+        self._talking_to = ""
         self._running: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._closing = False
@@ -385,8 +386,9 @@ class Consumer:
             self._cluster.watch(self, self._moved)
             self._running = asyncio.ensure_future(self._run())
 
-    def _moved(self, _address: str) -> None:
-        if self._talking is not None:
+    def _moved(self, address: str) -> None:
+        # A call that got no answer has the master forgotten: it may be found again where this stream is.
+        if self._talking is not None and address != self._talking_to:
             self._talking.cancel()
 
     async def _run(self) -> None:
@@ -425,6 +427,7 @@ class Consumer:
 
     async def _stream_once(self, deadline: Deadline) -> Fault:
         address = await self._cluster.master(deadline, patient=True)
+        self._talking_to = address
         self._talking = asyncio.ensure_future(self._talk(address))
         try:
             fault = await unless_left(self._talking)

@@ -57,6 +57,13 @@ def checked_text(field: str, value: object) -> str:
     raise refused(field, repr(value), TEXT)
 
 
+def checked_count(field: str, value: object, least: int, limit: str = "") -> int:
+    """The value, if it is a whole number from `least` on. `limit` says so in other words. Raises RequestRefused."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 32:
+        raise refused(field, repr(value), limit or f"a whole number from {least} on")
+    return value
+
+
 def _refusal(kind: Any, fields: dict[str, Any]) -> RequestRefused | None:
     """For the first field that cannot be set; None if each can."""
     for name, value in fields.items():

@@ -32,6 +32,7 @@ from tickwheel.client.errors import TickwheelError, refused
 from tickwheel.client.handler_threads import HandlerThreads
 from tickwheel.client.handling import DEFAULT_RULES, Dead, Drop, Handler, Retry, Rules, action_of
 from tickwheel.client.moments import span_ms_of
+from tickwheel.client.requests import checked_count
 from tickwheel.client.states import StartFrom
 from tickwheel.client.timing import Timer
 from tickwheel.client.worker_metrics import TopicMetrics, WorkerMetrics
@@ -124,14 +125,12 @@ class Worker:
         """`handlers`: by topic. A coroutine function runs on the loop, any other function in a thread. It gets the
         Delivery and does not settle it. Raises RequestRefused for a wrong argument.
         """
+        if not isinstance(handlers, Mapping):
+            raise refused("handlers", repr(handlers), "a mapping of topics to functions")
         if not handlers:
             raise refused("handlers", "none", "a handler for at least one topic")
-        concurrency = options.get("concurrency", CONCURRENCY)
-        if concurrency < 1:
-            raise refused("concurrency", concurrency, "1 or more")
-        prefetch = options.get("prefetch", concurrency)
-        if prefetch < 0:
-            raise refused("prefetch", prefetch, "0 or more")
+        concurrency = checked_count("concurrency", options.get("concurrency", CONCURRENCY), 1)
+        prefetch = checked_count("prefetch", options.get("prefetch", concurrency), 0)
         self._client = client
         self._time = client.cluster.time
         self.group = group
@@ -426,7 +425,13 @@ def _completed(handler: Callable[[Delivery], object] | Handler, timeout: timedel
     timeout = handler.timeout or timeout
     if timeout is not None and span_ms_of("timeout", timeout) <= 0:
         raise refused("timeout", timeout, "more than nothing")
-    return Handler(handler.call, timeout, {**rules, **handler.on_error})
+    rules = {**rules, **handler.on_error}
+    for kind, rule in rules.items():
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise refused("on_error", repr(kind), "a class of exceptions")
+        if not (isinstance(rule, Retry | Dead | Drop) or callable(rule)):
+            raise refused("on_error", repr(rule), "Retry(), Dead(), Drop() or a function that returns one of them")
+    return Handler(handler.call, timeout, rules)
 
 
 def _hold_max(handlers: Collection[Handler], waiting: float) -> timedelta:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tickwheel.client import AsyncClient, RequestRefused, Right
+from tickwheel.client import AsyncClient, Delivery, RequestRefused, Retry, Right, Worker
 from tickwheel.client.rights import Grant
 from tickwheel.testing import FakeCluster
 
@@ -60,6 +60,29 @@ WRONG: list[tuple[str, object, Callable[[Any], Awaitable[Any]]]] = [
     ("numbers", [-1], lambda client: client.dead.replay("g", [-1])),
     ("name", 5, lambda client: client.access.set_role(5, [Grant((Right.READ,))])),
 ]  # fmt: skip
+
+
+async def handle(_delivery: Delivery) -> None:
+    """Nothing."""
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("concurrency", "3"), ("concurrency", 0), ("concurrency", True), ("prefetch", -1), ("prefetch", 1.5),
+    ("on_error", "x"), ("on_error", 3), ("handlers", [handle]), ("credits", 0), ("credits", "a"), ("filter", 5),
+    ("messages_max", "1"),
+])  # fmt: skip
+async def test_workers_and_consumers(client: AsyncClient, field: str, value: Any) -> None:
+    """When they are made. A rule for what is no exception, or that is none, would never be found."""
+    with pytest.raises(RequestRefused) as refusal:
+        if field in ("credits", "filter", "messages_max"):
+            client.consumer("g", "t", **{field: value})
+        elif field == "handlers":
+            Worker(client, "g", value)
+        elif field == "on_error":
+            Worker(client, "g", {"t": handle}, on_error={value: Retry()} if value == "x" else {ValueError: value})
+        else:
+            Worker(client, "g", {"t": handle}, **{field: value})
+    assert refusal.value.field == field and refusal.value.value == repr(value) and refusal.value.limit
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -164,6 +164,21 @@ async def test_consumer_follows_the_master_and_repeats_settlements(nodes: list[F
     assert len(nodes[0].state.settled) == 50
 
 
+async def test_a_master_that_is_found_again_keeps_its_streams(nodes: list[FakeNode]) -> None:
+    """One call that a busy master did not answer ends no stream there: what a consumer holds does not come again."""
+    async with AsyncClient(nodes[0].address) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t") as consumer, client.producer() as producer:
+            delivery = await anext(aiter(consumer))
+            await (await producer.send("t", b"y", delay_ms=60_000))
+            nodes[0].refusals.append(Refusal(grpc.StatusCode.UNAVAILABLE, "NO_MASTER", "busy"))
+            await client.schedule("t", b"z", delay_ms=60_000)
+            receipt = await delivery.ack()
+            await (await producer.send("t", b"y", delay_ms=60_000))
+            assert (receipt.settled, receipt.stale) == (1, 0)
+            assert consumer.reconnects == producer.reconnects == 0
+
+
 async def test_batches_are_settled_whole(nodes: list[FakeNode]) -> None:
     """The fast path: one settlement a batch, credits come back by themselves."""
     async with AsyncClient(nodes[0].address) as client:
