@@ -18,8 +18,9 @@ from tickwheel.client.moments import duration_of
 from tickwheel.gateway.addresses import is_public, literal
 from tickwheel.gateway.breaker import FAILURES_MAX
 from tickwheel.gateway.signing import secret_of
+from tickwheel.node.failure import Failure
+from tickwheel.node.state.filtering import checked_filter
 from tickwheel.node.state.names import check_group_name, check_topic_name
-from tickwheel.wheel.filters import FILTER_RULE, normalised
 
 FILE_BYTES_MAX = 1 << 20
 URL_LENGTH_MAX = 2_000
@@ -146,8 +147,9 @@ class Target(_Section):
     @field_validator("filter")
     @classmethod
     def _is_filter(cls, filter: str) -> str:
-        if normalised(filter) is None:
-            raise ValueError(FILTER_RULE)
+        found = checked_filter(filter)
+        if isinstance(found, Failure):
+            raise ValueError(found.metadata["limit"])
         return filter
 
     @field_validator("timeout")
