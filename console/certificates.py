@@ -77,13 +77,14 @@ class TokenFile:
     be read, or that others may read, lets nobody in.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises RequestRefused with the place of every bad line."""
+    def __init__(self, path: Path, field: str = "--tokens") -> None:
+        """`field`: what errors call the file. Raises RequestRefused with the place of every bad line."""
         self._path = path
+        self._field = field
         self._content = self._read()
         self._tokens, wrong = parsed(self._content, path)
         if wrong:
-            raise refused("--tokens", path, f"lines of a name and its token; {_told(wrong)}")
+            raise refused(field, path, f"lines of a name and its token; {_told(wrong)}")
         self._looked_s = time.monotonic()
         self._fault = ""
 
@@ -116,20 +117,20 @@ class TokenFile:
                 self._check(os.fstat(descriptor))
                 content = content_of(descriptor, FILE_BYTES_MAX)
         except OSError as error:
-            raise refused("--tokens", self._path, f"cannot be read: {error.strerror}") from error
+            raise refused(self._field, self._path, f"cannot be read: {error.strerror}") from error
         if content is None:
-            raise refused("--tokens", self._path, f"at most {FILE_BYTES_MAX:,} bytes")
+            raise refused(self._field, self._path, f"at most {FILE_BYTES_MAX:,} bytes")
         return content
 
     def _check(self, found: os.stat_result) -> None:
         if not is_file(found):
-            raise refused("--tokens", self._path, "a file")
+            raise refused(self._field, self._path, "a file")
         if found.st_uid not in (0, os.geteuid()):
             owner = f"a file of the console's user or of root; user {found.st_uid} owns it"
-            raise refused("--tokens", self._path, owner)
+            raise refused(self._field, self._path, owner)
         if found.st_mode & 0o077:
             mode = stat.S_IMODE(found.st_mode)
-            raise refused("--tokens", self._path, f"for its owner alone (chmod 600); its mode is {mode:03o}")
+            raise refused(self._field, self._path, f"for its owner alone (chmod 600); its mode is {mode:03o}")
 
 
 def parsed(content: bytes, path: Path) -> tuple[Mapping[str, str], list[str]]:

@@ -89,12 +89,17 @@ def check_authority(client_ca: Path | None, tokens: Path | None, cert_file: Path
         raise refused("--client-ca" if client_ca is None else "--tokens", "absent", "both or neither")
     if cert_file is None:
         raise refused("--cert-file", "absent", "HTTPS: without it no browser shows a certificate")
+    check_authority_file("--client-ca", client_ca)
+
+
+def check_authority_file(field: str, path: Path) -> None:
+    """Raise RequestRefused unless the file has certificates of an authority."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(client_ca)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
     except ssl.SSLError as error:
-        raise refused("--client-ca", client_ca, f"certificates of an authority, in PEM: {error}") from error
+        raise refused(field, path, f"certificates of an authority, in PEM: {error}") from error
     except OSError as error:
-        raise refused("--client-ca", client_ca, f"cannot be read: {error.strerror}") from error
+        raise refused(field, path, f"cannot be read: {error.strerror}") from error
 
 
 @app.callback(invoke_without_command=True)

@@ -30,8 +30,8 @@ VIEWS_MAX = 200
 VIEW_IDLE_S = 600.0
 
 STRANGER = "nobody-is-logged-in"
-"""The token of visitors who are not logged in: a cluster with rights knows no such token. Without any token it would
-take each of them for the holder of the console's own certificate."""
+"""The token of visitors who are not logged in, and of callers of the REST API without one: a cluster with rights knows
+no such token. Without any token it would take each of them for the holder of the console's or gateway's certificate."""
 
 OpenClient = Callable[[str], AsyncClient]
 """Makes a client of the cluster from a token."""

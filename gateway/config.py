@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from tickwheel.client.errors import RequestRefused
 from tickwheel.client.moments import duration_of
+from tickwheel.console.certificates import TokenFile
+from tickwheel.console.cli import check_authority_file
 from tickwheel.gateway.addresses import is_public, literal
 from tickwheel.gateway.breaker import FAILURES_MAX
 from tickwheel.gateway.signing import secret_of
@@ -31,6 +34,14 @@ DEAD_ON = (400, 405, 410, 413, 415, 422)
 
 class GatewayConfigError(Exception):
     """A configuration that a gateway must not start with. Its text has one line a problem."""
+
+
+def _ask(check: Callable[[], object]) -> None:
+    """Run a check of the console's. Raises ValueError with what it refuses."""
+    try:
+        check()
+    except RequestRefused as error:
+        raise ValueError(error.metadata["limit"]) from None
 
 
 def _span(value: object) -> object:
@@ -96,6 +107,30 @@ class ConsoleSection(_Section):
     """Further names under which browsers come, as behind a proxy."""
     reports: Path | None = None
     """A directory of chaos runs, whose reports are shown."""
+    client_ca: Path | None = None
+    """The authority of browsers' certificates, by which users may log in."""
+    tokens: Path | None = None
+    """The tokens of those users (console/certificates.py); read again when the file changes."""
+
+    @field_validator("client_ca")
+    @classmethod
+    def _is_authority(cls, client_ca: Path | None) -> Path | None:
+        if client_ca is not None:
+            _ask(lambda: check_authority_file("client_ca", client_ca))
+        return client_ca
+
+    @field_validator("tokens")
+    @classmethod
+    def _has_tokens(cls, tokens: Path | None) -> Path | None:
+        if tokens is not None:
+            _ask(lambda: TokenFile(tokens, "tokens"))
+        return tokens
+
+    @model_validator(mode="after")
+    def _has_both(self) -> ConsoleSection:
+        if (self.client_ca is None) != (self.tokens is None):
+            raise ValueError("client_ca and tokens go together")
+        return self
 
     @field_validator("reports")
     @classmethod
@@ -191,6 +226,11 @@ class GatewayConfig(_Section):
     """Absent: no console."""
     targets: dict[str, Target] = Field(default_factory=dict)
 
+    @property
+    def listen_secure(self) -> bool:
+        """Whether callers reach it by HTTPS."""
+        return self.listen is not None and self.listen.cert_file is not None
+
     @field_validator("traces")
     @classmethod
     def _can_be_traced(cls, traces: bool) -> bool:
@@ -216,6 +256,8 @@ class GatewayConfig(_Section):
             raise ValueError("neither [listen] nor [targets.NAME]: nothing to do")
         if self.console is not None and self.listen is None:
             raise ValueError("[console] needs [listen]: it has the same address")
+        if self.console is not None and self.console.client_ca is not None and not self.listen_secure:
+            raise ValueError("console.client_ca needs listen.cert_file: without HTTPS no browser shows a certificate")
         return self
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,12 @@ from starlette.types import ASGIApp
 
 from tickwheel.client import AsyncClient, TickwheelError, Worker
 from tickwheel.console.app import STREAMS_MAX, application
+from tickwheel.console.certificates import TokenFile
 from tickwheel.console.cli import hosts_of
 from tickwheel.console.door import DoorConfig, cookie_name
-from tickwheel.console.limited_http import LimitedHttp
 from tickwheel.console.reports import Reports
-from tickwheel.console.sessions import Sessions
+from tickwheel.console.serving import CertifiedHttp, Handshake
+from tickwheel.console.sessions import STRANGER, Sessions
 from tickwheel.gateway.api import Api
 from tickwheel.gateway.app import make_app
 from tickwheel.gateway.beside import beside
@@ -107,7 +109,8 @@ class Gateway:
 
     async def _serve(self, client: AsyncClient, listen: Listen) -> None:
         own = listen.credentials == "own"
-        clients = Clients(lambda token: self._make_client(None if own else token))
+        # Without any token a cluster with rights would take each caller for the holder of the gateway's certificate.
+        clients = Clients(lambda token: self._make_client(None if own else token or STRANGER))
 
         async def ready() -> bool:
             try:
@@ -116,26 +119,33 @@ class Gateway:
                 return False
             return True
 
-        sessions = Sessions(self._make)
+        console = self._config.console
+        tokens = console.tokens if console is not None else None
+        authority = console.client_ca if console is not None else None
+        sessions = Sessions(self._make, None if tokens is None else TokenFile(tokens, "console.tokens"))
         rest = make_app(Api(clients, self._registry, own, ready, self._tracing))
-        self._server = _Server(
-            uvicorn.Config(
-                rest if self._config.console is None else _with_console(rest, self._config.console, listen, sessions),
-                http=LimitedHttp,
-                host=listen.host,
-                port=listen.port,
-                ssl_certfile=listen.cert_file,
-                ssl_keyfile=listen.key_file,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                limit_concurrency=CONNECTIONS_MAX + (STREAMS_MAX if self._config.console is not None else 0),
-                timeout_keep_alive=60,
-                timeout_graceful_shutdown=20,
-                server_header=False,
-            ),
-            self._listening,
+        told = uvicorn.Config(
+            rest if console is None else _with_console(rest, console, listen, sessions),
+            http=CertifiedHttp,
+            host=listen.host,
+            port=listen.port,
+            ssl_certfile=listen.cert_file,
+            ssl_keyfile=listen.key_file,
+            ssl_ca_certs=None if authority is None else str(authority),
+            # For the console's login alone: nobody needs a certificate, and the REST API looks at none.
+            ssl_cert_reqs=ssl.CERT_NONE if authority is None else ssl.CERT_OPTIONAL,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=CONNECTIONS_MAX + (STREAMS_MAX if console is not None else 0),
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=20,
+            server_header=False,
         )
+        told.load()
+        if told.ssl is not None:
+            told.ssl.sslobject_class = Handshake
+        self._server = _Server(told, self._listening)
         if self._stopping.is_set():
             return
 

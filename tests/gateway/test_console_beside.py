@@ -8,17 +8,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 from fastapi.routing import APIRoute
 
+from tests.console.secured import Place, secured
 from tests.gateway.gateways import SOON_S, running
-from tickwheel.client import AsyncClient
+from tickwheel.client import AsyncClient, TlsFiles
+from tickwheel.console import certificates
 from tickwheel.console.app import PAGES
 from tickwheel.console.changes import CHANGES
 from tickwheel.console.reads import READS
 from tickwheel.gateway.app import itself, messages
 from tickwheel.gateway.beside import of_rest
+from tickwheel.gateway.config import GatewayConfigError, read_config
 from tickwheel.gateway.running import Gateway
 from tickwheel.gateway.schedules import schedules
+from tickwheel.node.certs import open_authority
 from tickwheel.node.local_cluster import LocalCluster
 
 BOTH = "[listen]\nbind = '127.0.0.1:0'\n[console]\nhost_names = ['console.example']\n"
@@ -116,3 +121,79 @@ async def test_open_pages_do_not_hold_up_the_end(tmp_path: Path) -> None:
             await stream.content.readuntil(b"event: picture")
             gateway.stop()
             await stream.content.read()  # a stream that is cut after the 20 s raises
+
+
+@asynccontextmanager
+async def certified_gateway(base: Place) -> AsyncIterator[Place]:
+    """A gateway whose console takes certificates, before the node of `base`. Its own certificate is an
+    administrator's."""
+    base.write(f"ann {base.secrets['ann']}", f"bob {base.secrets['root']}")
+    folder = base.folder
+    text = (
+        f"[listen]\nbind = '127.0.0.1:0'\ncert_file = '{folder}/console.crt'\nkey_file = '{folder}/console.key'\n"
+        f"[console]\nclient_ca = '{folder}/ca.crt'\ntokens = '{base.tokens}'\n"
+    )
+    path = folder / "gateway.toml"
+    path.write_text(text, encoding="utf-8")
+    files = TlsFiles(folder / "ca.crt", folder / "root.crt", folder / "root.key")
+    addresses = list(base.admin.cluster.addresses)
+    gateway = Gateway(read_config(path), lambda token: AsyncClient(addresses, tls=files, token=token or ""))
+    task = asyncio.ensure_future(gateway.run())
+    found = Place("", folder, base.tokens, base.secrets, base.admin)
+    try:
+        host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
+        found.url = f"https://{host}:{port}"
+        yield found
+    finally:
+        for session in found.open:
+            await session.close()
+        gateway.stop()
+        await asyncio.wait_for(task, SOON_S)
+
+
+async def test_visitors_log_in_by_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a console of its own: by the user's token, bound to the certificate. The REST API looks at none, and a
+    caller needs none."""
+    monkeypatch.setattr(certificates, "LOOK_S", 0.0)
+    async with secured(tmp_path) as base, certified_gateway(base) as place:
+        ann = place.browser("ann")
+        assert (await ann.open())["certificate"] == {"name": "ann", "trouble": ""}
+        await ann.read("topics", 401)
+        assert (await ann.log_in())["caller"]["name"] == "ann"
+        assert [one["name"] for one in (await ann.read("topics"))["items"]] == ["alarms"]
+        await place.browser("bob", ann.cookies).read("topics", 401)
+        await place.browser(None, ann.cookies).read("topics", 401)
+        bob = place.browser("bob")
+        await bob.open()
+        assert "another user" in (await bob.change("login", {"certificate": True}, 401))["error"]
+        async with ann.session.get("/v1/topics") as refused:
+            assert refused.status == 401, "a certificate and a cookie are no token"
+        bearer = {"Authorization": f"Bearer {place.secrets['ann']}"}
+        async with place.browser(None).session.get("/v1/topics", headers=bearer) as found:
+            assert found.status == 200
+        place.write()
+        await ann.read("topics", 401)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("client_ca = '{0}/ca.crt'", "client_ca and tokens go together"),
+        ("client_ca = '{0}/none.crt'\ntokens = '{0}/tokens'", "console.client_ca = .*none.crt.*cannot be read"),
+        ("client_ca = '{0}/tokens'\ntokens = '{0}/tokens'", "console.client_ca = .*certificates of an authority"),
+        ("client_ca = '{0}/ca.crt'\ntokens = '{0}/open'", "console.tokens = .*chmod 600.*644"),
+        ("client_ca = '{0}/ca.crt'\ntokens = '{0}/bad'", "console.tokens = .*bad:2: 3 words"),
+        ("client_ca = '{0}/ca.crt'\ntokens = '{0}/tokens'", "console.client_ca needs listen.cert_file"),
+    ],
+)
+def test_files_of_logins_that_do_not_fit_are_refused(section: str, said: str, tmp_path: Path) -> None:
+    """At the start, by field and limit; never with what might be a token."""
+    open_authority(tmp_path, 1)
+    for name, line, mode in (("tokens", "ann tw_1", 0o600), ("open", "ann tw_1", 0o644), ("bad", "a b tw_1", 0o600)):
+        (tmp_path / name).write_text(f"\n{line}\n", encoding="utf-8")
+        (tmp_path / name).chmod(mode)
+    path = tmp_path / "gateway.toml"
+    path.write_text(f"[listen]\n[console]\n{section.format(tmp_path)}\n", encoding="utf-8")
+    with pytest.raises(GatewayConfigError, match=said) as refused:
+        read_config(path)
+    assert "tw_1" not in str(refused.value)
