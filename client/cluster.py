@@ -157,11 +157,16 @@ def _read(path: str | Path, field: str) -> bytes:
 
 
 def _checked(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdigit() and 0 < int(port) < 65_536):
-        metadata = {"field": "addresses", "value": address, "limit": "host:port"}
-        raise RequestRefused(f"addresses: {address!r}: host:port", "INVALID_FIELD", metadata)
+    if not _is_address(address):
+        limit = "host:port, a port from 1 to 65535"
+        metadata = {"field": "addresses", "value": address, "limit": limit}
+        raise RequestRefused(f"addresses: {address!r}: {limit}", "INVALID_FIELD", metadata)
     return address
+
+
+def _is_address(address: str) -> bool:
+    host, colon, port = address.rpartition(":")
+    return bool(colon and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65_536)
 
 
 async def unless_left(work: asyncio.Task[A]) -> A | None:
@@ -310,9 +315,12 @@ class Cluster:
                 moved(address)
 
     def add(self, address: str) -> None:
-        """Add the address of another node of the cluster."""
-        if address not in self._addresses and len(self._addresses) < ADDRESSES_MAX:
-            self._addresses.append(_checked(address))
+        """Add the address of another node of the cluster, as a node has told it. One that is no address is passed over:
+        the other nodes can be reached, and an operator must be able to remove that member."""
+        if address in self._addresses or not _is_address(address):
+            return
+        if len(self._addresses) < ADDRESSES_MAX:
+            self._addresses.append(address)
             self._follow_all()
 
     def forget(self, address: str) -> None:

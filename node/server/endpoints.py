@@ -381,9 +381,7 @@ SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
             admin_pb2.MemberList,
             CHANGES,
             MASTER,
-            lambda core, request, caller: handlers.change_members(
-                core, AdminCommand(add_member=request.member), caller
-            ),
+            handlers.add_member,
         ),
         "RemoveMember": by_core(
             admin_pb2.RemoveMemberRequest,

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from tickwheel.node.config.fields import parse_address
 from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
@@ -439,6 +440,17 @@ def _gone(kind: str, name: str) -> RequestError:
     """Another caller removed what this call has just created or changed."""
     facts = {"field": "name", "value": name}
     return RequestError(Failure(common_pb2.UNKNOWN_NAME, f"{kind} {name} was removed", facts))
+
+
+async def add_member(core: NodeCore, request: admin_pb2.AddMemberRequest, caller: Caller) -> admin_pb2.MemberList:
+    """Add a member at addresses that peers and clients can dial: they have nothing else of it."""
+    for name in ("peer_address", "client_address"):
+        address = getattr(request.member, name)
+        try:
+            parse_address(address)
+        except ValueError:
+            raise invalid(f"member.{name}", address, "host:port or [ipv6]:port, a port from 1 to 65535") from None
+    return await change_members(core, AdminCommand(add_member=request.member), caller)
 
 
 async def change_members(core: NodeCore, command: AdminCommand, caller: Caller) -> admin_pb2.MemberList:

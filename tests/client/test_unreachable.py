@@ -136,3 +136,13 @@ async def test_an_outage_is_told_once_a_minute_and_its_end_once(
         assert said.empty()
         streaming[2].cancel()
         await asyncio.gather(streaming[2], return_exceptions=True)
+
+
+async def test_a_member_without_an_address_is_passed_over() -> None:
+    """A cluster may have one from a version that took any text: the others serve, and it can be removed."""
+    cluster = Cluster(["127.0.0.1:1"])
+    for address in ("y", "host:", ":7700", "host:0", "host:65536", "host:\u0663", "host:" + "9" * 5_000):
+        cluster.add(address)
+    cluster.add("127.0.0.1:2")
+    assert cluster.addresses == ["127.0.0.1:1", "127.0.0.1:2"]
+    await cluster.close()

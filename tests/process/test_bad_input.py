@@ -18,7 +18,7 @@ import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from tickwheel.client import AsyncClient, NotFound, SequenceError
+from tickwheel.client import AsyncClient, NotFound, RequestRefused, SequenceError
 from tickwheel.client.ids import text_of
 from tickwheel.node.local_cluster import LocalCluster, free_ports
 from tickwheel.proto import common_pb2, consumer_pb2, peer_pb2, scheduler_pb2
@@ -407,3 +407,15 @@ async def test_garbage_on_both_ports_harms_nobody(cluster: LocalCluster, tmp_pat
         writer.close()
     receipt = await cluster.client().schedule("t", b"still here", delay_ms=60_000)
     assert receipt.id
+
+
+@pytest.mark.parametrize("address", ["", "y", "host:", ":7700", "host:0", "host:65536", "ho st:7700", "host:7700/x"])
+@pytest.mark.parametrize("field", ["peer_address", "client_address"])
+async def test_a_member_has_addresses_that_can_be_dialled(cluster: LocalCluster, field: str, address: str) -> None:
+    """Clients learn the members' addresses from every node: one that is none would reach all of them."""
+    places = {"peer_address": "127.0.0.1:1", "client_address": "127.0.0.1:2", field: address}
+    async with AsyncClient(cluster.addresses) as client:
+        with pytest.raises(RequestRefused) as caught:
+            await client.admin.add_member("n9", places["peer_address"], places["client_address"])
+        assert caught.value.metadata["field"] == f"member.{field}" and caught.value.metadata["value"] == address
+        assert "n9" not in [peer.node_id for peer in (await client.admin.master_status()).peers]
