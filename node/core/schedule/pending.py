@@ -38,6 +38,8 @@ MATCHES_MAX = 1_000
 """Metas compared in one step: mostly some 2 ms of a worker, 600 ms if all are as large as may be."""
 STEPS_MAX = 16
 """Steps of one call: about eight million units examined, or sixteen thousand metas compared."""
+PARTIAL_MS = 50
+"""A partial count ends with the first step that is over after this long, so that whoever watches sees it grow."""
 CALLS_MAX = 32
 """Calls under way at a time; further ones are refused with a retry hint."""
 INDEX_MAX = 1 << 32
@@ -305,8 +307,10 @@ class PendingRequests:
     async def _count(
         self, query: Query, start: CursorKey | None, bucket_ms: int, partial: bool
     ) -> scheduler_pb2.CountPendingResponse:
-        """Count from `start` on. `partial`: the answer may end early, after STEPS_MAX steps or BUCKETS_MAX buckets."""
+        """Count from `start` on. `partial`: the answer may end early, after STEPS_MAX steps, PARTIAL_MS or BUCKETS_MAX
+        buckets."""
         counts: dict[int, int] = {}
+        until_ms = self._core.steady_ms() + PARTIAL_MS
         next_key = start
         for step in itertools.count(1):
             self._core.require_master()
@@ -321,7 +325,7 @@ class PendingRequests:
                 next_key = CursorKey(rising[BUCKETS_MAX], 0)
                 counts = {start_ms: counts[start_ms] for start_ms in rising[:BUCKETS_MAX]}
                 break
-            if next_key is None or (partial and step >= STEPS_MAX):
+            if next_key is None or (partial and (step >= STEPS_MAX or self._core.steady_ms() >= until_ms)):
                 break
         response = scheduler_pb2.CountPendingResponse(
             total=sum(counts.values()), next_page_token="" if next_key is None else token_of(next_key)
