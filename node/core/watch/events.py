@@ -394,12 +394,18 @@ class Events(Part):
         self._executor.submit(work, found)
 
 
+FEW_ROWS = 64
+"""Rows of a record that are compared one by one."""
+
+
 class FindJob:
     """Searches the event files in a worker, newest first. After `run`, `found` lists (record, row), oldest first."""
 
     def __init__(self, disk: Disk, ids: Column) -> None:
         self._disk = disk
         self._ids = ids
+        self._known: frozenset[int] = frozenset()
+        """The same as whole numbers."""
         self.found: list[tuple[EventRecord, int]] = []
         self.oldest_ms = 0
         """Time of the oldest record in the files; 0: there are none."""
@@ -419,6 +425,7 @@ class FindJob:
 
     def _pass(self) -> None:
         self.found, self.lost, self.complete, self.oldest_ms = [], 0, True, 0
+        self._known = frozenset(self._ids.tolist())
         for path in reversed(paths(self._disk, DIRECTORY)):
             here: list[tuple[EventRecord, int]] = []
             first_ms = 0
@@ -450,8 +457,13 @@ class FindJob:
     def _rows(self, record: EventRecord) -> list[int]:
         rows: set[int] = set()
         for name in ("id", "new_id", "unit"):
-            if name in COLUMNS[record.kind]:
-                rows.update(np.flatnonzero(np.isin(record.columns[name], self._ids)).tolist())
+            if name not in COLUMNS[record.kind]:
+                continue
+            column = record.columns[name]
+            if len(column) <= FEW_ROWS:  # most records: arrays would cost more than the look
+                rows.update(row for row, value in enumerate(column.tolist()) if value in self._known)
+            else:
+                rows.update(np.flatnonzero(np.isin(column, self._ids)).tolist())
         return sorted(rows)
 
 
