@@ -14,6 +14,10 @@ function axis(extra) {
   return { stroke: colour("--muted"), font: font(), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, ...extra };
 }
 
+// Distances between the labels of an axis: whole numbers and whole seconds, so that no two labels are the same.
+const WHOLE = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
+const SECONDS = [1, 2, 5, 10, 15, 30].concat([1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60), [1, 2, 3, 6, 12].map((hours) => hours * 3_600), [1, 2, 5, 10, 30, 60, 120, 365].map((days) => days * 86_400));
+
 const STEP_TEXTS = [[86_400, (ms) => day(ms).slice(5)], [60, (ms) => clock(ms).slice(0, 5)], [0, (ms) => clock(ms)]];
 
 function timeTexts(_, splits) {
@@ -89,7 +93,7 @@ export function lines(label, series, text = short, { bands = () => [], log = fal
     legend: { show: false },
     cursor: { points: { size: 6 }, y: false, drag: { x: false, y: false } },
     scales: { y: scale },
-    axes: [axis({ values: timeTexts, space: 70, size: 28 }), axis({ size: 56, space: 34, ...(log ? { splits: powers } : {}), values: (_, splits) => splits.map(text) })],
+    axes: [axis({ values: timeTexts, space: 70, size: 28, incrs: SECONDS }), axis({ size: 56, space: 34, incrs: WHOLE, ...(log ? { splits: powers } : {}), values: (_, splits) => splits.map(text) })],
     padding: [null, 25, null, null],
     hooks: { drawClear: [shade] },
     series: [{}, ...series.map(([name, key]) => ({ label: name, stroke: colour(key), width: 1.75, points: { show: false }, spanGaps: false }))],
@@ -103,7 +107,7 @@ export function histogram(label, chosen) {
     legend: { show: false },
     cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(1, (high ?? 1) * 1.1)] } },
-    axes: [axis({ values: timeTexts, space: 80, size: 28, grid: { show: false } }), axis({ size: 52, space: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 5e7, 1e8], values: (_, splits) => splits.map(short) })],
+    axes: [axis({ values: timeTexts, space: 80, size: 28, incrs: SECONDS, grid: { show: false } }), axis({ size: 52, space: 34, incrs: WHOLE, values: (_, splits) => splits.map(short) })],
     series: [{}, { fill: colour("--series-1"), stroke: colour("--series-1"), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.82, 40], align: 1, radius: 0.15 }) }],
     hooks: {
       setSelect: [(plot) => {

@@ -64,7 +64,7 @@ export function wheel(picture, nowMs) {
     return part % 2 ? null : s("text", { key: part, x, y }, String(part).padStart(2, "0"));
   });
   const error = picture.clock_error_ms ? ` ± ${picture.clock_error_ms.toFixed(1)} ms` : "";
-  const says = `The wheel at ${clock(nowMs)} UTC: ${plural(day24, "message")} due within 24 hours, ${count(minute)} within a minute`;
+  const says = `The wheel at ${clock(nowMs)} UTC: ${plural(day24, "message")} due within 24 hours, ${count(minute)} within the next minute`;
   return s("svg", { class: "wheel", viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": says },
     s("g", { transform: `rotate(${turn.toFixed(3)} ${MIDDLE} ${MIDDLE})` }, bars(HOURS, hours, "hour", nowHour)),
     s("g", { class: "turning", style: { transform: `rotate(${turned(SECONDS, wholeSecondMs, sinceMs)}deg)`, "transform-origin": "50% 50%" } },
@@ -74,6 +74,6 @@ export function wheel(picture, nowMs) {
     s("path", { class: "hand", d: `M${MIDDLE - 7} ${MIDDLE - HOURS.outer - 4}h14l-7 11z` }),
     s("text", { class: "small", x: MIDDLE, y: MIDDLE - 40 }, `${day(nowMs)} UTC${error}`),
     s("text", { class: "time", x: MIDDLE, y: MIDDLE - 10 }, clock(nowMs)),
-    s("text", { class: "next", x: MIDDLE, y: MIDDLE + 24 }, `${short(minute)} in a minute`),
+    s("text", { class: "next", x: MIDDLE, y: MIDDLE + 24 }, `${short(minute)} in the next minute`),
     s("text", { class: "small", x: MIDDLE, y: MIDDLE + 44 }, `${short(day24)} in 24 hours`));
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -146,6 +147,40 @@ async def test_every_page_in_a_browser(tmp_path: Path) -> None:
         assert not errors
         assert (await cluster.client().get(message_id)).state == "CANCELLED"
         assert (await cluster.client().dead.page("screen")).total == 0
+
+
+@pytest.mark.timeout(300)
+async def test_an_open_page_lives_through_a_failover(tmp_path: Path) -> None:
+    """Three nodes, the master killed under an open page: it shows the next one and the dead one, and what is asked and
+    changed on it afterwards is done by the new master. Nothing is loaded again."""
+    async with LocalCluster(tmp_path / "cluster", 3) as cluster:
+        message_id = await fill(cluster.client())
+        master = await cluster.master()
+        async with console_of(cluster, tmp_path) as address, playwright.async_playwright() as library:
+            browser = await library.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            errors: list[str] = []
+            contexts = [
+                await browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+                for theme, width in SCREENS
+            ]
+            pages = [await context.new_page() for context in contexts]
+            for page in pages:
+                page.on("pageerror", lambda error: errors.append(str(error)))
+                await look_at(page, address, "Overview")
+                await page.get_by_text(f"{master.node_id} leads in term").wait_for()
+            loads = [await page.evaluate("performance.timeOrigin") for page in pages]
+            await cluster.kill_node(master)
+            for page, (theme, width) in zip(pages, SCREENS, strict=True):
+                await page.get_by_text(re.compile(f"^n[^{master.node_id[1:]}] leads in term")).wait_for()
+                row = page.get_by_role("row").filter(has_text=master.node_id)
+                await row.get_by_text("away").first.wait_for()
+                await check(page, f"overview-failover-{theme}-{width}")
+            assert [await page.evaluate("performance.timeOrigin") for page in pages] == loads
+            await cancel_by_dialog(pages[0], f"{address}/message?id={message_id}")
+            await replay_by_dialog(pages[0], f"{address}/dead?group=screen")
+            await browser.close()
+        assert not errors
+        assert (await cluster.client().get(message_id)).state == "CANCELLED"
 
 
 def leave_reports(directory: Path) -> Path:

@@ -49,7 +49,7 @@ export function audit(main) {
   function row(record, at) {
     const fine = record.result === "OK";
     return { key: at, cells: [
-      when(record.at_ms), h("span", null, record.user || h("span", { class: "muted" }, "nobody known"), h("small", null, `${record.by} from ${record.peer}`)), record.method,
+      when(record.at_ms), h("span", null, record.user || h("span", { class: "muted" }, "no user"), h("small", null, [record.by === "none" ? "" : `by ${record.by}`, `from ${record.peer.replace(/^ipv[46]:/, "")}`].filter(Boolean).join(" "))), record.method,
       h("code", null, record.request || "–"), fine ? badge("OK", "good") : h("span", { class: "bad" }, record.result, record.left_out ? h("small", null, `and ${count(record.left_out)} more`) : null), record.node_id] };
   }
 
@@ -59,7 +59,7 @@ export function audit(main) {
       error ? trouble(error) : null,
       silent.map((node) => h("div", { class: "notice warn" }, `${node.address} did not answer: ${node.error}`)),
       panel("Newest first", null, records.length
-        ? table("Audit log", [["At (UTC)"], ["Who"], ["Call"], ["Request"], ["Result"], ["Node"]], records.map(row))
+        ? table("Audit log", [["At (UTC)"], ["Who"], ["Call"], ["Request", "wide"], ["Result"], ["Node"]], records.map(row))
         : empty("Nothing is noted", "Calls that change the cluster are noted here, and calls refused for a lack of rights."),
       more ? h("div", { class: "pager" }, h("span", null, `${count(records.length)} shown`), h("button", { type: "button", class: "small", onclick: () => look(records.at(-1).at_ms) }, "Show more")) : null)));
   }

@@ -90,9 +90,9 @@ function one(main, { query, readOnly, go }) {
     if (!answer) return show(main, error ? trouble(error) : loading());
     const group = answer.group;
     if (!group) return show(main, empty(`There is no group ${name}`, "It was deleted, or you have no right to see it."));
-    const cells = [["Backlog", count(group.backlog)], ["In flight", count(group.in_flight)], ["Consumers", count(group.consumers)], ["Dead letters", h("a", { href: `/dead?group=${encodeURIComponent(name)}` }, count(group.dead))], ["Oldest unsettled", age(group)], ["Attempts at most", group.attempts_max || "as set"]];
+    const cells = [["Backlog", count(group.backlog)], ["In flight", count(group.in_flight)], ["Consumers", count(group.consumers)], ["Dead letters", h("a", { href: `/dead?group=${encodeURIComponent(name)}` }, count(group.dead))], ["Oldest unsettled", age(group)], ["Attempts at most", group.attempts_max || h("a", { href: "/settings" }, "by settings")]];
     show(main, h("div", { class: "stack" },
-      h("div", { class: "row" }, h("strong", null, group.name), marks(group), h("span", { style: { flex: "1" } }), readOnly ? null : [
+      h("div", { class: "row" }, h("a", { href: "/groups" }, "All groups"), h("span", { class: "muted" }, "/"), h("strong", null, group.name), marks(group), h("span", { style: { flex: "1" } }), readOnly ? null : [
         h("button", { type: "button", onclick: () => pause(group, look) }, group.paused ? "Resume…" : "Pause…"), h("button", { type: "button", onclick: () => reset(group, look) }, "Reset…"), h("button", { type: "button", class: "danger", onclick: () => remove(group, go) }, "Delete…")]),
       group.backlog && !group.consumers ? h("div", { class: "notice warn" }, "Messages wait and no consumer is connected.") : null,
       h("dl", { class: "panel numbers" }, cells.map(([title, value]) => h("div", null, h("dt", null, title), h("dd", null, value)))),

@@ -10,7 +10,7 @@ import { nodeRows, NODE_COLUMNS } from "./nodes.js";
 
 const RATES = [["Scheduled", "--series-1"], ["Dispatched", "--series-2"], ["Delivered", "--series-3"], ["Settled", "--series-4"]];
 const GAP_MS = 5_000;
-const LATE = [["Half", "--series-1"], ["99 of 100", "--series-3"]];
+const LATE = [["Median", "--series-1"], ["p99", "--series-3"]];
 
 const late = (ms) => (ms < 0 ? "–" : span(ms));
 
@@ -24,8 +24,8 @@ function figures(picture) {
     ["Pending", short(numbers.pending), "waiting for their time"],
     ["Backlog", short(numbers.ready), "due, not settled"],
     ["In flight", short(numbers.in_flight), "with consumers"],
-    ["Late, half", late(numbers.late_p50_ms), numbers.late_p50_ms < 0 ? "no deliveries" : "at most"],
-    ["Late, 99 of 100", late(numbers.late_p99_ms), numbers.late_p99_ms < 0 ? "no deliveries" : "at most"],
+    ["Lateness, median", late(numbers.late_p50_ms), numbers.late_p50_ms < 0 ? "no deliveries" : "at most"],
+    ["Lateness, p99", late(numbers.late_p99_ms), numbers.late_p99_ms < 0 ? "no deliveries" : "at most"],
     ["Dead letters", short(picture.dead), numbers.redeliver_rate >= 0.05 ? `${rate(numbers.redeliver_rate)}/s come again` : "no redeliveries"],
   ];
   return h("dl", { class: "panel numbers" }, cells.map(([name, value, words]) => h("div", null, h("dt", null, name), h("dd", null, value, h("br"), h("small", null, words)))));

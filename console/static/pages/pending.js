@@ -217,7 +217,7 @@ export function pending(main, { query, readOnly, keep }) {
           h("div", { class: "segments", role: "group", "aria-label": "Span of time" }, SPANS.map(([name, text]) => h("button", { type: "button", "aria-pressed": String(state.span === name), onclick: () => { state.span = name; look(); } }, text))),
           h("div", { class: "segments", role: "group", "aria-label": "Zoom" }, h("button", { type: "button", "aria-label": "Zoom in", onclick: narrower }, "+"), h("button", { type: "button", "aria-label": "Zoom out", onclick: wider }, "−"))),
         counted.error ? h("div", { class: "inside" }, trouble(counted.error)) : chart.element,
-        h("div", { class: "pager" }, h("span", null, `Each bar is ${span(counted.step)}. Draw over the bars to zoom into them.`),
+        h("div", { class: "pager" }, h("span", null, `Messages by due time (UTC); each bar is ${span(counted.step)}. Draw over the bars to zoom in.`),
           selective() && !readOnly && counted.total ? h("div", { class: "row" },
             h("button", { type: "button", class: "small", onclick: moveAll }, "Move all…"), h("button", { type: "button", class: "small danger", onclick: cancelAll }, "Cancel all…")) : null)),
       panel("In the order of their delivery", null,

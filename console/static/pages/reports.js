@@ -9,7 +9,7 @@ import { badge, empty, loading, pager, panel, table, trouble, when } from "../pa
 
 const VERDICTS = { held: ["all promises held", "good"], broken: ["broken", "bad"], void: ["void", "warn"] };
 const RATES = [["Acknowledged", "--series-1"], ["Delivered, all groups", "--series-3"]];
-const LATE = [["Half", "--series-1"], ["99 of 100", "--series-3"], ["Worst", "--series-4"]];
+const LATE = [["Median", "--series-1"], ["p99", "--series-3"], ["Worst", "--series-4"]];
 const ROLES = [["master", "master"], ["aligning", "master, not serving"], ["slave", "slave"], ["candidate", "candidate"], ["recovering", "recovering"], ["halted", "takes no part"], ["silent", "silent"]];
 const CLOCK = [["earliest_ms", "Earliest message, before its time by true time"], ["clock_error_ms", "Most that a master said its time might be off"], ["time_ahead_ms", "Most that a serving master's time was ahead"], ["time_beyond_ms", "Of that, beyond what it said"]];
 const AUDIT = [["scheduled", "Scheduled"], ["lost", "Lost"], ["early", "Early by true time"], ["duplicated", "Twice under one attempt"], ["without_master_ms", "Without a master, ms"]];
@@ -40,7 +40,7 @@ function row(report) {
     h("span", null, span(figures.outside.p99), h("small", null, `${span(Math.max(figures.outside.worst, figures.inside.worst))} at worst`))] };
 }
 
-const COLUMNS = [["Report", "name"], ["Verdict"], ["Began (UTC)"], ["Load"], ["Faults", "num"], ["Failovers", "num"], ["Lost / early", "num"], ["Late, 99 of 100", "num"]];
+const COLUMNS = [["Report", "name"], ["Verdict"], ["Began (UTC)"], ["Load"], ["Faults", "num"], ["Failovers", "num"], ["Lost / early", "num"], ["Lateness, p99", "num"]];
 
 function all(main, { query, keep }) {
   let answer = null;
@@ -185,7 +185,7 @@ function one(main, { query }) {
           panel("The run", null, h("div", { class: "inside" }, about(report)))),
         h("div", { class: "stack" },
           panel("Faults", null, report.faults.length ? table("Faults", [["Fault", "nowrap"], ["With effect", "nowrap"], ["Seen", "num"], ["Of what"]], faultRows(report)) : empty("No faults", "Only load.")),
-          panel("Lateness", null, table("Lateness", [["When"], ["Messages", "num"], ["Half", "num"], ["99 %", "num"], ["99.9 %", "num"], ["Worst", "num"]], [["Outside faults", found.outside], ["Inside", found.inside]].map(([title, late]) => ({ key: title, cells: [title, count(late.messages), ...[late.p50, late.p99, late.p99_9, late.worst].map(span)] })))),
+          panel("Lateness", null, table("Lateness", [["When"], ["Messages", "num"], ["Median", "num"], ["p99", "num"], ["p99.9", "num"], ["Worst", "num"]], [["Outside faults", found.outside], ["Inside", found.inside]].map(([title, late]) => ({ key: title, cells: [title, count(late.messages), ...[late.p50, late.p99, late.p99_9, late.worst].map(span)] })))),
           panel("Counts", null, pairs("Delivered again because", again.length ? again : [["never", "0"]]), pairs("Clock", CLOCK.map(([field, words]) => [words, span(report.clock[field])])), report.audit ? pairs("The audit's count", AUDIT.map(([field, words]) => [words, count(report.audit[field])])) : null)))));
     const start = report.load_ms / 1_000;
     const column = report.series;
