@@ -133,6 +133,15 @@ def settings_of(wire: admin_pb2.Settings) -> Settings:
     return Settings(**found)
 
 
+def _limit_of(field: FieldDescriptor, error: Exception) -> str:
+    """What a setting's field takes, in words."""
+    if field.type in (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64):
+        return f"a whole number from 0 to {2**32 - 1 if field.type == FieldDescriptor.TYPE_UINT32 else 2**64 - 1}"
+    if field.type in (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64):
+        return f"a whole number to {2**31 - 1 if field.type == FieldDescriptor.TYPE_INT32 else 2**63 - 1}"
+    return f"a value of another type: {error}"
+
+
 def changes_message(changes: SettingChanges) -> admin_pb2.Settings:
     """The changes for a node. Raises RequestRefused for an unknown setting or a value of another type."""
     wire = admin_pb2.Settings()
@@ -145,5 +154,5 @@ def changes_message(changes: SettingChanges) -> admin_pb2.Settings:
         try:
             setattr(wire, field.name, value)
         except (TypeError, ValueError) as error:
-            raise refused(name, value, f"a value that fits: {error}") from None
+            raise refused(name, value, _limit_of(field, error)) from None
     return wire

@@ -109,17 +109,20 @@ def certs(
     """Make a test authority and certificates signed by it. Not for production: the authority's key lies beside them."""
     with importing():
         from tickwheel.node.certs import make_certificates
-        from tickwheel.node.cli.output import print_json
+        from tickwheel.node.cli.output import fail, print_json, use_json
 
+    use_json(as_json)
     nodes = {text.partition("=")[0]: [h for h in text.partition("=")[2].split(",") if h] for text in node}
     wrong = [name for name in [*nodes, *client, *admin] if not NAME.match(name)]
     if wrong:
-        typer.echo(f"{wrong[0]!r}: a name has 1 to 64 characters of [A-Za-z0-9_.-], not starting with a dot", err=True)
+        limit = "1 to 64 characters of [A-Za-z0-9_.-], not starting with a dot"
+        fail(f"name: {wrong[0]!r}: {limit}", "USAGE", {"field": "name", "value": wrong[0], "limit": limit})
         raise typer.Exit(EXIT_CONFIG)
     try:
         written = make_certificates(out, nodes, client, admin, days, replace=replace)
     except (OSError, ValueError) as error:
-        typer.echo(f"certificates cannot be made in {out}: {error}", err=True)
+        why = error.strerror if isinstance(error, OSError) else error
+        fail(f"certificates cannot be made in {out}: {why}", "SYSTEM", {})
         raise typer.Exit(1) from None
     paths = [out / "ca.crt", *written]
     if as_json:

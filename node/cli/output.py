@@ -205,7 +205,7 @@ def moment_ms(option: str, text: str) -> int:
             return int(text)
         return round(datetime.fromisoformat(text).timestamp() * 1_000)
     except (ValueError, OverflowError):
-        limit = "a time is milliseconds since 1970 or ISO 8601"
+        limit = "a time is milliseconds since 1970 or ISO 8601, such as 2026-01-31T09:00"
         raise typer.BadParameter(f"{text[:40]!r}: {limit}", param_hint=option) from None
 
 

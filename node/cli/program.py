@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -91,9 +92,19 @@ def _told(error: Exception, named: str) -> int:
     raise error
 
 
+def _with_value(problem: Mapping[str, Any]) -> str:
+    """What typer's validator found, in our words: the value and what is allowed."""
+    text = problem["msg"].removeprefix("Value error, ")
+    shown = repr(problem["input"])[:100]
+    return text if shown in text else f"{shown}: {text.removeprefix('Input should be ')}"
+
+
 def _wrong_usage(error: Any) -> int:
     """Tell what is wrong with the arguments, and where their help is."""
     context = getattr(error, "ctx", None)
+    problems = getattr(error.__cause__, "errors", None)
+    if problems is not None:
+        error.message = _with_value(problems()[0])
     if context is not None:
         error.show()
     else:

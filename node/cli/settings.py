@@ -48,11 +48,11 @@ def settings_set(
         name, equals, text = change.partition("=")
         name = _LONG.get(name, name)
         if not equals or name not in _TYPES:
-            raise typer.BadParameter(f"{change}: must be NAME=VALUE, where NAME is one of {', '.join(_TYPES)}")
+            raise typer.BadParameter(f"{change[:100]}: must be NAME=VALUE, where NAME is one of {', '.join(_TYPES)}")
         try:
             values[name] = _value(_TYPES[name], text)
         except ValueError as error:
-            raise typer.BadParameter(f"{change}: {error}") from None
+            raise typer.BadParameter(f"{change[:100]}: {error}") from None
     new = cast(SettingChanges, values)
     _show_settings(ask(address, lambda client: client.admin.update_settings(**new)), as_json)
 

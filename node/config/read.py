@@ -56,13 +56,13 @@ def _from_file(path: Path) -> tuple[dict[str, object], list[Problem]]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        return {}, [Problem("--config", path, f"cannot be read: {error.strerror}")]
+        raise ConfigError([Problem("--config", path, f"cannot be read: {error.strerror}")]) from None
     if len(data) > FILE_BYTES_MAX:
-        return {}, [Problem("--config", path, f"is larger than {FILE_BYTES_MAX:,} bytes")]
+        raise ConfigError([Problem("--config", path, f"is larger than {FILE_BYTES_MAX:,} bytes")])
     try:
         tree = tomllib.loads(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        return {}, [Problem("--config", path, f"is not TOML: {error}")]
+        raise ConfigError([Problem("--config", path, f"is not TOML: {error}")]) from None
     known = specs()
     values: dict[str, object] = {}
     problems: list[Problem] = []

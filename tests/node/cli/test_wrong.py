@@ -81,6 +81,40 @@ def test_wrong_places(arguments: list[str], code: int, capsys: pytest.CaptureFix
     assert said.err.strip()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["up", "--nodes", "0"], "'--nodes' / '-n': '0': greater than or equal to 1"),
+        (["bench", "--seconds", "x"], "'--seconds': 'x': a valid number"),
+        (["completion", "tcsh"], "'shell': 'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+        (["schedule", "t", "x", "--delay", "5x"], "--delay '5x': a duration is numbers with ms, s, m, h, d, w"),
+        (["schedule", "t", "x", "--at", "noon"], "--at 'noon': a time is milliseconds since 1970 or ISO 8601"),
+        (["pending", "list", "--until", "noon"], "--until 'noon': a time is"),
+        (["pending", "reschedule", "t", "--earlier", "1y"], "--earlier '1y': a duration is"),
+        (["schedules", "put", "n", "t", "x", "--every", "1y"], "--every '1y': a duration is"),
+        (["group", "create", "g", "t", "--retry-initial", "1y"], "--retry-initial '1y': a duration is"),
+        (["settings", "set", "retention=7x"], "retention=7x: a duration is"),
+        (["status", "-a", "host:99999"], "addresses: 'host:99999': host:port, a port from 1 to 65535"),
+        (["certs", "--out", "/dev/null/x", "--node", "n1"], "cannot be made in /dev/null/x: Not a directory"),
+        (["certs", "--out", "/dev/null/x", "--node", "n 1=h"], "name: 'n 1': 1 to 64 characters"),
+    ],
+)
+def test_what_is_wrong_is_named_with_value_and_limit(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words of ours: which option, what it was given and what it takes."""
+    assert cli.run(arguments) in (cli.EXIT_FAILED, cli.EXIT_USAGE)
+    told = " ".join(capsys.readouterr().err.split())
+    assert said in told and "Value error" not in told and "Input should" not in told
+
+
+def test_an_unreadable_configuration_is_one_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fields that nobody could read are not called absent."""
+    assert cli.run(["config", "check", "/nowhere/node.toml"]) == cli.EXIT_USAGE
+    told = capsys.readouterr().err
+    assert "cannot be read" in told and "required" not in told and "1 problem(s)" in told
+
+
 def test_a_package_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
