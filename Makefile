@@ -18,7 +18,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: chart help demo pipeline-demo test conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
+.PHONY: chart image help demo pipeline-demo test conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -74,6 +74,9 @@ chart: $(DEV_STAMP)  ## Lint, render and check the Helm chart; brings helm (Go, 
 	@test -x $(BIN)/helm || GOBIN=$(abspath $(BIN)) go install helm.sh/helm/v3/cmd/helm@v3.19.0
 	@$(INSTALL) kubernetes-validate
 	@PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pytest tests/project/test_deployment.py
+
+image: $(DEV_STAMP)  ## Build deploy/Containerfile with buildah on a base of Debian's packages, and run three nodes in it
+	@TICKWHEEL_IMAGE=1 $(BIN)/python -m pytest tests/project/test_image.py
 
 install: $(DEV_STAMP) compiled  ## Only install, for development
 
