@@ -70,19 +70,26 @@ class CertifiedHttp(LimitedHttp):
         self.app_state = {**self.app_state, CERTIFICATE: certificate_of(der) if der else None}
 
 
+def listener_at(field: str, host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0: any free one. Raises RequestRefused with the field."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()  # only this finds that somebody else listens there
+    except (OSError, OverflowError) as error:
+        listener.close()
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise refused(field, f"{host}:{port}", f"an address that is free: {why}") from error
+    return listener
+
+
 async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT, SIGTERM or a cancellation; calls `ready` with the address of the first page.
 
     Raises RequestRefused if the address cannot be listened on.
     """
-    family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((serving.host, serving.port))
-        except (OSError, OverflowError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            raise refused("--bind", f"{serving.host}:{serving.port}", f"an address that is free: {why}") from error
+    with listener_at("--bind", serving.host, serving.port) as listener:
         port = listener.getsockname()[1]
         secure = serving.cert_file is not None
         config = DoorConfig(serving.hosts, cookie_name(port, secure), secure, serving.read_only)

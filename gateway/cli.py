@@ -16,7 +16,6 @@ from tickwheel.node.cli.output import fail, open_client
 app = typer.Typer(help="HTTP in and out: a REST API, and deliveries posted to HTTP targets. See docs/HTTP.md.")
 
 EXIT_CONFIG = 2
-EXIT_LISTEN = 1
 
 
 @app.callback(invoke_without_command=True)
@@ -50,7 +49,4 @@ def gateway(
     async def go() -> None:
         await Gateway(read, lambda token: open_client(addresses, token=token)).run()
 
-    try:
-        asyncio.run(go())
-    except SystemExit as error:  # uvicorn's way to say that it cannot listen; it has logged why
-        raise typer.Exit(EXIT_LISTEN if error.code else 0) from None
+    asyncio.run(go())

@@ -22,7 +22,7 @@ from tickwheel.console.certificates import TokenFile
 from tickwheel.console.cli import hosts_of
 from tickwheel.console.door import DoorConfig, cookie_name
 from tickwheel.console.reports import Reports
-from tickwheel.console.serving import CertifiedHttp, Handshake
+from tickwheel.console.serving import CertifiedHttp, Handshake, listener_at
 from tickwheel.console.sessions import STRANGER, Sessions
 from tickwheel.gateway.api import Api
 from tickwheel.gateway.app import make_app
@@ -89,25 +89,30 @@ class Gateway:
         return await asyncio.shield(self._listening)
 
     async def run(self) -> None:
-        """Serve and deliver until `stop`, or until the REST API cannot listen."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError, NotImplementedError):  # not the main thread: its owner stops us
-                loop.add_signal_handler(number, self.stop)
-        async with self._make_client(None) as client:
-            tasks = [asyncio.ensure_future(self._deliver(client, *item)) for item in self._config.targets.items()]
-            try:
-                if self._config.listen is not None:
-                    await self._serve(client, self._config.listen)
-                else:
-                    await self._stopping.wait()
-            finally:
-                self._stopping.set()
-                for worker in self._workers:
-                    worker.stop()
-                await asyncio.gather(*tasks)
+        """Serve and deliver until `stop`. Raises RequestRefused, before anything is delivered, if the REST API cannot
+        listen."""
+        loop, listen = asyncio.get_running_loop(), self._config.listen
+        with contextlib.ExitStack() as closing:
+            listener = None
+            if listen is not None:
+                listener = closing.enter_context(listener_at("listen.bind", listen.host, listen.port))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                with contextlib.suppress(ValueError, NotImplementedError):  # not the main thread: its owner stops us
+                    loop.add_signal_handler(number, self.stop)
+            async with self._make_client(None) as client:
+                tasks = [asyncio.ensure_future(self._deliver(client, *item)) for item in self._config.targets.items()]
+                try:
+                    if listen is not None and listener is not None:
+                        await self._serve(client, listen, listener)
+                    else:
+                        await self._stopping.wait()
+                finally:
+                    self._stopping.set()
+                    for worker in self._workers:
+                        worker.stop()
+                    await asyncio.gather(*tasks)
 
-    async def _serve(self, client: AsyncClient, listen: Listen) -> None:
+    async def _serve(self, client: AsyncClient, listen: Listen, listener: socket.socket) -> None:
         own = listen.credentials == "own"
         # Without any token a cluster with rights would take each caller for the holder of the gateway's certificate.
         clients = Clients(lambda token: self._make_client(None if own else token or STRANGER))
@@ -127,8 +132,6 @@ class Gateway:
         told = uvicorn.Config(
             rest if console is None else _with_console(rest, console, listen, sessions),
             http=CertifiedHttp,
-            host=listen.host,
-            port=listen.port,
             ssl_certfile=listen.cert_file,
             ssl_keyfile=listen.key_file,
             ssl_ca_certs=None if authority is None else str(authority),
@@ -156,7 +159,7 @@ class Gateway:
 
         ending = asyncio.ensure_future(end_pages())
         try:
-            await self._server.serve()
+            await self._server.serve(sockets=[listener])
         finally:
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)

@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.client import PermissionRefused
+from tickwheel.client import AsyncClient, PermissionRefused, RequestRefused
 from tickwheel.client.moments import duration_of
 from tickwheel.gateway.addresses import AddressRefusedError, PublicResolver, is_public
 from tickwheel.gateway.breaker import PAUSE_S_MAX, Breaker, Pace
@@ -25,6 +25,7 @@ from tickwheel.gateway.config import GatewayConfigError, read_config
 from tickwheel.gateway.idempotency import Idempotency, KeyReusedError
 from tickwheel.gateway.models import moment_of
 from tickwheel.gateway.posting import RETRY_AFTER_MAX, Secrets, retry_after_of
+from tickwheel.gateway.running import Gateway
 from tickwheel.gateway.signing import secret_of, signature_headers
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -230,6 +231,24 @@ def test_a_configuration_that_is_taken(tmp_path: Path) -> None:
     config = read_config(path)
     assert config.targets["billing"].timeout == timedelta(seconds=5) and config.targets["billing"].concurrency == 8
     assert config.listen is not None and config.listen.credentials == "caller"
+
+
+async def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    """The gateway says which, and delivers nothing: another one may run there."""
+    clients: list[str | None] = []
+
+    def make_client(token: str | None) -> AsyncClient:
+        clients.append(token)
+        return AsyncClient("127.0.0.1:1", token=token or "")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path = tmp_path / "g.toml"
+        path.write_text(GOOD.replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+        with pytest.raises(RequestRefused) as caught:
+            await Gateway(read_config(path), make_client).run()
+    assert (caught.value.field, caught.value.value) == ("listen.bind", f"127.0.0.1:{port}")
+    assert not clients
 
 
 async def test_repeats_get_the_first_answer() -> None:
