@@ -233,6 +233,8 @@ class AsyncClient:
         """
         if isinstance(addresses, str):
             addresses = [part.strip() for part in addresses.split(",") if part.strip()]
+        elif not isinstance(addresses, Sequence):
+            raise refused("addresses", repr(addresses), "host:port, several with commas between them, or a list")
         self.cluster = Cluster(addresses, tls, token)
         self.timeout_s = timeout_s
         self.tracing = tracing

@@ -15,6 +15,7 @@ import grpc
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.cold import ColdLoad, load_message
 from tickwheel.client.errors import error_of, fault_of_call
+from tickwheel.client.requests import request_of
 from tickwheel.proto import bulk_pb2
 from tickwheel.proto.bulk_pb2_grpc import BulkStub
 
@@ -72,7 +73,9 @@ class BulkClient:
         """
         stub = BulkStub(self._cluster.channel(address))
         try:
-            state = await stub.OfferBundle(bulk_pb2.BundleOffer(name=name, bytes=total_bytes), timeout=self._timeout_s)
+            state = await stub.OfferBundle(
+                request_of(bulk_pb2.BundleOffer, name=name, bytes=total_bytes), timeout=self._timeout_s
+            )
             sent = 0
             while not state.held:
                 before = state.bytes
@@ -120,7 +123,7 @@ class BulkClient:
         """The progress of a load, by the master's applied entries."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:
-            return await BulkStub(channel).GetLoad(bulk_pb2.GetLoadRequest(job_id=job_id), timeout=try_s)
+            return await BulkStub(channel).GetLoad(request_of(bulk_pb2.GetLoadRequest, job_id=job_id), timeout=try_s)
 
         return progress_of(await self._cluster.call(invoke, self._timeout_s))
 

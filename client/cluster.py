@@ -157,9 +157,9 @@ def _read(path: str | Path, field: str) -> bytes:
 
 
 def _checked(address: str) -> str:
-    if not _is_address(address):
+    if not isinstance(address, str) or not _is_address(address):
         limit = "host:port, a port from 1 to 65535"
-        metadata = {"field": "addresses", "value": address, "limit": limit}
+        metadata = {"field": "addresses", "value": str(address), "limit": limit}
         raise RequestRefused(f"addresses: {address!r}: {limit}", "INVALID_FIELD", metadata)
     return address
 

@@ -16,6 +16,7 @@ from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import refused
 from tickwheel.client.listing import listed
 from tickwheel.client.moments import moment_of, ms_of
+from tickwheel.client.requests import request_of
 from tickwheel.proto import cold_pb2
 from tickwheel.proto.cold_pb2_grpc import ColdStub
 
@@ -167,7 +168,7 @@ class ColdClient:
 
         `sha256`: of the job's content, in hexadecimal. One job id stands for one content.
         """
-        request = cold_pb2.RegisterColdRequest(job_id=job_id, sha256=sha256, parts=_columns(parts))
+        request = request_of(cold_pb2.RegisterColdRequest, job_id=job_id, sha256=sha256, parts=_columns(parts))
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdJob:
             return await ColdStub(channel).RegisterCold(request, timeout=try_s)
@@ -178,7 +179,9 @@ class ColdClient:
         """(all parts that the cluster keeps, by ascending number; the highest number ever given)."""
 
         async def fetch(last: cold_pb2.ColdPart | None) -> cold_pb2.ColdParts:
-            request = cold_pb2.ListColdPartsRequest(after=last.number if last else 0, waiting_only=waiting_only)
+            request = request_of(
+                cold_pb2.ListColdPartsRequest, after=last.number if last else 0, waiting_only=waiting_only
+            )
 
             async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdParts:
                 return await ColdStub(channel).ListColdParts(request, timeout=try_s)
@@ -191,7 +194,7 @@ class ColdClient:
     async def moved(self, due_before: datetime, after: int = 0) -> ColdMoved:
         """A page of the moved messages that still wait and are due before a time. `after`: the last id of the page
         before."""
-        request = cold_pb2.ListColdMovedRequest(after=after, due_below_ms=ms_of("due_before", due_before))
+        request = request_of(cold_pb2.ListColdMovedRequest, after=after, due_below_ms=ms_of("due_before", due_before))
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdMoved:
             return await ColdStub(channel).ListColdMoved(request, timeout=try_s)

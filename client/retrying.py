@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from tickwheel.client.moments import span_ms_of, span_of
+from tickwheel.client.requests import request_of
 from tickwheel.proto import admin_pb2
 
 
@@ -36,12 +37,16 @@ def policy_message(policy: RetryPolicy | None) -> admin_pb2.RetryPolicy | None:
     """The policy for a node; None stays None."""
     if policy is None:
         return None
-    wire = admin_pb2.RetryPolicy(attempts_max=policy.attempts_max)
+    wire = request_of(admin_pb2.RetryPolicy, attempts_max=policy.attempts_max)
     if policy.backoff is not None:
-        wire.exponential.initial_ms = span_ms_of("initial", policy.backoff.initial)
-        wire.exponential.factor = policy.backoff.factor
-        wire.exponential.max_ms = span_ms_of("maximum", policy.backoff.maximum)
-        wire.exponential.jitter = policy.backoff.jitter
+        backoff = request_of(
+            admin_pb2.ExponentialBackoff,
+            initial_ms=span_ms_of("initial", policy.backoff.initial),
+            factor=policy.backoff.factor,
+            max_ms=span_ms_of("maximum", policy.backoff.maximum),
+            jitter=policy.backoff.jitter,
+        )
+        wire.exponential.CopyFrom(backoff)
     return wire
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import ClusterUnavailable, Fault, RequestRefused, error_of, fault_of_call
+from tickwheel.client.requests import request_of
 from tickwheel.proto import admin_pb2, snapshot_pb2
 from tickwheel.proto.snapshot_pb2_grpc import SnapshotStub
 
@@ -194,8 +195,12 @@ class SnapshotClient:
         """
 
         async def ask(channel: grpc.aio.Channel, index: int, left_s: float) -> snapshot_pb2.PinResponse:
-            request = snapshot_pb2.PinRequest(
-                topics=topics, due_ms_min=due_ms_min, due_ms_max=due_ms_max, applied_index_min=index
+            request = request_of(
+                snapshot_pb2.PinRequest,
+                topics=topics,
+                due_ms_min=due_ms_min,
+                due_ms_max=due_ms_max,
+                applied_index_min=index,
             )
             return await SnapshotStub(channel).Pin(request, timeout=left_s)
 
@@ -246,7 +251,7 @@ class SnapshotClient:
         return found
 
     async def _agree(self, name: str, pin_id: int) -> int:
-        request = snapshot_pb2.AgreePinRequest(name=name, pin_id=pin_id)
+        request = request_of(snapshot_pb2.AgreePinRequest, name=name, pin_id=pin_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> snapshot_pb2.AgreePinResponse:
             return await SnapshotStub(channel).AgreePin(request, timeout=try_s)
@@ -255,7 +260,7 @@ class SnapshotClient:
 
     async def _holder(self, pin_id: int, addresses: Sequence[str]) -> Pin | None:
         """The pin on whichever of these nodes holds it; None if none does."""
-        request = snapshot_pb2.PinRequest(pin_id=pin_id)
+        request = request_of(snapshot_pb2.PinRequest, pin_id=pin_id)
 
         async def ask(address: str) -> Pin | None:
             try:
@@ -278,7 +283,9 @@ class SnapshotClient:
         """
 
         async def ask(channel: grpc.aio.Channel, index: int, left_s: float) -> snapshot_pb2.PinSettledResponse:
-            request = snapshot_pb2.PinSettledRequest(group=group, due_ms_min=due_ms_min, applied_index_min=index)
+            request = request_of(
+                snapshot_pb2.PinSettledRequest, group=group, due_ms_min=due_ms_min, applied_index_min=index
+            )
             return await SnapshotStub(channel).PinSettled(request, timeout=left_s)
 
         address, answer = await self._pinned(reader, ask)
@@ -288,7 +295,9 @@ class SnapshotClient:
         found, topics_to = list(answer.topics), answer.topics_to
         stub = SnapshotStub(self._cluster.channel(address))
         while topics_to:
-            further = snapshot_pb2.PinSettledRequest(group=group, pin_id=answer.pin_id, topics_after=topics_to)
+            further = request_of(
+                snapshot_pb2.PinSettledRequest, group=group, pin_id=answer.pin_id, topics_after=topics_to
+            )
             try:
                 more = await stub.PinSettled(further, timeout=READ_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
@@ -337,7 +346,7 @@ class SnapshotClient:
         """Release a pin. An unreachable node drops it by itself later."""
         try:
             await SnapshotStub(self._cluster.channel(address)).Unpin(
-                snapshot_pb2.UnpinRequest(pin_id=pin_id), timeout=self._timeout_s
+                request_of(snapshot_pb2.UnpinRequest, pin_id=pin_id), timeout=self._timeout_s
             )
         except grpc.aio.AioRpcError as error:
             fault = fault_of_call(error)
@@ -351,7 +360,9 @@ class SnapshotClient:
 
         Raises RequestRefused if the pin or the hour is gone: pin anew.
         """
-        request = snapshot_pb2.ReadPinnedRequest(pin_id=pin_id, hour=hour, content=content, hour_end=hour_end)
+        request = request_of(
+            snapshot_pb2.ReadPinnedRequest, pin_id=pin_id, hour=hour, content=content, hour_end=hour_end
+        )
         stub = SnapshotStub(self._cluster.channel(address))
         while True:
             try:

@@ -24,6 +24,7 @@ from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import OutcomeUnknown
 from tickwheel.client.moments import moment_of, span_ms_of, span_of
+from tickwheel.client.requests import request_of
 from tickwheel.client.states import enum_of
 from tickwheel.client.unique_keys import NO_RULE, KeyRule
 from tickwheel.proto import staging_pb2
@@ -181,7 +182,7 @@ class StagingClient:
 
     async def job(self, job_id: str, batch: int = 0, timeout_s: float | None = None) -> StagedJob:
         """The state of a job, and the cluster's limits. Raises ClusterUnavailable, which names the addresses asked."""
-        request = staging_pb2.GetStagedJobRequest(job_id=job_id, batch=batch)
+        request = request_of(staging_pb2.GetStagedJobRequest, job_id=job_id, batch=batch)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).GetStagedJob(request, timeout=try_s)
@@ -193,7 +194,7 @@ class StagingClient:
 
         Keeps all writers of the job together below `rows_per_s`, if each asks before it stages.
         """
-        request = staging_pb2.GetStagedJobRequest(job_id=job_id, reserve_rows=rows, rows_per_s=rows_per_s)
+        request = request_of(staging_pb2.GetStagedJobRequest, job_id=job_id, reserve_rows=rows, rows_per_s=rows_per_s)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).GetStagedJob(request, timeout=try_s)
@@ -253,7 +254,7 @@ class StagingClient:
 
     async def abort(self, job_id: str, run_id: str, batch: int = 0) -> StagedJob:
         """Drop the staged rows of a run, and refuse blocks that it still sends. Never undoes a commit."""
-        request = staging_pb2.AbortStagedRequest(job_id=job_id, batch=batch, run_id=run_id)
+        request = request_of(staging_pb2.AbortStagedRequest, job_id=job_id, batch=batch, run_id=run_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).Abort(request, timeout=try_s)

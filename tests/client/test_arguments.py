@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
-from tickwheel.client import AsyncClient, Delivery, RequestRefused, Retry, Right, Worker
+from tickwheel.client import (
+    AsyncClient,
+    Delivery,
+    ExponentialBackoff,
+    RequestRefused,
+    Retry,
+    RetryPolicy,
+    Right,
+    Worker,
+)
 from tickwheel.client.rights import Grant
 from tickwheel.testing import FakeCluster
 
@@ -18,6 +27,9 @@ SOON = timedelta(seconds=5)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HALF = "a\udcff"
 """Half of a pair of surrogates, which no UTF-8 has: what Python makes of other bytes on a command line."""
+
+
+BACKOFF = ExponentialBackoff(initial=SOON, factor=cast(Any, "x"), maximum=SOON, jitter=0.0)
 
 
 def put(**changes: Any) -> Callable[[Any], Awaitable[Any]]:
@@ -59,6 +71,11 @@ WRONG: list[tuple[str, object, Callable[[Any], Awaitable[Any]]]] = [
     ("numbers", ["x"], lambda client: client.dead.purge("g", ["x"])),
     ("numbers", [-1], lambda client: client.dead.replay("g", [-1])),
     ("name", 5, lambda client: client.access.set_role(5, [Grant((Right.READ,))])),
+    ("attempts_max", -1, lambda client: client.admin.create_group("g", ["t"], retry=RetryPolicy(attempts_max=-1))),
+    ("factor", "x", lambda client: client.admin.create_group("g", ["t"], retry=RetryPolicy(backoff=BACKOFF))),
+    ("job_id", 5, lambda client: client.staging.job(5)),
+    ("batch", -1, lambda client: client.staging.abort("j", "r", -1)),
+    ("sha256", 5, lambda client: client.cold.register("j", 5, [])),
 ]  # fmt: skip
 
 
@@ -106,6 +123,14 @@ async def test_refused_with_name_value_and_limit(
     assert refusal.value.value in (str(value), repr(value))
     assert [schedule async for schedule in client.schedules.list()] == []
     assert (await client.count_pending()).total == 0
+
+
+@pytest.mark.parametrize("addresses", [3, None, [3], ["127.0.0.1:7700", None], "127.0.0.1", []])
+async def test_addresses(addresses: Any) -> None:
+    """When the client is made."""
+    with pytest.raises(RequestRefused) as refusal:
+        AsyncClient(addresses)
+    assert refusal.value.field == "addresses" and refusal.value.limit
 
 
 async def test_a_schedule_takes_what_a_message_takes(client: AsyncClient) -> None:
