@@ -10,6 +10,7 @@ rests while real nodes wait.
 from __future__ import annotations
 
 import compileall
+import logging
 import os
 import signal
 import sys
@@ -105,6 +106,19 @@ def interruptible() -> Iterator[None]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     """For runs in several processes."""
     return Scheduling(config, log)
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """pytest gives its handlers to loggers that do not propagate. Those of pyspark make each of their handlers write
+    JSON: so would every later test of this process."""
+    loggers = logging.root.manager.loggerDict.values() if "pyspark" in sys.modules else ()
+    for logger in loggers:
+        if isinstance(logger, logging.Logger) and type(logger).__name__ == "PySparkLogger":
+            logger.propagate = True
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    assert plugin is not None
+    for handler in (plugin.caplog_handler, plugin.report_handler):
+        handler.setFormatter(plugin.formatter)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -94,8 +94,8 @@ def refusals_not_remembered(patches: Patches) -> None:
 @mutation("what became of the unique keys of a batch is not remembered", aim=CUTS)
 def key_outcomes_not_remembered(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def accept(self: Producers, sender: Any, batch: Any, settings: Any) -> None:
-            original(self, sender, replace(batch, keys=None), settings)
+        def accept(self: Producers, sender: Any, batch: Any, settings: Any, at_ms: int) -> None:
+            original(self, sender, replace(batch, keys=None), settings, at_ms)
 
         return accept
 
@@ -158,10 +158,10 @@ def keys_free_when_dispatched(patches: Patches) -> None:
 @mutation("a repeat of a cancel by key cancels again", aim=CUTS)
 def cancels_by_key_not_remembered(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def _cancel_once(self: StateMachine, cancel: Any) -> Any:
+        def _cancel_once(self: StateMachine, cancel: Any, stamped_ms: int) -> Any:
             named = cancel.HasField("request")
             cancel.ClearField("request")
-            result = original(self, cancel)
+            result = original(self, cancel, stamped_ms)
             return replace(result, remembered=named and result.outcome == CANCELLED)
 
         return _cancel_once
