@@ -150,6 +150,10 @@ GOOD: dict[str, Case] = {
         ColdOnce,
         [*PARKED, ColdLoaded(10 * MS, 7), ColdListed(12 * MS, 9 * MS, (7,), (7,)), delivered(200)],
     ),
+    "gone with its hour, before its loader was answered": (
+        ColdOnce,
+        [*PARKED, delivered(200), ColdListed(900 * MS, 800 * MS, (), ())],
+    ),
     "a lease that was not written down": (
         FewDuplicates,
         [BEGAN, delivered(10), HEARD, KEPT[0], Booted(500 * MS, "n2", 2), replace(OTHERS_AGAIN, boot=2)],
@@ -215,6 +219,16 @@ BAD: dict[str, Case] = {
     "parked, and not found": (ColdOnce, [*PARKED, ColdLooked(9 * MS, 1, "NOT_FOUND")]),
     "parked, and cancelled by nobody": (ColdOnce, [*PARKED, ColdLooked(9 * MS, 1, "MESSAGE_CANCELLED")]),
     "parked, and not listed": (ColdOnce, [*PARKED, ColdListed(9 * MS, 8 * MS, (), ())]),
+    "not listed while one of its messages is to come": (
+        ColdOnce,
+        [
+            BEGAN,
+            ColdParked(5 * MS, "g", 7, (1, 2), (WALL_MS + 100, WALL_MS + 9_000)),
+            delivered(200),
+            ColdListed(900 * MS, 800 * MS, (), ()),
+            replace(delivered(9_100), uid=2),
+        ],
+    ),
     "loaded, and said to wait": (
         ColdOnce,
         [*PARKED, ColdLoaded(7 * MS, 7), ColdListed(9 * MS, 8 * MS, (7,), (7,)), delivered(200)],

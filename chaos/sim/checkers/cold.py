@@ -1,7 +1,8 @@
 """The cold tier: a parked message comes to its group or was cancelled, even if its part is loaded through a failover.
 
 Other checkers judge that it is not early, comes where it was moved to, under one id, and not after its cancel. Waiting
-parts are listed, loaded ones are reported as loaded, and a look-up of a message tells its true state.
+parts are listed until all their messages came, loaded ones are reported as loaded, and a look-up of a message tells its
+true state.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class ColdOnce(Checker):
         """By part: time since which it is known to be registered."""
         self._loaded: dict[int, int] = {}
         """By part: time since which it is known to be loaded."""
+        self._uids: dict[int, tuple[int, ...]] = {}
+        """By part: its messages."""
+        self._maybe_moved: set[int] = set()
 
     def observe(self, record: Record) -> None:
         match record:
@@ -61,6 +65,7 @@ class ColdOnce(Checker):
                 self._listed(record)
             case ColdParked():
                 self._parked.setdefault(record.part, record.at_ns)
+                self._uids[record.part] = record.uids
                 for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
                     if uid not in self._due_ms:
                         self._due_ms[uid] = due_ms
@@ -74,6 +79,7 @@ class ColdOnce(Checker):
                 if record.outcome == "CANCELLED":
                     self._missing.pop(record.uid, None)
             case RescheduleSent() if record.uid in self._due_ms:
+                self._maybe_moved.add(record.uid)
                 self._due_ms[record.uid] = max(self._due_ms[record.uid], record.due_ms)
             case RescheduleAnswered() if record.uid in self._due_ms:
                 if record.outcome == "RESCHEDULED":
@@ -94,11 +100,18 @@ class ColdOnce(Checker):
 
     def _listed(self, record: ColdListed) -> None:
         for part, since_ns in self._parked.items():
-            if since_ns < record.asked_ns and part not in record.known and part not in self._loaded:
+            known = part in record.known or part in self._loaded or self._is_gone(part)
+            if since_ns < record.asked_ns and not known:
                 self.broken(record.at_ns, f"part {part} was registered, was not loaded, and is not listed")
         for part in record.waiting:
             if self._loaded.get(part, record.asked_ns) < record.asked_ns:
                 self.broken(record.at_ns, f"part {part} is said to wait; it was loaded before")
+
+    def _is_gone(self, part: int) -> bool:
+        """Whether nothing of a part need be left where it was due: its load, whose answer is on its way, may have been
+        long ago, and a part is forgotten with its hours."""
+        excused = self._maybe_cancelled | self._maybe_moved
+        return all(uid not in self._missing or uid in excused for uid in self._uids[part])
 
     def _outstanding(self, at_ns: int) -> list[int]:
         wall_ms = self._start_wall_ms + at_ns // MS
