@@ -9,6 +9,7 @@ would be served; narrower limits (settings, rules of a handler) are checked behi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -18,7 +19,7 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.internal.decoder import _DecodeVarint as decoded_varint  # type: ignore[attr-defined]  # of the wire
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX, headers_at_most, surplus_headers
 from tickwheel.node.core.schedule.creations import SUBSCRIPTIONS_MAX
@@ -122,15 +123,17 @@ def _outline_of(descriptor: Descriptor) -> _Outline:
 
 
 def check_fields(kind: type[Message], data: bytes) -> None:
-    """Raises TooManyFieldsError. Bytes that are no message of this kind pass: decoding refuses them."""
+    """Raises TooManyFieldsError. Bytes that are no message of this kind pass, or raise DecodeError: decoding refuses
+    them, before it comes further than this."""
     if len(data) > 2 * FIELDS_MAX:  # a field takes at least two bytes
         with suppress(IndexError):
             _count_fields(_outline_of(cast(Descriptor, kind.DESCRIPTOR)), data, 0, len(data), FIELDS_MAX)
 
 
 def _count_fields(outline: _Outline, data: bytes, at: int, end: int, left: int) -> int:
-    """How many more fields there may be, behind those between two places."""
-    number = 0
+    """How many more fields there may be, behind those between two places. Raises DecodeError for a number without an
+    end."""
+    groups = 0
     while at < end:
         tag = data[at]
         at += 1
@@ -148,7 +151,7 @@ def _count_fields(outline: _Outline, data: bytes, at: int, end: int, left: int) 
             if size > 0x7F:
                 size, at = decoded_varint(data, at - 1)
             if size:
-                inner = outline.get(number, _NOTHING)[1]
+                inner = None if groups else outline.get(number, _NOTHING)[1]
                 if inner is not None:
                     try:
                         left = _count_fields(inner, data, at, at + size, left)
@@ -156,17 +159,27 @@ def _count_fields(outline: _Outline, data: bytes, at: int, end: int, left: int) 
                         raise TooManyFieldsError(f"{_name(outline, number)}.{error.path}") from None
                 at += size
         elif wire_type == 0:
-            while data[at] > 0x7F:
+            if data[at] > 0x7F:
+                found = _NUMBER.match(data, at)
+                if found is None:
+                    raise DecodeError("a number without an end")
+                at = found.end()
+            else:
                 at += 1
-            at += 1
         elif wire_type == 1:
             at += 8
         elif wire_type == 5:
             at += 4
+        elif wire_type == 3:
+            groups += 1  # unknown, as no request has groups: its fields are none of ours, whatever their numbers
+        elif wire_type == 4:
+            groups -= 1
     return left
 
 
 _NOTHING = ("", None)
+_NUMBER = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")
+"""On the wire. Without a bound one could go on to the end of the request."""
 
 
 def _name(outline: _Outline, number: int) -> str:

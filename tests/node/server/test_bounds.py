@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ignore[attr-defined]  # the wire, by hand
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -420,6 +420,12 @@ def test_what_the_audit_log_cannot_show_costs_nothing() -> None:
 
 
 UNKNOWN = varint(900 << 3) + b"\x00"
+BAIT = (
+    varint(900 << 3 | 3)
+    + field(1, varint(3 << 3 | 2) + varint(1 << 40) + varint(99 << 3 | 2) + varint(1 << 30))
+    + varint(900 << 3 | 4)
+)
+"""An unknown group with a field that is a message outside of it. As one it would go on far behind the request's end."""
 MANY_FIELDS: list[tuple[type[Message], bytes, str]] = [
     (admin_pb2.BackupRequest, UNKNOWN * 250_000, "900"),
     (
@@ -429,6 +435,7 @@ MANY_FIELDS: list[tuple[type[Message], bytes, str]] = [
     ),
     (scheduler_pb2.ScheduleRequest, field(1, b"") * 250_000, "message"),
     (scheduler_pb2.ScheduleRequest, field(1, field(3, UNKNOWN * 250_000)), "message.meta.900"),
+    (scheduler_pb2.ScheduleRequest, BAIT + field(1, field(3, UNKNOWN * 250_000)), "message.meta.900"),
     (scheduler_pb2.ScheduleBatch, row_bytes(b"", 250_000), "rows.messages"),
     (consumer_pb2.SettleBatch, consumer_pb2.SettleBatch(topics=[""] * 250_000).SerializeToString(), "topics"),
     (
@@ -446,6 +453,27 @@ def test_fields_are_counted_before_they_are_decoded(kind: type[Message], data: b
     """Four million empty elements took up to 0.7 s. Protobuf is not asked to decode more than are allowed."""
     refused = refusal(cast(Any, Undecoded(kind)), data)
     assert refused["field"] == path and refused["value"] == f"more than {bounds.FIELDS_MAX}"
+
+
+def test_a_number_without_an_end_is_not_read_to_the_end() -> None:
+    """Counting fields took 0.4 s for four million bytes of it; protobuf gives up after ten."""
+    kind = scheduler_pb2.ScheduleRequest
+    for data in (varint(900 << 3) + b"\xff" * 500_000, field(1, varint(900 << 3) + b"\xff" * 500_000)):
+        read = Bytes(data)
+        with pytest.raises(DecodeError):
+            bounds.check_fields(kind, read)
+        assert read.reads < FEW
+        assert refusal(kind, data)["field"] == "request"
+
+
+class Bytes(bytes):
+    """Counts how often one of them is read."""
+
+    reads = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(at)
 
 
 class Undecoded:
