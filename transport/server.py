@@ -878,7 +878,8 @@ class Server:
                 if now_s - connection.pinged_s > limits.dead_s and not connection.waits:
                     connection.cut_off()
             elif not connection.streams and limits.idle_s and now_s - connection.busy_s > limits.idle_s:
-                connection.shut(ErrorCode.NO_ERROR, "no call for a while")
+                if not connection.waits:
+                    connection.shut(ErrorCode.NO_ERROR, "no call for a while")
             elif now_s - connection.heard_s > limits.ask_alive_s:
                 connection.ping()
             for stream in list(connection.streams.values()) if ended < LATE_MAX else ():

@@ -122,6 +122,22 @@ async def test_who_waits_for_its_turn_is_neither_slow_nor_dead() -> None:
     assert not ends(await late.answered()) and late.connection.ready
 
 
+async def test_who_waits_with_a_call_is_not_idle() -> None:
+    server, handlers = direct(Limits(idle_s=10.0))
+    *flooding, late = await connected(server, 5)
+    for caller in flooding:
+        caller.send(many_calls())
+    late.headers(1)
+    late.data(1, prefixed(b"hello"), end=True)
+    assert late.connection.waits
+    await looked(server, 11)
+    assert not late.wire.closed
+    await late.answered()
+    assert b"hello" in handlers.begun
+    await looked(server, 11)
+    assert late.wire.closed
+
+
 async def test_a_connection_that_ends_leaves_the_queue() -> None:
     server, handlers = direct()
     callers = await connected(server, 10)
