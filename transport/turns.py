@@ -8,6 +8,7 @@ place, however many it sent.
 
 So however many connections send whatever they can, a pass of the loop costs two budgets, and one frame and one request
 more: what reaches the end of a budget is still handled whole. Between two turns the loop runs everything else once.
+Reading from sockets, and decrypting what was read, is in no budget: the loop does it before it asks.
 
 Owned by a server or a client's connection, and called by connections alone. Runs on the loop's thread.
 """
