@@ -1,9 +1,9 @@
 """A typed channel by which parts of a core inform each other and the server.
 
-`announce` calls every subscriber at once, on the core's thread, in the order of subscription. NodeCore subscribes the
-parts (`_subscribe`); the host subscribes to what operators read. A part knows neither its subscribers nor their
-results. Subscribers must not raise. A question that needs an answer is not an announcement: a part is given its sources
-of answers when it is made.
+`announce` calls every subscriber at once, on the core's thread, in the order of subscription. `Parts` subscribes the
+parts; the host subscribes to what operators read. A part knows neither its subscribers nor their results. Subscribers
+must not raise. A question that needs an answer is not an announcement: a part is given its sources of answers when it
+is made.
 """
 
 from __future__ import annotations
@@ -13,17 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tickwheel.node.core.delivery.channel import Channel
-from tickwheel.proto.consumer_pb2 import DeliverBatch
 from tickwheel.wheel.units import Units
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatched:
-    """An applied command put these units into a topic's ready queue, from this position on."""
-
-    topic_id: int
-    first_position: int
-    units: Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +28,6 @@ class PushedAhead:
 @dataclass(frozen=True, slots=True)
 class DispatchFailed:
     """A dispatch was not applied, so messages delivered ahead of it are not dispatched."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A batch went to a consumer; `now_ms` is cluster time."""
-
-    now_ms: int
-    topics: tuple[tuple[int, str, int], ...]
-    """Id and name of each topic in the batch and its number of messages, in the order of the rows."""
-    consumer: str
-    batch: DeliverBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +50,9 @@ class Reported:
     fields: dict[str, object]
 
 
-Announcement = Dispatched | PushedAhead | DispatchFailed | Delivered | Unreadable | Reported
+Announcement = PushedAhead | DispatchFailed | Unreadable | Reported
 
-A = TypeVar("A", Dispatched, PushedAhead, DispatchFailed, Delivered, Unreadable, Reported)
+A = TypeVar("A", PushedAhead, DispatchFailed, Unreadable, Reported)
 
 
 class Announcements:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.world import Now, Ports, SteadyMs
 from tickwheel.node.failure import Failure
-from tickwheel.node.state.machine import OnDispatched, StateConfig, StateMachine
+from tickwheel.node.state.machine import StateConfig, StateMachine
 from tickwheel.node.state.membership import member_of
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.schema import unknown_in
@@ -81,14 +81,9 @@ def bundles_in(paths: Iterable[str]) -> set[str]:
     return {path.removeprefix(f"{DIRECTORY}/").removesuffix(SUFFIX) for path in paths if path.startswith(DIRECTORY)}
 
 
-def restore(
-    disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int, on_dispatched: OnDispatched | None = None
-) -> Restored:
-    """Read the manifest and what it names; an empty disk gives an empty node.
-
-    `on_dispatched`: see StateMachine. Raises DiskError kinds for damaged files: their message says which file and what
-    to do.
-    """
+def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> Restored:
+    """Read the manifest and what it names; an empty disk gives an empty node. Raises DiskError kinds for damaged files:
+    their message says which file and what to do."""
     manifest = read_manifest(disk)
     wheel_config = WheelConfig(slot_ms=slot_ms, buffer_bytes_max=config.buffer_bytes_max, preload_ms=config.preload_ms)
     state_config = StateConfig(wheel_group=wheel_group, slot_ms=slot_ms)
@@ -104,7 +99,7 @@ def restore(
         disk.remove(WHEEL_DIRECTORY)
         disk.remove(STATE_DIRECTORY)
         wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config)
-        state = StateMachine(disk, STATE_DIRECTORY, wheel, config=state_config, on_dispatched=on_dispatched)
+        state = StateMachine(disk, STATE_DIRECTORY, wheel, config=state_config)
         return Restored(wheel, state, 0, 0, (), set())
     unknown = unknown_in(manifest)
     if unknown:
@@ -114,7 +109,7 @@ def restore(
         )
     restore_files(disk, manifest)
     wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config, manifest.wheel)
-    state = StateMachine(disk, STATE_DIRECTORY, wheel, manifest.state, state_config, on_dispatched)
+    state = StateMachine(disk, STATE_DIRECTORY, wheel, manifest.state, state_config)
     names = bundles_in(f.path for f in manifest.files)
     members = [member_of(message) for message in manifest.members]
     return Restored(wheel, state, manifest.applied_index, manifest.applied_term, members, names)

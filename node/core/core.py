@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tickwheel.node.core.announcements import Announcements, Dispatched
+from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.listener import Applied, CoreListener
@@ -49,7 +49,7 @@ class _Workers:
         """As Executor.submit."""
 
         def ended(result: T | None, error: BaseException | None) -> None:
-            self._serving.attempt("the end of a worker's work", lambda: done(result, error), None)
+            self._serving.attempt("the end of a worker's work", None, done, result, error)
 
         self._executor.submit(work, ended)
 
@@ -85,8 +85,7 @@ class NodeCore:
         self.announcements = Announcements()
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
-        announce = self.announcements.announce
-        restored = restore(ports.disk, config, slot_ms, identity.wheel_group, lambda *what: announce(Dispatched(*what)))
+        restored = restore(ports.disk, config, slot_ms, identity.wheel_group)
         self._restored_members = restored.members
         self.state, self.wheel = restored.state, restored.wheel
         self.applied = Applied(restored.applied_index, restored.applied_term)

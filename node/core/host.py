@@ -185,24 +185,24 @@ class NodeHost:
         """As `NodeCore.tick`; also carries on the copy of a checkpoint."""
         self._install()
         self._tidy()
-        return self.core.serving.attempt("a tick", self.core.tick, 0)
+        return self.core.serving.attempt("a tick", 0, self.core.tick)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
         """As `NodeCore.receive`."""
         core = self.core
-        core.serving.attempt("a peer's frame", lambda: core.receive(peer_id, frame), None)
+        core.serving.attempt("a peer's frame", None, core.receive, peer_id, frame)
 
     def peer_connected(self, peer_id: str) -> None:
         """As `NodeCore.peer_connected`."""
         core = self.core
         self._connected.add(peer_id)
-        core.serving.attempt("a peer's connection", lambda: core.peer_connected(peer_id), None)
+        core.serving.attempt("a peer's connection", None, core.peer_connected, peer_id)
 
     def peer_disconnected(self, peer_id: str) -> None:
         """As `NodeCore.peer_disconnected`."""
         core = self.core
         self._connected.discard(peer_id)
-        core.serving.attempt("the end of a peer's connection", lambda: core.peer_disconnected(peer_id), None)
+        core.serving.attempt("the end of a peer's connection", None, core.peer_disconnected, peer_id)
 
     # -- a checkpoint from a peer
 

@@ -19,7 +19,7 @@ from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.parts import Parts
 from tickwheel.node.state.machine import AnyResult
-from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.results import AdminResult, DispatchResult
 from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
@@ -57,7 +57,7 @@ def _attempted(
 
     @wraps(call)
     def attempted(self: CoreListener, /, *args: _P.args, **named: _P.kwargs) -> _T | None:
-        return self.serving.attempt("a call of the log", lambda: call(self, *args, **named), None)
+        return self.serving.attempt("a call of the log", None, call, self, *args, **named)
 
     return attempted
 
@@ -96,49 +96,44 @@ class CoreListener:
             self._applied.passed_over.append(index)
             self._nothing(index, term)
             return []
-        applied = self._applied
+        applied, parts = self._applied, self._parts
         before = applied.index, applied.term
         try:
-            if not self._parts.index_repair.ready(entry):
+            if not parts.index_repair.ready(entry):
                 raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")
             applied.index, applied.term = index, term
             applied.stamped_ms = max(applied.stamped_ms, entry.stamped_ms)
-            noted = self._parts.events.enabled and index > self._parts.events.noted_to
-            now_ms = core.clock.now_ms() if noted else 0
             results = core.state.apply(index, term, entry)
-            for command_, result in zip(entry.commands, results, strict=True):
-                self._follow(index, now_ms if noted else None, entry, command_, result)
+            for each, result in zip(entry.commands, results, strict=True):
+                # Nothing replicated depends on counts and events. Without `side`, every node would end at this entry by
+                # a mistake in them, and again at each start.
+                core.serving.side(parts.topic_pending.spoil, self._count, index, entry, each, result)
+                self._follow(each, result)
         except DiskError as error:
             applied.index, applied.term = before
             core.serving.stick(f"log entry {index} could not be applied: {error}", error)
             raise ApplyLaterError(core.serving.stuck) from error
         return results
 
-    def _follow(self, index: int, noted_ms: int | None, entry: LogEntry, command: Command, result: AnyResult) -> None:
-        """The effects of an applied command outside the state."""
-        self._observe(index, noted_ms, entry, command, result)
+    def _count(self, index: int, entry: LogEntry, command: Command, result: AnyResult) -> None:
+        """Count an applied command, and record its events unless they are recorded already."""
+        parts = self._parts
+        parts.counts.applied(command, result)
+        parts.topic_pending.applied(command, result)
+        if parts.events.enabled and index > parts.events.noted_to:
+            parts.events.applied(index, self._core.clock.now_ms(), entry, command, result)
+
+    def _follow(self, command: Command, result: AnyResult) -> None:
+        """The effects of an applied command on the parts."""
         kind = command.WhichOneof("body")
         if kind == "dispatch":
+            if isinstance(result, DispatchResult):
+                self._parts.delivery.dispatched(result)
             self._core.clock.judge_cursor(command.dispatch.due_ms)
         elif kind == "lead":
             self._parts.mastership.lead_was_applied(command.lead)
         elif kind == "admin" and isinstance(result, AdminResult):
             self._administered(command.admin.WhichOneof("body") or "", result)
-
-    def _observe(self, index: int, noted_ms: int | None, entry: LogEntry, command: Command, result: AnyResult) -> None:
-        """Count and note one command. Nothing replicated depends on it: an error here is reported and the node goes on,
-        or every node would end at this entry, and again at each start. `noted_ms`: None if its event is noted already.
-        """
-
-        def observe() -> None:
-            self._parts.totals.note(result)
-            self._parts.topic_rates.applied(command, result)
-            self._parts.topic_pending.applied(command, result)
-            if noted_ms is not None:
-                kind = command.WhichOneof("body") or ""
-                self._parts.events.applied(index, noted_ms, entry, command, kind, result)
-
-        self._core.serving.side(observe, self._parts.topic_pending.spoil)
 
     def _nothing(self, index: int, term: int) -> None:
         """An entry without an effect."""

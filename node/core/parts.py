@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tickwheel.node.core.announcements import (
-    Delivered,
-    Dispatched,
-    DispatchFailed,
-    PushedAhead,
-    Unreadable,
-)
+from tickwheel.node.core.announcements import DispatchFailed, PushedAhead, Unreadable
 from tickwheel.node.core.bulk.bulk import BulkLoad
 from tickwheel.node.core.bulk.bundle_store import BundleStore
 from tickwheel.node.core.bulk.cold import ColdRequests
@@ -52,13 +46,11 @@ from tickwheel.node.core.schedule.retention import Retention
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.schedule.sweeper import Sweeper
 from tickwheel.node.core.schedule.topic_pending import TopicPending
-from tickwheel.node.core.watch.counters import Totals
+from tickwheel.node.core.watch.counts import Counts
 from tickwheel.node.core.watch.digests import Digests
 from tickwheel.node.core.watch.events import Events
 from tickwheel.node.core.watch.pins import PendingPins
 from tickwheel.node.core.watch.settled_pins import SettledPins
-from tickwheel.node.core.watch.topic_rates import DELIVERED, DISPATCHED, TopicRates
-from tickwheel.node.core.watch.topic_totals import TopicTotals
 from tickwheel.node.core.watch.trace import Tracer
 from tickwheel.node.core.world import ClusterMs, Now, Ports
 from tickwheel.node.failure import Failure
@@ -106,23 +98,23 @@ class Parts:
         self.publisher = Publisher(core, self.creations, self.senders, self.flow, self.disk_room)
         self.planner = Planner(core, self.flow, self.publisher.full)
 
+        # Events and counts.
+        self.events = Events(
+            ports.disk, ports.executor, core.state, core.identity.node_id, core.config.events_bytes_max
+        )
+        self.tracer = Tracer(self.events, core.identity, core.serving)
+        self.counts = Counts(core.state, core.config.metrics_topics)
+
         # Dispatch and delivery.
         push = PushAhead(core) if core.config.delivery_order is DeliveryOrder.PUSH_FIRST else None
         self.dispatcher = Dispatcher(core, push)
-        self.delivery = Delivery(core, ports.random.random, push)
+        self.delivery = Delivery(core, ports.random.random, push, self.counts, self.events)
         self.filter_skips = FilterSkips(
             core.state, core.proposer, core.background, self.delivery.wake_group, core.fatal
         )
         self.retention = Retention(core)
 
-        # Events, counts, and what the other members are told.
-        self.events = Events(
-            ports.disk, ports.executor, core.state, core.identity.node_id, core.config.events_bytes_max
-        )
-        self.tracer = Tracer(self.events, core.identity, core.serving)
-        self.topic_rates = TopicRates()
-        self.topic_totals = TopicTotals(core.state, core.config.metrics_topics)
-        self.totals = Totals()
+        # What the other members are told.
         self.sync = SyncState(core, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting))
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
@@ -187,42 +179,13 @@ class Parts:
             self.index_repair,
             self.events,
             self.digests,
+            self.counts,
         )
         """In the order in which parts tick and end; they begin in reverse order."""
-        self._subscribe()
-
-    def _subscribe(self) -> None:
-        """Subscribe the parts to announcements. Subscribers are called in the order of these lines."""
-        hear, serving = self._core.announcements.subscribe, self._core.serving
-        # This runs in the middle of apply. Unguarded, a mistake with one topic's messages would stop every node, and
-        # again at each replay.
-        hear(Dispatched, lambda what: serving.side(lambda: self._note_dispatched(what)))
-        hear(Dispatched, self._hand_out)
-        hear(PushedAhead, self.delivery.on_pushed)
-        if self.delivery.push is not None:
-            hear(DispatchFailed, self.delivery.unpush)
-        hear(Delivered, self._note_delivered)
-        if self.events.enabled:
-            hear(Delivered, lambda what: self.events.delivered(what.now_ms, what.consumer, what.topics, what.batch))
-        hear(Unreadable, self.record_repair.add)
-
-    def _note_delivered(self, what: Delivered) -> None:
-        for topic_id, _, count in what.topics:
-            self.topic_rates.add(topic_id, DELIVERED, count)
-
-    def _hand_out(self, what: Dispatched) -> None:
-        def failed(failure: Failure) -> None:
-            self.delivery.topic_failed(what.topic_id, failure)
-
-        self._core.serving.run(failed, lambda: self.delivery.on_dispatched(what))
-
-    def _note_dispatched(self, what: Dispatched) -> None:
-        core = self._core
-        self.topic_rates.add(what.topic_id, DISPATCHED, len(what.units))
-        self.topic_pending.dispatched(what.topic_id, len(what.units))
-        if self.events.enabled and core.applied_index > self.events.noted_to:
-            now_ms = core.clock.now_ms()
-            self.events.dispatched(core.applied_index, now_ms, core.applied_term, what.topic_id, what.units)
+        core.announcements.subscribe(PushedAhead, self.delivery.on_pushed)
+        if push is not None:
+            core.announcements.subscribe(DispatchFailed, self.delivery.unpush)
+        core.announcements.subscribe(Unreadable, self.record_repair.add)
 
     def _create_cluster(self) -> None:
         founders = [replace(member, disk_uuid=self.founding.disk_of(member.node_id)) for member in self._founders]
@@ -247,8 +210,6 @@ class Parts:
             return
         self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
         core = self._core
-        self.topic_totals.add(self.topic_rates.counts)
-        self.topic_rates.note(now.steady_ms, self.totals, self.delivery.counters)
         self.disk_room.look()
         self.synced_file.write(self.sync.newest(core.term if core.leading else 0))
         for part in self.ordered:

@@ -434,7 +434,7 @@ class Proposer(Part):
             self._refuse(dones, failure)
 
         def settled(result: ProposalResult) -> None:
-            self.serving.attempt("the answer to a command", lambda: answered(result), None)
+            self.serving.attempt("the answer to a command", None, answered, result)
 
         log.propose(entry, settled, voters)
 

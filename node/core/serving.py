@@ -21,6 +21,7 @@ Without `contain` every error propagates: in the simulation a mistake must not p
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 from tickwheel.node.core.promise import Promise
@@ -73,17 +74,17 @@ class Serving:
         instead of its next piece: what it proposed may still be carried out. The first call counts."""
         self.closed = self.closed or failure
 
-    def run(self, fail: Fail | None, piece: Callable[[], None]) -> None:
+    def run(self, fail: Fail | None, piece: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
         """Run a piece of a request. `fail` may be called after its answer, and more than once. None: of no request."""
         if fail is not None and self.closed is not None:
             fail(outcome_unknown())
             return
         if fail is None or self._report is None:
-            piece()
+            piece(*args, **named)
             return
         before, self._current = self._current, fail
         try:
-            piece()
+            piece(*args, **named)
         except Exception as error:
             failure = self.fault(error)
             try:
@@ -104,13 +105,7 @@ class Serving:
 
     def of(self, fail: Fail | None, callback: Callable[P, None]) -> Callable[P, None]:
         """The callback as a piece of the request of `fail`; unchanged if that is None."""
-        if fail is None:
-            return callback
-
-        def piece(*args: P.args, **named: P.kwargs) -> None:
-            self.run(fail, lambda: callback(*args, **named))
-
-        return piece
+        return callback if fail is None else partial(self.run, fail, callback)
 
     def start(self, coroutine: Coroutine[Promise[Any], None, T], done: Callable[[T | Failure], None]) -> None:
         """Run a coroutine of the core to its end, each step as a piece of the request whose piece runs now. `done` gets
@@ -216,23 +211,19 @@ class Serving:
             return False
         return True
 
-    def attempt(self, what: str, work: Callable[[], T], otherwise: T) -> T:
+    def attempt(self, what: str, otherwise: T, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Do the node's own work, `what` in words. Damage makes the node stuck, and `otherwise` is returned."""
         try:
-            return work()
+            return work(*args, **named)
         except DiskError as error:
             if not is_damage(error):
                 raise
             self.stick(f"{what} met damage: {error}", error)
             return otherwise
 
-    def side(self, work: Callable[[], None], failed: Callable[[], None] = lambda: None) -> None:
+    def side(self, failed: Callable[[], None], work: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
         """Do the node's own work on which nothing replicated depends. `failed` is called after an error."""
-
-        def told(_: Failure) -> None:
-            failed()
-
-        self.run(told, work)
+        self.run(lambda _: failed(), work, *args, **named)
 
     def fault(self, error: Exception) -> Failure:
         """Report an error that fails a request, and return the answer to it. Raises FATAL errors again."""

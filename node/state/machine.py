@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +42,7 @@ from tickwheel.node.state.results import (
     Ignored,
     ImpossibleStateError,
     LeadResult,
+    MadeReady,
     PublishResult,
     Refused,
     RescheduleResult,
@@ -106,9 +107,6 @@ CommandResult = (
 
 AnyResult = CommandResult | Ignored | Refused
 
-OnDispatched = Callable[[int, int, Units], None]
-"""Called with (topic id, first position, units in order)."""
-
 _CANCEL_OUTCOMES = {
     "CANCELLED": scheduler.CANCELLED,
     "ALREADY_DISPATCHED": scheduler.ALREADY_DISPATCHED,
@@ -132,10 +130,8 @@ class StateMachine(StateView):
         wheel: WheelPort,
         restored: bytes = b"",
         config: StateConfig | None = None,
-        on_dispatched: OnDispatched | None = None,
     ) -> None:
-        """`restored`: `Manifest.state`; the wheel must be restored from the same manifest. `on_dispatched` is called
-        with each topic's newly ready units; it must not raise."""
+        """`restored`: `Manifest.state`; the wheel must be restored from the same manifest."""
         self._config = config or StateConfig()
         state = ClusterState(disk, directory)
         if restored:
@@ -153,7 +149,6 @@ class StateMachine(StateView):
         self._checkpoint: StateCheckpoint | None = None
         self.filtered = 0
         """Messages that filters left out since this process started, replays included. No part of the state."""
-        self._on_dispatched = on_dispatched
 
     # -- the log
 
@@ -233,29 +228,33 @@ class StateMachine(StateView):
             failure = invalid("due_ms", dispatch.due_ms, f"0 to {DUE_MS_MAX}").failure
             return DispatchResult(self.wheel.cursor, 0, failure=failure)
         units = self.wheel.dispatch(CursorKey(dispatch.due_ms, dispatch.index)).units
-        discarded = 0
+        ready: list[MadeReady] = []
         if len(units):
             topics = units["topic_id"]
             targeted = bool(units["target_group"].any())
             if (topics == topics[0]).all():
-                discarded = self._make_ready(int(topics[0]), units, ids_of(units), stamped_ms, targeted=targeted)
+                self._make_ready(int(topics[0]), units, ids_of(units), stamped_ms, ready, targeted=targeted)
             else:
                 units = picked(units, np.argsort(topics, kind="stable"))
                 ids, ordered = ids_of(units), units["topic_id"]
                 cuts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
                 for topic_id, (start, end) in zip(ordered[cuts[:-1]].tolist(), itertools.pairwise(cuts), strict=True):
                     rows = slice(start, end)
-                    discarded += self._make_ready(topic_id, units[rows], ids[rows], stamped_ms, targeted=targeted)
+                    self._make_ready(topic_id, units[rows], ids[rows], stamped_ms, ready, targeted=targeted)
         self.holders.prune()
-        return DispatchResult(self.wheel.cursor, len(units) - discarded, discarded)
+        dispatched = sum([len(part.units) for part in ready])
+        return DispatchResult(self.wheel.cursor, dispatched, len(units) - dispatched, ready)
 
-    def _make_ready(self, topic_id: int, units: Units, ids: Ids, stamped_ms: int, *, targeted: bool) -> int:
-        """Put units of one topic into its ready queue; returns how many were discarded. `targeted`: some may be for one
-        group only."""
+    def _make_ready(
+        self, topic_id: int, units: Units, ids: Ids, stamped_ms: int, ready: list[MadeReady], *, targeted: bool
+    ) -> None:
+        """Put units of one topic into its ready queue and note that in `ready`; discard them if the topic is gone.
+        `targeted`: some may be for one group only."""
         topic = self._state.topics.get(topic_id)
         if topic is None:
-            return len(units)
+            return
         first, targeted = topic.ready.append(units, ids, stamped_ms, targeted=targeted)
+        ready.append(MadeReady(topic_id, topic.name, first, units))
         subscriptions = self._state.groups.of_topic(topic_id)
         self._state.backlog.arrived(topic_id, [subscription.group_id for subscription in subscriptions], len(units))
         for subscription in subscriptions:
@@ -267,9 +266,6 @@ class StateMachine(StateView):
                 group = self._state.groups.get(subscription.group_id)
                 assert group is not None, "a subscription belongs to a group"
                 self.filtered += filtering.arrived(group, subscription, first, units)
-        if self._on_dispatched is not None:
-            self._on_dispatched(topic_id, first, units)
-        return 0
 
     def _ingest(self, ingest: Ingest, entry: LogEntry) -> IngestResult | Refused:
         alone = len(entry.commands) == 1

@@ -6,6 +6,7 @@ contradicts the state, so this node must stop before it does harm.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from tickwheel.node.failure import Failure
 from tickwheel.node.state.schedules import Answer, Run, Schedule
 from tickwheel.proto import access_pb2, admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.replication.log import Member
-from tickwheel.wheel.units import CursorKey, Ids
+from tickwheel.wheel.units import CursorKey, Ids, Units
 
 NO_IDS: Ids = np.zeros(0, np.uint64)
 NO_DUE: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -84,7 +85,16 @@ class PublishResult:
         return sum(outcome.scheduled for outcome in self.requests if not outcome.repeated)
 
 
-@dataclass(frozen=True, slots=True)
+class MadeReady(NamedTuple):
+    """Units of one topic that entered its ready queue, from this position on."""
+
+    topic_id: int
+    topic: str
+    first_position: int
+    units: Units
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DispatchResult:
     """The cursor after the dispatch, and how many units entered ready queues."""
 
@@ -92,6 +102,8 @@ class DispatchResult:
     dispatched: int
     discarded: int = 0
     """Units of topics that no longer exist."""
+    ready: Sequence[MadeReady] = ()
+    """What entered the ready queues, topic by topic."""
     failure: Failure | None = None
 
 

@@ -244,7 +244,7 @@ class StagedWrites(Part):
         for number, job in enumerate(staging.publishing()):
             if number >= JOBS_DRIVEN_MAX:
                 break
-            self._core.serving.side(partial(self._drive, job, now_ms), partial(self._drive_failed, job, now_ms))
+            self._core.serving.side(partial(self._drive_failed, job, now_ms), self._drive, job, now_ms)
         if now_ms >= self._next_expiry_ms or self._next_expiry_ms > now_ms + EXPIRY_PERIOD_MS:
             self._next_expiry_ms = now_ms + EXPIRY_PERIOD_MS
             if self._core.clock.known and staging.something_over(now_ms, self._core.state.settings):

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tickwheel.node.core.announcements import Delivered, Dispatched, DispatchFailed, PushedAhead
+from tickwheel.node.core.announcements import DispatchFailed, PushedAhead
 from tickwheel.node.core.delivery import in_flight
 from tickwheel.node.core.delivery.broadcast import Broadcasts
 from tickwheel.node.core.delivery.channel import Channel, Pace
@@ -34,16 +34,18 @@ from tickwheel.node.core.delivery.settlements import Settlements, by_topic
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.schedule.push import PushAhead
-from tickwheel.node.core.watch.counters import LATE_BOUNDS_MS, Counters
+from tickwheel.node.core.watch.counts import Counts
+from tickwheel.node.core.watch.events import Events
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure, not_master
-from tickwheel.node.metrics import HistogramValue, MetricValue
-from tickwheel.node.state.results import SettleResult
+from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.results import DispatchResult, MadeReady, SettleResult
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
     SettleColumns,
 )
 from tickwheel.proto.peer_pb2 import LeaseRange
+from tickwheel.wheel.units import CursorKey
 
 LEASES_WRITTEN_MAX = 20_000
 """Leases that a master notes for its file, shared evenly by the groups. Each takes about a microsecond of the core's
@@ -107,6 +109,8 @@ class Delivery(Part):
         core: Kernel,
         draw: Callable[[], float],
         push: PushAhead | None,
+        counts: Counts,
+        events: Events,
     ) -> None:
         """`draw` returns a number from 0 to below 1, for jitter. `push` is given in delivery order push-first."""
         config, state, proposer = core.config, core.state, core.proposer
@@ -115,7 +119,6 @@ class Delivery(Part):
         self._clock = core.clock
         self._wheel = core.wheel
         self._serving = core.serving
-        self._announce = core.announcements.announce
         self._may_act = core.may_act
         self._fatal = core.fatal
         self.sessions = Sessions(config, self._wanted)
@@ -129,14 +132,15 @@ class Delivery(Part):
         self.term = 0
         self.feed = LeaseFeed()
         self.heard = HeardLeases()
-        self.counters = Counters()
+        self._counts = counts
+        self._events = events
         self.settlements = Settlements(
             config, state, proposer, self._leases, self.feed, self._came_back, self._settled, draw
         )
         self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
         self._inherited = Inherited(state, self._leases, self.feed, self._channel)
         self._returns = Returns(
-            state, self._leases, self.settlements, self._broadcasts, self.counters, self._channels.get
+            state, self._leases, self.settlements, self._broadcasts, counts.deliveries, self._channels.get
         )
         self._hold_until_ms = 0
         self._now_ms = 0
@@ -193,12 +197,17 @@ class Delivery(Part):
         self._passes.clear()
         self.sessions.close_all(failure)
 
-    def on_dispatched(self, what: Dispatched) -> None:
-        """Units entered a topic's ready queue: note them and wake the groups that read the topic."""
-        if not self.active:
-            return
-        topic_id, first_position, units = what.topic_id, what.first_position, what.units
-        pushed = self.push.dispatched(topic_id, first_position, units) if self.push is not None else False
+    def dispatched(self, result: DispatchResult) -> None:
+        """A dispatch was applied: note what entered the ready queues. If that fails for a topic, its groups get new
+        channels, which read the messages."""
+        if self.active:
+            for ready in result.ready:
+                self._serving.run(partial(self._topic_failed, ready.topic_id), self._made_ready, ready, result.cursor)
+
+    def _made_ready(self, ready: MadeReady, cursor: CursorKey) -> None:
+        """Note newly ready units of a topic, and wake the groups that read it."""
+        topic_id, first_position, units = ready.topic_id, ready.first_position, ready.units
+        pushed = self.push.dispatched(topic_id, first_position, units, cursor) if self.push is not None else False
         if pushed is None:
             self._fatal(f"topic {topic_id}: other messages were dispatched than had been delivered ahead")
             return
@@ -326,7 +335,7 @@ class Delivery(Part):
             ):
                 self._broadcasts.drop(key)
                 self._leases.drop(key)
-        again = self.counters.redelivered_by_group
+        again = self._counts.deliveries.redelivered_by_group
         for group_id in [group_id for group_id in again if not self._state.group_name(group_id)]:
             del again[group_id]
         for group_id in list(self.sessions.groups()):
@@ -361,7 +370,7 @@ class Delivery(Part):
         def failed(failure: Failure) -> None:
             self._leases.give(replace(lease, until_ms=now_ms + FAULT_PAUSE_MS, closed=False))
 
-        self._serving.run(failed, lambda: self._returns.give_back(lease, now_ms))
+        self._serving.run(failed, self._returns.give_back, lease, now_ms)
 
     # -- the loop
 
@@ -379,7 +388,7 @@ class Delivery(Part):
             if (begun := self._passes[group_id]) is not None:
                 begun.woken = True
         for group_id in sorted(dirty.union(self._passes)):
-            self._serving.run(partial(self._failed, group_id), partial(self._serve, group_id, now_ms))
+            self._serving.run(partial(self._failed, group_id), self._serve, group_id, now_ms)
 
     def _failed(self, group_id: int, failure: Failure) -> None:
         """Serving a group failed half way: close its sessions and drop its channels. The next consumers get new
@@ -399,8 +408,7 @@ class Delivery(Part):
             self._broadcasts.drop(key)
             self._leases.drop(key)
 
-    def topic_failed(self, topic_id: int, failure: Failure) -> None:
-        """Newly dispatched messages of a topic could not be noted. Its groups get new channels, which read them."""
+    def _topic_failed(self, topic_id: int, failure: Failure) -> None:
         for group_id in list(self.sessions.groups()):
             if self._state.subscription(group_id, topic_id) is not None:
                 self._failed(group_id, failure)
@@ -647,10 +655,11 @@ class Delivery(Part):
             self.feed.add(lease)
         batch = batch_of(shares, self.term, until_ms, self._state.group_filter(group_id))
         due_ms, attempts = np.frombuffer(batch.due_ms, "<i8"), np.frombuffer(batch.attempts, "<u4")
-        self.counters.note_delivery(group_id, now_ms, due_ms, attempts)
+        topics = [(share.channel.key[1], share.channel.topic, share.count) for share in shares]
+        self._counts.delivered(group_id, now_ms, topics, due_ms, attempts)
         session.deliver(batch)
-        topics = tuple((share.channel.key[1], share.channel.topic, share.count) for share in shares)
-        self._announce(Delivered(now_ms, topics, session.name, batch))
+        if self._events.enabled:
+            self._events.delivered(now_ms, session.name, topics, batch)
 
     # -- messages that come back
 
@@ -681,19 +690,7 @@ class Delivery(Part):
         return 0 if subscription is None else subscription.floor
 
     def metrics(self) -> Mapping[str, MetricValue]:
-        counters = self.counters
-        late = HistogramValue(
-            bounds=[bound / 1_000 for bound in LATE_BOUNDS_MS],
-            counts=counters.late_counts.tolist(),
-            sum=counters.late_sum_ms / 1_000,
-        )
-        return {
-            "delivered_messages": float(counters.delivered),
-            "redelivered_messages": float(counters.redelivered),
-            "expired_messages": float(counters.expired),
-            "lateness_seconds": late,
-            "consumers": float(len(self.sessions)),
-        }
+        return {"consumers": float(len(self.sessions))}
 
     def upkeep(self, now: Now) -> None:
         """Forget settled leases and idle channels."""

@@ -15,7 +15,7 @@ from tickwheel.node.core.delivery.broadcast import Broadcasts
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.leases import ChannelKey, Lease, LeaseTable, Positions, current
 from tickwheel.node.core.delivery.settlements import Settlements
-from tickwheel.node.core.watch.counters import Counters
+from tickwheel.node.core.watch.counts import Deliveries
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
@@ -31,7 +31,7 @@ class Returns:
         leases: LeaseTable,
         settlements: Settlements,
         broadcasts: Broadcasts,
-        counters: Counters,
+        counts: Deliveries,
         channel: Callable[[ChannelKey], Channel | None],
     ) -> None:
         """`channel` returns an existing channel or None; it makes none."""
@@ -39,7 +39,7 @@ class Returns:
         self._leases = leases
         self._settlements = settlements
         self._broadcasts = broadcasts
-        self._counters = counters
+        self._counts = counts
         self._channel = channel
         self._under_way: dict[ChannelKey, set[int]] = {}
         self._mastership = 0
@@ -66,7 +66,7 @@ class Returns:
         if subscription is None or not len(lease.positions):
             return
         if self._state.group_broadcasting(lease.channel[0]):
-            self._counters.expired += self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
+            self._counts.expired += self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
             return
         if int(lease.positions[-1]) >= self._state.ready_count(lease.channel[1]):
             # Delivered ahead of a dispatch that is not applied yet: there is no position to return to.
@@ -81,7 +81,7 @@ class Returns:
             channel.release_hold(lease.positions[~is_open])
         if not len(positions):
             return
-        self._counters.expired += expired * len(positions)
+        self._counts.expired += expired * len(positions)
         returning = self._under_way.setdefault(lease.channel, set())
         returning.update(positions.tolist())
         if channel is not None:

@@ -139,7 +139,7 @@ class Planner(Part):
             if look.full:
                 break
             # A mistake over one schedule holds up that one alone.
-            self._core.serving.side(partial(look.take, schedule), partial(look.hold_up, schedule, UNKNOWN_RETRY_MS))
+            self._core.serving.side(partial(look.hold_up, schedule, UNKNOWN_RETRY_MS), look.take, schedule)
         self.held_up += look.held_up
         if look.unknown:
             self._tell(look, now)

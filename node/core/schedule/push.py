@@ -83,12 +83,12 @@ class PushAhead:
             return None
         return self._wheel.peek(start, target)
 
-    def dispatched(self, topic_id: int, first_position: int, units: Units) -> bool | None:
+    def dispatched(self, topic_id: int, first_position: int, units: Units, cursor: CursorKey) -> bool | None:
         """Units entered a ready queue. True: exactly these were pushed. False: nothing was pushed. None: others were
-        pushed."""
+        pushed. `cursor`: where their dispatch brought it."""
         # One entry of the log may contain several dispatches, all answered after it. The cursor tells whose units these
-        # are: it has just moved to that dispatch's target, or a little below if the dispatch was cut.
-        flight = next((flight for flight in self._flights if flight.target >= self._wheel.cursor), None)
+        # are: it moved to that dispatch's target, or a little below if the dispatch was cut.
+        flight = next((flight for flight in self._flights if flight.target >= cursor), None)
         if flight is None or not flight.known:
             return False
         expected = flight.topics.pop(topic_id, None)

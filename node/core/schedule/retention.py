@@ -13,8 +13,6 @@ if no hour does.
 
 from __future__ import annotations
 
-from functools import partial
-
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.world import ClusterMs, Now
@@ -37,7 +35,7 @@ class Retention(Part):
     def upkeep(self, now: Now) -> None:
         """Propose a removal, once a period and if anything can go. An error leaves it for a later period."""
         if self._core.leading and self._core.clock.known:
-            self._core.serving.side(partial(self._look, now.cluster_ms), self._failed)
+            self._core.serving.side(self._failed, self._look, now.cluster_ms)
 
     def _failed(self) -> None:
         self._proposed = False

@@ -26,7 +26,7 @@ from tickwheel.node.failure import Failure
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
-from tickwheel.node.state.results import PublishResult, ScheduleResult, SettleResult
+from tickwheel.node.state.results import DispatchResult, PublishResult, ScheduleResult, SettleResult
 from tickwheel.node.state.schedules import MESSAGES
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
 from tickwheel.wheel.pinned import Pinned
@@ -118,6 +118,10 @@ class TopicPending(Part):
         if isinstance(result, PublishResult):
             self._published(command, result)
             return
+        if isinstance(result, DispatchResult):
+            for ready in result.ready:
+                self._add(ready.topic_id, -len(ready.units))
+            return
         if isinstance(result, ScheduleResult):
             for note in result.notes:
                 if note.run.outcome in MESSAGES:
@@ -145,11 +149,6 @@ class TopicPending(Part):
                 self._add(int(topic_id), int(part))
         else:
             self.spoil()  # some of it was a repeat, or met the unique key of another
-
-    def dispatched(self, topic_id: int, count: int) -> None:
-        """`count` messages of a topic were dispatched."""
-        if self._known is not None or self._count is not None:
-            self._add(topic_id, -count)
 
     def _add(self, topic_id: int, count: int) -> None:
         if self._known is not None:

@@ -20,9 +20,12 @@ from tickwheel.node.core.world import Now
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
+from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import (
     AdminResult,
     CancelResult,
+    DispatchResult,
+    MadeReady,
     PublishResult,
     RescheduleResult,
     RunNote,
@@ -55,7 +58,7 @@ from tickwheel.storage.events import (
 from tickwheel.storage.loaded_events import messages_of, note_texts, rows_of
 from tickwheel.storage.unit import HOUR_MS
 from tickwheel.wheel.bundles import Ingested
-from tickwheel.wheel.units import Units, ids_of
+from tickwheel.wheel.units import ids_of
 
 DIRECTORY = "events"
 QUEUE_BYTES_MAX = 32 << 20
@@ -130,7 +133,7 @@ class Events(Part):
 
     # -- input from the core
 
-    def applied(self, index: int, now_ms: int, entry: LogEntry, command: Command, kind: str, result: object) -> None:
+    def applied(self, index: int, now_ms: int, entry: LogEntry, command: Command, result: AnyResult) -> None:
         """Record an applied command."""
         facts: dict[str, Any] = {
             "at_ms": now_ms,
@@ -140,6 +143,9 @@ class Events(Part):
         }
         if isinstance(result, PublishResult):
             self._schedule(command.publish, result, facts)
+        elif isinstance(result, DispatchResult):
+            for ready in result.ready:
+                self._dispatched(ready, facts)
         elif isinstance(result, StagingResult):
             if result.schedule is not None:
                 self._schedule(*result.schedule, facts)
@@ -174,7 +180,7 @@ class Events(Part):
         elif isinstance(result, AdminResult):
             if result.failure is None:
                 self._administered(command.admin, result, facts)
-        elif kind == "lead" and command.lead.node_id == self._node_id:
+        elif command.HasField("lead") and command.lead.node_id == self._node_id:
             record = EventRecord(EventKind.LEADS, **facts, texts=(self._node_id,))
             self._put(lambda: record, 128)
 
@@ -280,29 +286,21 @@ class Events(Part):
         record = EventRecord(EventKind.MOVED, **facts, count=len(ids), columns=columns)
         self._put(lambda: record, 3 * ids.nbytes + 512)
 
-    def dispatched(self, index: int, now_ms: int, term: int, topic_id: int, units: Units) -> None:
-        """Record units that the entry with this index put into a topic's ready queue."""
-        topic = self._names.topic_name(topic_id)
+    def _dispatched(self, ready: MadeReady, facts: Mapping[str, Any]) -> None:
+        facts = {**facts, "stamped_ms": 0}
+        units = ready.units
 
         def make() -> EventRecord:
             ids, origins = ids_of(units), origins_of(units)
             columns = {"id": np.where(origins != 0, origins, ids), "unit": ids}
-            return EventRecord(
-                EventKind.DISPATCHED,
-                now_ms,
-                term=term,
-                log_index=index,
-                count=len(ids),
-                texts=(topic,),
-                columns=columns,
-            )
+            return EventRecord(EventKind.DISPATCHED, **facts, count=len(ids), texts=(ready.topic,), columns=columns)
 
         self._put(make, units.nbytes + 512)
 
     def delivered(
         self, now_ms: int, consumer: str, topics: Sequence[tuple[int, str, int]], batch: DeliverBatch
     ) -> None:
-        """Record a batch handed to a consumer: a record for each topic. `topics` as in `announcements.Delivered`."""
+        """Record a batch handed to a consumer: a record for each topic. `topics` as in `Counts.delivered`."""
         term, group, first = batch.term, batch.group, 0
         all_ids, all_due_ms, all_attempts = batch.ids, batch.due_ms, batch.attempts  # each look at a field copies it
         for _, topic, count in topics:

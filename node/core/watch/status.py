@@ -10,7 +10,6 @@ from tickwheel.node.core.schedule.dispatcher import Phase
 from tickwheel.node.core.watch.groups import group_metrics
 from tickwheel.node.metrics import MetricValue
 from tickwheel.proto import admin_pb2
-from tickwheel.proto.schedules_pb2 import RunOutcome
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.cluster_clock_state import TimeState
 from tickwheel.replication.log import LogStatus, PeerProgress, Role
@@ -140,7 +139,7 @@ def _add_clock(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
 
 def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
     backlog = core.state.backlog
-    for topic_id, rates in core.parts.topic_rates.busiest(backlog, STATUS_TOPICS_MAX):
+    for topic_id, rates in core.parts.counts.busiest(backlog, STATUS_TOPICS_MAX):
         name = core.state.topic_name(topic_id)
         if name:
             scheduled, dispatched, delivered, settled = rates
@@ -153,9 +152,9 @@ def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
                 backlog=backlog.by_topic.get(topic_id, 0),
                 paused=core.state.topic_paused(topic_id),
             )
-    status.late_p50_ms = core.parts.topic_rates.late_ms(0.5)
-    status.late_p99_ms = core.parts.topic_rates.late_ms(0.99)
-    status.redeliver_rate = core.parts.topic_rates.redelivered_per_second()
+    status.late_p50_ms = core.parts.counts.late_ms(0.5)
+    status.late_p99_ms = core.parts.counts.late_ms(0.99)
+    status.redeliver_rate = core.parts.counts.redelivered_per_second()
 
 
 def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
@@ -173,7 +172,7 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
     members = {m.node_id: m for m in core.log.members()}
     master = members.get(log.master_id or "")
     heard = core.parts.sync.heard
-    scheduled, dispatched, delivered, settled = core.parts.topic_rates.in_all_per_second()
+    scheduled, dispatched, delivered, settled = core.parts.counts.in_all_per_second()
     leading = core.leading
     status = admin_pb2.NodeStatus(
         cluster_id=core.identity.cluster_id,
@@ -256,10 +255,10 @@ def clock_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
 
 
 def _add_bulk(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
-    counts, bulk = core.parts.bulk.counts, status.bulk
+    counts, totals, bulk = core.parts.bulk.counts, core.parts.counts.totals, status.bulk
     bulk.bundles_held = core.parts.bulk.store.held_count
     bulk.received_bytes = counts.received_bytes
-    bulk.bundles_taken_over, bulk.messages_taken_over = core.parts.totals.loaded_bundles, core.parts.totals.loaded
+    bulk.bundles_taken_over, bulk.messages_taken_over = totals.loaded_bundles, totals.loaded
     bulk.takeover_ms = counts.takeover_ms
     bulk.refused = counts.refused.total()
 
@@ -272,7 +271,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
     in_flight = delivery.in_flight_by_group()
     by_group: Mapping[str, MetricValue] = {}
     if core.leading:
-        again = delivery.counters.redelivered_by_group
+        again = core.parts.counts.deliveries.redelivered_by_group
         by_group = group_metrics(core.state, core.clock.now_ms(), in_flight, again)
     values: dict[str, MetricValue] = {}
     for part in core.parts.ordered:
@@ -295,12 +294,9 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "sync_age_seconds": status.sync_age_ms / 1_000,
         **clock_metrics(core),
         **by_group,
-        **core.parts.topic_totals.metrics(),
         "in_flight_messages": float(in_flight.total()),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),
-        "bulk_bundles_taken_over": float(core.parts.totals.loaded_bundles),
-        "bulk_messages_taken_over": float(core.parts.totals.loaded),
         "pins": float(core.parts.pins.count),
         "cold_messages": float(status.cold.messages),
         "cold_parts": float(status.cold.parts),
@@ -311,10 +307,6 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "cold_loaded_late_messages": float(status.cold.loaded_late),
         "cold_loaded_late_seconds_max": status.cold.loaded_late_ms_max / 1_000,
         "cursor_seconds": status.cursor_due_ms / 1_000,
-        "scheduled_messages": float(core.parts.totals.scheduled),
-        "dispatched_messages": float(core.parts.totals.dispatched),
-        "settled_messages": float(core.parts.totals.settled),
-        "cancelled_messages": float(core.parts.totals.cancelled),
         "retried_messages": float(core.state.retrying.retried),
         "buried_messages": float(core.state.retrying.buried),
         "set_aside_messages": float(core.state.retrying.set_aside),
@@ -324,11 +316,6 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "unique_keys": float(core.state.unique_keys.count),
         "schedules": float(len(core.state.schedules)),
         "schedules_bytes": float(core.state.schedules.bytes),
-        "schedule_runs": {
-            (RunOutcome.Name(RunOutcome.ValueType(number)).removeprefix("RUN_").lower(),): float(count)
-            for number, count in enumerate(core.parts.totals.schedule_runs)
-            if number
-        },
         "retention_removed_messages": float(core.state.removed_unsettled),
         "journal_bytes": float(core.log.entries_after(core.checkpointer.covered_index)),
         "segment_bytes": float(core.wheel.holdings.hours.merged_bytes),

@@ -76,7 +76,7 @@ def test_slave_far_behind_gets_a_checkpoint() -> None:
     slave.start()
     world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
     assert slave.host is not None
-    slave.host.core.serving.side(lambda: next(iter(())))
+    slave.host.core.serving.side(lambda: None, next, iter(()))
     assert [type(error) for error in faults] == [StopIteration]
     load(world, client, 1)
     world.run(6_000)

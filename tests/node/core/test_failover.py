@@ -204,9 +204,9 @@ def test_isolated_master_stops_delivering() -> None:
     host = master.host
     assert host is not None
     world.run(world.config.lease_ms + 60)
-    delivered = host.core.parts.delivery.counters.delivered
+    delivered = host.core.parts.counts.deliveries.delivered
     world.run(2_000)
-    assert host.core.parts.delivery.counters.delivered == delivered
+    assert host.core.parts.counts.deliveries.delivered == delivered
     assert not host.core.leading
     assert world.master() is not None
     world.heal()

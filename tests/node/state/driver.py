@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.node.state.model_wheel import ModelWheel
-from tickwheel.node.state.machine import OnDispatched, StateMachine
+from tickwheel.node.state.machine import StateMachine
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST, StartFrom
 from tickwheel.proto.log_pb2 import (
@@ -90,10 +90,10 @@ def admin(**body: Any) -> Command:
 class Driver:
     """One node's state; `log` is what it was given."""
 
-    def __init__(self, disk: SimulatedDisk | None = None, on_dispatched: OnDispatched | None = None) -> None:
+    def __init__(self, disk: SimulatedDisk | None = None) -> None:
         self.disk = disk or SimulatedDisk(Random(1))
         self.wheel = ModelWheel()
-        self.state = StateMachine(self.disk, "state", self.wheel, on_dispatched=on_dispatched)
+        self.state = StateMachine(self.disk, "state", self.wheel)
         self.log: list[LogEntry] = []
         self.manifest: Manifest | None = None
         self.term = 1

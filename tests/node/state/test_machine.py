@@ -132,8 +132,7 @@ def test_ids_of_all_producers_together_are_bounded() -> None:
 
 def test_dispatch_splits_by_topic_and_tells() -> None:
     """Each topic gets its units in order, with its first position; what is of no topic any more is discarded."""
-    told: list[tuple[int, int, list[int]]] = []
-    driver = Driver(on_dispatched=lambda topic, first, units: told.append((topic, first, units["due_ms"].tolist())))
+    driver = Driver()
     driver.create()
     for name in ("b", "c"):
         driver.apply(admin(create_topic=admin_pb2.CreateTopicRequest(name=name)))
@@ -141,7 +140,8 @@ def test_dispatch_splits_by_topic_and_tells() -> None:
     driver.apply(admin(delete_topic=admin_pb2.DeleteTopicRequest(name="c")))
     result = driver.apply(dispatch_command(HOUR_0 + 9))[0]
     assert (result.dispatched, result.discarded) == (4, 2)
-    assert told == [(1, 0, [HOUR_0 + 1, HOUR_0 + 3]), (2, 0, [HOUR_0, HOUR_0 + 4])]
+    told = [(part.topic, part.first_position, part.units["due_ms"].tolist()) for part in result.ready]
+    assert told == [("orders", 0, [HOUR_0 + 1, HOUR_0 + 3]), ("b", 0, [HOUR_0, HOUR_0 + 4])]
 
 
 def test_where_a_group_starts(driver: Driver) -> None:

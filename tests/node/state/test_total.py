@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from tests.node.state.solo import HOUR_0, Solo
 from tickwheel.chaos.fuzz.messages import Maker
-from tickwheel.node.core.watch.counters import Totals
+from tickwheel.node.core.watch.counts import Counts
 from tickwheel.node.core.watch.events import Events
-from tickwheel.node.core.watch.topic_rates import TopicRates
 from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import CancelResult, Ignored, PublishResult, RescheduleResult, ScheduleResult
 from tickwheel.node.state.schedules import Schedule
@@ -79,7 +78,7 @@ class Masterful:
         }
         self.maker = Maker(self.rng, now_ms, hints)
         self.events = Events(SimulatedDisk(Random(seed)), AtOnce(), self.solo.state, "a", 1 << 20)
-        self.totals, self.rates = Totals(), TopicRates()
+        self.counts = Counts(self.solo.state)
 
     def command(self) -> Command:
         """One, of any kind."""
@@ -202,9 +201,8 @@ class Masterful:
         """Count and note, as a node does of what it has applied."""
         now_ms = self.solo.now_ms
         for command, result in zip(entry.commands, results, strict=True):
-            self.totals.note(result)
-            self.rates.applied(command, result)
-            self.events.applied(self.solo.index, now_ms, entry, command, command.WhichOneof("body") or "", result)
+            self.counts.applied(command, result)
+            self.events.applied(self.solo.index, now_ms, entry, command, result)
         self.events.flush()
 
     def apply(self, entry: LogEntry) -> list[AnyResult]:

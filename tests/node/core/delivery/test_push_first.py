@@ -93,7 +93,7 @@ def test_what_is_given_back_before_its_dispatch_is_applied_comes_at_once() -> No
     world.run(1_500)
     assert world.master() is master
     assert {tuple(attempt for _, attempt, _ in times) for times in client.got.values()} == {(1, 2)}
-    assert master.host.core.parts.delivery.counters.expired == 0
+    assert master.host.core.parts.counts.deliveries.expired == 0
 
 
 @pytest.mark.parametrize("until_settled", [False, True])

@@ -103,7 +103,7 @@ def test_only_what_is_selected_and_was_there_before(action: str) -> None:
     ended = finish(world, "job")
     assert (ended.done, ended.too_late, ended.gone) == (expected, 0, 0)
     world.run(100)
-    totals = [node.host.core.parts.totals for node in world.nodes.values() if node.host is not None]
+    totals = [node.host.core.parts.counts.totals for node in world.nodes.values() if node.host is not None]
     assert [one.cancelled for one in totals] == [expected if action == "cancel" else 0] * 3
     moved = counted(world, due_ms_min=world.now_ms + 2 * HOUR_MS)
     assert moved == (0 if action == "cancel" else expected)

@@ -132,7 +132,7 @@ def test_what_a_kill_left_unwritten_is_noted_by_the_replay() -> None:
     world.run_until(lambda: sum(map(len, client.got.values())) == 3)
     world.run(60)
     slave = next(node for node in world.nodes.values() if node is not world.master())
-    assert slave.host is not None and slave.host.core.parts.totals.settled == 3
+    assert slave.host is not None and slave.host.core.parts.counts.totals.settled == 3
     slave.kill()
     slave.start()
     world.heal()

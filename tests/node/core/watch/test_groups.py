@@ -68,7 +68,7 @@ def test_a_group_that_settles_nothing_is_seen_and_another_is_not_blamed() -> Non
     create(world, AdminCommand(delete_group=DeleteGroupRequest(name="g")))
     world.run(1_000)
     assert set(rows(world, "redelivered_messages")) == {"slow", "away"}
-    assert not core_of(world).parts.delivery.counters.redelivered_by_group
+    assert not core_of(world).parts.counts.deliveries.redelivered_by_group
 
 
 def test_more_groups_than_a_page_names_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

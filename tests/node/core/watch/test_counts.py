@@ -6,30 +6,35 @@ import numpy as np
 
 from tests.node.core.schedule.test_pending import core_of, schedule
 from tests.node.core.trio import Client, World
-from tickwheel.node.core.watch.counters import Counters, Totals
+from tests.node.state.solo import Solo
+from tickwheel.node.core.watch.counts import DELIVERED, SCHEDULED, Counts
 from tickwheel.node.core.watch.status import node_status
-from tickwheel.node.core.watch.topic_rates import DELIVERED, SCHEDULED, TopicRates
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 
 
 def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
     """A difference of notes, whatever happened before; nothing is kept of a topic where nothing happens."""
-    rates, totals, counters = TopicRates(), Totals(), Counters()
-    rates.add(9, SCHEDULED, 1_000)
+    counts = Counts(Solo(1).state)
+
+    def note(second: int) -> None:
+        counts.upkeep(Now(ClusterMs(0), SteadyMs(second * 1_000), acting=True, dispatching=True))
+
+    counts.add(9, SCHEDULED, 1_000)
     for second in range(10):
-        rates.note(SteadyMs(second * 1_000), totals, counters)
-        rates.add(1, SCHEDULED, 100)
-        totals.scheduled += 100
-        rates.add(2, DELIVERED, second)
-        counters.note_delivery(1, 5_000, np.array([5_000, 4_997 - 100 * second]), np.array([1, 2], np.uint32))
-    assert rates.per_second() == {1: (100.0, 0, 0, 0), 2: (0, 0, (4 + 5 + 6 + 7 + 8) / 5, 0)}
-    assert rates.in_all_per_second() == (100.0, 0, 2.0, 0)
-    assert rates.redelivered_per_second() == 1
-    assert (rates.late_ms(0.5), rates.late_ms(0.99)) == (1, 1_000)
+        note(second)
+        counts.add(1, SCHEDULED, 100)
+        counts.totals.scheduled += 100
+        counts.add(2, DELIVERED, second)
+        late = np.array([5_000, 4_997 - 100 * second]), np.array([1, 2], np.uint32)
+        counts.delivered(1, 5_000, [], *late)
+    assert counts.per_second() == {1: (100.0, 0, 0, 0), 2: (0, 0, (4 + 5 + 6 + 7 + 8) / 5, 0)}
+    assert counts.in_all_per_second() == (100.0, 0, 2.0, 0)
+    assert counts.redelivered_per_second() == 1
+    assert (counts.late_ms(0.5), counts.late_ms(0.99)) == (1, 1_000)
     for second in range(10, 20):
-        rates.note(SteadyMs(second * 1_000), totals, counters)
-    assert rates.per_second() == {}
-    assert rates.late_ms(0.99) == -1
+        note(second)
+    assert counts.per_second() == {}
+    assert counts.late_ms(0.99) == -1
 
 
 def test_status_names_the_busiest_topics() -> None:

@@ -1,0 +1,299 @@
+"""What was counted since the process started, and rates over the last seconds: for status, metrics and `tickwheel top`.
+
+All is of this process: what it applied, and what it delivered as master. Counts by topic are kept a second at a time,
+as notes; a rate is the difference of two notes. Nothing is remembered of a topic without events in the last seconds,
+except of the topics that the configuration names: those have totals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.world import Now
+from tickwheel.node.metrics import HistogramValue, MetricValue
+from tickwheel.node.state.backlog import Backlog
+from tickwheel.node.state.cold import ColdResult
+from tickwheel.node.state.loads import IngestResult
+from tickwheel.node.state.machine import AnyResult
+from tickwheel.node.state.results import (
+    CancelResult,
+    DispatchResult,
+    PublishResult,
+    ScheduleResult,
+    SettleResult,
+    SweepResult,
+)
+from tickwheel.node.state.schedules import MESSAGES, no_counts
+from tickwheel.node.state.staging import StagingResult
+from tickwheel.node.state.sweeps import CANCELLING
+from tickwheel.node.state.view import StateView
+from tickwheel.proto.log_pb2 import Command
+from tickwheel.proto.scheduler_pb2 import CANCELLED
+from tickwheel.proto.schedules_pb2 import RUN_CANCELLED, RunOutcome
+
+LATE_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
+_LATE_BOUNDS = np.array(LATE_BOUNDS_MS, np.int64)
+LATE_ABOVE_MS = 3_600_000
+"""Reported for deliveries later than the last bound."""
+WINDOW_MS = 5_000
+SCHEDULED, DISPATCHED, DELIVERED, SETTLED = range(4)
+_NO_RATES = (0.0, 0.0, 0.0, 0.0)
+_NAMED = {DISPATCHED: "dispatched", DELIVERED: "delivered", SETTLED: "settled"}
+"""What named topics have totals of. Messages scheduled are left out: their count by topic is good enough for a rate
+only, since it lacks bundles and staged writes and may include repeats."""
+
+
+@dataclass(slots=True)
+class Deliveries:
+    """Counts of the master's deliveries."""
+
+    delivered: int = 0
+    redelivered: int = 0
+    redelivered_by_group: Counter[int] = field(default_factory=Counter)
+    """By group id."""
+    expired: int = 0
+    late_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(LATE_BOUNDS_MS) + 1, np.int64))
+    """Deliveries by lateness: for each bound those at most that late and later than the bound before; the last for all
+    others."""
+    late_sum_ms: int = 0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of what was applied."""
+
+    scheduled: int = 0
+    dispatched: int = 0
+    settled: int = 0
+    cancelled: int = 0
+    loaded: int = 0
+    """Messages that came in bundles; they count as `scheduled` too."""
+    loaded_bundles: int = 0
+    """Bundles that these messages came in."""
+    schedule_runs: list[int] = field(default_factory=lambda: list(no_counts()))
+    """Planned times of recurring schedules, by the number of their outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    at_ms: int
+    totals: tuple[int, int, int, int]
+    """Messages scheduled, dispatched, delivered and settled since the process started."""
+    by_topic: dict[int, list[int]]
+    """The same by topic, since the note before."""
+    late_counts: NDArray[np.int64]
+    redelivered: int
+
+
+class Counts(Part):
+    def __init__(self, state: StateView, names: Sequence[str] = ()) -> None:
+        """`names`: topics whose totals are kept. They never fall, also when a topic is deleted and comes again."""
+        self._state = state
+        self.totals = Totals()
+        self.deliveries = Deliveries()
+        self._by_topic: dict[int, list[int]] = {}
+        """Topic id -> messages scheduled, dispatched, delivered and settled since the last note."""
+        self._named = {name: dict.fromkeys(_NAMED, 0) for name in names}
+        self._notes: deque[_Note] = deque()
+        self._busiest: list[tuple[int, tuple[float, ...]]] | None = None
+        """Found since the last note; None: not requested yet."""
+
+    # -- counting
+
+    def applied(self, command: Command, result: AnyResult) -> None:
+        """Count the effect of an applied command."""
+        totals = self.totals
+        if isinstance(result, PublishResult):
+            totals.scheduled += result.scheduled
+            totals.cancelled += len(result.replaced)
+            self._published(command, result.scheduled)
+        elif isinstance(result, DispatchResult):
+            totals.dispatched += result.dispatched
+            for ready in result.ready:
+                self.add(ready.topic_id, DISPATCHED, len(ready.units))
+        elif isinstance(result, SettleResult):
+            totals.settled += result.settled
+            for batch, part in zip(command.settle.batches, result.parts, strict=False):
+                self.add(batch.topic_id, SETTLED, part.settled)
+        elif isinstance(result, IngestResult):
+            totals.scheduled += result.units
+            totals.loaded += result.units
+            totals.loaded_bundles += result.ingested is not None
+        elif isinstance(result, StagingResult):
+            totals.scheduled += result.published
+        elif isinstance(result, CancelResult):
+            totals.cancelled += result.outcome == CANCELLED and not result.repeated
+        elif isinstance(result, SweepResult):
+            if result.sweep is not None and result.sweep.WhichOneof("action") in CANCELLING:
+                totals.cancelled += result.done
+        elif isinstance(result, ColdResult):
+            totals.cancelled += result.cancelled
+        elif isinstance(result, ScheduleResult):
+            for note in result.notes:
+                totals.schedule_runs[note.run.outcome] += note.run.times
+                totals.cancelled += note.run.outcome == RUN_CANCELLED
+                if note.run.outcome in MESSAGES:
+                    totals.scheduled += 1
+                    self.add(note.topic_id, SCHEDULED, 1)
+
+    def _published(self, command: Command, scheduled: int) -> None:
+        if not scheduled:
+            return
+        topics = np.frombuffer(command.publish.topic_ids, "<u4")
+        if len(topics) == 1:
+            self.add(int(topics[0]), SCHEDULED, scheduled)
+        else:
+            for topic_id, count in zip(*np.unique(topics, return_counts=True), strict=True):
+                self.add(int(topic_id), SCHEDULED, int(count))
+
+    def delivered(
+        self,
+        group_id: int,
+        now_ms: int,
+        topics: Sequence[tuple[int, str, int]],
+        due_ms: NDArray[np.int64],
+        attempts: NDArray[np.uint32],
+    ) -> None:
+        """Count a batch that went to a consumer. The arrays have one element for each message. `topics`: id and name of
+        each topic in the batch and its number of messages."""
+        counts = self.deliveries
+        counts.delivered += len(due_ms)
+        again = int((attempts > 1).sum())
+        if again:
+            counts.redelivered += again
+            counts.redelivered_by_group[group_id] += again
+        late_ms = now_ms - due_ms
+        counts.late_counts += np.bincount(np.searchsorted(_LATE_BOUNDS, late_ms), minlength=len(LATE_BOUNDS_MS) + 1)
+        counts.late_sum_ms += int(late_ms.sum())
+        for topic_id, _, count in topics:
+            self.add(topic_id, DELIVERED, count)
+
+    def add(self, topic_id: int, what: int, count: int) -> None:
+        """Count `count` messages of a topic; `what` is DISPATCHED or another of the module's numbers."""
+        found = self._by_topic.get(topic_id)
+        if found is None:
+            found = self._by_topic[topic_id] = [0, 0, 0, 0]
+        found[what] += count
+
+    def upkeep(self, now: Now) -> None:
+        """Keep the counts of the last second as a note, and begin new ones."""
+        for name, sums in self._named.items():
+            topic_id = self._state.topic_id(name)
+            found = self._by_topic.get(topic_id) if topic_id is not None else None
+            if found is not None:
+                for what in _NAMED:
+                    sums[what] += found[what]
+        totals, deliveries = self.totals, self.deliveries
+        in_all = (totals.scheduled, totals.dispatched, deliveries.delivered, totals.settled)
+        late_counts, redelivered = deliveries.late_counts.copy(), deliveries.redelivered
+        self._notes.append(_Note(now.steady_ms, in_all, self._by_topic, late_counts, redelivered))
+        self._by_topic = {}
+        self._busiest = None
+        while self._notes[0].at_ms < now.steady_ms - WINDOW_MS:
+            self._notes.popleft()
+
+    # -- reading
+
+    def _seconds(self) -> float:
+        """Between the first and the last note; 0: there are fewer than two."""
+        if len(self._notes) < 2:
+            return 0.0
+        return max(1, self._notes[-1].at_ms - self._notes[0].at_ms) / 1_000
+
+    def in_all_per_second(self) -> tuple[float, ...]:
+        """Messages scheduled, dispatched, delivered and settled per second."""
+        seconds = self._seconds()
+        if not seconds:
+            return _NO_RATES
+        first, last = self._notes[0].totals, self._notes[-1].totals
+        return tuple((after - before) / seconds for before, after in zip(first, last, strict=True))
+
+    def per_second(self) -> dict[int, tuple[float, ...]]:
+        """Topic id -> messages scheduled, dispatched, delivered and settled per second."""
+        seconds = self._seconds()
+        if not seconds:
+            return {}
+        sums: dict[int, list[int]] = {}
+        for note in islice(self._notes, 1, None):
+            for topic_id, counts in note.by_topic.items():
+                before = sums.get(topic_id)
+                sums[topic_id] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
+        return {topic_id: tuple(count / seconds for count in counts) for topic_id, counts in sums.items()}
+
+    def busiest(self, backlog: Backlog, limit: int) -> list[tuple[int, tuple[float, ...]]]:
+        """The busiest topics with their rates; then those with most waiting messages.
+
+        The choice is made once after each note, however often it is requested.
+        """
+        if self._busiest is None:
+            rates = self.per_second()
+            wanted = {topic_id for topic_id, values in rates.items() if any(values)} | set(backlog.fullest(limit))
+            waiting = backlog.by_topic
+            order = sorted(wanted, key=lambda t: (-sum(rates.get(t, _NO_RATES)), -waiting.get(t, 0), t))
+            self._busiest = [(topic_id, rates.get(topic_id, _NO_RATES)) for topic_id in order[:limit]]
+        return self._busiest
+
+    def redelivered_per_second(self) -> float:
+        """Redeliveries per second."""
+        seconds = self._seconds()
+        return (self._notes[-1].redelivered - self._notes[0].redelivered) / seconds if seconds else 0.0
+
+    def late_ms(self, share: float) -> int:
+        """The lateness in ms that the given share of the last seconds' deliveries did not exceed; -1: there were
+        none."""
+        if len(self._notes) < 2:
+            return -1
+        counts = self._notes[-1].late_counts - self._notes[0].late_counts
+        total = int(counts.sum())
+        if not total:
+            return -1
+        at = int(np.searchsorted(np.cumsum(counts), share * total))
+        return LATE_BOUNDS_MS[at] if at < len(LATE_BOUNDS_MS) else LATE_ABOVE_MS
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        totals, deliveries = self.totals, self.deliveries
+        late = HistogramValue(
+            bounds=[bound / 1_000 for bound in LATE_BOUNDS_MS],
+            counts=deliveries.late_counts.tolist(),
+            sum=deliveries.late_sum_ms / 1_000,
+        )
+        return {
+            "scheduled_messages": float(totals.scheduled),
+            "dispatched_messages": float(totals.dispatched),
+            "settled_messages": float(totals.settled),
+            "cancelled_messages": float(totals.cancelled),
+            "bulk_bundles_taken_over": float(totals.loaded_bundles),
+            "bulk_messages_taken_over": float(totals.loaded),
+            "schedule_runs": {
+                (RunOutcome.Name(RunOutcome.ValueType(number)).removeprefix("RUN_").lower(),): float(count)
+                for number, count in enumerate(totals.schedule_runs)
+                if number
+            },
+            "delivered_messages": float(deliveries.delivered),
+            "redelivered_messages": float(deliveries.redelivered),
+            "expired_messages": float(deliveries.expired),
+            "lateness_seconds": late,
+            **self._named_metrics(),
+        }
+
+    def _named_metrics(self) -> Mapping[str, MetricValue]:
+        """Values of the named topics; a name without a topic has zeros. The page grows with the names, not with the
+        topics."""
+        if not self._named:
+            return {}
+        values: dict[str, MetricValue] = {
+            f"topic_{word}_messages": {(name,): float(sums[what]) for name, sums in self._named.items()}
+            for what, word in _NAMED.items()
+        }
+        backlog: dict[tuple[str, ...], float] = {}
+        for name in self._named:
+            topic_id = self._state.topic_id(name)
+            backlog[name,] = 0.0 if topic_id is None else float(self._state.backlog.by_topic.get(topic_id, 0))
+        return {**values, "topic_backlog_messages": backlog}
