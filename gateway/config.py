@@ -21,7 +21,7 @@ from tickwheel.console.cli import check_authority_file
 from tickwheel.gateway.addresses import is_public, literal
 from tickwheel.gateway.breaker import FAILURES_MAX
 from tickwheel.gateway.signing import secret_of
-from tickwheel.node.failure import Failure
+from tickwheel.node.failure import RequestError
 from tickwheel.node.state.filtering import checked_filter
 from tickwheel.node.state.names import check_group_name, check_topic_name
 
@@ -182,9 +182,10 @@ class Target(_Section):
     @field_validator("filter")
     @classmethod
     def _is_filter(cls, filter: str) -> str:
-        found = checked_filter(filter)
-        if isinstance(found, Failure):
-            raise ValueError(found.metadata["limit"])
+        try:
+            checked_filter(filter)
+        except RequestError as error:
+            raise ValueError(error.failure.metadata["limit"]) from error
         return filter
 
     @field_validator("timeout")

@@ -21,7 +21,8 @@ from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.core import NodeCore, serve
-from tickwheel.node.failure import Failure
+from tickwheel.node.core.promise import Reply
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import common_pb2
 from tickwheel.proto.bulk_pb2 import LoadState, TakeOverRequest
 from tickwheel.proto.cold_pb2 import ColdLoad
@@ -169,12 +170,20 @@ class Carrier:
 
         def call(core: NodeCore) -> None:
             if offset < 0:
-                self._wires.back(heard, core.parts.bulk.offer(built.name, len(built.data)))
+                try:
+                    self._wires.back(heard, core.parts.bulk.offer(built.name, len(built.data)))
+                except RequestError as error:
+                    self._wires.back(heard, error.failure)
                 return
             piece = built.data[offset : offset + PIECE_BYTES]
             crc = google_crc32c.value(piece)
             core.parts.bulk.take(
-                built.name, len(built.data), offset, piece, crc, lambda state: self._wires.back(heard, state)
+                built.name,
+                len(built.data),
+                offset,
+                piece,
+                crc,
+                Reply.either(lambda state: self._wires.back(heard, state)),
             )
 
         self._wires.call(self._wires.machine(target), call)

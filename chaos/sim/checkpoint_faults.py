@@ -15,6 +15,7 @@ from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.checkpoint import Checkpointer
+from tickwheel.node.core.promise import Reply
 from tickwheel.proto.peer_pb2 import CheckpointChunk
 
 STEPS_MOST = 80
@@ -158,7 +159,7 @@ def _slave(scene: Scene, machine: Machine) -> Machine:
 def _ask_for_checkpoint(machine: Machine) -> None:
     if isinstance(machine.process, CoreProcess):
         checkpointer = machine.process.host.core.checkpointer
-        machine.deliver(checkpointer.request, checkpointer.copied)
+        machine.deliver(checkpointer.request, Reply.either(checkpointer.copied))
 
 
 class _Breaks:

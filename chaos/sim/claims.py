@@ -30,7 +30,7 @@ from tickwheel.chaos.sim.history_messages import (
 from tickwheel.chaos.sim.producers import TOPICS, UID, labelled_batch
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.core import NodeCore, serve
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
@@ -282,7 +282,7 @@ class Claims:
                 else:
                     self._done(program)
 
-        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, answered))
+        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, Reply.either(answered)))
         self._world.after(TIMEOUT_NS, timed_out)
 
     def _again(self, program: _Program, sequence: int) -> None:

@@ -27,6 +27,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import TOPICS, UID
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 
@@ -333,7 +334,7 @@ class Consumers:
                 self._history.add(Settled(self._world.now_ns, group, id64, uid, attempt, name, row_epoch))
 
         def act() -> None:
-            session.settle(settle, done)
+            session.settle(settle, Reply.either(done))
             session.credit(len(rows))
             self._history.add(CreditGiven(self._world.now_ns, consumer.crowd.group, number, len(rows)))
 

@@ -32,6 +32,7 @@ from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.delivery import lease_file
 from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import ScheduleResult
@@ -401,7 +402,7 @@ class CoreProcess:
         if me.copies_fail:
             me.copies_failed += 1
         elif isinstance(process, CoreProcess):
-            source.deliver(process.host.core.checkpointer.request, files_ready)
+            source.deliver(process.host.core.checkpointer.request, Reply.either(files_ready))
         world.after(COPY_NS_MOST, answer, "the copy timed out")
 
 

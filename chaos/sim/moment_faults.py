@@ -12,6 +12,7 @@ from tickwheel.chaos.sim.history_messages import STREAM_BROKE, Delivered, Sessio
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.promise import Reply
 
 
 def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -45,7 +46,7 @@ def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng:
         host = getattr(asked.process, "host", None)
         if host is not None:
             checkpointer = host.core.checkpointer
-            asked.deliver(checkpointer.request, checkpointer.copied)
+            asked.deliver(checkpointer.request, Reply.either(checkpointer.copied))
         scene.world.after(rng.randrange(100 * MS, 500 * MS), ask)
 
     scene.history.subscribe((CheckpointBegan,), begun)

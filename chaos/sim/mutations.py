@@ -32,6 +32,7 @@ from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.mastership import Mastership
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.parts import Parts
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.requests import ClientRequests, everybody
 from tickwheel.node.core.schedule.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.world import ClusterMs, Now
@@ -151,17 +152,17 @@ def unverified_committed(patches: Patches) -> None:
 @mutation("a settlement is answered before it is committed", aim=Aim(("kill", "isolate"), nodes=3))
 def settled_before_commit(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def propose(self: Settlements, columns: Any, done: Callable[[Any], None]) -> None:
-            original(self, columns, lambda result: None)
-            done(SettleResult(settled=len(columns.ids) // 8))
+        def propose(self: Settlements, columns: Any, reply: Reply[Any]) -> None:
+            original(self, columns, UNHEARD)
+            reply.done(SettleResult(settled=len(columns.ids) // 8))
 
         return propose
 
     def make_together(original: Any) -> Any:
-        def propose_together(self: Settlements, columns: list[Any], answers: list[Callable[[Any], None]]) -> None:
-            original(self, columns, [lambda result: None] * len(columns))
+        def propose_together(self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
+            original(self, columns, [UNHEARD] * len(columns))
             for some, answer in zip(columns, answers, strict=True):
-                answer(SettleResult(settled=len(some.ids) // 8))
+                answer.done(SettleResult(settled=len(some.ids) // 8))
 
         return propose_together
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from tickwheel.chaos.sim.aims import Aim
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.core.delivery import delivery, settlements
 from tickwheel.node.core.delivery.settlements import Settlements
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.state.results import SettleResult
 
 MANY_TOPICS = Aim(("kill",), shape=(("couriers", 1), ("mixing", 2)))
@@ -35,10 +35,10 @@ def rows_under_the_next_topic(patches: Patches) -> None:
 @mutation("a settlement of several topics settles the rows of the first one only", aim=MANY_TOPICS)
 def first_topic_settled_only(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def propose_together(self: Settlements, columns: list[Any], answers: list[Callable[[Any], None]]) -> None:
+        def propose_together(self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
             original(self, columns[:1], answers[:1])
             for some, answer in zip(columns[1:], answers[1:], strict=True):
-                answer(SettleResult(settled=len(some.ids) // 8))
+                answer.done(SettleResult(settled=len(some.ids) // 8))
 
         return propose_together
 

@@ -5,6 +5,7 @@ They declare many messages dead; operators replay some of these and purge others
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,8 +25,9 @@ from tickwheel.chaos.sim.history_messages import (
 )
 from tickwheel.chaos.sim.producers import UID, Producers
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.core import serve
-from tickwheel.node.failure import Failure
+from tickwheel.node.core.core import NodeCore, serve
+from tickwheel.node.core.promise import Reply
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import consumer_pb2, dead_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -197,10 +199,11 @@ class Parcels:
         rows = _rows_of(batch)
         machine = self._wires.machine(puller.target)
 
-        def left(answer: consumer_pb2.ExtendReceipt | Failure) -> None:
-            process = machine.process
-            if not isinstance(answer, Failure) and answer.extended == len(rows) and isinstance(process, CoreProcess):
-                core = process.host.core
+        def extend(core: NodeCore) -> None:
+            with suppress(RequestError):
+                answer = core.parts.consumers.extend(request)
+                if answer.extended != len(rows):
+                    return
                 by = (machine.name, machine.boot, core.term, answer.lease_until_ms, core.clock.error_ns() / MS)
                 self._wires.back(arrived, by)
 
@@ -209,7 +212,7 @@ class Parcels:
                 uid = self._last[id64][0]
                 self._history.add(Extended(self._world.now_ns, GROUP, uid, attempt, *by, batch.epoch))
 
-        self._wires.call(machine, lambda core: core.parts.consumers.extend(request, left))
+        self._wires.call(machine, extend)
         self._work(puller, number, batch, extensions - 1)
 
     def _settle(
@@ -245,7 +248,9 @@ class Parcels:
 
         self._wires.call(
             self._wires.machine(puller.target),
-            lambda core: core.parts.consumers.settle(request, lambda answer: self._wires.back(answered, answer)),
+            lambda core: core.parts.consumers.settle(
+                request, Reply.either(lambda answer: self._wires.back(answered, answer))
+            ),
         )
         self._world.after(TIMEOUT_NS, timed_out)
 

@@ -25,6 +25,7 @@ from tickwheel.chaos.sim.history_messages import (
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, IncomingBatch, checksum_of, from_batch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
@@ -98,7 +99,7 @@ class Producers:
 
         def taken(core: NodeCore) -> None:
             self._note_delays(machine, relative)
-            core.parts.requests.schedule(batch, answered)
+            core.parts.requests.schedule(batch, Reply.either(answered))
 
         def answered(outcome: BatchOutcome | Failure) -> None:
             if isinstance(outcome, BatchOutcome):

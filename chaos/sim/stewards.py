@@ -25,6 +25,7 @@ from tickwheel.chaos.sim.history_operators import (
 from tickwheel.chaos.sim.producers import UID, labelled_batch
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.core import NodeCore, serve
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.schedule import intake
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.publisher import BatchOutcome
@@ -166,7 +167,7 @@ class Stewards:
         if len(rows) == FEW:
             self._wires.call(machine, lambda core: one_by_one(core, rows, accepted))
         else:
-            self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, answered))
+            self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, Reply.either(answered)))
 
     def _pull(self, topic: str, group: str) -> None:
         """Pull messages that are in flight when the topic or group is deleted. Half of the pulls are handed back."""
@@ -191,7 +192,7 @@ class Stewards:
                 self._rng.randrange(TIMEOUT_NS),
                 self._wires.call,
                 machine,
-                lambda core: core.parts.consumers.settle(settle, lambda receipt: None),
+                lambda core: core.parts.consumers.settle(settle, UNHEARD),
             )
 
         def left(answer: consumer_pb2.DeliverBatch | Failure) -> None:

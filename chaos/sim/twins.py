@@ -13,6 +13,7 @@ from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import Row, ScheduleAcknowledged, ScheduleRefused, ScheduleSent
 from tickwheel.chaos.sim.producers import TOPICS, plain_batch
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
@@ -92,7 +93,7 @@ class Twins:
                 program.target += 1
                 self._send(program)
 
-        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, answered))
+        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, Reply.either(answered)))
         self._world.after(TIMEOUT_NS, timed_out)
 
     def _accepted(self, program: _Program, outcome: BatchOutcome) -> None:

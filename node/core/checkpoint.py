@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import Now, Ports, SteadyMs
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import StateConfig, StateMachine
@@ -149,7 +150,7 @@ class Checkpointer:
         """After one that failed."""
         self._rest_until_ms = 0
         """After one that took long."""
-        self._waiting: list[Callable[[list[BackupFile] | Failure], None]] = []
+        self._waiting: list[Reply[list[BackupFile]]] = []
         self._copies = 0
         self._copies_until_ms = 0
         self._copied_files: list[BackupFile] = []
@@ -209,22 +210,22 @@ class Checkpointer:
                 return
         self._begin(steady_ms)
 
-    def request(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
-        """Write a checkpoint soon, or take the one that others copy now; `done` gets its files.
+    def request(self, reply: Reply[list[BackupFile]]) -> None:
+        """Write a checkpoint soon, or take the one that others copy now; `reply` gets its files.
 
         They stay until all have said `copied` of them, or COPY_STALL_MS after the last has said `progressed`.
         """
         if self._stopped:
-            done(_stopped())
+            reply.fail(_stopped())
         else:
-            self._waiting.append(done)
+            self._waiting.append(reply)
 
     def stop(self) -> None:
         """Begin nothing any more and tell those that wait. A write under way may still end."""
         self._stopped = True
         if self._capture is not None:
             self._capture, self._running = None, False
-        self._answer(_stopped())
+        self._refuse(_stopped())
 
     def progressed(self, files: object) -> bool:
         """A copy of these files gets on; are they held still? If not, a later checkpoint replaces them."""
@@ -242,19 +243,24 @@ class Checkpointer:
         # Of a copy that was given up one may hear late: it has no part in the hold of a later one.
         return self._copies > 0 and files is self._copied_files
 
-    def _answer(self, files: list[BackupFile] | Failure) -> None:
+    def _answer(self, files: list[BackupFile]) -> None:
         waiting, self._waiting = self._waiting, []
-        if waiting and not isinstance(files, Failure):
+        if waiting:
             self._copies += len(waiting)
             self._copies_until_ms = self._steady_ms + COPY_STALL_MS
             self._copied_files = files
-        for done in waiting:
-            done(files)
+        for reply in waiting:
+            reply.done(files)
+
+    def _refuse(self, failure: Failure) -> None:
+        waiting, self._waiting = self._waiting, []
+        for reply in waiting:
+            reply.fail(failure)
 
     def _begin(self, steady_ms: SteadyMs) -> None:
         index, term = self._applied()
         if index == 0:
-            self._answer(Failure(common_pb2.WRONG_STATE, "nothing has been applied yet", {"retry_after_ms": "1000"}))
+            self._refuse(Failure(common_pb2.WRONG_STATE, "nothing has been applied yet", {"retry_after_ms": "1000"}))
             return
         self._running = True
         self._next_ms = steady_ms + self._config.checkpoint_period_ms
@@ -300,7 +306,7 @@ class Checkpointer:
             self._state.abandon_checkpoint(checkpoint)
             self._not_before_ms = self._steady_ms + RETRY_MS
             text = f"the checkpoint failed: {error}"
-            self._answer(Failure(common_pb2.DISK_FULL, text, {"retry_after_ms": str(RETRY_MS)}))
+            self._refuse(Failure(common_pb2.DISK_FULL, text, {"retry_after_ms": str(RETRY_MS)}))
             return
         self.written += 1
         self._rest_until_ms = self._steady_ms + min(REST * (self._steady_ms - begun_ms), REST_MS_MAX)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.failure import Failure, RequestError, not_master
 from tickwheel.node.state.machine import CommandResult
@@ -83,11 +83,14 @@ class Mastership:
     def _propose_lead(self) -> None:
         self._lead_refused = False
         lead = Lead(term=self.term, node_id=self._core.identity.node_id)
-        self._core.proposer.submit(Command(lead=lead), self._lead_answered)
+        self._core.proposer.submit(Command(lead=lead), Reply(self._lead_accepted, self._lead_failed))
 
-    def _lead_answered(self, result: CommandResult | Failure) -> None:
+    def _lead_accepted(self, result: CommandResult) -> None:
+        self._lead_refused = False
+
+    def _lead_failed(self, failure: Failure) -> None:
         # `tick` tries again. At once, a log that has just found its disk full or lost its role would refuse for ever.
-        self._lead_refused = isinstance(result, Failure)
+        self._lead_refused = True
 
     def lead_was_applied(self, lead: Lead) -> None:
         """A lead command was applied. If it is this node's own of this term, the node begins to serve."""

@@ -86,7 +86,7 @@ class Membership(Part):
         self._goals.clear()
         waiting, self._waiting = self._waiting, deque()
         for change in waiting:
-            change.answer.keep(failure)
+            change.answer.refuse(failure)
 
     def upkeep(self, now: Now) -> None:
         """Go on with waiting changes, record disks, promote learners."""
@@ -179,13 +179,17 @@ class Membership(Part):
             self._core.serving.run(change.caller, partial(self._begin, change))
 
     def _begin(self, change: _Change) -> None:
-        def answered(result: AdminResult | Failure) -> None:
-            change.answer.keep(result)
-            if isinstance(result, AdminResult):
-                self._next()
-            # After a Failure mastership may be lost: `end` answers the waiting changes, or `upkeep` goes on.
+        self._core.serving.start(self._carry_out(change), lambda _: None)
 
-        self._core.serving.start(self._make(change.command), answered)
+    async def _carry_out(self, change: _Change) -> None:
+        try:
+            result = await self._make(change.command)
+        except RequestError as error:
+            # Mastership may be lost: `end` answers the waiting changes, or `upkeep` goes on.
+            change.answer.refuse(error.failure)
+            return
+        change.answer.keep(result)
+        self._next()
 
     async def _make(self, command: AdminCommand) -> AdminResult:
         """Make one change. The result tells whether apply refused it."""
@@ -198,15 +202,13 @@ class Membership(Part):
             if core.state.removed_count >= REMOVED_MAX:
                 raise RequestError(limit_reached("members_removed", REMOVED_MAX))
         made = core.state.members_after(command)
-        if isinstance(made, Failure):
-            raise RequestError(made)
         answer: Promise[CommandResult] = Promise()
         self._changing = True
         now = [member.node_id for member in core.state.members() if not member.learner]
         if sorted(made.voters) == sorted(now):
-            core.proposer.submit(Command(admin=command), answer.keep)
+            core.proposer.submit(Command(admin=command), answer.reply)
         else:
-            core.proposer.submit_alone(Command(admin=command), answer.keep, made.voters)
+            core.proposer.submit_alone(Command(admin=command), answer.reply, made.voters)
         try:
             result = await answer
         finally:

@@ -1,7 +1,7 @@
 """Group commit: merges the commands of many callers into few entries of the log.
 
-Owns the commands that wait to be proposed, and the callbacks of those under way. Every callback is called
-exactly once. `flush` runs after every input. Urgent commands (dispatch, membership) leave at once and take
+Owns the commands that wait to be proposed, and the replies to those under way. Every command has exactly one
+reply. `flush` runs after every input. Urgent commands (dispatch, membership) leave at once and take
 the waiting ones along. All others wait for company, because an entry costs every node the same work however
 little is in it. Settlements leave at least `gather_ms` after the last entry. Schedules leave when no entry is
 under way, or `gather_busy_ms` after the last entry for each entry that is under way.
@@ -22,12 +22,12 @@ import numpy as np
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.serving import Serving
+from tickwheel.node.core.promise import Promise, Reply
+from tickwheel.node.core.serving import Fail, Serving
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, invalid, limit_reached, outcome_unknown, refuse
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
-from tickwheel.node.state.machine import FORMAT_VERSION, AnyResult, CommandResult
+from tickwheel.node.state.machine import FORMAT_VERSION, CommandResult
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, holds_requests, read_entry, unknown_in
 from tickwheel.proto.common_pb2 import KEY_CONFLICT_REPLACE
@@ -49,20 +49,34 @@ _FIRST_DUE = struct.Struct("<q")
 _REPLACING = frozenset({KEY_CONFLICT_REPLACE, KEY_CONFLICT_REPLACE | UNTIL_SETTLED})
 """Rules of unique keys by which a message may cancel another."""
 
-Done = Callable[[CommandResult | Failure], None]
-"""Called with the result of apply, or with a Failure if the command was not carried out."""
 R = TypeVar("R")
+Answer = Reply[CommandResult]
+"""Gets the result of apply, or a Failure if the command was not carried out."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     command: Command
-    done: Done
+    reply: Answer
     bytes: int
     changes_from_ms: int
     alone: bool = False
     """Needs an entry of its own. `voters`: ids of the voters from that entry on, if the command changes them."""
     voters: Sequence[str] | None = None
+    scheduled_bytes: int = 0
+    """Bytes of schedules in it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """An entry under way."""
+
+    replies: list[Answer]
+    bytes: int
+    scheduled_bytes: int
+    changes_from_ms: int
+    """First due time that it can change; NO_CHANGE: none."""
+    proposed_ms: int
 
 
 class PublishSource(Protocol):
@@ -73,8 +87,8 @@ class PublishSource(Protocol):
         """Bytes of the waiting requests; 0: none waits."""
         ...
 
-    def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
-        """A publish of waiting requests of about `bytes_max`, its callback and its size in bytes; None: none can go."""
+    def take(self, bytes_max: int) -> tuple[Command, Answer, int] | None:
+        """A publish of waiting requests of about `bytes_max`, its reply and its size in bytes; None: none can go."""
         ...
 
 
@@ -138,15 +152,12 @@ class Proposer(Part):
         self._source: PublishSource | None = None
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
-        self._refused: deque[tuple[Done, Failure]] = deque()
+        self._refused: deque[tuple[Fail, Failure]] = deque()
         self._refusing = False
-        self._entries_in_flight = 0
+        self._flights: dict[_Flight, None] = {}
+        """Entries proposed and not yet applied, as an ordered set."""
         self._bytes_in_flight = 0
         self.window = PublishWindow(config.propose_bytes_max)
-        self._taken_bytes = 0
-        """Bytes of schedules in the entry that is about to be proposed."""
-        self._changes: deque[int] = deque()
-        """For each entry in flight the first due time that it can change; NO_CHANGE: none."""
         self._urgent = False
         self._after_urgent = False
         """The last entry was urgent, so an urgent one probably follows soon."""
@@ -173,22 +184,22 @@ class Proposer(Part):
     @property
     def entries_in_flight(self) -> int:
         """Entries proposed and not yet applied."""
-        return self._entries_in_flight
+        return len(self._flights)
 
-    def submit(self, command: Command, done: Done, refuse: Failure | None = None, *, may_gather: bool = False) -> None:
-        """Queue a command; `done` gets its result or a Failure. `refuse`: the answer if this node is not master.
+    def submit(self, command: Command, reply: Answer, *, may_gather: bool = False) -> None:
+        """Queue a command; `reply` gets its result or a Failure.
 
         `may_gather`: the command may wait a few milliseconds to share an entry with others.
         """
-        done = self.serving.bound(done)
+        reply = self.serving.bound_reply(reply)
         if self.term == 0:
-            self._refuse([done], refuse or outcome_unknown())
+            self._refuse([reply], outcome_unknown())
             return
         size = command.ByteSize()
         if self._waiting_bytes + size > self._config.intake_bytes_max:
-            self._refuse([done], limit_reached("waiting_commands_bytes", self._config.intake_bytes_max))
+            self._refuse([reply], limit_reached("waiting_commands_bytes", self._config.intake_bytes_max))
             return
-        self._waiting.append(_Waiting(command, done, size, _changes_from_ms(command)))
+        self._waiting.append(_Waiting(command, reply, size, _changes_from_ms(command)))
         self._waiting_bytes += size
         self._urgent = self._urgent or not may_gather
 
@@ -196,29 +207,29 @@ class Proposer(Part):
         """The result of a command, which is of this kind. Raises RequestError: apply refused it, or it may not have
         been applied. `may_gather` as in `submit`."""
         answer: Promise[CommandResult] = Promise()
-        self.submit(command, answer.keep, may_gather=may_gather)
+        self.submit(command, answer.reply, may_gather=may_gather)
         return _accepted(command, kind, await answer)
 
     async def propose_alone(self, command: Command, kind: type[R]) -> R:
         """As `propose`, in an entry of its own (`submit_alone`)."""
         answer: Promise[CommandResult] = Promise()
-        self.submit_alone(command, answer.keep)
+        self.submit_alone(command, answer.reply)
         return _accepted(command, kind, await answer)
 
-    def submit_alone(self, command: Command, done: Done, voters: Sequence[str] | None = None) -> None:
+    def submit_alone(self, command: Command, reply: Answer, voters: Sequence[str] | None = None) -> None:
         """Queue a command for an entry of its own. `voters`: ids of the voters from that entry on, if it changes them.
 
         The command overtakes nothing. In push-first the messages of a waiting dispatch may have been delivered already,
         so no later command may change them first. Each caller has one such command under way at a time, so there is no
         limit to refuse by.
         """
-        done = self.serving.bound(done)
+        reply = self.serving.bound_reply(reply)
         if self.term == 0:
-            self._refuse([done], outcome_unknown())
+            self._refuse([reply], outcome_unknown())
             return
         size = command.ByteSize()
         changes_from_ms = NO_CHANGE if voters is not None else _changes_from_ms(command)
-        self._waiting.append(_Waiting(command, done, size, changes_from_ms, alone=True, voters=voters))
+        self._waiting.append(_Waiting(command, reply, size, changes_from_ms, alone=True, voters=voters))
         self._waiting_bytes += size
         self._urgent = True
 
@@ -226,19 +237,19 @@ class Proposer(Part):
         """First due time at which a waiting command or an entry in flight can change pending messages; NO_CHANGE: none
         can."""
         waiting = min((item.changes_from_ms for item in self._waiting), default=NO_CHANGE)
-        return min(waiting, min(self._changes, default=NO_CHANGE))
+        return min(waiting, min((flight.changes_from_ms for flight in self._flights), default=NO_CHANGE))
 
     def end(self, failure: Failure) -> None:
         """Answer every command that is not yet proposed with `failure`."""
         self.term = 0
         waiting, self._waiting = self._waiting, deque()
         self._waiting_bytes = 0
-        self._refuse([item.done for item in waiting], failure)
+        self._refuse([item.reply for item in waiting], failure)
 
-    def _refuse(self, dones: Sequence[Done], failure: Failure) -> None:
+    def _refuse(self, replies: Sequence[Answer], failure: Failure) -> None:
         """Answer with a failure, one after the other. A callback may submit again at once and be refused again; it gets
         that answer only after it has returned. Otherwise thousands of queued commands would overflow the stack."""
-        self._refused.extend((done, failure) for done in dones)
+        self._refused.extend((reply.fail, failure) for reply in replies)
         if not self._refusing:
             self.serving.own(self._answer_refused)
 
@@ -246,8 +257,8 @@ class Proposer(Part):
         self._refusing = True
         try:
             while self._refused:
-                done, failure = self._refused.popleft()
-                done(failure)
+                fail, failure = self._refused.popleft()
+                fail(failure)
         finally:
             self._refusing = False
 
@@ -259,7 +270,7 @@ class Proposer(Part):
         config = self._config
         now_ms = self._now_ms()
         while (
-            self._entries_in_flight < config.propose_in_flight_max
+            len(self._flights) < config.propose_in_flight_max
             and self._bytes_in_flight < config.propose_bytes_max
             and not self._gathers(now_ms)
             and self._propose_next(log, now_ms)
@@ -277,67 +288,113 @@ class Proposer(Part):
         self._after_urgent, self._urgent = self._urgent, False
         self._gathers_from_ms = 0
         if self._waiting and self._waiting[0].alone:
-            item = self._next_waiting()
+            items = [self._waiting.popleft()]
+            self._waiting_bytes -= items[0].bytes
             self._urgent = bool(self._waiting)
-            self._propose_sound(log, [item.command], [item.done], item.changes_from_ms, now_ms, item.voters)
-            return True
-        commands, dones, changes_from_ms = self._gather(schedules=everything or self.window.open)
-        if not commands:
-            return False
-        self._proposed_ms = now_ms
-        self._propose_sound(log, commands, dones, changes_from_ms, now_ms)
+        else:
+            items = self._gather(schedules=everything or self.window.open)
+            if not items:
+                return False
+            self._proposed_ms = now_ms
+        self._propose(log, items, now_ms)
         return True
 
-    def _propose_sound(
-        self,
-        log: ReplicatedLog,
-        commands: Sequence[Command],
-        dones: Sequence[Done],
-        changes_from_ms: int,
-        now_ms: int,
-        voters: Sequence[str] | None = None,
-    ) -> None:
+    def _gather(self, *, schedules: bool) -> list[_Waiting]:
+        """Take the commands of the next entry."""
+        items: list[_Waiting] = []
+        size = 0
+        target = self._config.entry_bytes_target
+        while self._waiting and size < target:
+            if self._waiting[0].alone:
+                self._urgent = True
+                return items
+            item = self._waiting.popleft()
+            self._waiting_bytes -= item.bytes
+            items.append(item)
+            size += item.bytes
+        if schedules and self._source is not None and size < target:
+            taken = self._source.take(target - size)
+            if taken is not None:
+                command, reply, taken_bytes = taken
+                changes_from_ms = _changes_from_ms(command)
+                items.append(_Waiting(command, reply, taken_bytes, changes_from_ms, scheduled_bytes=taken_bytes))
+        return items
+
+    def _propose(self, log: ReplicatedLog, items: Sequence[_Waiting], now_ms: int) -> None:
         """Propose commands as one entry that every node can read. If they make no such entry together, try each alone
         and refuse those that fail."""
-        entry = self._sound_entry(commands, now_ms)
-        if entry is not None:
-            self._propose(log, entry, dones, changes_from_ms, voters)
-        elif len(commands) > 1:
-            for command, done in zip(commands, dones, strict=True):
-                self._propose_sound(log, [command], [done], changes_from_ms, now_ms)
-        else:
-            self.unsound_commands += 1
-            kind = commands[0].WhichOneof("body") or "none"
-            dones[0](invalid("request", kind, "a command that can be read back from the log").failure)
+        entry = self._sound_entry([item.command for item in items], now_ms)
+        if entry is None:
+            if len(items) > 1:
+                for item in items:
+                    self._propose(log, [item], now_ms)
+            else:
+                self.unsound_commands += 1
+                kind = items[0].command.WhichOneof("body") or "none"
+                items[0].reply.fail(invalid("request", kind, "a command that can be read back from the log").failure)
+            return
+        proposed_ms = self._now_ms()
+        flight = _Flight([], len(entry), 0, NO_CHANGE, proposed_ms)
+        for item in items:
+            flight.replies.append(item.reply)
+            flight.scheduled_bytes += item.scheduled_bytes
+            flight.changes_from_ms = min(flight.changes_from_ms, item.changes_from_ms)
+        self._flights[flight] = None
+        self._bytes_in_flight += flight.bytes
+        self.window.proposed(flight.scheduled_bytes, proposed_ms, others=len(items) > (flight.scheduled_bytes > 0))
+
+        def answered(result: ProposalResult) -> None:
+            self.serving.attempt("the answer to a command", None, self._answered, flight, result)
+
+        log.propose(entry, answered, items[0].voters)
 
     def _sound_entry(self, commands: Sequence[Command], now_ms: int) -> bytes | None:
         """An entry of these commands, read back as apply will read it. None: it cannot be read, or it has fields
         unknown to this version."""
-        try:
-            data = self._entry_of(commands, now_ms)
-            sound = read_entry(data) is not None
-        except Exception:  # the errors that protobuf raises on writing have no common base
-            return None
-        if sound and any(holds_requests(command) and unknown_in(command) for command in commands):
-            return None
-        return data if sound else None
-
-    def _next_waiting(self) -> _Waiting:
-        item = self._waiting.popleft()
-        self._waiting_bytes -= item.bytes
-        return item
-
-    def _entry_of(self, commands: Sequence[Command], now_ms: int) -> bytes:
         entry = LogEntry(
             format_version=FORMAT_VERSION,
             wheel_group=self._wheel_group,
             term=self.term,
             stamped_ms=max(now_ms, self._stamp_floor_ms()),
-            commands=commands,
             schema=ENTRY_SCHEMA,
         )
-        data: bytes = entry.SerializeToString()
+        try:
+            entry.commands.extend(commands)
+            data: bytes = entry.SerializeToString()
+            if read_entry(data) is None:
+                return None
+        except Exception:  # the errors that protobuf raises on writing have no common base
+            return None
+        for command in commands:
+            if holds_requests(command) and unknown_in(command):
+                return None
         return data
+
+    def _answered(self, flight: _Flight, result: ProposalResult) -> None:
+        """The log has answered an entry: pass its results on, or refuse all of its commands."""
+        del self._flights[flight]
+        self._bytes_in_flight -= flight.bytes
+        committed = result.outcome is ProposalOutcome.COMMITTED
+        self.window.answered(flight.scheduled_bytes, flight.proposed_ms, self._now_ms(), committed=committed)
+        if committed:
+            values = result.value
+            assert isinstance(values, list) and len(values) == len(flight.replies), "apply answers every command"
+            for reply, value in zip(flight.replies, values, strict=True):
+                if isinstance(value, Ignored):
+                    # A later master led before the command was applied, so it had no effect; but no caller may rely on
+                    # that.
+                    reply.fail(outcome_unknown())
+                elif isinstance(value, Refused):
+                    reply.fail(value.failure)
+                else:
+                    reply.done(value)
+            return
+        failure = outcome_unknown()
+        if result.outcome is ProposalOutcome.QUEUE_FULL:
+            failure = limit_reached("log_in_flight", self._config.propose_in_flight_max)
+        elif result.outcome is ProposalOutcome.TOO_LARGE:
+            failure = invalid("request", f"{flight.bytes} bytes", "fits one entry of the log (48 MiB)").failure
+        self._refuse(flight.replies, failure)
 
     def _gathers(self, now_ms: int) -> bool:
         """Whether nothing should be proposed now: nothing waits, or it should go on waiting for company."""
@@ -345,7 +402,7 @@ class Proposer(Part):
         if not self._waiting and not published:
             self._gathers_from_ms = 0
             return True
-        if self._urgent or (published and not self._entries_in_flight):
+        if self._urgent or (published and not len(self._flights)):
             return False
         if self._waiting_bytes + published >= GATHER_BYTES_MAX:
             return False
@@ -361,7 +418,7 @@ class Proposer(Part):
         just left."""
         config = self._config
         if not self._waiting:
-            return config.gather_busy_ms * self._entries_in_flight
+            return config.gather_busy_ms * len(self._flights)
         if self._after_urgent and config.gather_ms:
             return max(config.gather_ms, config.dispatch_period_ms + 1)
         return config.gather_ms
@@ -370,73 +427,8 @@ class Proposer(Part):
         """Until the next `flush` is needed."""
         if self.term == 0 or not self._gathers_from_ms:
             return None
-        answered = not self._entries_in_flight and self._source is not None and self._source.waiting_bytes
+        answered = not len(self._flights) and self._source is not None and self._source.waiting_bytes
         return self._gathers_from_ms + (0 if answered else self._pause_ms) - now.cluster_ms
-
-    def _gather(self, *, schedules: bool) -> tuple[list[Command], list[Done], int]:
-        """Commands of the next entry, their callbacks, and the first due time that they can change."""
-        self._taken_bytes = 0
-        commands: list[Command] = []
-        dones: list[Done] = []
-        changes_from_ms = NO_CHANGE
-        size = 0
-        target = self._config.entry_bytes_target
-        while self._waiting and size < target:
-            if self._waiting[0].alone:
-                self._urgent = True
-                return commands, dones, changes_from_ms
-            item = self._next_waiting()
-            commands.append(item.command)
-            dones.append(item.done)
-            changes_from_ms = min(changes_from_ms, item.changes_from_ms)
-            size += item.bytes
-        if schedules and self._source is not None and size < target:
-            taken = self._source.take(target - size)
-            if taken is not None:
-                command, done, self._taken_bytes = taken
-                commands.append(command)
-                dones.append(done)
-                changes_from_ms = min(changes_from_ms, _changes_from_ms(command))
-        return commands, dones, changes_from_ms
-
-    def _propose(
-        self,
-        log: ReplicatedLog,
-        entry: bytes,
-        dones: Sequence[Done],
-        changes_from_ms: int,
-        voters: Sequence[str] | None = None,
-    ) -> None:
-        self._entries_in_flight += 1
-        self._changes.append(changes_from_ms)
-        self._bytes_in_flight += len(entry)
-        schedules, self._taken_bytes = self._taken_bytes, 0
-        proposed_ms = self._now_ms()
-        self.window.proposed(schedules, proposed_ms, others=len(dones) > (schedules > 0))
-
-        def answered(result: ProposalResult) -> None:
-            self._entries_in_flight -= 1
-            self._changes.remove(changes_from_ms)
-            self._bytes_in_flight -= len(entry)
-            committed = result.outcome is ProposalOutcome.COMMITTED
-            self.window.answered(schedules, proposed_ms, self._now_ms(), committed=committed)
-            if result.outcome is ProposalOutcome.COMMITTED:
-                values = result.value
-                assert isinstance(values, list) and len(values) == len(dones), "apply answers every command"
-                for done, value in zip(dones, values, strict=True):
-                    done(_answer_of(value))
-                return
-            failure = outcome_unknown()
-            if result.outcome is ProposalOutcome.QUEUE_FULL:
-                failure = limit_reached("log_in_flight", self._config.propose_in_flight_max)
-            elif result.outcome is ProposalOutcome.TOO_LARGE:
-                failure = invalid("request", f"{len(entry)} bytes", "fits one entry of the log (48 MiB)").failure
-            self._refuse(dones, failure)
-
-        def settled(result: ProposalResult) -> None:
-            self.serving.attempt("the answer to a command", None, answered, result)
-
-        log.propose(entry, settled, voters)
 
 
 def _accepted(command: Command, kind: type[R], result: CommandResult) -> R:
@@ -447,11 +439,10 @@ def _accepted(command: Command, kind: type[R], result: CommandResult) -> R:
 
 
 def _changes_from_ms(command: Command) -> int:
+    """First due time at which a command can change pending messages; NO_CHANGE: it changes none."""
     kind = command.WhichOneof("body")
-    if kind == "schedule" and command.schedule.WhichOneof("body") == "make":
-        # Runs enter the wheel.
-        runs = (int(np.frombuffer(row.due_ms, "<i8").min()) for row in command.schedule.make.rows if row.due_ms)
-        return min(runs, default=NO_CHANGE)
+    if kind in ("dispatch", "lead", "cold"):
+        return NO_CHANGE
     if kind == "publish":
         if not _REPLACING.isdisjoint(command.publish.key_rules):
             return 0  # it may cancel any message
@@ -459,19 +450,18 @@ def _changes_from_ms(command: Command) -> int:
         due: int = _FIRST_DUE.unpack_from(command.publish.due_ms)[0]
         return due
     if kind == "settle":
-        # Retries enter the wheel.
-        retries = (int(np.frombuffer(batch.due_ms, "<i8").min()) for batch in command.settle.batches if batch.due_ms)
-        return min(retries, default=NO_CHANGE)
+        return _earliest_ms([batch.due_ms for batch in command.settle.batches])  # retries enter the wheel
+    if kind == "schedule" and command.schedule.WhichOneof("body") == "make":
+        return _earliest_ms([row.due_ms for row in command.schedule.make.rows])  # runs enter the wheel
     if kind == "staging" and command.staging.WhichOneof("body") != "publish":
         return NO_CHANGE
-    return NO_CHANGE if kind in ("dispatch", "lead", "cold") else 0
+    return 0
 
 
-def _answer_of(value: AnyResult) -> CommandResult | Failure:
-    """The result of apply in the caller's terms: its value, or a Failure."""
-    if isinstance(value, Ignored):
-        # A later master led before the command was applied, so it had no effect; but no caller may rely on that.
-        return outcome_unknown()
-    if isinstance(value, Refused):
-        return value.failure
-    return value
+def _earliest_ms(columns: Sequence[bytes]) -> int:
+    """The earliest of some columns of due times; NO_CHANGE: all are empty."""
+    earliest_ms = NO_CHANGE
+    for column in columns:
+        if column:
+            earliest_ms = min(earliest_ms, int(np.frombuffer(column, "<i8").min()))
+    return earliest_ms

@@ -1,12 +1,12 @@
 """Requests of clients other than consuming: schedule, cancel, reschedule, look up, administer.
 
 Reads that may touch the disk run in a worker. A refusal is raised as RequestError; `schedule`, where messages come in,
-answers a callback instead.
+replies by a callback instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from tickwheel.node.core.bulk.cold import ColdRequests, no_message
 from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.metas import fitting
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX, Creations
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, Row, reschedule_checksum
 from tickwheel.node.core.schedule.joining import RowCaller
@@ -91,20 +92,20 @@ class ClientRequests:
 
     # -- producers
 
-    def schedule(self, batch: IncomingBatch, done: Callable[[BatchOutcome | Failure], None]) -> None:
-        """Schedule a checked batch; `done` is called once it is on stable storage of a majority. A repeat of a
+    def schedule(self, batch: IncomingBatch, reply: Reply[BatchOutcome]) -> None:
+        """Schedule a checked batch; `reply` is told once it is on stable storage of a majority. A repeat of a
         remembered sequence gets the first answer."""
-        failure = self._core.refusal()
-        if failure is not None:
-            done(failure)
+        sender = batch.sender
+        try:
+            self._core.require_master()
+            known = self._senders.known(sender, batch.count)
+        except RequestError as error:
+            reply.fail(error.failure)
             return
-        known = self._senders.known(batch.sender, batch.count)
         if known is None:
-            self._publisher.schedule(batch, self._senders.follow(batch.sender, done))
-        elif isinstance(known, Failure):
-            done(known)
+            self._publisher.schedule(batch, self._senders.follow(sender, reply))
         else:
-            done(BatchOutcome(known.ids, known.due_ms, repeated=True, keys=known.keys))
+            reply.done(BatchOutcome(known.ids, known.due_ms, repeated=True, keys=known.keys))
 
     def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
         """Schedule one checked message together with others that come one by one. The caller is told once it is on
@@ -138,8 +139,6 @@ class ClientRequests:
         self._core.require_master()
         sender = replace(sender, checksum=reschedule_checksum(number, kind, when))
         known = self._senders.known(sender, 1)
-        if isinstance(known, Failure):
-            raise RequestError(known)
         if known is not None:
             return Rescheduled(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)
         with self._senders.following(sender):
@@ -306,7 +305,7 @@ class ClientRequests:
             settings=first_settings(settings),
             members=[message_of(member) for member in members],
         )
-        core.proposer.submit(Command(admin=AdminCommand(create_cluster=command)), lambda _: None)
+        core.proposer.submit(Command(admin=AdminCommand(create_cluster=command)), UNHEARD)
 
 
 def kind_column(kind: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.failure import Failure, RequestError, node_fault, outcome_unknown
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.judge import ImpossibleMessageError
@@ -103,6 +103,10 @@ class Serving:
         """The callback as a piece of the request whose piece runs now; unchanged if none does."""
         return self.of(self._current, callback)
 
+    def bound_reply(self, reply: Reply[T]) -> Reply[T]:
+        """As `bound`, for a reply."""
+        return reply if self._current is None else Reply(self.bound(reply.done), self.bound(reply.fail))
+
     def of(self, fail: Fail | None, callback: Callable[P, None]) -> Callable[P, None]:
         """The callback as a piece of the request of `fail`; unchanged if that is None."""
         return callback if fail is None else partial(self.run, fail, callback)
@@ -150,33 +154,36 @@ class Serving:
         resume = self.of(fails, step)
         self.run(fails, step)
 
-    async def each(self, coroutines: Iterable[Coroutine[Promise[Any], None, T]]) -> list[T | Failure]:
+    async def each(self, coroutines: Iterable[Coroutine[Promise[Any], None, T]]) -> list[T]:
         """Run coroutines of the core beside each other, as pieces of the request whose piece runs now. Returns what
-        each returned, or the failure of the RequestError that it raised, in their order. Any other error in one of
-        them fails the request."""
-        results: list[T | Failure | None] = []
+        each returned, in their order. Raises the RequestError of one of them once all have ended. Any other error in
+        one of them fails the request."""
+        results: list[T | None] = []
+        refusals: list[RequestError] = []
         left = 0
         all_done: Promise[None] = Promise()
         begun = False
 
-        def run(place: int, coroutine: Coroutine[Promise[Any], None, T]) -> None:
-            def done(result: T | Failure) -> None:
-                nonlocal left
-                results[place] = result
-                left -= 1
-                if begun and not left:
-                    all_done.keep(None)
-
-            self.start(coroutine, done)
+        async def run(place: int, coroutine: Coroutine[Promise[Any], None, T]) -> None:
+            nonlocal left
+            try:
+                results[place] = await coroutine
+            except RequestError as error:
+                refusals.append(error)
+            left -= 1
+            if begun and not left:
+                all_done.keep(None)
 
         for place, coroutine in enumerate(coroutines):
             results.append(None)
             left += 1
-            run(place, coroutine)
+            self.start(run(place, coroutine), lambda _: None)
         begun = True
         if left:
             await all_done
-        return cast(list[T | Failure], results)
+        if refusals:
+            raise refusals[0]
+        return cast(list[T], results)
 
     def own(self, work: Callable[[], None]) -> None:
         """Do the node's own work. Errors end the node; in a piece of a request they raise as OwnWorkError. Damage makes

@@ -61,8 +61,6 @@ class Backups:
         if not held or kept_ms > KEPT_MS_MAX:
             self._give_back()  # so this caller gets a new checkpoint
         files = await files_to_copy(self._calls.core.checkpointer, self._calls.wake)
-        if isinstance(files, Failure):
-            raise RequestError(files)
         if files is not self._copied:
             self._copied, self._copied_from_ms = files, self._calls.core.steady_ms()
         self._give_back()

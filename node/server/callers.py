@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tickwheel.node.core.metas import fitting
-from tickwheel.node.failure import Failure
+from tickwheel.node.failure import Failure, RequestError, refuse
 from tickwheel.node.server.access import Access, AuthenticatedContext, Permission
 from tickwheel.node.state.rights import NO_QUOTAS, AccessControl, Quotas, Rights
 from tickwheel.proto import access_pb2
@@ -154,38 +154,39 @@ class Callers:
         """Whether the setting `rights` is on."""
         return self._enforced()
 
-    def of(self, context: CallingContext, needed: Permission) -> Caller | Failure:
-        """The caller, or the refusal of any call of it. `needed` is checked only while rights are off."""
+    def of(self, context: CallingContext, needed: Permission) -> Caller:
+        """The caller. Raises RequestError: every call of it is refused. `needed` is checked only while rights are
+        off."""
         control, connection = self._control(), context.peer()
         certified = self._access.name_of(context)
         if not self._enforced():
-            refusal = self._access.refusal(context, needed)
+            refuse(self._access.refusal(context, needed))
             by = "certificate" if certified else "none"
-            return refusal or Caller(certified, by, False, control, self._enforced, connection=connection)
+            return Caller(certified, by, False, control, self._enforced, connection=connection)
         secret = _bearer(context)
         if secret:
             sha256 = hashlib.sha256(secret.encode()).digest() if len(secret) <= SECRET_LENGTH_MAX else b""
             user = control.bearer(sha256, self._now_ms())
             if user is None:
-                return unauthenticated("the token is not known, was revoked, or has expired")
+                raise unauthenticated("the token is not known, was revoked, or has expired")
             return Caller(user.name, "token", False, control, self._enforced, sha256, self._now_ms, connection)
         if self._access.refusal(context, Permission.ADMIN) is None and self._access.certifies:
             return Caller(certified, "certificate", True, control, self._enforced, connection=connection)
         if certified and control.user(certified) is not None:
-            refusal = self._access.refusal(context, Permission.CLIENT)
-            return refusal or Caller(certified, "certificate", False, control, self._enforced, connection=connection)
+            refuse(self._access.refusal(context, Permission.CLIENT))
+            return Caller(certified, "certificate", False, control, self._enforced, connection=connection)
         if certified:
-            return unauthenticated(f"no user is named {certified[:127]}, as the certificate is")
-        return unauthenticated("this cluster needs a token (authorization: Bearer ...) or a certificate of a user")
+            raise unauthenticated(f"no user is named {certified[:127]}, as the certificate is")
+        raise unauthenticated("this cluster needs a token (authorization: Bearer ...) or a certificate of a user")
 
 
 EVERYBODY = Caller("", "none", True, AccessControl(), lambda: False)
 """A caller that passes every check: one that drives a core without a port."""
 
 
-def unauthenticated(text: str) -> Failure:
+def unauthenticated(text: str) -> RequestError:
     """The refusal of a caller that the cluster does not know."""
-    return Failure(pb.UNAUTHENTICATED, text, {"field": AUTHORIZATION})
+    return RequestError(Failure(pb.UNAUTHENTICATED, text, {"field": AUTHORIZATION}))
 
 
 def _bearer(context: CallingContext) -> str:

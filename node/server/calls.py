@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tickwheel.node.core.core import NodeCore, serve
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.resolving import resolve
 from tickwheel.node.state.producer_shares import IDENTIFIED
@@ -55,35 +55,35 @@ class Calls:
             self._failed(fatal)
             raise
 
-    async def ask(self, begin: Callable[[NodeCore, Callable[[A | Failure], None]], None]) -> A:
-        """Call `begin` with the core and a callback, and wait for the answer. Raises RequestError for a refusal."""
-        return await self.answered(lambda done: self.begin(begin, done))
-
-    async def answered(self, begin: Callable[[Callable[[A | Failure], None]], None]) -> A:
-        """Call `begin` with a callback, and wait for the answer. Raises RequestError for a refusal."""
-        future: asyncio.Future[A | Failure] = asyncio.get_running_loop().create_future()
-
-        def done(result: A | Failure) -> None:
-            resolve(future, result)
-
-        begin(done)
-        result = await future
-        if isinstance(result, Failure):
-            raise RequestError(result)
-        return result
-
-    def begin(
-        self, begin: Callable[[NodeCore, Callable[[A | Failure], None]], None], done: Callable[[A | Failure], None]
-    ) -> None:
-        """Call `begin` with the core and `done`, which gets the answer, or the failure by a mistake."""
+    def begin(self, begin: Callable[[NodeCore, Reply[A]], None], reply: Reply[A]) -> None:
+        """Call `begin` with the core and `reply`, which gets the answer, or the failure by a mistake."""
         core = self.core
-        self.serve(done, lambda: begin(core, done))
+        self.serve(reply.fail, lambda: begin(core, reply))
         self.wake()
+
+    async def ask(self, begin: Callable[[NodeCore, Reply[A]], None]) -> A:
+        """Call `begin` with the core and a reply, and wait for the answer. Raises RequestError for a refusal."""
+        return await self.answered(lambda core, tell: begin(core, Reply.either(tell)))
 
     async def answer(self, begin: Callable[[NodeCore], Coroutine[Promise[Any], None, A]], *, master: bool = False) -> A:
         """Run a coroutine of the core and wait for what it returns. Raises RequestError for a refusal.
         `master`: as in `serve` of core.py."""
-        return await self.ask(lambda core, done: serve(core, begin(core), done, master=master))
+        return await self.answered(lambda core, tell: serve(core, begin(core), tell, master=master))
+
+    async def answered(self, begin: Callable[[NodeCore, Callable[[A | Failure], None]], None]) -> A:
+        """As `ask`, where both outcomes go to one callback."""
+        core = self.core
+        future: asyncio.Future[A | Failure] = asyncio.get_running_loop().create_future()
+
+        def tell(outcome: A | Failure) -> None:
+            resolve(future, outcome)
+
+        self.serve(tell, lambda: begin(core, tell))
+        self.wake()
+        outcome = await future
+        if isinstance(outcome, Failure):
+            raise RequestError(outcome)
+        return outcome
 
 
 @functools.lru_cache(maxsize=1_024)

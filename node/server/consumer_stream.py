@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.server.callers import NOTHING, Caller
 from tickwheel.node.server.calls import Calls
@@ -67,22 +69,27 @@ class ConsumerStream:
         first.CopyFrom(self._first)
         first.credits = self._gate.add(first.credits)
         outcome: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+        core, actor = self._calls.core, self._who.actor
 
-        def opened(session: ConsumerHandle | Failure) -> None:
-            if isinstance(session, Failure):
-                resolve(outcome, session)
-            elif self._closed_by_client or not resolve(outcome, None):
+        async def opening() -> Failure | None:
+            try:
+                session = await core.parts.consumers.open(first, self._deliver, self._closed, actor)
+            except RequestError as error:
+                return error.failure
+            if self._closed_by_client or outcome.done():
                 session.close()  # the caller is gone; this stream may learn of that in a later pass of the loop
             else:
                 self._session = session
+            return None
+
+        def opened(failure: Failure | None) -> None:
+            resolve(outcome, failure)
 
         def failed(failure: Failure) -> None:
             if not resolve(outcome, failure):
                 self.fail(failure)
 
-        core, actor = self._calls.core, self._who.actor
-        opening = core.parts.consumers.open(first, self._deliver, self._closed, actor)
-        self._calls.serve(failed, lambda: core.serving.start(opening, opened))
+        self._calls.serve(failed, lambda: core.serving.start(opening(), opened))
         self._calls.wake()
         failure = await outcome
         if failure is not None:
@@ -138,22 +145,19 @@ class ConsumerStream:
             self._begin_work()
             refusal = settling(self._who, settle, self._calls.core.state)
             if refusal is not None:
-                self._settled(settle.sequence, refusal)
+                self._not_settled(settle.sequence, refusal)
                 return
-            self._calls.serve(
-                self.fail, lambda: session.settle(settle, lambda receipt: self._settled(settle.sequence, receipt))
-            )
+            reply = Reply(self._settled, partial(self._not_settled, settle.sequence))
+            self._calls.serve(self.fail, lambda: session.settle(settle, reply))
             self._calls.wake()
         elif content == "extend":
             extend = request.extend
             self._begin_work()
             refusal = settling(self._who, extend, self._calls.core.state)
             if refusal is not None:
-                self._extended(extend.sequence, refusal)
+                self._not_extended(extend.sequence, refusal)
                 return
-            self._calls.serve(
-                self.fail, lambda: session.extend(extend, lambda receipt: self._extended(extend.sequence, receipt))
-            )
+            self._calls.serve(self.fail, lambda: self._extend(session, extend))
             self._calls.wake()
         elif content == "mixed":
             session.mix(request.mixed)
@@ -162,9 +166,7 @@ class ConsumerStream:
 
     def _pass_credits(self, credits: int) -> None:
         if credits and self._session is not None:
-            failure = self._session.credit(credits)
-            if failure is not None:
-                raise RequestError(failure)
+            self._session.credit(credits)
             self._calls.wake()
 
     def _begin_work(self) -> None:
@@ -182,14 +184,22 @@ class ConsumerStream:
         if self._half_closed and self._in_work == 0:
             self.outbox.end()
 
-    def _settled(self, sequence: int, receipt: consumer_pb2.SettleReceipt | Failure) -> None:
-        if isinstance(receipt, Failure):
-            receipt = consumer_pb2.SettleReceipt(sequence=sequence, error=serialized_status(receipt))
+    def _settled(self, receipt: consumer_pb2.SettleReceipt) -> None:
         self._end_work(consumer_pb2.ConsumeResponse(settled=receipt))
 
-    def _extended(self, sequence: int, receipt: consumer_pb2.ExtendReceipt | Failure) -> None:
-        if isinstance(receipt, Failure):
-            receipt = consumer_pb2.ExtendReceipt(sequence=sequence, error=serialized_status(receipt))
+    def _not_settled(self, sequence: int, failure: Failure) -> None:
+        self._settled(consumer_pb2.SettleReceipt(sequence=sequence, error=serialized_status(failure)))
+
+    def _extend(self, session: ConsumerHandle, extend: consumer_pb2.ExtendBatch) -> None:
+        try:
+            receipt = session.extend(extend)
+        except RequestError as error:
+            self._not_extended(extend.sequence, error.failure)
+            return
+        self._end_work(consumer_pb2.ConsumeResponse(extended=receipt))
+
+    def _not_extended(self, sequence: int, failure: Failure) -> None:
+        receipt = consumer_pb2.ExtendReceipt(sequence=sequence, error=serialized_status(failure))
         self._end_work(consumer_pb2.ConsumeResponse(extended=receipt))
 
     def _deliver(self, batch: consumer_pb2.DeliverBatch) -> None:

@@ -11,28 +11,29 @@ import asyncio
 from collections.abc import Callable
 
 from tickwheel.node.core.checkpoint import BackupFile, Checkpointer
-from tickwheel.node.failure import Failure
-from tickwheel.node.server.resolving import resolve
+from tickwheel.node.core.promise import Reply
+from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.server.resolving import fail, resolve
 
 
-async def files_to_copy(checkpointer: Checkpointer, wake: Callable[[], None]) -> list[BackupFile] | Failure:
+async def files_to_copy(checkpointer: Checkpointer, wake: Callable[[], None]) -> list[BackupFile]:
     """The files of a checkpoint to copy. They stay until the caller calls `copied`, while it reports progress with
-    `progressed`.
+    `progressed`. Raises RequestError: there are none."""
+    future: asyncio.Future[list[BackupFile]] = asyncio.get_running_loop().create_future()
 
-    After a Failure neither is called.
-    """
-    future: asyncio.Future[list[BackupFile] | Failure] = asyncio.get_running_loop().create_future()
-
-    def done(files: list[BackupFile] | Failure) -> None:
-        if not resolve(future, files) and not isinstance(files, Failure):
+    def done(files: list[BackupFile]) -> None:
+        if not resolve(future, files):
             checkpointer.copied(files)  # the caller is gone
 
-    checkpointer.request(done)
+    def refused(failure: Failure) -> None:
+        fail(future, RequestError(failure))
+
+    checkpointer.request(Reply(done, refused))
     wake()
     try:
         return await future
     except asyncio.CancelledError:
         # The files may have come just before: `done` took the caller for one who still waits.
-        if not future.cancelled() and not isinstance(future.result(), Failure):
+        if not future.cancelled() and future.exception() is None:
             checkpointer.copied(future.result())
         raise

@@ -31,6 +31,7 @@ from google.protobuf.internal.decoder import _DecodeVarint as decoded_varint  # 
 from google.protobuf.message import DecodeError, Message
 
 from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
 from tickwheel.node.server.bounds import FIELDS_MAX, TooManyFieldsError, check_fields, elements_max, headers_in
@@ -48,9 +49,8 @@ KINDS = (UNDECODABLE, TOO_LARGE, UNKNOWN_CONTENT, UNKNOWN_METHOD)
 """Label values of the metric `refused_calls`."""
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
-Answer = Callable[[Message | Failure], None]
 """Takes the response or the Failure of a call; what comes after the first is ignored."""
-DirectBehaviour = Callable[[Any, Context, Answer], None]
+DirectBehaviour = Callable[[Any, Context, Reply[Message]], None]
 
 log = logger("door")
 
@@ -405,27 +405,25 @@ class Door:
         read, limiter = self._reader(kind, bytes_max), self._limiter
 
         def begin(data: bytes, context: Context) -> None:
-            def answer(outcome: Message | Failure) -> None:
-                if isinstance(outcome, Failure):
-                    refuse_call(context, outcome)
-                else:
-                    context.answer(serialize(outcome))
+            def answer(response: Message) -> None:
+                context.answer(serialize(response))
 
+            fail = partial(refuse_call, context)
             try:
                 if limiter is not None:
                     context.ended = partial(limiter.end, limiter.begin(context))
                 request = read(data)
                 if type(request) is _Refused:
                     self._note_refused(method, request)
-                    answer(request.failure)
+                    fail(request.failure)
                 else:
-                    behave(request, context, answer)
+                    behave(request, context, Reply(answer, fail))
             except RequestError as error:
-                answer(error.failure)
+                fail(error.failure)
             except Exception as error:
                 if self._fault is None:
                     raise
-                answer(self._fault(error))
+                fail(self._fault(error))
 
         return DirectHandler(begin)
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.watch.disk_use import disk_use
-from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.access import Permission
 from tickwheel.node.server.callers import Caller
@@ -105,8 +105,8 @@ class AwaitedEndpoint(Endpoint):
 class DirectEndpoint(Endpoint):
     """A method whose calls need no task. It is not audited."""
 
-    begin: Callable[[Node, Any, Caller, Callable[[Message | Failure], None]], None]
-    """Gets the request and a callback for the response or a Failure, called once. May raise RequestError instead."""
+    begin: Callable[[Node, Any, Caller, Reply[Any]], None]
+    """Gets the request, and what takes the response. May raise RequestError instead."""
 
 
 def direct(
@@ -114,7 +114,7 @@ def direct(
     response: type[A],
     right: Right,
     needs: Needs,
-    handler: Callable[[Node, Q, Caller, Callable[[A | Failure], None]], None],
+    handler: Callable[[Node, Q, Caller, Reply[A]], None],
 ) -> DirectEndpoint:
     """A row whose handler begins a call and ends it later, and asks for the master itself."""
     assert needs is not MASTER, request
@@ -341,14 +341,10 @@ SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
             consumer_pb2.SettleReceipt,
             Right(settling),
             MASTER_EACH,
-            lambda node, request, caller: node.calls.ask(lambda core, done: core.parts.consumers.settle(request, done)),
+            lambda node, request, caller: node.calls.ask(partial(handlers.settle, request)),
         ),
-        "Extend": by_loop(
-            consumer_pb2.ExtendBatch,
-            consumer_pb2.ExtendReceipt,
-            Right(settling),
-            MASTER_EACH,
-            lambda node, request, caller: node.calls.ask(lambda core, done: core.parts.consumers.extend(request, done)),
+        "Extend": by_core(
+            consumer_pb2.ExtendBatch, consumer_pb2.ExtendReceipt, Right(settling), MASTER_EACH, handlers.extend
         ),
     },
     "tickwheel.v1.Admin": {

@@ -45,9 +45,10 @@ class Gate:
 
     def admit(self, method: str, right: Right, request: Any, context: Context) -> Caller:
         """The caller. Raises RequestError if it is unknown, lacks the right, or has too many connections."""
-        found = self._callers.of(context, right.needed)
-        if isinstance(found, Failure):
-            raise self._refused(method, right, "", "none", request, context, found)
+        try:
+            found = self._callers.of(context, right.needed)
+        except RequestError as error:
+            raise self._refused(method, right, "", "none", request, context, error.failure) from None
         if not found.free:
             refusal = right.check(found, request if isinstance(request, Message) else None, self._state())
             if refusal is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +19,7 @@ from tickwheel.node.config.fields import parse_address
 from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
-from tickwheel.node.core.promise import answer_of
+from tickwheel.node.core.promise import Reply, answer_of
 from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.core.schedule.deleting import finished
 from tickwheel.node.core.schedule.intake import (
@@ -54,6 +54,7 @@ from tickwheel.proto import (
     admin_pb2,
     bulk_pb2,
     common_pb2,
+    consumer_pb2,
     scheduler_pb2,
     schedules_pb2,
     snapshot_pb2,
@@ -128,7 +129,7 @@ def schedule(
     node: Node,
     request: scheduler_pb2.ScheduleRequest,
     caller: Caller,
-    answer: Callable[[scheduler_pb2.ScheduleReceipt | Failure], None],
+    reply: Reply[scheduler_pb2.ScheduleReceipt],
 ) -> None:
     """A function with callbacks: this is called for each message."""
     core = node.core
@@ -138,12 +139,12 @@ def schedule(
         message_id = message_id_of(number, wheel_group)
         receipt = scheduler_pb2.ScheduleReceipt(id=message_id, due_ms=due_ms, delay_level=level, delay_ms=delay_ms)
         receipt.key_outcome = key_outcome  # type: ignore[assignment]
-        answer(receipt)
+        reply.done(receipt)
 
     row = row_of(request, core.state.settings)
     if row is not None:
-        mine, client, whom = row, caller.name or request.client_name, RowCaller(placed, answer, caller.connection)
-        node.calls.begin(lambda core, _: core.parts.requests.schedule_row(mine, client, caller.actor, whom), answer)
+        mine, client, whom = row, caller.name or request.client_name, RowCaller(placed, reply.fail, caller.connection)
+        node.calls.begin(lambda core, _: core.parts.requests.schedule_row(mine, client, caller.actor, whom), reply)
         return
     try:
         batch = from_message(request, core.state.settings)
@@ -153,21 +154,19 @@ def schedule(
     refuse(may_replace(batch, caller))
     state_caller(batch, caller, request.producer_owner)
 
-    def done(outcome: BatchOutcome | Failure) -> None:
-        if isinstance(outcome, Failure):
-            answer(outcome)
-            return
+    def done(outcome: BatchOutcome) -> None:
         key_outcome = KEY_FREE if outcome.keys is None else int(outcome.keys[0])
         if key_outcome == KEY_REFUSED:
             taken = _key_taken(batch, outcome, wheel_group)
-            answer(core.parts.senders.told(Sender(request.producer_id, request.sequence), taken))
+            reply.fail(core.parts.senders.told(Sender(request.producer_id, request.sequence), taken))
             return
         level = delay_ms = 0
         if outcome.levels is not None:
             level, delay_ms = int(outcome.levels.levels[0]), int(outcome.levels.delays_ms[0])
         placed(int(outcome.ids[0]), int(outcome.due_ms[0]), level, delay_ms, key_outcome)
 
-    node.calls.begin(lambda core, done: core.parts.requests.schedule(batch, done), done)
+    placing = Reply(done, reply.fail)
+    node.calls.begin(lambda core, reply: core.parts.requests.schedule(batch, reply), placing)
 
 
 async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:
@@ -179,7 +178,7 @@ async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller
         raise RequestError(told) from None
     refuse(caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller))
     state_caller(batch, caller, request.producer_owner)
-    outcome: BatchOutcome = await node.calls.ask(lambda core, done: core.parts.requests.schedule(batch, done))
+    outcome: BatchOutcome = await node.calls.ask(lambda core, reply: core.parts.requests.schedule(batch, reply))
     return receipt_of(batch, outcome)
 
 
@@ -254,16 +253,14 @@ async def cancel_many(
     _check_rows("ids", len(request.ids))
     may = permitted(caller, RIGHT_CANCEL)
 
-    async def one(message_id: common_pb2.MessageId) -> scheduler_pb2.CancelOutcome.ValueType:
-        return await core.parts.requests.cancel(id_of(message_id, core.identity.wheel_group), may)
+    async def one(message_id: common_pb2.MessageId) -> scheduler_pb2.CancelManyResponse.Result:
+        try:
+            outcome = await core.parts.requests.cancel(id_of(message_id, core.identity.wheel_group), may)
+        except RequestError as error:
+            return scheduler_pb2.CancelManyResponse.Result(error=serialized_status(error.failure))
+        return scheduler_pb2.CancelManyResponse.Result(outcome=outcome)
 
-    response = scheduler_pb2.CancelManyResponse()
-    for outcome in await core.serving.each(map(one, request.ids)):
-        if isinstance(outcome, Failure):
-            response.results.add(error=serialized_status(outcome))
-        else:
-            response.results.add(outcome=outcome)
-    return response
+    return scheduler_pb2.CancelManyResponse(results=await core.serving.each(map(one, request.ids)))
 
 
 async def reschedule_many(
@@ -271,13 +268,15 @@ async def reschedule_many(
 ) -> scheduler_pb2.RescheduleManyResponse:
     """Move each message by itself. Their commands wait together, so they share an entry of the log."""
     _check_rows("requests", len(request.requests))
-    response = scheduler_pb2.RescheduleManyResponse()
-    for moved in await core.serving.each(reschedule(core, row, caller) for row in request.requests):
-        if isinstance(moved, Failure):
-            response.results.add(error=serialized_status(moved))
-        else:
-            response.results.add(response=moved)
-    return response
+
+    async def one(row: scheduler_pb2.RescheduleRequest) -> scheduler_pb2.RescheduleManyResponse.Result:
+        try:
+            moved = await reschedule(core, row, caller)
+        except RequestError as error:
+            return scheduler_pb2.RescheduleManyResponse.Result(error=serialized_status(error.failure))
+        return scheduler_pb2.RescheduleManyResponse.Result(response=moved)
+
+    return scheduler_pb2.RescheduleManyResponse(results=await core.serving.each(map(one, request.requests)))
 
 
 async def get(core: NodeCore, request: scheduler_pb2.GetRequest, caller: Caller) -> scheduler_pb2.GetResponse:
@@ -493,13 +492,19 @@ async def delete_group(
     )
 
 
+def settle(request: consumer_pb2.SettleBatch, core: NodeCore, reply: Reply[consumer_pb2.SettleReceipt]) -> None:
+    core.parts.consumers.settle(request, reply)
+
+
+async def extend(core: NodeCore, request: consumer_pb2.ExtendBatch, caller: Caller) -> consumer_pb2.ExtendReceipt:
+    return core.parts.consumers.extend(request)
+
+
 # -- bulk load
 
 
-def bundle_state(held: Held | Failure) -> bulk_pb2.BundleState:
+def bundle_state(held: Held) -> bulk_pb2.BundleState:
     """How much of a bundle the node has."""
-    if isinstance(held, Failure):
-        raise RequestError(held)
     return bulk_pb2.BundleState(name=held.name, bytes=held.bytes, held=held.held)
 
 
@@ -520,7 +525,7 @@ async def send_bundle(node: Node, pieces: AsyncIterator[bulk_pb2.BundleData]) ->
 async def _take_piece(piece: bulk_pb2.BundleData, core: NodeCore) -> Held:
     size = piece.total_bytes
     return await answer_of(
-        lambda done: core.parts.bulk.take(piece.name, size, piece.offset, piece.data, piece.crc32c, done)
+        lambda reply: core.parts.bulk.take(piece.name, size, piece.offset, piece.data, piece.crc32c, reply)
     )
 
 

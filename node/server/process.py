@@ -27,7 +27,7 @@ from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.watch.status import node_metrics, node_vitals
 from tickwheel.node.core.world import NodeIdentity, Ports
-from tickwheel.node.failure import Failure
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import MetricValue, registry_of
 from tickwheel.node.server.certificates import Certificates
@@ -305,8 +305,10 @@ class NodeProcess:
             return refused
 
         async def checkpoint() -> Sequence[BackupFile] | str:
-            files = await files_to_copy(host.core.checkpointer, wake)
-            return files.message if isinstance(files, Failure) else files
+            try:
+                return await files_to_copy(host.core.checkpointer, wake)
+            except RequestError as error:
+                return error.failure.message
 
         service = PeerService(
             (self._config.node.id, self._config.cluster.id),

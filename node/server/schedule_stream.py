@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, KIND_LEVEL, IncomingBatch, Row, from_batch, row_of
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.publisher import ROWS, BatchOutcome
@@ -245,14 +246,14 @@ class ScheduleStreams:
             return
         state_caller(batch, caller, request.producer_owner)
 
-        def done(outcome: BatchOutcome | Failure) -> None:
-            if isinstance(outcome, Failure):
-                receipt = scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(outcome))
-            else:
-                receipt = receipt_of(batch, outcome)
-            line.fill(place, receipt)
+        def done(outcome: BatchOutcome) -> None:
+            line.fill(place, receipt_of(batch, outcome))
 
-        self._calls.begin(lambda core, done: core.parts.requests.schedule(batch, done), done)
+        def fail(failure: Failure) -> None:
+            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure)))
+
+        reply = Reply(done, fail)
+        self._calls.begin(lambda core, reply: core.parts.requests.schedule(batch, reply), reply)
 
     def _take_row(
         self,
@@ -275,4 +276,5 @@ class ScheduleStreams:
             fail(refusal)
             return
         client, whom = caller.name or request.client_name, RowCaller(placed, fail, caller.connection)
-        self._calls.begin(lambda core, _: core.parts.requests.schedule_row(row, client, caller.actor, whom), fail)
+        reply: Reply[None] = Reply(lambda _: None, fail)
+        self._calls.begin(lambda core, _: core.parts.requests.schedule_row(row, client, caller.actor, whom), reply)

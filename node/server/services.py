@@ -9,15 +9,17 @@ from collections import Counter
 from typing import Any
 
 from google.protobuf.descriptor_pool import Default
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import DESCRIPTOR as HEALTH
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tickwheel.node.config.sections import LimitsSection
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.server.bounds import request_bytes_max
 from tickwheel.node.server.connections import ConnectionLimiter
-from tickwheel.node.server.door import Answer, Behaviour, DirectBehaviour, Door
+from tickwheel.node.server.door import Behaviour, DirectBehaviour, Door
 from tickwheel.node.server.endpoints import SERVICES, AwaitedEndpoint, DirectEndpoint
 from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.handlers import Node
@@ -53,8 +55,8 @@ def begun(node: Node, gate: Gate, method: str, endpoint: DirectEndpoint) -> Dire
     """As `served`, for an endpoint whose calls need no task."""
     right, begin = endpoint.right, endpoint.begin
 
-    def behave(request: Any, context: Context, answer: Answer) -> None:
-        begin(node, request, gate.admit(method, right, request, context), answer)
+    def behave(request: Any, context: Context, reply: Reply[Message]) -> None:
+        begin(node, request, gate.admit(method, right, request, context), reply)
 
     return behave
 

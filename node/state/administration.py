@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state import filtering
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import DeadLetters
@@ -54,6 +54,12 @@ class Administration:
 
     def apply(self, command: AdminCommand, stamped_ms: int) -> AdminResult:
         """Carry out one command; `stamped_ms`: when it was proposed."""
+        try:
+            return self._carry_out(command, stamped_ms)
+        except RequestError as error:  # what a command asks for is checked before anything changes
+            return AdminResult(failure=error.failure)
+
+    def _carry_out(self, command: AdminCommand, stamped_ms: int) -> AdminResult:
         kind = command.WhichOneof("body")
         if kind == "create_cluster":
             return self._create_cluster(command.create_cluster)
@@ -96,8 +102,6 @@ class Administration:
         if not command.cluster_id:
             return AdminResult(failure=invalid("cluster_id", "", "not empty").failure)
         settings = changed(Settings(), command.settings, creating=True)
-        if isinstance(settings, Failure):
-            return AdminResult(failure=settings)
         if self._slot_ms is not None and self._slot_ms != settings.slot_ms:
             raise ImpossibleStateError(
                 f"the cluster has slot_ms {settings.slot_ms}, this node was started with {self._slot_ms}: "
@@ -118,8 +122,6 @@ class Administration:
     def _change_settings(self, update: admin_pb2.Settings, stamped_ms: int) -> AdminResult:
         state = self._state
         settings = changed(state.settings, update)
-        if isinstance(settings, Failure):
-            return AdminResult(failure=settings)
         if settings.rights and not state.settings.rights and next(state.access.administrators(), None) is None:
             text = "rights: nobody could administer the cluster; create a user with the role administrator first"
             return _refuse(pb.WRONG_STATE, text, field="rights", value="true")
@@ -197,15 +199,10 @@ class Administration:
         if group is not None and group.broadcasting != request.broadcasting:
             text = f"group {request.name} exists as another kind"
             return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
-        differs = filtering.filter_refusal(group, request.filter) if group is not None else None
-        if differs is not None:
-            return AdminResult(failure=differs)
+        if group is not None:
+            filtering.check_stated(group, request.filter)
         expression = filtering.checked_filter(request.filter)
-        if isinstance(expression, Failure):
-            return AdminResult(failure=expression)
         retry = policy_of(request.retry, settings.delay_ms_max)
-        if isinstance(retry, Failure):
-            return AdminResult(failure=retry)
         if group is not None and request.HasField("retry") and group.retry != retry:
             text = f"group {request.name} exists with another retry policy: update it"
             return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
@@ -307,8 +304,8 @@ class Administration:
         group = self._state.groups.named(request.name)
         if group is None:
             return _unknown("group", request.name)
-        failure = filtering.set_filter(group, request.filter)
-        return AdminResult(failure=failure) if failure is not None else AdminResult(group=self.describe(group))
+        filtering.set_filter(group, request.filter)
+        return AdminResult(group=self.describe(group))
 
     def describe(self, group: Group) -> admin_pb2.Group:
         """A group as operators see it."""
@@ -320,8 +317,6 @@ class Administration:
         if group is None:
             return _unknown("group", request.name)
         retry = policy_of(request.retry, self._state.settings.delay_ms_max)
-        if isinstance(retry, Failure):
-            return AdminResult(failure=retry)
         group.retry = retry
         return AdminResult(group=self.describe(group))
 
@@ -401,8 +396,6 @@ class Administration:
     def _change_members(self, command: AdminCommand) -> AdminResult:
         state = self._state
         made = after(command, state.members, state.removed_ids)
-        if isinstance(made, Failure):
-            return AdminResult(failure=made)
         state.members = dict(made.members)
         if made.removed_id:
             state.removed_ids.add(made.removed_id)

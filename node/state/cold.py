@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MARKED, MOVED, NEVER_MS, ColdMarks, Mark, MarkRows
 from tickwheel.node.state.cold_parts import (
     CHUNK,
@@ -125,19 +125,20 @@ class ColdTier:
 
     # -- commands
 
-    def apply(self, command: cold_pb2.ColdCommand) -> cold_pb2.ColdJob | ColdResult | Failure:
-        """Register a job, or mark a message."""
+    def apply(self, command: cold_pb2.ColdCommand) -> cold_pb2.ColdJob | ColdResult:
+        """Register a job, or mark a message. Raises RequestError."""
         kind = command.WhichOneof("body")
         if kind == "register":
             return self.parts.register(command.register)
         if kind == "mark":
             return self._mark(command.mark)
-        return Failure(pb.WRONG_STATE, f"cold command {kind or 'without a body'} is not known to this version")
+        text = f"cold command {kind or 'without a body'} is not known to this version"
+        raise RequestError(Failure(pb.WRONG_STATE, text))
 
-    def _mark(self, command: cold_pb2.ColdMark) -> ColdResult | Failure:
+    def _mark(self, command: cold_pb2.ColdMark) -> ColdResult:
         moves = command.HasField("due_ms")
         if moves and not 0 <= command.due_ms <= DUE_MS_MAX:
-            return invalid("due_ms", command.due_ms, f"0 to {DUE_MS_MAX}").failure
+            raise invalid("due_ms", command.due_ms, f"0 to {DUE_MS_MAX}")
         place = self.place(command.id) if is_cold(command.id) else None
         if place is None or place.kind == LOADED:
             return ColdResult(place)
@@ -145,7 +146,7 @@ class ColdTier:
             return ColdResult(place, refused=moves)
         part_number, row = place_of(command.id)
         if not place.kind and len(self.marks) >= self._marks_max:
-            return limit_reached("cold_marks", self._marks_max, 60_000)
+            raise RequestError(limit_reached("cold_marks", self._marks_max, 60_000))
         if moves:
             mark: Mark | None = Mark(MOVED, command.due_ms)
         else:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.proto import cold_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -117,23 +117,21 @@ class ColdParts:
 
     # -- changed by apply
 
-    def register(self, request: cold_pb2.RegisterColdRequest) -> cold_pb2.ColdJob | Failure:
-        """Give numbers to the parts of a job; a repeat gets the same numbers."""
-        failure = problem_of(request)
-        if failure is not None:
-            return failure
+    def register(self, request: cold_pb2.RegisterColdRequest) -> cold_pb2.ColdJob:
+        """Give numbers to the parts of a job; a repeat gets the same numbers. Raises RequestError."""
+        refuse(problem_of(request))
         known = self._jobs.get(request.job_id)
         if known is not None:
             if known.sha256 == request.sha256:
                 return known.message(repeated=True)
             text = f"job_id: {request.job_id}: it has brought something else; name this job otherwise"
-            return Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": request.job_id})
+            raise RequestError(Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": request.job_id}))
         columns = request.parts
         count = len(columns.rows) // 4
         if len(self._parts) + count > PARTS_MAX:
-            return limit_reached("cold_parts", PARTS_MAX, 60_000)
+            raise RequestError(limit_reached("cold_parts", PARTS_MAX, 60_000))
         if not self._room_for_a_job():
-            return limit_reached("cold_jobs", JOBS_MAX, 60_000)
+            raise RequestError(limit_reached("cold_jobs", JOBS_MAX, 60_000))
         job = Job(request.job_id, request.sha256, self.last + 1, count)
         self._jobs[job.job_id] = job
         values = zip(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.state.groups import Group
 from tickwheel.node.state.results import FilteredResult
 from tickwheel.node.state.subscription import Subscription
@@ -30,10 +30,12 @@ from tickwheel.wheel.units import Units
 RUNS = "<u4"
 
 
-def checked_filter(expression: str) -> str | Failure:
-    """The normalised expression, or the refusal of an invalid one."""
+def checked_filter(expression: str) -> str:
+    """The normalised expression. Raises RequestError for an invalid one."""
     found = normalised(expression)
-    return invalid("filter", expression, FILTER_RULE).failure if found is None else found
+    if found is None:
+        raise invalid("filter", expression, FILTER_RULE)
+    return found
 
 
 def filter_differs(name: str, asked: str, kept: str) -> Failure:
@@ -43,28 +45,21 @@ def filter_differs(name: str, asked: str, kept: str) -> Failure:
     return Failure(pb.FILTER_DIFFERS, text, {"field": "filter", "value": shown(asked), "limit": shown(kept)})
 
 
-def filter_refusal(group: Group, asked: str) -> Failure | None:
-    """The refusal if a stated filter differs from the group's; None: it agrees, or is empty (none was stated)."""
-    if not asked:
-        return None
-    expression = checked_filter(asked)
-    if isinstance(expression, Failure):
-        return expression
-    return None if expression == group.filter else filter_differs(group.name, expression, group.filter)
+def check_stated(group: Group, asked: str) -> None:
+    """Raise RequestError if a stated filter differs from the group's. Empty: none was stated."""
+    if asked and (expression := checked_filter(asked)) != group.filter:
+        raise RequestError(filter_differs(group.name, expression, group.filter))
 
 
-def set_filter(group: Group, asked: str) -> Failure | None:
+def set_filter(group: Group, asked: str) -> None:
     """Set the filter. All unsettled messages from the floors on meet the new filter; messages skipped before stay
-    skipped."""
+    skipped. Raises RequestError for an invalid one."""
     expression = checked_filter(asked)
-    if isinstance(expression, Failure):
-        return expression
     if expression != group.filter:
         group.filter = expression
         for subscription in group.subscriptions.values():
             subscription.forget_how()
             begin(group, subscription)
-    return None
 
 
 def begin(group: Group, subscription: Subscription) -> None:

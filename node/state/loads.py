@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.node.state.ports import WheelPort
@@ -114,26 +114,21 @@ class Ingesting:
         self._topics = topics
         self._loads = loads
 
-    def apply(self, ingest: Ingest, stamped_ms: int, slot_ms: int, *, alone: bool) -> IngestResult | Failure:
-        """Take a bundle over unless that was done before. `alone`: the command is alone in its entry."""
+    def apply(self, ingest: Ingest, stamped_ms: int, slot_ms: int, *, alone: bool) -> IngestResult:
+        """Take a bundle over unless that was done before. `alone`: the command is alone in its entry.
+        Raises RequestError."""
         if not alone:
             # Further commands of the entry would meet a wheel that has not read the bundle's due units yet.
-            return Failure(pb.WRONG_STATE, "a bundle is taken over in an entry of the log of its own")
-        failure = problem_of(ingest, slot_ms)
-        if failure is not None:
-            return failure
+            raise RequestError(Failure(pb.WRONG_STATE, "a bundle is taken over in an entry of the log of its own"))
+        refuse(problem_of(ingest, slot_ms))
         if ingest.HasField("cold"):
             return self._cold_apply(ingest, stamped_ms)
         known = self._loads.get(ingest.job_id)
-        failure = self._order(ingest, known)
-        if failure is not None:
-            return failure
+        refuse(self._order(ingest, known))
         if known is not None and ingest.sequence <= known.taken:
             self._loads.used(known)
             return IngestResult(known.message())
-        failure = self._room(ingest)
-        if failure is not None:
-            return failure
+        refuse(self._room(ingest))
         layout = layout_of(ingest)
         load = known or Load(ingest.job_id, ingest.load_sha256, ingest.bundles)
         ingested = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
@@ -142,18 +137,14 @@ class Ingesting:
         self._loads.used(load)
         return IngestResult(load.message(), layout.units, ingested)
 
-    def _cold_apply(self, ingest: Ingest, stamped_ms: int) -> IngestResult | Failure:
+    def _cold_apply(self, ingest: Ingest, stamped_ms: int) -> IngestResult:
         """Take over a bundle of the cold tier, which remembers for ever what was loaded and withholds cancelled and
         moved messages."""
-        failure = self._cold.problem_of(ingest.cold, ingest.units)
-        if failure is not None:
-            return failure
+        refuse(self._cold.problem_of(ingest.cold, ingest.units))
         load = Load(ingest.job_id, ingest.load_sha256, ingest.bundles, ingest.sequence)
         if not self._cold.wants(ingest.cold):
             return IngestResult(load.message())
-        failure = self._room(ingest)
-        if failure is not None:
-            return failure
+        refuse(self._room(ingest))
         layout = layout_of(ingest)
         ingested = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
         withheld = self._cold.took(ingest.cold, ingested, stamped_ms, self._wheel)

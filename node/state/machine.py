@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.burial import Burial
@@ -209,8 +209,7 @@ class StateMachine(StateView):
         if kind == "lead":
             return self._lead(command.lead)
         if kind == "cold":
-            marked = state.cold.apply(command.cold)
-            return Refused(marked) if isinstance(marked, Failure) else marked
+            return self._cold(command.cold)
         if kind == "sweep":
             return self._sweep(command.sweep, entry.stamped_ms)
         if kind == "schedule":
@@ -269,8 +268,16 @@ class StateMachine(StateView):
 
     def _ingest(self, ingest: Ingest, entry: LogEntry) -> IngestResult | Refused:
         alone = len(entry.commands) == 1
-        result = self._ingesting.apply(ingest, entry.stamped_ms, self._state.settings.slot_ms, alone=alone)
-        return Refused(result) if isinstance(result, Failure) else result
+        try:
+            return self._ingesting.apply(ingest, entry.stamped_ms, self._state.settings.slot_ms, alone=alone)
+        except RequestError as error:
+            return Refused(error.failure)
+
+    def _cold(self, command: cold_pb2.ColdCommand) -> cold_pb2.ColdJob | ColdResult | Refused:
+        try:
+            return self._state.cold.apply(command)
+        except RequestError as error:
+            return Refused(error.failure)
 
     def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
         budget, late = Budget(), self._late.search(self.wheel.cursor)
@@ -324,9 +331,10 @@ class StateMachine(StateView):
         if not cancel.HasField("request"):
             return self._cancel(cancel)
         sender, producers = sender_of(cancel.request), self._state.producers
-        found = judge(producers, sender, 1)
-        if isinstance(found, Failure):
-            return CancelResult(scheduler.CANCEL_OUTCOME_UNSPECIFIED, failure=found)
+        try:
+            found = judge(producers, sender, 1)
+        except RequestError as error:
+            return CancelResult(scheduler.CANCEL_OUTCOME_UNSPECIFIED, failure=error.failure)
         if found is not None:
             producers.touch(sender.producer_id, stamped_ms)
             return CancelResult(scheduler.CANCELLED, int(found.ids[0]), None, True, True)
@@ -359,9 +367,10 @@ class StateMachine(StateView):
         if not command.HasField("request"):
             return self._reschedule(command, stamped_ms)
         sender, producers = sender_of(command.request), self._state.producers
-        found = judge(producers, sender, 1)
-        if isinstance(found, Failure):
-            return RescheduleResult(scheduler.RESCHEDULE_OUTCOME_UNSPECIFIED, failure=found)
+        try:
+            found = judge(producers, sender, 1)
+        except RequestError as error:
+            return RescheduleResult(scheduler.RESCHEDULE_OUTCOME_UNSPECIFIED, failure=error.failure)
         if found is not None:
             producers.touch(sender.producer_id, stamped_ms)
             return RescheduleResult(scheduler.RESCHEDULED, int(found.ids[0]), int(found.due_ms[0]), None, True, True)

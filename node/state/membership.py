@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.names import check_node_id
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -53,8 +53,8 @@ def message_of(member: Member) -> admin_pb2.Member:
     )
 
 
-def after(command: AdminCommand, members: Mapping[str, Member], removed_ids: Collection[str]) -> Members | Failure:
-    """The members after a command of KINDS, or its refusal."""
+def after(command: AdminCommand, members: Mapping[str, Member], removed_ids: Collection[str]) -> Members:
+    """The members after a command of KINDS. Raises RequestError: the command is refused."""
     kind = command.WhichOneof("body")
     if kind == "add_member":
         return _added(member_of(command.add_member), members, removed_ids)
@@ -64,23 +64,23 @@ def after(command: AdminCommand, members: Mapping[str, Member], removed_ids: Col
     return _promoted(command.promote_member.node_id, members)
 
 
-def _refuse(reason: pb.ErrorReason.ValueType, text: str, **metadata: str) -> Failure:
-    return Failure(reason, text, metadata)
+def _refuse(reason: pb.ErrorReason.ValueType, text: str, **metadata: str) -> RequestError:
+    return RequestError(Failure(reason, text, metadata))
 
 
-def _unknown(node_id: str) -> Failure:
+def _unknown(node_id: str) -> RequestError:
     return _refuse(pb.UNKNOWN_NAME, f"member {node_id} does not exist", field="node_id", value=node_id)
 
 
-def _added(member: Member, members: Mapping[str, Member], removed_ids: Collection[str]) -> Members | Failure:
+def _added(member: Member, members: Mapping[str, Member], removed_ids: Collection[str]) -> Members:
     """Add a member, or record the disk of a known one."""
     node_id = member.node_id
     problem = check_node_id(node_id)
     if problem:
-        return _invalid("node_id", node_id, problem)
+        raise invalid("node_id", node_id, problem)
     if node_id in removed_ids:
         text = f"member {node_id} was removed; a node that comes back takes a new id"
-        return _refuse(pb.WRONG_STATE, text, field="node_id", value=node_id)
+        raise _refuse(pb.WRONG_STATE, text, field="node_id", value=node_id)
     found = members.get(node_id)
     places = (member.peer_address, member.client_address)
     if found is not None and found.disk_uuid and member.disk_uuid not in ("", found.disk_uuid):
@@ -88,37 +88,33 @@ def _added(member: Member, members: Mapping[str, Member], removed_ids: Collectio
             f"member {node_id} has another disk: it has forgotten votes and entries; "
             "remove it and add the node under a new id"
         )
-        return _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
+        raise _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
     if found is not None and (found.peer_address, found.client_address) != places:
         text = f"member {node_id} exists with other addresses"
-        return _refuse(pb.NAME_TAKEN, text, field="node_id", value=node_id)
+        raise _refuse(pb.NAME_TAKEN, text, field="node_id", value=node_id)
     for other in members.values():
         if other.node_id != node_id and member.disk_uuid and other.disk_uuid == member.disk_uuid:
             text = f"this disk belongs to member {other.node_id}"
-            return _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
+            raise _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
     if found is not None:
         return Members({**members, node_id: replace(found, disk_uuid=member.disk_uuid or found.disk_uuid)})
     if len(members) >= MEMBERS_MAX:
-        return limit_reached("members", MEMBERS_MAX)
+        raise RequestError(limit_reached("members", MEMBERS_MAX))
     return Members({**members, node_id: replace(member, learner=True)})
 
 
-def _removed(node_id: str, members: Mapping[str, Member]) -> Members | Failure:
+def _removed(node_id: str, members: Mapping[str, Member]) -> Members:
     if node_id not in members:
-        return _unknown(node_id)
+        raise _unknown(node_id)
     left = Members({other: member for other, member in members.items() if other != node_id}, node_id)
     if not left.voters:
         text = "the last member that counts cannot be removed"
-        return _refuse(pb.WRONG_STATE, text, field="node_id", value=node_id)
+        raise _refuse(pb.WRONG_STATE, text, field="node_id", value=node_id)
     return left
 
 
-def _promoted(node_id: str, members: Mapping[str, Member]) -> Members | Failure:
+def _promoted(node_id: str, members: Mapping[str, Member]) -> Members:
     found = members.get(node_id)
     if found is None:
-        return _unknown(node_id)
+        raise _unknown(node_id)
     return Members({**members, node_id: replace(found, learner=False)})
-
-
-def _invalid(field: str, value: str, limit: str) -> Failure:
-    return invalid(field, value, limit).failure

@@ -28,7 +28,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.state.producer_shares import Shares, share_of
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2 as pb
@@ -129,26 +129,26 @@ class Producers:
         """A producer's remembered sequences; None: it is not known (any more)."""
         return self._spans.get(producer_id)
 
-    def repeated(self, sender: Sender, count: int) -> Batch | Failure | None:
-        """The remembered batch that a request of `count` messages repeats; a Failure if it must be refused although its
-        sequence may be the next; None: its sequence was never accepted, as far as is known."""
+    def repeated(self, sender: Sender, count: int) -> Batch | None:
+        """The remembered batch that a request of `count` messages repeats; None: its sequence was never accepted, as
+        far as is known. Raises RequestError: it must be refused although its sequence may be the next."""
         span = self._spans.get(sender.producer_id)
         if span is None:
             return None
         if sender.owner and span.owner and sender.owner != span.owner:
-            return owner_differs(sender)
+            raise RequestError(owner_differs(sender))
         sequence = sender.sequence
         if sequence > span.last:
             return None
         if sequence < span.first:
             text = f"sequence {sequence} of producer {sender.producer_id} was accepted, its ids are no longer kept"
             facts = {"field": "sequence", "value": str(sequence), "expected": str(span.last + 1)}
-            return Failure(pb.SEQUENCE_FORGOTTEN, text, facts)
+            raise RequestError(Failure(pb.SEQUENCE_FORGOTTEN, text, facts))
         batch = self._batches[sender.producer_id, sequence]
         if sender.checksum is not None and batch.checksum is not None and sender.checksum != batch.checksum:
-            return content_differs(sender)
+            raise RequestError(content_differs(sender))
         if len(batch.ids) != count:
-            return other_count(sender, count, len(batch.ids))
+            raise RequestError(other_count(sender, count, len(batch.ids)))
         return batch
 
     def touch(self, producer_id: str, at_ms: int) -> None:

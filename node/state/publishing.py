@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.state.key_holders import KeyHolders
 from tickwheel.node.state.keyed_append import KeyedAppend, Keys
 from tickwheel.node.state.names import check_producer_id
@@ -47,14 +47,6 @@ DUE_MS_MAX = (1 << 32) * 3_600_000 - 1
 """An id has 32 bits for the hour."""
 
 
-class _MalformedError(Exception):
-    """The columns do not fit each other; carries the Failure. Stays in this module."""
-
-    def __init__(self, name: str, value: object, limit: str) -> None:
-        super().__init__(name)
-        self.failure = invalid(name, value, limit).failure
-
-
 @dataclass(slots=True)
 class _Columns:
     """Columns of n units, in the order of their due times."""
@@ -68,7 +60,7 @@ class _Columns:
 def _column(data: bytes, name: str, dtype: str, count: int) -> NDArray[np.int64]:
     width = np.dtype(dtype).itemsize
     if len(data) != width * count:
-        raise _MalformedError(name, f"{len(data)} bytes", f"{count} elements of {width} bytes")
+        raise invalid(name, f"{len(data)} bytes", f"{count} elements of {width} bytes")
     return np.frombuffer(data, dtype)
 
 
@@ -82,9 +74,9 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
     rows = _column(publish.rows, "rows", "<u4", count).view(np.uint32) if publish.rows else None
     if count:
         if not (due[1:] >= due[:-1]).all() or int(due[-1]) > DUE_MS_MAX:
-            raise _MalformedError("due_ms", int(due[-1]), f"rising, at most {DUE_MS_MAX}")
+            raise invalid("due_ms", int(due[-1]), f"rising, at most {DUE_MS_MAX}")
         if int(sizes.sum(dtype=np.int64)) != len(publish.records):
-            raise _MalformedError("records", f"{len(publish.records)} bytes", "the sum of sizes")
+            raise invalid("records", f"{len(publish.records)} bytes", "the sum of sizes")
         units["due_requested_ms"] = due
         units["scheduled_ms"] = stamped_ms
         units["size"] = sizes
@@ -92,7 +84,7 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
         if publish.meta_sizes:
             meta_sizes = _column(publish.meta_sizes, "meta_sizes", "<u4", count)
             if int(meta_sizes.max()) > META_BYTES_MAX or (meta_sizes > sizes).any():
-                raise _MalformedError("meta_sizes", int(meta_sizes.max()), f"at most {META_BYTES_MAX} and the size")
+                raise invalid("meta_sizes", int(meta_sizes.max()), f"at most {META_BYTES_MAX} and the size")
             units["meta_size"] = meta_sizes
         if publish.tag_hashes:
             units["tag_hash"] = _column(publish.tag_hashes, "tag_hashes", "<u4", count)
@@ -106,7 +98,7 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
             seen = np.zeros(count, np.bool_)
             seen[rows[rows < count]] = True
             if not seen.all():
-                raise _MalformedError("rows", "", "each row once")
+                raise invalid("rows", "", "each row once")
     return _Columns(units, rows, publish.records, _read_keys(publish, count))
 
 
@@ -115,16 +107,13 @@ def _read_keys(publish: Publish, count: int) -> Keys | None:
         return None
     if len(publish.unique_keys) != DIGEST_BYTES * count or len(publish.key_rules) != count:
         sizes = f"{len(publish.unique_keys)} bytes and {len(publish.key_rules)} rules"
-        raise _MalformedError("unique_keys", sizes, f"{count} elements of {DIGEST_BYTES} bytes, and a rule of each")
+        raise invalid("unique_keys", sizes, f"{count} elements of {DIGEST_BYTES} bytes, and a rule of each")
     return Keys(np.frombuffer(publish.unique_keys, DIGEST), np.frombuffer(publish.key_rules, np.uint8))
 
 
-def read_units(publish: Publish, stamped_ms: int) -> tuple[Units, bytes] | Failure:
-    """Units and records of a publish that is part of another command; a Failure if its columns do not fit."""
-    try:
-        columns = _read_columns(publish, stamped_ms)
-    except _MalformedError as error:
-        return error.failure
+def read_units(publish: Publish, stamped_ms: int) -> tuple[Units, bytes]:
+    """Units and records of a publish that is part of another command. Raises RequestError: its columns do not fit."""
+    columns = _read_columns(publish, stamped_ms)
     return columns.units, columns.records
 
 
@@ -140,7 +129,7 @@ class Publishing:
         requests = publish.requests
         try:
             columns = _read_columns(publish, stamped_ms)
-        except _MalformedError as error:
+        except RequestError as error:
             return PublishResult([RequestOutcome(failure=error.failure) for _ in requests])
         outcomes = self._decide(requests, self._unknown_topics(columns, requests))
         replaced: list[int] = []
@@ -219,8 +208,10 @@ class Publishing:
     def _sequence(self, sender: Sender, count: int, here: Sender | None) -> RequestOutcome | Batch | None:
         """The refusal or the remembered batch of a request; None: it counts. `here`: the last request of the same
         producer in this command."""
-        found = judge(self._producers, sender, count, here)
-        return _refused(found) if isinstance(found, Failure) else found
+        try:
+            return judge(self._producers, sender, count, here)
+        except RequestError as error:
+            return _refused(error.failure)
 
     def _append(
         self,
@@ -276,14 +267,15 @@ def sender_of(request: PublishRequest) -> Sender:
     return Sender(request.producer_id, request.sequence, checksum, request.owner, request.by_owner)
 
 
-def judge(producers: Producers, sender: Sender, count: int, here: Sender | None = None) -> Batch | Failure | None:
-    """The remembered batch that a request repeats, why it is refused, or None: its sequence is the producer's next.
+def judge(producers: Producers, sender: Sender, count: int, here: Sender | None = None) -> Batch | None:
+    """The remembered batch that a request repeats; None: its sequence is the producer's next. Raises RequestError: it
+    is refused.
 
     `here`: an earlier request of the same producer that counts as accepted already."""
     problem = check_producer_id(sender.producer_id)
     if problem or sender.sequence < 1:
         name, value = ("producer_id", sender.producer_id) if problem else ("sequence", str(sender.sequence))
-        return invalid(name, value, problem or "1 or more").failure
+        raise invalid(name, value, problem or "1 or more")
     found = producers.repeated(sender, count)
     if found is not None:
         return found
@@ -296,10 +288,10 @@ def judge(producers: Producers, sender: Sender, count: int, here: Sender | None 
     facts = {"field": "sequence", "value": str(sender.sequence), "expected": str(last + 1)}
     if sender.sequence > last + 1:
         text = f"sequence {sender.sequence} of producer {sender.producer_id}: expected {last + 1}"
-        return Failure(pb.SEQUENCE_GAP, text, facts)
+        raise RequestError(Failure(pb.SEQUENCE_GAP, text, facts))
     # The sequence lies below the first one that this command brings of a producer that was unknown.
     text = f"sequence {sender.sequence} of producer {sender.producer_id} was accepted, its ids are no longer kept"
-    return Failure(pb.SEQUENCE_FORGOTTEN, text, facts)
+    raise RequestError(Failure(pb.SEQUENCE_FORGOTTEN, text, facts))
 
 
 def _differs(request: PublishRequest, first: PublishRequest) -> Failure | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.failure import invalid
 from tickwheel.proto import admin_pb2
 
 FIRST_LEVEL = 3
@@ -61,19 +61,19 @@ class RetryPolicy:
         return drawn
 
 
-def policy_of(message: admin_pb2.RetryPolicy, delay_ms_max: int) -> RetryPolicy | Failure:
-    """A requested policy, checked; or its refusal."""
+def policy_of(message: admin_pb2.RetryPolicy, delay_ms_max: int) -> RetryPolicy:
+    """A requested policy, checked. Raises RequestError."""
     if message.attempts_max > ATTEMPTS_MOST:
-        return invalid("retry.attempts_max", message.attempts_max, f"0 to {ATTEMPTS_MOST}").failure
+        raise invalid("retry.attempts_max", message.attempts_max, f"0 to {ATTEMPTS_MOST}")
     if not message.HasField("exponential"):
         return RetryPolicy(attempts_max=message.attempts_max)
     backoff = message.exponential
     if not 1 <= backoff.initial_ms <= delay_ms_max:
-        return invalid("retry.exponential.initial_ms", backoff.initial_ms, f"1 to {delay_ms_max}").failure
+        raise invalid("retry.exponential.initial_ms", backoff.initial_ms, f"1 to {delay_ms_max}")
     if not backoff.initial_ms <= backoff.max_ms <= delay_ms_max:
-        return invalid("retry.exponential.max_ms", backoff.max_ms, f"initial_ms to {delay_ms_max}").failure
+        raise invalid("retry.exponential.max_ms", backoff.max_ms, f"initial_ms to {delay_ms_max}")
     if not 1.0 <= backoff.factor <= FACTOR_MOST:
-        return invalid("retry.exponential.factor", backoff.factor, f"1 to {FACTOR_MOST:g}").failure
+        raise invalid("retry.exponential.factor", backoff.factor, f"1 to {FACTOR_MOST:g}")
     if not 0.0 <= backoff.jitter <= 1.0:
-        return invalid("retry.exponential.jitter", backoff.jitter, "0 to 1").failure
+        raise invalid("retry.exponential.jitter", backoff.jitter, "0 to 1")
     return RetryPolicy(backoff.initial_ms, backoff.factor, backoff.max_ms, backoff.jitter, message.attempts_max)

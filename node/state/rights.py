@@ -334,12 +334,7 @@ class AccessControl:
             return _refuse(pb.NAME_TAKEN, f"{ADMINISTRATOR} is built in and cannot be changed", "name", ADMINISTRATOR)
         if len(wanted.grants) > GRANTS_MAX:
             return AdminResult(invalid("grants", len(wanted.grants), f"at most {GRANTS_MAX}").failure)
-        grants: list[Grant] = []
-        for message in wanted.grants:
-            grant = _grant_of(message)
-            if isinstance(grant, Failure):
-                return AdminResult(grant)
-            grants.append(grant)
+        grants = [_grant_of(message) for message in wanted.grants]
         if wanted.name not in self._roles and len(self._roles) >= ROLES_MAX:
             return AdminResult(limit_reached("roles", ROLES_MAX))
         if rights_on and self._locks(role=wanted.name, grants=tuple(grants)):
@@ -425,23 +420,24 @@ def _role_message(name: str, grants: tuple[Grant, ...]) -> access_pb2.AccessRole
     return access_pb2.AccessRole(name=name, grants=[grant.message() for grant in grants])
 
 
-def _grant_of(message: access_pb2.Grant) -> Grant | Failure:
+def _grant_of(message: access_pb2.Grant) -> Grant:
+    """Raises RequestError."""
     rights = frozenset(message.rights)
     if not rights or not rights <= set(ALL_RIGHTS):
         known = ", ".join(name for name, number in Right.items() if number)
-        return invalid("grants.rights", sorted(rights), f"one or more of {known}").failure
+        raise invalid("grants.rights", sorted(rights), f"one or more of {known}")
     for name, patterns in (("topics", message.topics), ("groups", message.groups)):
         if len(patterns) > PATTERNS_MAX:
-            return invalid(f"grants.{name}", len(patterns), f"at most {PATTERNS_MAX}").failure
+            raise invalid(f"grants.{name}", len(patterns), f"at most {PATTERNS_MAX}")
         for pattern in patterns:
             if not is_name_pattern(pattern):
-                return invalid(f"grants.{name}", pattern, PATTERN_RULE).failure
+                raise invalid(f"grants.{name}", pattern, PATTERN_RULE)
     if not message.topics and not message.groups:
-        return invalid("grants.topics", "none", "a pattern for topics or groups").failure
+        raise invalid("grants.topics", "none", "a pattern for topics or groups")
     if RIGHT_CONSUME in rights and not (message.topics and message.groups):
-        return invalid("grants", "RIGHT_CONSUME", "patterns for topics and for groups").failure
+        raise invalid("grants", "RIGHT_CONSUME", "patterns for topics and for groups")
     if RIGHT_SCHEDULE in rights and not message.topics:
-        return invalid("grants", "RIGHT_SCHEDULE", "patterns for topics").failure
+        raise invalid("grants", "RIGHT_SCHEDULE", "patterns for topics")
     return Grant(rights, tuple(dict.fromkeys(message.topics)), tuple(dict.fromkeys(message.groups)))
 
 

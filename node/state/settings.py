@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.failure import invalid
 from tickwheel.node.state.quotas import RULE as QUOTA_RULE
 from tickwheel.node.state.quotas import normalised_quotas
 from tickwheel.proto import admin_pb2
@@ -174,8 +174,9 @@ def parse_levels(text: str) -> tuple[int, ...] | None:
     return tuple(levels)
 
 
-def changed(settings: Settings, update: admin_pb2.Settings, *, creating: bool = False) -> Settings | Failure:
-    """`settings` with the present fields of `update`; a Failure if one is not allowed. slot_ms only if `creating`."""
+def changed(settings: Settings, update: admin_pb2.Settings, *, creating: bool = False) -> Settings:
+    """`settings` with the present fields of `update`; slot_ms only if `creating`. Raises RequestError: one
+    is not allowed."""
     values: dict[str, object] = {}
     for name in FIELDS:
         if update.HasField(name):  # type: ignore[arg-type]  # the names are those of the message
@@ -183,22 +184,22 @@ def changed(settings: Settings, update: admin_pb2.Settings, *, creating: bool = 
     for name, (least, most) in BOUNDS.items():
         value = values.get(name)
         if value is not None and not least <= int(str(value)) <= most:
-            return invalid(name, value, f"{least} to {most}").failure
+            raise invalid(name, value, f"{least} to {most}")
     levels = values.get("delay_levels")
     if levels is not None:
         if parse_levels(str(levels)) is None:
-            return invalid("delay_levels", levels, f"1 to {LEVELS_MAX} of a number and s, m, h or d").failure
+            raise invalid("delay_levels", levels, f"1 to {LEVELS_MAX} of a number and s, m, h or d")
         values["delay_levels"] = " ".join(str(levels).split())
     for name in ("topic_quotas", "client_quotas", "topic_pending_max"):
         if name in values:
             quotas = normalised_quotas(str(values[name]))
             if quotas is None:
-                return invalid(name, values[name], QUOTA_RULE).failure
+                raise invalid(name, values[name], QUOTA_RULE)
             values[name] = quotas
     slot_ms = values.get("slot_ms")
     if slot_ms is not None:
         if slot_ms not in SLOT_MS_ALLOWED:
-            return invalid("slot_ms", slot_ms, f"one of {', '.join(map(str, SLOT_MS_ALLOWED))}").failure
+            raise invalid("slot_ms", slot_ms, f"one of {', '.join(map(str, SLOT_MS_ALLOWED))}")
         if not creating and slot_ms != settings.slot_ms:
-            return invalid("slot_ms", slot_ms, f"fixed at {settings.slot_ms} when the cluster was created").failure
+            raise invalid("slot_ms", slot_ms, f"fixed at {settings.slot_ms} when the cluster was created")
     return replace(settings, **values)  # type: ignore[arg-type]  # names and types are those of the message

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tickwheel.node.failure import Failure
+from tickwheel.node.failure import RequestError
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdCapture
 from tickwheel.node.state.dead_letters import DeadLetters
@@ -416,12 +416,13 @@ def parts(
             f"the checkpoint has state format {snapshot.format_version}, this version knows {FORMAT_VERSION}: "
             "start the version that wrote it"
         )
-    settings = changed(Settings(), snapshot.settings, creating=True)
+    try:
+        settings = changed(Settings(), snapshot.settings, creating=True)
+    except RequestError as error:
+        raise ImpossibleStateError(f"checkpoint at {snapshot.applied_index}: settings: {error}") from error
     content = read_whole(disk, below + snapshot.windows_path)
-    if not isinstance(settings, Settings) or content is None:
-        raise ImpossibleStateError(
-            f"checkpoint at {snapshot.applied_index}: settings or {snapshot.windows_path} missing"
-        )
+    if content is None:
+        raise ImpossibleStateError(f"checkpoint at {snapshot.applied_index}: {snapshot.windows_path} missing")
     windows = state_pb2.StateWindows.FromString(content)
     unknown = state_problem(snapshot, windows)
     if unknown:
@@ -509,9 +510,10 @@ def _restore_topic(state: ClusterState, message: state_pb2.TopicSnapshot) -> Top
 def _restore_group(
     state: ClusterState, message: state_pb2.GroupSnapshot, values: dict[tuple[int, int], bytes]
 ) -> Group:
-    retry = policy_of(message.retry, BOUNDS["delay_ms_max"][1])
-    if isinstance(retry, Failure):
-        raise ImpossibleStateError(f"group {message.name}: {retry.message}")
+    try:
+        retry = policy_of(message.retry, BOUNDS["delay_ms_max"][1])
+    except RequestError as error:
+        raise ImpossibleStateError(f"group {message.name}: {error}") from error
     group = Group(
         message.group_id,
         message.name,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import read_units
@@ -121,10 +121,10 @@ class Sweeps:
             if action in CANCELLING:
                 outcomes = wheel.cancel_many(ids, due_ms)
             else:
-                successors = read_units(step.moved, stamped_ms)
-                if isinstance(successors, Failure):
-                    return SweepResult(_copy(job), successors)
-                units, records = successors
+                try:
+                    units, records = read_units(step.moved, stamped_ms)
+                except RequestError as error:
+                    return SweepResult(_copy(job), error.failure)
                 if len(units) != count:
                     return SweepResult(_copy(job), invalid("moved", len(units), f"{count} successors").failure)
                 outcomes, new_ids, due = wheel.move_many(ids, due_ms, units, records)

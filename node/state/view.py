@@ -11,14 +11,13 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.digest import digest, digest_in_turns
-from tickwheel.node.state.filtering import filter_refusal
+from tickwheel.node.state.filtering import check_stated
 from tickwheel.node.state.loads import Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
@@ -102,7 +101,7 @@ class StateView:
         """Rows staged by bulk writers."""
         return self._state.staging
 
-    def repeated(self, sender: Sender, count: int) -> Batch | Failure | None:
+    def repeated(self, sender: Sender, count: int) -> Batch | None:
         """As `Producers.repeated`."""
         return self._state.producers.repeated(sender, count)
 
@@ -151,8 +150,8 @@ class StateView:
         """Number of removed members."""
         return len(self._state.removed_ids)
 
-    def members_after(self, command: AdminCommand) -> Members | Failure:
-        """The members after this command about members, or its refusal."""
+    def members_after(self, command: AdminCommand) -> Members:
+        """The members after this command about members. Raises RequestError: apply would refuse it."""
         return after(command, self._state.members, self._state.removed_ids)
 
     def load(self, job_id: str) -> Load | None:
@@ -252,10 +251,11 @@ class StateView:
         group = self._state.groups.get(group_id)
         return group is not None and group.paused
 
-    def filter_refusal(self, group_id: int, asked: str) -> Failure | None:
-        """The refusal if a filter that a consumer states (empty: none) differs from its group's; None: it agrees."""
+    def check_filter(self, group_id: int, stated: str) -> None:
+        """Raise RequestError if the filter that a consumer states (empty: none) differs from its group's."""
         group = self._state.groups.get(group_id)
-        return None if group is None else filter_refusal(group, asked)
+        if group is not None:
+            check_stated(group, stated)
 
     def group_filter(self, group_id: int) -> str:
         """The group's filter, normalised; empty: everything."""

@@ -23,7 +23,7 @@ from tickwheel.node.core.bulk.cold import ColdRequests
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.metrics import MetricValue
@@ -62,11 +62,17 @@ class _TakeOver:
     decided: bool = False
     """`ready` is kept, also by a failure."""
 
-    def decide(self, answer: Layout | Failure) -> None:
-        """Keep `ready`, unless it is kept."""
+    def decide(self, layout: Layout) -> None:
+        """Keep `ready`, unless it is decided."""
         if not self.decided:
             self.decided = True
-            self.ready.keep(answer)
+            self.ready.keep(layout)
+
+    def refuse(self, failure: Failure) -> None:
+        """Refuse `ready`, unless it is decided."""
+        if not self.decided:
+            self.decided = True
+            self.ready.refuse(failure)
 
     @property
     def until_ms(self) -> int:
@@ -119,24 +125,26 @@ class BulkLoad(Part):
 
     # -- clients
 
-    def offer(self, name: str, total_bytes: int) -> Held | Failure:
+    def offer(self, name: str, total_bytes: int) -> Held:
         """As `BundleStore.offer`. A new bundle is refused while this node's disk is above its high-water mark."""
-        refusal = self._disk_room.own_refusal()
-        if refusal is not None and not self.store.held(name):
-            return self.counts.judged("offer", refusal)
-        return self.counts.judged("offer", self.store.offer(name, total_bytes))
+        with self.counts.counting("offer"):
+            if not self.store.held(name):
+                refuse(self._disk_room.own_refusal())
+            return self.store.offer(name, total_bytes)
 
-    def take(
-        self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, done: Callable[[Held | Failure], None]
-    ) -> None:
+    def take(self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, reply: Reply[Held]) -> None:
         """As `BundleStore.take`. A master checks a whole bundle at once, because a takeover will follow."""
 
-        def taken(answer: Held | Failure) -> None:
-            if isinstance(answer, Held) and answer.held and self._core.leading:
+        def taken(held: Held) -> None:
+            if held.held and self._core.leading:
                 self._check(name)
-            done(answer)
+            reply.done(held)
 
-        answer = self._core.serving.bound(self.counts.judging("piece", taken))
+        def refused(failure: Failure) -> None:
+            self.counts.refused["piece"] += 1
+            reply.fail(failure)
+
+        answer = self._core.serving.bound_reply(Reply(taken, refused))
         self.store.take(name, total_bytes, offset, data, crc32c, answer)
 
     def load(self, job_id: str) -> bulk_pb2.LoadState:
@@ -201,7 +209,7 @@ class BulkLoad(Part):
     def end(self, failure: Failure) -> None:
         """Answer the takeover under way with `failure`."""
         if self._current is not None:
-            self._current.decide(failure)
+            self._current.refuse(failure)
 
     def _check(self, name: str) -> None:
         """Check the whole bundle in a worker, once."""
@@ -221,7 +229,7 @@ class BulkLoad(Part):
                     self._go_on()
             elif isinstance(error, BadBundleError | DiskError):
                 if current is not None:
-                    current.decide(invalid("name", name, f"a whole bundle ({error})").failure)
+                    current.refuse(invalid("name", name, f"a whole bundle ({error})").failure)
             elif error is not None:
                 self._core.fatal(f"bundle {name} could not be checked: {error}", error)
 
@@ -327,22 +335,23 @@ class BulkLoad(Part):
             fetch.asked_until_ms = min(fetch.asked_until_ms, self._core.steady_ms() + AGAIN_MS)
             return
 
-        def taken(answer: Held | Failure) -> None:
-            if self._fetch is not fetch:
-                return
-            if isinstance(answer, Failure):
+        def refused(failure: Failure) -> None:
+            if self._fetch is fetch:
                 fetch.bytes = 0
                 fetch.asked_until_ms = self._core.steady_ms() + PIECE_MS
+
+        def taken(held: Held) -> None:
+            if self._fetch is not fetch:
                 return
-            fetch.bytes = answer.bytes
+            fetch.bytes = held.bytes
             fetch.failed = 0
-            if answer.held:
+            if held.held:
                 self._fetch = None
                 self.counts.fetched += 1
             else:
                 self._ask(fetch)
 
-        self.store.take(piece.name, fetch.total_bytes, piece.offset, piece.data, piece.crc32c, taken)
+        self.store.take(piece.name, fetch.total_bytes, piece.offset, piece.data, piece.crc32c, Reply(taken, refused))
 
     # -- time
 
@@ -366,7 +375,7 @@ class BulkLoad(Part):
             count, voters = 1 + len(current.holders), 1 + len(self._voters())
             text = f"{count} of {voters} members hold bundle {current.request.name}, a majority must; send it to them"
             facts = {"field": "name", "value": str(count), "retry_after_ms": "500"}
-            current.decide(Failure(common_pb2.WRONG_STATE, text, facts))
+            current.refuse(Failure(common_pb2.WRONG_STATE, text, facts))
         self._fetch_lacking(steady_ms)
         self.store.tick(steady_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
 
@@ -383,8 +392,10 @@ class BulkLoad(Part):
             fetch = self._fetch = _Fetch(*lacking)
         elif steady_ms < fetch.asked_until_ms:
             return
-        state = self.store.offer(fetch.name, fetch.total_bytes)
-        fetch.bytes = 0 if isinstance(state, Failure) else state.bytes
+        try:
+            fetch.bytes = self.store.offer(fetch.name, fetch.total_bytes).bytes
+        except RequestError:
+            fetch.bytes = 0
         if fetch.past and fetch.failed > len(self._reachable()):
             self._copy_instead(fetch)
         fetch.peer += 1

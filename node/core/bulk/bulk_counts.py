@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from tickwheel.node.failure import Failure, RequestError
-
-A = TypeVar("A")
+from tickwheel.node.failure import RequestError
 
 
 @dataclass(slots=True)
@@ -30,12 +27,6 @@ class BulkCounts:
     refused: Counter[str] = field(default_factory=Counter)
     """Refusals by step: `offer`, `piece`, `take_over`."""
 
-    def judged(self, step: str, answer: A) -> A:
-        """Count an answer if it is a refusal; returns the answer."""
-        if isinstance(answer, Failure):
-            self.refused[step] += 1
-        return answer
-
     @contextmanager
     def counting(self, step: str) -> Iterator[None]:
         """Count a RequestError that is raised in a `with`."""
@@ -44,7 +35,3 @@ class BulkCounts:
         except RequestError:
             self.refused[step] += 1
             raise
-
-    def judging(self, step: str, done: Callable[[A], None]) -> Callable[[A], None]:
-        """Wrap `done` so that a refusal is counted before it is passed on."""
-        return lambda answer: done(self.judged(step, answer))

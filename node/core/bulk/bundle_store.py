@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 import google_crc32c
 
 from tickwheel.node.core.bulk.bulk_counts import BulkCounts
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import SteadyMs
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.proto import common_pb2
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.bundle import DIRECTORY, FILE_BYTES_MAX, SUFFIX, bundle_path, is_name
@@ -44,7 +45,7 @@ class Held:
     held: bool
 
 
-Answer = Callable[[Held | Failure], None]
+Taken = Reply[Held]
 
 
 @dataclass(slots=True, eq=False)
@@ -105,46 +106,50 @@ class BundleStore:
         """Size of a complete bundle in bytes."""
         return self._disk.size(bundle_path(name))
 
-    def offer(self, name: str, total_bytes: int) -> Held | Failure:
-        """How much of the bundle this node has; it then accepts the rest. A Failure if it has no room."""
+    def offer(self, name: str, total_bytes: int) -> Held:
+        """How much of the bundle this node has; it then accepts the rest. Raises RequestError: it has no room."""
         if self._stopped:
-            return Failure(common_pb2.WRONG_STATE, "this node starts anew", {"retry_after_ms": "1000"})
+            raise RequestError(_starts_anew())
         if not is_name(name):
-            return invalid("name", name, "64 digits of [0-9a-f]").failure
+            raise invalid("name", name, "64 digits of [0-9a-f]")
         if not 0 < total_bytes <= FILE_BYTES_MAX:
-            return invalid("bytes", total_bytes, f"1 to {FILE_BYTES_MAX}").failure
+            raise invalid("bytes", total_bytes, f"1 to {FILE_BYTES_MAX}")
         if self.held(name):
             return Held(name, total_bytes, True)
         part = self._parts.get(name)
         if part is None:
             if len(self._parts) >= PARTS_MAX:
-                return limit_reached("bundles_coming_in", PARTS_MAX, 1_000)
+                raise RequestError(limit_reached("bundles_coming_in", PARTS_MAX, 1_000))
             wanted = total_bytes + sum(p.total_bytes - p.bytes for p in self._parts.values())
             if self._disk.space_left() < wanted + SPACE_RESERVE_BYTES:
                 text = f"no room for a bundle of {total_bytes} bytes: make some, the load goes on where it was"
-                return Failure(common_pb2.DISK_FULL, text, {"retry_after_ms": "5000"})
+                raise RequestError(Failure(common_pb2.DISK_FULL, text, {"retry_after_ms": "5000"}))
             part = self._parts[name] = _Part(name, total_bytes, self._steady_ms())
         if part.total_bytes != total_bytes:
-            return invalid("bytes", total_bytes, f"{part.total_bytes}, as was said before").failure
+            raise invalid("bytes", total_bytes, f"{part.total_bytes}, as was said before")
         part.touched_ms = self._steady_ms()
         return Held(name, part.bytes, False)
 
-    def take(self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, done: Answer) -> None:
-        """Append a piece. A piece that does not follow the bytes so far is ignored. `done` tells how much of the bundle
-        is here, or a Failure."""
-        state = self.offer(name, total_bytes)
-        if isinstance(state, Failure) or state.held:
-            done(state)
+    def take(self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, reply: Taken) -> None:
+        """Append a piece. A piece that does not follow the bytes so far is ignored. `reply` gets how much of the bundle
+        is here."""
+        try:
+            state = self.offer(name, total_bytes)
+        except RequestError as error:
+            reply.fail(error.failure)
+            return
+        if state.held:
+            reply.done(state)
             return
         if len(data) > PIECE_BYTES_MAX or not data:
-            done(invalid("data", f"{len(data)} bytes", f"1 to {PIECE_BYTES_MAX} bytes").failure)
+            reply.fail(invalid("data", f"{len(data)} bytes", f"1 to {PIECE_BYTES_MAX} bytes").failure)
             return
         part = self._parts[name]
         if part.busy:
-            done(limit_reached("pieces_of_a_bundle", 1, 20))
+            reply.fail(limit_reached("pieces_of_a_bundle", 1, 20))
             return
         if offset != part.bytes or offset + len(data) > total_bytes:
-            done(state)
+            reply.done(state)
             return
         part.busy = True
 
@@ -152,10 +157,10 @@ class BundleStore:
             part.busy = False
             part.touched_ms = self._steady_ms()
             if self._stopped:
-                done(Failure(common_pb2.WRONG_STATE, "this node starts anew", {"retry_after_ms": "1000"}))
+                reply.fail(_starts_anew())
                 return
             if error is not None:
-                self._failed(part, error, done)
+                reply.fail(self._failed(part, error))
                 return
             part.bytes += len(data)
             self.counts.received_bytes += len(data)
@@ -164,7 +169,7 @@ class BundleStore:
                 self._parts.pop(name, None)
                 self._whole[name] = self._steady_ms()
                 self.counts.received += 1
-            done(Held(name, part.bytes, whole))
+            reply.done(Held(name, part.bytes, whole))
 
         last = offset + len(data) == total_bytes
         self._executor.submit(lambda: self._write(part, data, crc32c, last=last), ended)
@@ -190,16 +195,15 @@ class BundleStore:
         self._disk.fsync_dir(DIRECTORY)
         self._disk.fsync_dir("")
 
-    def _failed(self, part: _Part, error: BaseException, done: Answer) -> None:
+    def _failed(self, part: _Part, error: BaseException) -> Failure:
         self._drop(part)
         if isinstance(error, _DamagedError):
-            done(invalid("data", part.name, f"{error}; send the bundle again from its beginning").failure)
-        elif isinstance(error, DiskFullError):
-            done(Failure(common_pb2.DISK_FULL, f"bundle {part.name}: {error}", {"retry_after_ms": "5000"}))
-        else:
-            what = "could not be synced" if isinstance(error, FsyncFailedError) else "could not be written"
-            self._fatal(f"bundle {part.name} {what}: {error}", error)
-            done(Failure(common_pb2.WRONG_STATE, str(error)))
+            return invalid("data", part.name, f"{error}; send the bundle again from its beginning").failure
+        if isinstance(error, DiskFullError):
+            return Failure(common_pb2.DISK_FULL, f"bundle {part.name}: {error}", {"retry_after_ms": "5000"})
+        what = "could not be synced" if isinstance(error, FsyncFailedError) else "could not be written"
+        self._fatal(f"bundle {part.name} {what}: {error}", error)
+        return Failure(common_pb2.WRONG_STATE, str(error))
 
     def _drop(self, part: _Part) -> None:
         self._parts.pop(part.name, None)
@@ -234,3 +238,7 @@ class BundleStore:
             if part.file is not None and not part.busy:
                 part.file.close()
                 part.file = None
+
+
+def _starts_anew() -> Failure:
+    return Failure(common_pb2.WRONG_STATE, "this node starts anew", {"retry_after_ms": "1000"})

@@ -16,7 +16,7 @@ from tickwheel.node.core.bulk.pace import Paces
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import UNHEARD, Promise, Reply
 from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
@@ -173,12 +173,17 @@ class StagedWrites(Part):
             self._pumping = False
 
     def _submit_block(self, item: _Waiting) -> None:
-        def applied(result: CommandResult | Failure) -> None:
+        def applied(result: CommandResult) -> None:
             self._in_flight_bytes -= item.bytes
             item.answer.keep(result)
             self._pump()
 
-        self._core.proposer.submit(item.command, applied, may_gather=True)
+        def failed(failure: Failure) -> None:
+            self._in_flight_bytes -= item.bytes
+            item.answer.refuse(failure)
+            self._pump()
+
+        self._core.proposer.submit(item.command, Reply(applied, failed), may_gather=True)
 
     async def commit(self, request: CommitStagedRequest, owner: str = "") -> StagedJob:
         """Decide which attempts count. Returns once the decision is certain, not when the rows are published."""
@@ -249,7 +254,7 @@ class StagedWrites(Part):
             self._next_expiry_ms = now_ms + EXPIRY_PERIOD_MS
             if self._core.clock.known and staging.something_over(now_ms, self._core.state.settings):
                 command = Command(staging=StagingCommand(expire=ExpireStaged()))
-                self._core.proposer.submit(command, lambda _: None, may_gather=True)
+                self._core.proposer.submit(command, UNHEARD, may_gather=True)
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next look, if something had to wait."""
@@ -280,16 +285,17 @@ class StagedWrites(Part):
             self._submit_publish(job.job_id, drive, Command(staging=StagingCommand(publish=command)))
 
     def _submit_publish(self, job_id: str, drive: _Drive, command: Command) -> None:
-        def applied(result: CommandResult | Failure) -> None:
+        def applied(result: CommandResult) -> None:
             drive.in_flight -= 1
-            if isinstance(result, Failure):
-                drive.not_before_ms = self._core.clock.now_ms() + PAUSE_MS
-                return
             assert isinstance(result, StagingResult)
             if result.state != staging_pb2.STAGED_PUBLISHING and self._drives.get(job_id) is drive:
                 del self._drives[job_id]
 
-        self._core.proposer.submit(command, applied, may_gather=True)
+        def failed(failure: Failure) -> None:
+            drive.in_flight -= 1
+            drive.not_before_ms = self._core.clock.now_ms() + PAUSE_MS
+
+        self._core.proposer.submit(command, Reply(applied, failed), may_gather=True)
 
     def end(self, failure: Failure) -> None:
         """Answer the waiting blocks with `failure`: they were not proposed."""
@@ -297,7 +303,7 @@ class StagedWrites(Part):
         self._queue_bytes = 0
         self._drives.clear()
         for item in queue:
-            item.answer.keep(failure)
+            item.answer.refuse(failure)
 
 
 def _check_names(job_id: str, run_id: str, batch: int) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.leases import ChannelKey, Positions
 from tickwheel.node.core.delivery.sessions import Session
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import SettleResult
 from tickwheel.proto.log_pb2 import SETTLE_ACK, SettleColumns
@@ -27,7 +28,7 @@ from tickwheel.proto.log_pb2 import SETTLE_ACK, SettleColumns
 SETTLE_MAX = 10_000
 """Messages that one command settles when it moves a floor."""
 
-Propose = Callable[[SettleColumns, Callable[[SettleResult | Failure], None]], None]
+Propose = Callable[[SettleColumns, Reply[SettleResult]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -131,11 +132,14 @@ class Broadcasts:
         self._under_way.add(key)
         mastership = self._mastership
 
-        def settled(result: SettleResult | Failure) -> None:
-            if mastership != self._mastership:
-                return
-            self._under_way.discard(key)
-            if isinstance(result, SettleResult) and result.settled:
-                self._advance(key)
+        def settled(result: SettleResult) -> None:
+            if mastership == self._mastership:
+                self._under_way.discard(key)
+                if result.settled:
+                    self._advance(key)
 
-        self._propose(columns, settled)
+        def failed(failure: Failure) -> None:
+            if mastership == self._mastership:
+                self._under_way.discard(key)
+
+        self._propose(columns, Reply(settled, failed))

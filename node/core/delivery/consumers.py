@@ -10,6 +10,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -17,11 +18,11 @@ from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Closed, Deliver, Session
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX
 from tickwheel.node.core.world import Now
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.names import check_group_name, check_topic_name
 from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
@@ -35,30 +36,21 @@ CONSUMER_NAME_LENGTH_MAX = 256
 """The name is stored with each delivery in the event files."""
 
 
-SettleAnswer = Callable[[consumer_pb2.SettleReceipt | Failure], None]
+SettleReply = Reply[consumer_pb2.SettleReceipt]
 
 
-def settle_answer(
-    sequence: int, done: SettleAnswer, *, mixed: bool = False
-) -> Callable[[SettleResult | Failure], None]:
-    """A callback that passes the result of a settlement on to `done` as a receipt; `mixed`: of several topics, with
-    the counts of each."""
-
-    def answered(result: SettleResult | Failure) -> None:
-        if isinstance(result, Failure):
-            done(result)
-        elif result.failure is not None:
-            done(result.failure)
-        else:
-            receipt = consumer_pb2.SettleReceipt(
-                sequence=sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
-            )
-            if mixed:
-                counts = [(part.settled, part.stale, part.unknown) for part in result.parts]
-                receipt.parts = np.array(counts, "<u4").tobytes()
-            done(receipt)
-
-    return answered
+def tell_settled(batch: consumer_pb2.SettleBatch, reply: SettleReply, result: SettleResult) -> None:
+    """Pass the result of a settlement on as a receipt; one of several topics has the counts of each."""
+    if result.failure is not None:
+        reply.fail(result.failure)
+        return
+    receipt = consumer_pb2.SettleReceipt(
+        sequence=batch.sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
+    )
+    if batch.topics:
+        counts = [(part.settled, part.stale, part.unknown) for part in result.parts]
+        receipt.parts = np.array(counts, "<u4").tobytes()
+    reply.done(receipt)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,32 +69,28 @@ class ConsumerHandle:
         """From now on this consumer takes batches of several topics, or no longer."""
         self.session.mixes = mixed
 
-    def credit(self, credits: int) -> Failure | None:
-        """Accept `credits` more messages. Returns a refusal, or None."""
-        try:
-            self.owner.delivery.sessions.credit(self.session, credits)
-        except RequestError as error:
-            return error.failure
-        return None
+    def credit(self, credits: int) -> None:
+        """Accept `credits` more messages. Raises RequestError."""
+        self.owner.delivery.sessions.credit(self.session, credits)
 
-    def settle(self, batch: consumer_pb2.SettleBatch, done: SettleAnswer) -> None:
-        """Settle deliveries. `done` is called once the settlement is applied, or at once in a broadcasting group, which
-        only notes it; or with a Failure."""
+    def settle(self, batch: consumer_pb2.SettleBatch, reply: SettleReply) -> None:
+        """Settle deliveries. `reply` is told once the settlement is applied, or at once in a broadcasting group, which
+        only notes it."""
         core = self.owner.core
         if not core.state.group_broadcasting(self.session.group_id) or batch.group != self.session.group:
-            self.owner.settle(batch, done)
+            self.owner.settle(batch, reply)
             return
         try:
-            answer = settle_answer(batch.sequence, done, mixed=bool(batch.topics))
-            answer(core.refusal() or self.owner.delivery.answered_by(self.session, batch))
+            core.require_master()
+            result = self.owner.delivery.answered_by(self.session, batch)
         except RequestError as error:
-            done(error.failure)
+            reply.fail(error.failure)
+            return
+        tell_settled(batch, reply, result)
 
-    def extend(
-        self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
-    ) -> None:
-        """Extend leases of this consumer; `done` is called at once."""
-        self.owner.extend(batch, done, self.session.session_id)
+    def extend(self, batch: consumer_pb2.ExtendBatch) -> consumer_pb2.ExtendReceipt:
+        """Extend leases of this consumer. Raises RequestError."""
+        return self.owner.extend(batch, self.session.session_id)
 
     def close(self) -> None:
         """Detach the consumer; messages it holds are delivered to others at once. Idempotent."""
@@ -192,8 +180,8 @@ class ConsumerRequests(Part):
             lease_ms=request.lease_ms,
             batch_messages_max=request.messages_max,
             credits=0,
-            deliver=lambda batch: self._finish(pull, batch),
-            closed=lambda failure: self._finish(pull, failure),
+            deliver=lambda batch: self._finish(pull, partial(pull.answer.keep, batch)),
+            closed=lambda failure: self._finish(pull, partial(pull.answer.refuse, failure)),
             topic=request.topic,
             filter=request.filter,
         )
@@ -202,7 +190,8 @@ class ConsumerRequests(Part):
         self.delivery.sessions.credit(pull.session, request.messages_max)
         return await pull.answer
 
-    def _finish(self, pull: _Pull, outcome: consumer_pb2.DeliverBatch | Failure) -> None:
+    def _finish(self, pull: _Pull, answer: Callable[[], None]) -> None:
+        """End a pull, and call what answers it, unless it was answered before."""
         if pull.answered:
             return
         pull.answered = True
@@ -213,13 +202,13 @@ class ConsumerRequests(Part):
         if pull.session is not None:
             pull.session.credits = 0
             self.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
-        pull.answer.keep(outcome)
+        answer()
 
     def tick(self, now: Now) -> None:
         """Answer pulls whose time is over with an empty batch."""
         while (end_ms := self._next_end_ms()) is not None and end_ms <= now.steady_ms:
             pull = self._ends[0][2]
-            self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
+            self._finish(pull, partial(pull.answer.keep, consumer_pb2.DeliverBatch(group=pull.request.group)))
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next pull's time is over."""
@@ -235,48 +224,27 @@ class ConsumerRequests(Part):
     def end(self, failure: Failure) -> None:
         """Answer the remaining pulls with `failure`; most were answered when the delivery closed their sessions."""
         for pull in list(self._pulls):
-            self._finish(pull, failure)
+            self._finish(pull, partial(pull.answer.refuse, failure))
 
-    def settle(self, batch: consumer_pb2.SettleBatch, done: SettleAnswer) -> None:
-        """Settle deliveries of a group that does not broadcast. `done` is called once the settlement is applied, or
-        with a Failure."""
-        failure = self.core.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        group_id = self.core.state.group_id(batch.group)
-        if group_id is not None and self.core.state.group_broadcasting(group_id):
-            done(
-                invalid("group", batch.group, "not a broadcasting group: its consumers answer by their streams").failure
-            )
-            return
+    def settle(self, batch: consumer_pb2.SettleBatch, reply: SettleReply) -> None:
+        """Settle deliveries of a group that does not broadcast. `reply` is told once the settlement is applied."""
         try:
-            answer = settle_answer(batch.sequence, done, mixed=bool(batch.topics))
+            self.core.require_master()
+            group_id = self.core.state.group_id(batch.group)
+            if group_id is not None and self.core.state.group_broadcasting(group_id):
+                raise invalid("group", batch.group, "not a broadcasting group: its consumers answer by their streams")
             # The pause of a nack counts from the next full millisecond, so that none is short by a fraction of one.
-            self.delivery.settlements.settle(batch, self.core.clock.next_full_ms(), answer)
+            now_ms = self.core.clock.next_full_ms()
+            self.delivery.settlements.settle(batch, now_ms, Reply(partial(tell_settled, batch, reply), reply.fail))
         except RequestError as error:
-            done(error.failure)
+            reply.fail(error.failure)
 
-    def extend(
-        self,
-        batch: consumer_pb2.ExtendBatch,
-        done: Callable[[consumer_pb2.ExtendReceipt | Failure], None],
-        session_id: int = -1,
-    ) -> None:
-        """Extend leases; `done` is called at once. `session_id`: the consumer that holds them; -1: none."""
-        failure = self.core.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        try:
-            extended, refused, until_ms = self.delivery.settlements.extend(session_id, batch, self.core.clock.now_ms())
-        except RequestError as error:
-            done(error.failure)
-            return
-        done(
-            consumer_pb2.ExtendReceipt(
-                sequence=batch.sequence, extended=extended, refused=refused, lease_until_ms=until_ms
-            )
+    def extend(self, batch: consumer_pb2.ExtendBatch, session_id: int = -1) -> consumer_pb2.ExtendReceipt:
+        """Extend leases. `session_id`: the consumer that holds them; -1: none. Raises RequestError."""
+        self.core.require_master()
+        extended, refused, until_ms = self.delivery.settlements.extend(session_id, batch, self.core.clock.now_ms())
+        return consumer_pb2.ExtendReceipt(
+            sequence=batch.sequence, extended=extended, refused=refused, lease_until_ms=until_ms
         )
 
     def _check_names(self, group: str, topics: Sequence[str]) -> None:
@@ -305,7 +273,7 @@ class ConsumerRequests(Part):
             if topic_id is None or group_id is None or state.subscription(group_id, topic_id) is None
         ]
         if group_id is not None:
-            refuse(state.filter_refusal(group_id, request.filter))
+            state.check_filter(group_id, request.filter)
             if not missing:
                 return group_id
             request.broadcasting = state.group_broadcasting(group_id)

@@ -37,7 +37,7 @@ from tickwheel.node.core.schedule.push import PushAhead
 from tickwheel.node.core.watch.counts import Counts
 from tickwheel.node.core.watch.events import Events
 from tickwheel.node.core.world import ClusterMs, Now
-from tickwheel.node.failure import Failure, not_master
+from tickwheel.node.failure import Failure, RequestError, not_master
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import DispatchResult, MadeReady, SettleResult
 from tickwheel.proto import consumer_pb2
@@ -340,9 +340,11 @@ class Delivery(Part):
             del again[group_id]
         for group_id in list(self.sessions.groups()):
             for session in list(self.sessions.of_group(group_id)):
-                refusal = self._state.filter_refusal(group_id, session.filter)
-                if refusal is not None and self.sessions.close(session):
-                    session.closed(refusal)
+                try:
+                    self._state.check_filter(group_id, session.filter)
+                except RequestError as error:
+                    if self.sessions.close(session):
+                        session.closed(error.failure)
             self.wake_group(group_id)
 
     def _epoch(self, key: ChannelKey) -> int | None:

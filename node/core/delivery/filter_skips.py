@@ -14,13 +14,13 @@ from functools import partial
 
 from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.filtering import runs_of
 from tickwheel.node.state.machine import CommandResult, StateMachine
-from tickwheel.node.state.results import FilteredResult
 from tickwheel.proto.log_pb2 import Command, Filtered
 from tickwheel.storage.disk import DiskFullError
 from tickwheel.wheel.filters import filter_of
@@ -134,22 +134,18 @@ class FilterSkips(Part):
                 first=first,
                 runs=runs_of(wanted_by.wanted(units)),
             )
-            self._proposer.submit(Command(filtered=command), applied, may_gather=True)
+            self._proposer.submit(Command(filtered=command), Reply(applied, failed), may_gather=True)
 
         def failed(_: Failure) -> None:
             if mastership == self._mastership:
                 self._stepping.discard(key)
                 self._next_ms += PAUSE_MS
 
-        def applied(result: CommandResult | Failure) -> None:
-            if mastership != self._mastership:
-                return
-            self._stepping.discard(key)
-            if isinstance(result, FilteredResult):
+        def applied(result: CommandResult) -> None:
+            if mastership == self._mastership:
+                self._stepping.discard(key)
                 self._wake(key[0])
                 self._step(key)
-            elif isinstance(result, Failure):
-                self._next_ms += PAUSE_MS
 
         self._background.read_units(ids, read)
         return True

@@ -4,20 +4,21 @@ Each makes every node read and append while it applies the command. So they go i
 command at a time: however many leases end at once, an entry holds the core's thread for a few milliseconds. A command
 takes rows of several callers; rows that it did not reach stay at the head of the queue.
 
-Bounded by ROWS_MAX; beyond it callers get LIMIT_REACHED. Every callback is called exactly once. All is soft state: a
+Bounded by ROWS_MAX; beyond it callers get LIMIT_REACHED. Every reply is told exactly once. All is soft state: a
 deposed master forgets it, and the leases of unsettled messages end under the next one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.delivery.leases import Attempts, ChannelKey
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.failure import Failure, limit_reached, outcome_unknown
 from tickwheel.node.state.machine import CommandResult
@@ -45,7 +46,7 @@ class Leaving:
     due_ms: NDArray[np.int64] | None
     cause: DeadCause.ValueType
     reason: str
-    done: Callable[[SettleResult | Failure], None]
+    reply: Reply[SettleResult]
     epoch: int | None = None
     """How often the group had been reset at the delivery; None: not compared."""
     at: int = 0
@@ -100,13 +101,13 @@ class RetryQueue:
         return limit_reached("waiting_retries", ROWS_MAX, RETRY_AFTER_MS)
 
     def add(self, leaving: Leaving) -> None:
-        """Queue deliveries; their `done` is called once all rows are applied, or with a Failure."""
+        """Queue deliveries; their `reply` is told once all rows are applied, or gets a Failure."""
         refusal = self.refusal(leaving.left)
         if refusal is not None:
-            leaving.done(refusal)
+            leaving.reply.fail(refusal)
             return
         serving = self._proposer.serving
-        leaving.done = serving.bound(leaving.done)
+        leaving.reply = serving.bound_reply(leaving.reply)
         self._rows += leaving.left
         self._waiting.append(leaving)
         serving.own(self._propose)
@@ -125,34 +126,39 @@ class RetryQueue:
             room -= max(count, PART_ROWS)
         mastership = self._mastership
         command = Command(settle=Settle(batches=batches))
-        self._proposer.submit(command, lambda result: self._answered(result, mastership), may_gather=True)
+        self._proposer.submit(command, Reply(partial(self._applied, mastership), self._failed), may_gather=True)
 
     def lose(self, failure: Failure) -> None:
         """Answer the waiting deliveries with `failure`. Those under way still get the log's answer."""
         self._mastership += 1
         for leaving in [leaving for leaving in self._waiting if leaving not in self._proposed]:
-            self._end(leaving, failure)
+            self._forget(leaving)
+            leaving.reply.fail(failure)
 
-    def _answered(self, result: CommandResult | Failure, mastership: int) -> None:
+    def _applied(self, mastership: int, result: CommandResult) -> None:
         # `_proposed` is kept until all are answered: a callback that adds more must not propose these rows again.
         proposed = self._proposed
-        if isinstance(result, Failure):
-            for leaving in proposed:
-                self._end(leaving, result)
-        else:
-            assert isinstance(result, SettleResult) and len(result.parts) == len(proposed)
-            for leaving, part in zip(proposed, result.parts, strict=True):
-                leaving.at += part.taken
-                leaving.result += part
-                self._rows -= part.taken
-                if part.failure is not None or not leaving.left:
-                    self._end(leaving, leaving.result)
-                elif mastership != self._mastership:
-                    self._end(leaving, outcome_unknown())
+        assert isinstance(result, SettleResult) and len(result.parts) == len(proposed)
+        for leaving, part in zip(proposed, result.parts, strict=True):
+            leaving.at += part.taken
+            leaving.result += part
+            self._rows -= part.taken
+            if part.failure is not None or not leaving.left:
+                self._forget(leaving)
+                leaving.reply.done(leaving.result)
+            elif mastership != self._mastership:
+                self._forget(leaving)
+                leaving.reply.fail(outcome_unknown())
         self._proposed = []
         self._propose()
 
-    def _end(self, leaving: Leaving, result: SettleResult | Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
+        for leaving in self._proposed:
+            self._forget(leaving)
+            leaving.reply.fail(failure)
+        self._proposed = []
+        self._propose()
+
+    def _forget(self, leaving: Leaving) -> None:
         self._waiting.remove(leaving)
         self._rows -= leaving.left
-        leaving.done(result)

@@ -15,6 +15,7 @@ from tickwheel.node.core.delivery.broadcast import Broadcasts
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.leases import ChannelKey, Lease, LeaseTable, Positions, current
 from tickwheel.node.core.delivery.settlements import Settlements
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.counts import Deliveries
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import StateMachine
@@ -88,20 +89,25 @@ class Returns:
             channel.hold(positions)
         mastership = self._mastership
 
-        def returned(result: SettleResult | Failure) -> None:
-            if mastership == self._mastership:
+        def returned(result: SettleResult) -> None:
+            if result.failure is not None:
+                failed(result.failure)
+            elif mastership == self._mastership:
                 returning.difference_update(positions.tolist())
                 now_there = self._channel(lease.channel)
-                failed = isinstance(result, Failure) or result.failure is not None
-                if expired and now_there is not None and not failed:
+                if expired and now_there is not None:
                     now_there.release_hold(positions)
-                if failed:
-                    self._leases.give(replace(still_open, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
 
-        # If the callback fails it is called again with the failure: the messages are not lost with it.
-        returned = self._settlements.serving.of(returned, returned)
+        def failed(failure: Failure) -> None:
+            if mastership == self._mastership:
+                returning.difference_update(positions.tolist())
+                self._leases.give(replace(still_open, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
+
+        # A mistake in either is told to `failed`: the messages are not lost with it.
+        serving = self._settlements.serving
+        reply = Reply(serving.of(failed, returned), serving.of(failed, failed))
         if expired:
-            self._settlements.expire(lease, positions, attempts, now_ms, returned)
+            self._settlements.expire(lease, positions, attempts, now_ms, reply)
             return
         columns = SettleColumns(
             group_id=lease.channel[0],
@@ -112,4 +118,4 @@ class Returns:
             positions=positions.tobytes(),
             epoch=lease.epoch,
         )
-        self._settlements.propose(columns, returned)
+        self._settlements.propose(columns, reply)

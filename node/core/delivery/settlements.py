@@ -15,8 +15,9 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery.handing import BATCH_TOPICS_MAX
 from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Proposer
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.state.machine import CommandResult, StateMachine
 from tickwheel.node.state.names import check_group_name
 from tickwheel.node.state.results import SettleResult
@@ -111,42 +112,52 @@ def _words(batch: consumer_pb2.SettleBatch) -> tuple[str, str]:
 
 
 class Joined:
-    """The answers to the parts of one settlement. `done` gets their sum once, with `parts`, or the first Failure of the
-    log. The rows of a topic that left the group on the way are stale."""
+    """The answers to the parts of one settlement. `reply` gets their sum once, with `parts`, or the first Failure of
+    the log. The rows of a topic that left the group on the way are stale."""
 
-    def __init__(self, done: Callable[[SettleResult | Failure], None]) -> None:
-        self._done = done
-        self._results: list[SettleResult | Failure | None] = []
+    def __init__(self, reply: Reply[SettleResult]) -> None:
+        self._reply = reply
+        self._results: list[SettleResult | None] = []
+        self._failures: dict[int, Failure] = {}
+        """By the place of the part."""
         self._missing = 0
         self._closed = False
 
-    def part(self, rows: int) -> Callable[[SettleResult | Failure], None]:
-        """The callback for the next part, which has `rows` rows."""
+    def part(self, rows: int) -> Reply[SettleResult]:
+        """The reply to the next part, which has `rows` rows."""
         place = len(self._results)
         self._results.append(None)
         self._missing += 1
 
-        def answered(result: SettleResult | Failure) -> None:
-            if self._results[place] is None:
-                gone = isinstance(result, SettleResult) and result.failure is not None
-                self._results[place] = SettleResult(stale=rows) if gone else result
-                self._missing -= 1
-                self._finish()
+        def done(result: SettleResult) -> None:
+            if self._results[place] is None and place not in self._failures:
+                self._results[place] = SettleResult(stale=rows) if result.failure is not None else result
+                self._ended()
 
-        return answered
+        def fail(failure: Failure) -> None:
+            if self._results[place] is None and place not in self._failures:
+                self._failures[place] = failure
+                self._ended()
+
+        return Reply(done, fail)
 
     def close(self) -> None:
         """All parts are made."""
         self._closed = True
         self._finish()
 
+    def _ended(self) -> None:
+        self._missing -= 1
+        self._finish()
+
     def _finish(self) -> None:
         if self._missing or not self._closed:
             return
         self._closed = False
-        failed = next((result for result in self._results if isinstance(result, Failure)), None)
-        parts = tuple(result for result in self._results if isinstance(result, SettleResult))
-        self._done(failed if failed is not None else SettleResult.of(parts))
+        if self._failures:
+            self._reply.fail(self._failures[min(self._failures)])
+        else:
+            self._reply.done(SettleResult.of(tuple([result for result in self._results if result is not None])))
 
 
 class Settlements:
@@ -176,24 +187,20 @@ class Settlements:
         self.retries = RetryQueue(proposer)
         self.serving = proposer.serving
 
-    def settle(
-        self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
-    ) -> None:
-        """Put a consumer's settlement into the log, with those of all its topics in one command; `done` is called once
-        it is applied, or with a Failure. Raises RequestError. A settlement of several topics has a result for each:
-        rows of a topic that the group does not have (any more) are stale."""
+    def settle(self, batch: consumer_pb2.SettleBatch, now_ms: int, reply: Reply[SettleResult]) -> None:
+        """Put a consumer's settlement into the log, with those of all its topics in one command; `reply` is told once
+        it is applied. Raises RequestError. A settlement of several topics has a result for each: rows of a topic that
+        the group does not have (any more) are stale."""
         if not batch.topics:
-            taken = self._taken(batch, now_ms, done)
-            if isinstance(taken, Failure):
-                done(taken)
-            elif isinstance(taken, Leaving):
+            taken = self._taken(batch, now_ms, reply)
+            if isinstance(taken, Leaving):
                 self._leave(taken)
             else:
-                self.propose(taken, done)
+                self.propose(taken, reply)
             return
-        joined = Joined(done)
+        joined = Joined(reply)
         proposed: list[SettleColumns] = []
-        answers: list[Callable[[SettleResult | Failure], None]] = []
+        answers: list[Reply[SettleResult]] = []
         leaving: list[Leaving] = []
         parts = by_topic(batch)
         group_id = self._state.group_id(batch.group)
@@ -204,21 +211,15 @@ class Settlements:
             rows = len(part.ids) // 8
             answer = joined.part(rows)
             if topic_id is None or self._state.subscription(group_id, topic_id) is None:
-                answer(SettleResult(stale=rows))
+                answer.done(SettleResult(stale=rows))
                 continue
-            taken = self._taken(part, now_ms, answer)
-            if isinstance(taken, Failure):
-                done(taken)  # nothing is settled where one part is refused
-                return
+            taken = self._taken(part, now_ms, answer)  # nothing is settled where one part is refused
             if isinstance(taken, Leaving):
                 leaving.append(taken)
             else:
                 proposed.append(taken)
                 answers.append(answer)
-        refusal = self.retries.refusal(sum(some.left for some in leaving))
-        if refusal is not None:
-            done(refusal)
-            return
+        refuse(self.retries.refusal(sum(some.left for some in leaving)))
         for some in leaving:
             self._leave(some)
         if proposed:
@@ -226,10 +227,10 @@ class Settlements:
         joined.close()
 
     def _taken(
-        self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
-    ) -> SettleColumns | Leaving | Failure:
-        """What to propose for a settlement of one topic, or to queue if its messages are copied, with `done` for the
-        result; or why it is refused. Changes nothing. Raises RequestError."""
+        self, batch: consumer_pb2.SettleBatch, now_ms: int, reply: Reply[SettleResult]
+    ) -> SettleColumns | Leaving:
+        """What to propose for a settlement of one topic, or to queue if its messages are copied, with `reply` for the
+        result. Changes nothing. Raises RequestError."""
         group_id, topic_id = self._names(batch.group, batch.topic)
         kind = SETTLE_KINDS.get(batch.outcome)
         if kind is None:
@@ -248,16 +249,14 @@ class Settlements:
         once = _rows_once(subscription, ids, attempts, positions)
         given, ids, attempts = given[once], ids[once], attempts[once]
         positions = None if positions is None else positions[once]
-        refusal = self._too_far_ahead(subscription, ids, positions)
-        if refusal is not None:
-            return refusal
+        self._check_reach(subscription, ids, positions)
         if kind in (SETTLE_RETRY, SETTLE_DEAD):
             dies = kind == SETTLE_DEAD
             due_ms = None if dies else self._due_ms(now_ms, self._pauses_ms(group_id, batch, given))
             cause = DECLARED_DEAD if dies else REFUSED
             epoch = batch.epoch if batch.HasField("epoch") else None
             return Leaving(
-                (group_id, topic_id), kind, ids, attempts, positions, due_ms, cause, batch.reason, done, epoch
+                (group_id, topic_id), kind, ids, attempts, positions, due_ms, cause, batch.reason, reply, epoch
             )
         return SettleColumns(
             group_id=group_id,
@@ -269,14 +268,13 @@ class Settlements:
             epoch=batch.epoch if batch.HasField("epoch") else None,
         )
 
-    def _too_far_ahead(self, subscription: Subscription, ids: Ids, positions: Positions | None) -> Failure | None:
-        """The refusal of a settlement that would exceed `WINDOW_VALUES_MAX`; None: it fits."""
+    def _check_reach(self, subscription: Subscription, ids: Ids, positions: Positions | None) -> None:
+        """Raise RequestError for a settlement so far ahead that it would exceed `WINDOW_VALUES_MAX`."""
         if self._state.backlog.window_values < WINDOW_VALUES_MAX:
-            return None
+            return
         places, known = subscription.locate(ids, positions)
         if known.any() and subscription.growth(int(places[known].max())) > CAPACITY_LEAST:
-            return limit_reached("window_values", WINDOW_VALUES_MAX, WINDOW_HINT_MS)
-        return None
+            raise RequestError(limit_reached("window_values", WINDOW_VALUES_MAX, WINDOW_HINT_MS))
 
     def _pauses_ms(self, group_id: int, batch: consumer_pb2.SettleBatch, deliveries: Attempts) -> NDArray[np.int64]:
         """How long each nacked message waits: the delay or level that the nack gives, else the group's policy. Raises
@@ -300,7 +298,7 @@ class Settlements:
         positions: Positions,
         attempts: Attempts,
         now_ms: int,
-        done: Callable[[SettleResult | Failure], None],
+        reply: Reply[SettleResult],
     ) -> None:
         """A lease ran out: retry its open messages by the group's policy. `positions`, `attempts`: only the open
         ones."""
@@ -312,7 +310,7 @@ class Settlements:
         ids, due_ms = subscription.ids_of(positions), self._due_ms(now_ms, pauses_ms)
         self._leave(
             Leaving(
-                channel, SETTLE_RETRY, ids, attempts, positions, due_ms, LEASE_EXPIRED, EXPIRED_TEXT, done, lease.epoch
+                channel, SETTLE_RETRY, ids, attempts, positions, due_ms, LEASE_EXPIRED, EXPIRED_TEXT, reply, lease.epoch
             )
         )
 
@@ -322,48 +320,42 @@ class Settlements:
         return due_ms
 
     def _leave(self, leaving: Leaving) -> None:
-        done = leaving.done
+        reply = leaving.reply
 
-        def answered(result: SettleResult | Failure) -> None:
-            if isinstance(result, SettleResult):
-                self._settled(leaving.channel)
-            done(result)
+        def applied(result: SettleResult) -> None:
+            self._settled(leaving.channel)
+            reply.done(result)
 
-        leaving.done = answered
+        leaving.reply = Reply(applied, reply.fail)
         self.retries.add(leaving)
 
-    def propose(self, columns: SettleColumns, done: Callable[[SettleResult | Failure], None]) -> None:
-        """Put settlement columns into the log; `done` is called once they are applied, or with a Failure."""
+    def propose(self, columns: SettleColumns, reply: Reply[SettleResult]) -> None:
+        """Put settlement columns into the log; `reply` is told once they are applied."""
         key = (columns.group_id, columns.topic_id)
 
-        def answered(result: CommandResult | Failure) -> None:
-            if isinstance(result, SettleResult):
-                if columns.kind == SETTLE_RETURN:
-                    self._came_back(key, columns)
-                self._settled(key)
-                done(result)
-            else:
-                assert isinstance(result, Failure)
-                done(result)
+        def applied(result: CommandResult) -> None:
+            assert isinstance(result, SettleResult)
+            if columns.kind == SETTLE_RETURN:
+                self._came_back(key, columns)
+            self._settled(key)
+            reply.done(result)
 
-        self._proposer.submit(Command(settle=Settle(batches=[columns])), answered, may_gather=True)
+        self._proposer.submit(Command(settle=Settle(batches=[columns])), Reply(applied, reply.fail), may_gather=True)
 
-    def propose_together(
-        self, columns: list[SettleColumns], answers: list[Callable[[SettleResult | Failure], None]]
-    ) -> None:
+    def propose_together(self, columns: list[SettleColumns], answers: list[Reply[SettleResult]]) -> None:
         """As `propose`, for acknowledgements of several topics: one command. Each has its answer."""
 
-        def answered(result: CommandResult | Failure) -> None:
-            if isinstance(result, Failure):
-                for answer in answers:
-                    answer(result)
-                return
+        def applied(result: CommandResult) -> None:
             assert isinstance(result, SettleResult) and len(result.parts) == len(columns)
             for some, answer, part in zip(columns, answers, result.parts, strict=True):
                 self._settled((some.group_id, some.topic_id))
-                answer(part)
+                answer.done(part)
 
-        self._proposer.submit(Command(settle=Settle(batches=columns)), answered, may_gather=True)
+        def failed(failure: Failure) -> None:
+            for answer in answers:
+                answer.fail(failure)
+
+        self._proposer.submit(Command(settle=Settle(batches=columns)), Reply(applied, failed), may_gather=True)
 
     def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions, int]:
         """The channel of a settlement, the positions of its messages, and how many messages it names; of those that the

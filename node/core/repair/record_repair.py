@@ -30,6 +30,7 @@ from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.repair.record_answers import ASKED_MAX
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure
@@ -278,11 +279,11 @@ class RecordRepair(Part):
             key_hashes=np.array([key_hash], "<u8").tobytes(),
         )
 
-        def settled(result: SettleResult | Failure) -> None:
+        def ended(*, set_aside: bool) -> None:
             if mastership != self._mastership:
                 return
             case.proposed = False
-            if isinstance(result, SettleResult) and result.settled:
+            if set_aside:
                 self._report(
                     "error",
                     "no member can read a message: it is set aside among the dead letters of its group",
@@ -294,9 +295,12 @@ class RecordRepair(Part):
                         "error": case.error,
                     },
                 )
-            self._look_again(case, 0 if isinstance(result, SettleResult) and result.settled else PAUSE_MS)
+            self._look_again(case, 0 if set_aside else PAUSE_MS)
 
-        self._delivery.settlements.propose(columns, settled)
+        reply: Reply[SettleResult] = Reply(
+            lambda result: ended(set_aside=result.settled > 0), lambda failure: ended(set_aside=False)
+        )
+        self._delivery.settlements.propose(columns, reply)
 
     def _name(self, case: _Case) -> str:
         return f"{self._core.identity.wheel_group}-{case.id >> 32}-{case.id & 0xFFFF_FFFF}"

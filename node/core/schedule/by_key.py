@@ -48,8 +48,6 @@ class KeyRequests:
         self._check(key, permitted)
         sender = replace(sender, checksum=cancel_checksum((key.topic, key.unique_key)))
         known = self._senders.known(sender, 1)
-        if isinstance(known, Failure):
-            raise RequestError(known)
         if known is not None:
             return CancelledByKey(scheduler_pb2.CANCELLED, int(known.ids[0]), remembered=True)
         with self._senders.following(sender):
@@ -71,8 +69,6 @@ class KeyRequests:
         self._check(key, permitted)
         sender = replace(sender, checksum=reschedule_checksum(0, kind, when, (key.topic, key.unique_key)))
         known = self._senders.known(sender, 1)
-        if isinstance(known, Failure):
-            raise RequestError(known)
         if known is not None:
             return Rescheduled(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)
         with self._senders.following(sender):

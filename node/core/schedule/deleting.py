@@ -166,27 +166,29 @@ class Deleter(Part):
 
     def _answer(self, steady_ms: SteadyMs) -> None:
         left: list[_Waiting] = []
-        answers: list[tuple[Promise[Sweep], Sweep | Failure]] = []
+        ended: list[tuple[_Waiting, Sweep | None]] = []
         for caller in self._waiting:
             job = self._core.state.sweeps.get(caller.job_id)
-            if job is None:
-                answers.append((caller.answer, Failure(common_pb2.UNKNOWN_NAME, f"sweep {caller.job_id} is forgotten")))
-            elif job.state != SWEEP_RUNNING or steady_ms >= caller.until_ms:
-                answers.append((caller.answer, job))
+            if job is None or job.state != SWEEP_RUNNING or steady_ms >= caller.until_ms:
+                ended.append((caller, job))
             else:
                 left.append(caller)
         self._waiting = left
-        for promise, answer in answers:
-            promise.keep(answer)
+        for caller, job in ended:
+            if job is None:
+                text = f"sweep {caller.job_id} is forgotten"
+                caller.answer.refuse(Failure(common_pb2.UNKNOWN_NAME, text))
+            else:
+                caller.answer.keep(job)
 
     def end(self, failure: Failure) -> None:
         """Answer the waiting callers with `failure`; the next master carries the deletions on."""
         counting, self._counting = self._counting, []
         for turn in counting:
-            turn.keep(failure)
+            turn.refuse(failure)
         waiting, self._waiting = self._waiting, []
         for caller in waiting:
-            caller.answer.keep(failure)
+            caller.answer.refuse(failure)
 
 
 def _deletes(job: Sweep, wanted: Sweep) -> bool:

@@ -21,10 +21,12 @@ third failure in a row on, `blocked` is true: the wheel blocks rather than skips
 from __future__ import annotations
 
 import enum
+from functools import partial
 
 from tickwheel.node.core.announcements import DispatchFailed
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.push import PushAhead
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure
@@ -116,15 +118,13 @@ class Dispatcher(Part):
                     self.phase = Phase.RUNNING
                 return
             full = target.due_ms <= until_ms
-            if not full and self.phase is Phase.RUNNING and self._too_soon(now_ms):
+            soon = now_ms < self._last_proposed_ms + config.dispatch_period_ms
+            if soon and not full and self.phase is Phase.RUNNING:
                 return
             self._propose(target, now_ms)
             if not full and self.phase is Phase.ALIGNING:
                 # Every due message is under way, so the cursor meets the clock however much arrives meanwhile.
                 self.phase = Phase.RUNNING
-
-    def _too_soon(self, now_ms: int) -> bool:
-        return now_ms < self._last_proposed_ms + self._config.dispatch_period_ms
 
     def _propose(self, target: CursorKey, now_ms: int) -> None:
         mastership = self._mastership
@@ -144,23 +144,27 @@ class Dispatcher(Part):
             )
         )
 
-        def answered(result: CommandResult | Failure) -> None:
-            if mastership != self._mastership:
-                return
-            self._in_flight -= 1
-            if isinstance(result, Failure):
-                self._core.announcements.announce(DispatchFailed())
-                self._proposed = min(self._proposed, before)
-                if self._now_ms >= self._paused_until_ms:
-                    # Dispatches in flight beside it fail from the same cause: count one failure.
-                    self._failures += 1
-                    self._paused_until_ms = self._now_ms + min(RETRY_STEP_MS * self._failures, RETRY_MS_MAX)
-            else:
-                self._failures = 0
-                if self._push is not None and not self._push.applied():
-                    self._core.fatal("a dispatch did not bring what had been delivered ahead of it")
+        reply = Reply(partial(self._applied, mastership), partial(self._failed, mastership, before))
+        self._proposer.submit(command, reply)
 
-        self._proposer.submit(command, answered)
+    def _applied(self, mastership: int, result: CommandResult) -> None:
+        if mastership != self._mastership:
+            return
+        self._in_flight -= 1
+        self._failures = 0
+        if self._push is not None and not self._push.applied():
+            self._core.fatal("a dispatch did not bring what had been delivered ahead of it")
+
+    def _failed(self, mastership: int, before: CursorKey, failure: Failure) -> None:
+        if mastership != self._mastership:
+            return
+        self._in_flight -= 1
+        self._core.announcements.announce(DispatchFailed())
+        self._proposed = min(self._proposed, before)
+        if self._now_ms >= self._paused_until_ms:
+            # Dispatches in flight beside it fail from the same cause: count one failure.
+            self._failures += 1
+            self._paused_until_ms = self._now_ms + min(RETRY_STEP_MS * self._failures, RETRY_MS_MAX)
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next dispatch is due, if it may be proposed then."""

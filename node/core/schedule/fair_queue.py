@@ -76,8 +76,10 @@ class FairQueue(Generic[AnItem]):
 
     def put(self, item: AnItem, flow: str, keys: Sequence[str] = ()) -> int:
         """Queue an item; returns its tag."""
-        after = max((self._key_tags.get(key, 0) for key in keys), default=0)
-        tag = max(self._served, self._flow_tags.get(flow, 0), after) + item.bytes
+        after = max(self._served, self._flow_tags.get(flow, 0))
+        for key in keys:
+            after = max(after, self._key_tags.get(key, 0))
+        tag = after + item.bytes
         self._forget_stale()
         self._flow_tags[flow] = tag
         for key in keys:

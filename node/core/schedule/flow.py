@@ -32,7 +32,7 @@ from tickwheel.node.core.schedule.spread import fractions
 from tickwheel.node.core.schedule.topic_pending import TopicPending
 from tickwheel.node.core.work import UnreadableError
 from tickwheel.node.core.world import Now
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.rights import NO_QUOTAS, Quotas
@@ -118,9 +118,7 @@ class FlowControl(Part):
         if (refusal := self.keys_refusal(batch)) is not None:
             return self._refuse(batch, refusal)
         settings = self._state.settings
-        if not self.limits(batch.actor) or (
-            batch.producer_id and self._state.repeated(batch.sender, batch.count) is not None
-        ):
+        if not self.limits(batch.actor) or self._brings_nothing(batch):
             return None
         full = self._pending_refusal(batch) or self._user_pending_refusal(batch, now_ms)
         if full is not None:
@@ -142,6 +140,13 @@ class FlowControl(Part):
             self._under_way[id(batch)] = self._under_way.get(id(batch), 0) + 1
             self._count(batch, 1)
         return None
+
+    def _brings_nothing(self, batch: IncomingBatch) -> bool:
+        """Whether apply will repeat the first answer to the request, or refuse its sequence."""
+        try:
+            return bool(batch.producer_id) and self._state.repeated(batch.sender, batch.count) is not None
+        except RequestError:
+            return True
 
     def keys_refusal(self, batch: IncomingBatch) -> Failure | None:
         """Why the messages may not take their unique keys now: a member does not know keys, there are too many, or too

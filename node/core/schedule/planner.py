@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.calendar import Calendar, calendar_of
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
@@ -191,17 +192,21 @@ class Planner(Part):
         self._under_way = True
         mastership = self._mastership
 
-        def answered(result: CommandResult | Failure) -> None:
+        def ended(*, again: bool) -> None:
             for batch in look.admitted:
                 self._flow.answered(batch)
             if mastership != self._mastership:
                 return
             self._under_way = False
-            if isinstance(result, Failure) or (isinstance(result, ScheduleResult) and result.stale_rows):
+            if again:
                 # Somebody changed a schedule meanwhile, or the log is full: look again, but not at once.
                 self._not_before_ms = self._core.steady_ms() + RETRY_MS // 10
 
-        self._core.proposer.submit(Command(schedule=ScheduleCommand(make=look.make)), answered)
+        def applied(result: CommandResult) -> None:
+            ended(again=isinstance(result, ScheduleResult) and result.stale_rows > 0)
+
+        reply = Reply(applied, lambda failure: ended(again=True))
+        self._core.proposer.submit(Command(schedule=ScheduleCommand(make=look.make)), reply)
 
 
 class _Look:

@@ -11,7 +11,7 @@ together. Each is judged, refused and answered by itself; only the columns and t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.proposer import Done
+from tickwheel.node.core.promise import Promise, Reply
+from tickwheel.node.core.proposer import Answer
 from tickwheel.node.core.schedule.creations import Creations
-from tickwheel.node.core.schedule.fair_queue import FairQueue, Waiting
+from tickwheel.node.core.schedule.fair_queue import FairQueue
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, Row
 from tickwheel.node.core.schedule.joining import ROW_BYTES, JoinedRows, RowCaller
@@ -92,15 +92,14 @@ class Rescheduled:
     """As in RescheduleResult."""
 
 
-Answer = Callable[[BatchOutcome | Failure], None]
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     batch: IncomingBatch
-    answer: Answer
+    reply: Reply[BatchOutcome]
     bytes: int
     caller: Fail | None
+    due: NDArray[np.int64] | None = None
+    """Due times in ms, once the request is judged."""
     levels: AppliedLevels | None = None
 
     @property
@@ -115,10 +114,6 @@ class _Request:
         return 1
 
 
-_Judged = list[tuple[_Request, NDArray[np.int64]]]
-"""Requests that may go into the log, and their due times."""
-
-
 class Publisher(Part):
     """The queue is empty while the node is not master."""
 
@@ -130,6 +125,7 @@ class Publisher(Part):
         self._wheel = core.wheel
         self._clock = core.clock
         self._proposer = core.proposer
+        self._serving = core.serving
         self._random_bits = core.random_bits
         self._creations = creations
         self._senders = senders
@@ -159,18 +155,12 @@ class Publisher(Part):
     def crowded(self, flow: str) -> bool:
         """Whether a caller that can wait, as a stream can, should wait (`room`) rather than be refused: the queue is
         half full and its flow has its share of that half, or little is left for anybody."""
-        return (self._filled(2) and self._over(flow, 2)) or self._filled(3)
+        return (self._filled(2) and self._filled(2, flow)) or self._filled(3)
 
-    def _filled(self, quarters: int) -> bool:
-        """Whether so much of the queue is taken."""
-        return self._reaches(self._queue.all, quarters)
-
-    def _over(self, flow: str, quarters: int) -> bool:
-        """Whether a flow takes its share, or more, of so much of the queue."""
-        return self._reaches(self._queue.of(flow), quarters, self._queue.flows)
-
-    def _reaches(self, waiting: Waiting, quarters: int, flows: int = 1) -> bool:
-        config = self._config
+    def _filled(self, quarters: int, flow: str | None = None) -> bool:
+        """Whether so much of the queue is taken. With a flow: whether that takes its share of so much of the queue."""
+        config, queue = self._config, self._queue
+        waiting, flows = (queue.all, 1) if flow is None else (queue.of(flow), queue.flows)
         return (
             4 * flows * waiting.requests >= quarters * config.intake_requests_max
             or 4 * flows * waiting.bytes >= quarters * config.intake_bytes_max
@@ -210,17 +200,17 @@ class Publisher(Part):
         """Whether the messages waiting to be merged into hour files fill `BUFFERS_ACCEPTED_MAX` arrival buffers."""
         return self._wheel.holdings.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self._config.buffer_bytes_max
 
-    def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
+    def schedule(self, batch: IncomingBatch, reply: Reply[BatchOutcome]) -> None:
         """Queue a request. Refuse it at once if the disk, the arrival buffers or the queue are full."""
         size, flow = batch.bytes, batch.connection
         refusal = self._refusal(size, flow)
         if refusal is not None:
-            answer(refusal)
+            reply.fail(refusal)
             return
-        serving = self._proposer.serving
+        serving = self._serving
         # With whom it comes from: naming somebody else's producer id holds nobody up.
         producer = (f"{batch.actor} {batch.owner} {batch.producer_id}",) if batch.producer_id else ()
-        self._queue.put(_Request(batch, serving.bound(answer), size, serving.caller), flow, (flow, *producer))
+        self._queue.put(_Request(batch, serving.bound_reply(reply), size, serving.caller), flow, (flow, *producer))
 
     def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
         """Queue a message that may be joined with others; refused like a request. `client` and `actor` as in
@@ -264,15 +254,11 @@ class Publisher(Part):
         return None
 
     def _next(self) -> _Request | JoinedRows:
-        """Take the first of the queue."""
+        """Take the first of the queue. No more rows may join it."""
         item = self._queue.pop()
-        self._close(item)
-        return item
-
-    def _close(self, item: _Request | JoinedRows) -> None:
-        """No more rows may join an item."""
         if isinstance(item, JoinedRows) and self._open.get(item.topic, (None, 0))[0] is item:
             del self._open[item.topic]
+        return item
 
     def end(self, failure: Failure) -> None:
         """Answer all waiting requests with `failure`. None was proposed, so clients can safely send them elsewhere."""
@@ -293,11 +279,10 @@ class Publisher(Part):
             return 0
         return self._let_in_ms - now.steady_ms if self._outside and self._let_in_ms else None
 
-    def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
+    def take(self, bytes_max: int) -> tuple[Command, Answer, int] | None:
         """Make one publish of waiting requests of about `bytes_max`, at least one; None: none can go now. Requests that
         flow control or their due time forbid are refused on the way."""
         taken: list[_Request] = []
-        dues: list[NDArray[np.int64]] = []
         size = 0
         now_ms = self._clock.now_ms()
         refused = 0
@@ -306,42 +291,40 @@ class Publisher(Part):
             if not self._topics_known(self._queue.head):
                 break
             item = self._next()
-            judged = self._judge_rows(item, now_ms) if isinstance(item, JoinedRows) else self._judge(item, now_ms)
-            for request, due in judged:
-                taken.append(request)
-                dues.append(due)
-                size += request.bytes
-            kept = sum(request.batch.count for request, _ in judged) if isinstance(item, JoinedRows) else len(judged)
-            refused += len(item) - kept
+            if isinstance(item, JoinedRows):
+                refused += len(item)
+                for request in self._judge_rows(item, now_ms):
+                    taken.append(request)
+                    size += request.bytes
+                    refused -= request.batch.count
+            elif self._judge(item, now_ms):
+                taken.append(item)
+                size += item.bytes
+            else:
+                refused += 1
             if refused >= REFUSALS_MAX:
                 self.cut_short = True
                 break
         if not taken:
             return None
-        publish = self._publish_of(taken, dues)
+        publish = self._publish_or_fail(taken)
         if publish is None and len(taken) > 1:
             # The mistake may be in one of them: that one fails alone, and the others go without it.
-            sound = [row for row, one in enumerate(taken) if self._publish_of([one], [dues[row]]) is not None]
-            taken, dues = [taken[row] for row in sound], [dues[row] for row in sound]
-            publish = self._publish_of(taken, dues, last=True) if taken else None
-        return None if publish is None else (Command(publish=publish), self._answers(taken), size)
+            taken = [request for request in taken if self._publish_or_fail([request]) is not None]
+            publish = self._publish_or_fail(taken, last=True) if taken else None
+        if publish is None:
+            return None
+        return Command(publish=publish), Reply(partial(self._applied, taken), partial(self._failed, taken)), size
 
-    def _judge(self, request: _Request, now_ms: int) -> _Judged:
-        """The request with its due times; nothing if it was refused. A mistake fails this request alone."""
-        judged: _Judged = []
+    def _judge(self, request: _Request, now_ms: int) -> bool:
+        """Give the request its due times. False: it was refused. A mistake fails this request alone."""
+        self._serving.run(request.caller, self._find_due, request, now_ms)
+        return request.due is not None
 
-        def judge() -> None:
-            due = self._due(request, now_ms)
-            if due is not None:
-                judged.append((request, due))
-
-        self._proposer.serving.run(request.caller, judge)
-        return judged
-
-    def _judge_rows(self, rows: JoinedRows, now_ms: int) -> _Judged:
-        """As `_judge`, for each row as if it were alone. Rows that go into the log do so as one request, unless limits
-        apply to them: those count requests."""
-        judged: _Judged = []
+    def _judge_rows(self, rows: JoinedRows, now_ms: int) -> list[_Request]:
+        """As `_judge`, for each row as if it were alone; returns what may go into the log. Rows that do so go as one
+        request, unless limits apply to them: those count requests."""
+        judged: list[_Request] = []
         alone: Iterable[JoinedRows] = rows.each()
         if len(rows) > 1 and not self._flow.limits(rows.actor):
             mistakes: list[Failure] = []
@@ -353,43 +336,42 @@ class Publisher(Part):
                 if too_far.any():
                     far.extend(np.flatnonzero(too_far).tolist())
                     request = self._request_of(rows.only(np.flatnonzero(~too_far).tolist()))
-                due = self._due(request, now_ms) if request.batch.count else None
-                if due is not None:
-                    judged.append((request, due))
+                if request.batch.count:
+                    self._find_due(request, now_ms)
+                if request.due is not None:
+                    judged.append(request)
 
-            self._proposer.serving.run(mistakes.append, judge)
+            self._serving.run(mistakes.append, judge)
             if not mistakes:
                 alone = (rows.only((row,)) for row in far)
         for row in alone:
-            judged += self._judge(self._request_of(row), now_ms)
+            request = self._request_of(row)
+            if self._judge(request, now_ms):
+                judged.append(request)
         return judged
 
     def _request_of(self, rows: JoinedRows) -> _Request:
-        return _Request(rows.batch(), partial(self._tell, rows), rows.bytes, partial(self._refuse, rows))
+        refuse = partial(self._refuse, rows)
+        return _Request(rows.batch(), Reply(partial(self._tell, rows), refuse), rows.bytes, refuse)
 
-    def _tell(self, rows: JoinedRows, outcome: BatchOutcome | Failure) -> None:
+    def _tell(self, rows: JoinedRows, outcome: BatchOutcome) -> None:
         """Tell each row's caller its part of the outcome. A mistake in that fails this caller alone."""
-        if isinstance(outcome, Failure):
-            self._refuse(rows, outcome)
-            return
-        run = self._proposer.serving.run
+        run = self._serving.run
         ids, dues = outcome.ids.tolist(), outcome.due_ms.tolist()
         levels = delays = [0] * len(ids)
         if outcome.levels is not None:
             levels, delays = outcome.levels.levels.tolist(), outcome.levels.delays_ms.tolist()
         for caller, number, due_ms, level, delay_ms in zip(rows.callers, ids, dues, levels, delays, strict=True):
-            run(caller.fail, partial(caller.placed, number, due_ms, level, delay_ms))
+            run(caller.fail, caller.placed, number, due_ms, level, delay_ms)
 
     def _refuse(self, item: _Request | JoinedRows, failure: Failure) -> None:
         if isinstance(item, _Request):
-            item.answer(failure)
+            item.reply.fail(failure)
             return
         for caller in item.callers:
-            self._proposer.serving.run(caller.fail, partial(caller.fail, failure))
+            self._serving.run(caller.fail, caller.fail, failure)
 
-    def _publish_of(
-        self, taken: list[_Request], dues: list[NDArray[np.int64]], *, last: bool = False
-    ) -> Publish | None:
+    def _publish_or_fail(self, taken: list[_Request], *, last: bool = False) -> Publish | None:
         """`publish_of` as a piece of all these requests. None: it failed. Then a single one was told; several were told
         if this was the `last` try."""
         made: list[Publish] = []
@@ -397,12 +379,34 @@ class Publisher(Part):
         def failed(failure: Failure) -> None:
             self.cut_short = True  # other requests may wait behind these
             if last or len(taken) == 1:
-                self._answers(taken)(failure)
+                self._failed(taken, failure)
 
-        caller = failed if taken[0].caller is not None else None
-        batches = [request.batch for request in taken]
-        self._proposer.serving.run(caller, lambda: made.append(self.publish_of(batches, dues)))
+        def make() -> None:
+            dues = [request.due for request in taken if request.due is not None]
+            made.append(self.publish_of([request.batch for request in taken], dues))
+
+        self._serving.run(failed if taken[0].caller is not None else None, make)
         return made[0] if made else None
+
+    def _applied(self, taken: list[_Request], result: CommandResult) -> None:
+        """Answer the requests of a publish that was applied."""
+        assert isinstance(result, PublishResult) and len(result.requests) == len(taken)
+        for request in taken:
+            self._flow.answered(request.batch)
+        for request, outcome in zip(taken, result.requests, strict=True):
+            if outcome.failure is not None:
+                request.reply.fail(outcome.failure)
+            else:
+                levels = None if outcome.repeated else request.levels
+                answer = BatchOutcome(outcome.ids, outcome.due_ms, outcome.repeated, levels, outcome.keys)
+                request.reply.done(answer)
+
+    def _failed(self, taken: list[_Request], failure: Failure) -> None:
+        """Answer the requests of a publish that was not made, or not applied."""
+        for request in taken:
+            self._flow.answered(request.batch)
+        for request in taken:
+            request.reply.fail(failure)
 
     def _topics_known(self, item: _Request | JoinedRows) -> bool:
         state = self._state
@@ -423,39 +427,38 @@ class Publisher(Part):
             self._creating.add(name)
             creation = AdminCommand(create_topic=CreateTopicRequest(name=name), actor=item.actor)
             command = Command(admin=creation)
-
-            def created(result: CommandResult | Failure, name: str = name) -> None:
-                self._creating.discard(name)
-                if isinstance(result, AdminResult) and result.failure is not None:
-                    self._refuse_topic(name, result.failure)
-
-            self._proposer.submit(command, created)
+            self._proposer.submit(command, Reply(partial(self._created, name), partial(self._not_created, name)))
         if allowed < len(wanted):
             # The allowed part is created although the batch is refused: so a batch of any size gets through in the end.
             self._refuse_head(self._creations.topics_refused(len(wanted) - allowed))
         return False
+
+    def _created(self, name: str, result: CommandResult) -> None:
+        self._creating.discard(name)
+        if isinstance(result, AdminResult) and result.failure is not None:
+            self._open.pop(name, None)
+            for item in self._queue.remove(lambda item: name in item.topics):
+                self._refuse(item, result.failure)
+
+    def _not_created(self, name: str, _: Failure) -> None:
+        self._creating.discard(name)  # the next `take` tries again
 
     def _refuse_head(self, failure: Failure) -> None:
         item = self._next()
         self.cut_short = bool(self._queue)  # requests behind it need not wait
         self._refuse(item, failure)
 
-    def _refuse_topic(self, name: str, failure: Failure) -> None:
-        self._open.pop(name, None)
-        for item in self._queue.remove(lambda item: name in item.topics):
-            self._refuse(item, failure)
-
     def _too_far(self, batch: IncomingBatch, now_ms: int) -> NDArray[np.bool_]:
-        """Which of the messages `_due` will refuse for their time."""
+        """Which of the messages `_find_due` will refuse for their time."""
         due = resolve_when(batch.when, batch.kinds, self._clock.next_full_ms(), self._state.delay_levels_ms)
         return due > now_ms + self._state.settings.delay_ms_max
 
-    def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
-        """Absolute due times; None if the request was refused: no agreed time, too far ahead, or flow control."""
+    def _find_due(self, request: _Request, now_ms: int) -> None:
+        """Give a request its absolute due times, or refuse it: no agreed time, too far ahead, or flow control."""
         batch = request.batch
         if not self._clock.known and np.any(np.not_equal(batch.kinds, KIND_DUE)):
-            request.answer(no_agreed_time())
-            return None
+            request.reply.fail(no_agreed_time())
+            return
         # Relative times count from the next full millisecond: no delay may be short by a fraction of one.
         table_ms = self._state.delay_levels_ms
         due = resolve_when(batch.when, batch.kinds, self._clock.next_full_ms(), table_ms)
@@ -465,14 +468,14 @@ class Publisher(Part):
         if latest > now_ms + limit_ms:
             row = int(due.argmax())
             error = invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
-            request.answer(error.failure)
-            return None
+            request.reply.fail(error.failure)
+            return
         due = spread(due, batch.jitter_ms, now_ms + limit_ms, self._random_bits)
         refusal = self._flow.admit(batch, due, now_ms)
         if refusal is not None:
-            request.answer(refusal)
-            return None
-        return due
+            request.reply.fail(refusal)
+            return
+        request.due = due
 
     def publish_of(self, batches: list[IncomingBatch], dues: list[NDArray[np.int64]]) -> Publish:
         """One publish of all batches, its columns sorted by due time. Every topic must exist. `dues`: due times of each
@@ -482,7 +485,7 @@ class Publisher(Part):
         if len(due) > 1 and (due[1:] < due[:-1]).any():
             order = np.argsort(due, kind="stable")
         publish = Publish(requests=[self._senders.stated(b.sender, b.count) for b in batches])
-        sizes = _joined([b.sizes for b in batches])
+        sizes = batches[0].sizes if len(batches) == 1 else np.concatenate([b.sizes for b in batches])
         records = batches[0].records if len(batches) == 1 else b"".join(b.records for b in batches)
         publish.topic_ids = self._topic_column(batches, order)
         publish.meta_sizes = _optional([b.meta_sizes for b in batches], batches, order, np.uint32)
@@ -503,34 +506,17 @@ class Publisher(Part):
         return publish
 
     def _topic_column(self, batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> bytes:
-        ids = [[self._state.topic_id(name) or 0 for name in b.topics] for b in batches]
-        if len({number for numbers in ids for number in numbers}) == 1:
-            return np.array(ids[0][:1], "<u4").tobytes()
-        columns = [
-            np.array(numbers, "<u4")[b.topic_of] if b.topic_of is not None else np.full(b.count, numbers[0], "<u4")
-            for numbers, b in zip(ids, batches, strict=True)
-        ]
+        """The topic of each message; a single one if all have the same."""
+        columns: list[NDArray[np.uint32]] = []
+        used: set[int] = set()
+        for batch in batches:
+            ids = np.array([self._state.topic_id(name) or 0 for name in batch.topics], "<u4")
+            used.update(ids.tolist())
+            columns.append(np.full(batch.count, ids[0], "<u4") if batch.topic_of is None else ids[batch.topic_of])
+        if len(used) == 1:
+            return np.array([*used], "<u4").tobytes()
         column = np.concatenate(columns)
         return (column if order is None else column[order]).tobytes()
-
-    def _answers(self, taken: list[_Request]) -> Done:
-        def applied(result: CommandResult | Failure) -> None:
-            for request in taken:
-                self._flow.answered(request.batch)
-            if isinstance(result, Failure):
-                for request in taken:
-                    request.answer(result)
-                return
-            assert isinstance(result, PublishResult) and len(result.requests) == len(taken)
-            for request, outcome in zip(taken, result.requests, strict=True):
-                if outcome.failure is not None:
-                    request.answer(outcome.failure)
-                else:
-                    levels = None if outcome.repeated else request.levels
-                    answer = BatchOutcome(outcome.ids, outcome.due_ms, outcome.repeated, levels, outcome.keys)
-                    request.answer(answer)
-
-        return applied
 
 
 def resolve_when(
@@ -578,10 +564,6 @@ def reorder_records(records: bytes, sizes: NDArray[np.uint32], order: NDArray[np
     return b"".join([view[a:b] for a, b in zip(starts[order].tolist(), ends[order].tolist(), strict=True)])
 
 
-def _joined(columns: list[NDArray[np.uint32]]) -> NDArray[np.uint32]:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
 def _key_columns(batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> tuple[bytes, bytes]:
     """Digests of unique keys and their rules; empty: no message has a unique key."""
     if all(batch.unique_keys is None for batch in batches):
@@ -600,6 +582,7 @@ def _optional(
     order: NDArray[np.int64] | None,
     dtype: type[np.uint32] | type[np.uint64],
 ) -> bytes:
+    """One column of all batches, with zeros where a batch has none; empty: no batch has it."""
     if all(column is None for column in columns):
         return EMPTY
     filled = [

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.proto.log_pb2 import AdminCommand, Command, RemoveHours
 from tickwheel.wheel.units import HOUR_MS
@@ -55,7 +56,8 @@ class Retention(Part):
             self._proposed = False
 
         removal = RemoveHours(hour_min_kept=below, forced_below=forced, dead_before_ms=dead_before_ms)
-        self._core.proposer.submit(Command(admin=AdminCommand(remove_hours=removal)), removed, may_gather=True)
+        command = Command(admin=AdminCommand(remove_hours=removal))
+        self._core.proposer.submit(command, Reply.either(removed), may_gather=True)
 
     def hours_below(self, now_ms: int) -> tuple[int, int]:
         """Two hours: retention is over below the first; hours below the second can go."""

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.core.promise import Reply
+from tickwheel.node.failure import Failure, RequestError, refuse
 from tickwheel.node.state.producers import Batch, Sender, owner_differs
 from tickwheel.node.state.schema import CHECKSUMS_LEVEL, PRODUCER_SHARES_LEVEL
 from tickwheel.node.state.view import StateView
@@ -37,29 +38,35 @@ class Senders:
         """Producer id -> its requests without an answer."""
         self._states = False
 
-    def known(self, sender: Sender, count: int) -> Batch | Failure | None:
-        """The first answer if the request is a repeat; a refusal if its sequence was used for another request; None:
-        the log decides."""
+    def known(self, sender: Sender, count: int) -> Batch | None:
+        """The first answer if the request is a repeat; None: the log decides. Raises RequestError: its sequence was
+        used for another request."""
         if not sender.producer_id:
             return None
-        if not sender.owner and self._state.owner_of(sender.producer_id):
-            # The log states an owner once: there, a request without one counts as the owner's.
-            return self.told(sender, owner_differs(sender))
-        found = self._state.repeated(sender, count)
-        return self.told(sender, found) if isinstance(found, Failure) else found
+        try:
+            if not sender.owner and self._state.owner_of(sender.producer_id):
+                # The log states an owner once: there, a request without one counts as the owner's.
+                refuse(owner_differs(sender))
+            return self._state.repeated(sender, count)
+        except RequestError as error:
+            raise RequestError(self.told(sender, error.failure)) from error
 
-    def follow(self, sender: Sender, done: Callable[[A | Failure], None]) -> Callable[[A | Failure], None]:
-        """Note a request under way; returns the callback to use instead of `done`, exactly once."""
+    def follow(self, sender: Sender, reply: Reply[A]) -> Reply[A]:
+        """Note a request under way; returns the reply to use instead of `reply`."""
         name = sender.producer_id
         if not name:
-            return done
+            return reply
         self._begin(name)
 
-        def answered(outcome: A | Failure) -> None:
+        def done(outcome: A) -> None:
             self._end(name)
-            done(self.told(sender, outcome) if isinstance(outcome, Failure) else outcome)
+            reply.done(outcome)
 
-        return answered
+        def fail(failure: Failure) -> None:
+            self._end(name)
+            reply.fail(self.told(sender, failure))
+
+        return Reply(done, fail)
 
     @contextmanager
     def following(self, sender: Sender) -> Iterator[None]:

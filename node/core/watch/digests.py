@@ -83,7 +83,7 @@ class Digests(Part):
         self._turns = None
         waiting, self._served, self._waiting = self._served + self._waiting, [], []
         for promise in waiting:
-            promise.keep(_stops())
+            promise.refuse(_stops())
 
 
 def _stops() -> Failure:

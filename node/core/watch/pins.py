@@ -118,7 +118,7 @@ class PendingPins:
             commit = CommitStagedRequest(job_id=job_id, run_id=NAMED, fingerprint=request.pin_id)
             command = Command(staging=StagingCommand(commit=commit))
             answer: Promise[CommandResult] = Promise()
-            core.proposer.submit(command, answer.keep)
+            core.proposer.submit(command, answer.reply)
             result = await answer
             if core.state.staging.job(job_id) is None and isinstance(result, StagingResult):
                 refuse(result.failure)

@@ -9,7 +9,8 @@ import numpy as np
 
 from tests.node.core.trio import MS, Client, Node, World, digests
 from tickwheel.node.core.bulk.bundle_store import Held
-from tickwheel.node.failure import Failure
+from tickwheel.node.core.promise import Reply
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import bulk_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
@@ -60,9 +61,12 @@ class Loader:
                 self.failures.append(state)
             elif not state.held and boot == node.boot:
                 piece = data[state.bytes : state.bytes + PIECE_BYTES]
-                bulk.take(name, len(data), state.bytes, piece, google_crc32c.value(piece), go_on)
+                bulk.take(name, len(data), state.bytes, piece, google_crc32c.value(piece), Reply.either(go_on))
 
-        go_on(bulk.offer(name, len(data)))
+        try:
+            go_on(bulk.offer(name, len(data)))
+        except RequestError as error:
+            self.failures.append(error.failure)
 
     def send_all(self, names: str = "abc") -> None:
         """To the nodes of these names that are up, and wait."""

@@ -12,8 +12,9 @@ from tests.node.core.trio import Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Proposer
-from tickwheel.node.failure import Failure, not_master
+from tickwheel.node.failure import Failure, RequestError, not_master
 from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import LEASE_EXPIRED, SETTLE_RETRY, AdminCommand, Command, Dispatch, LogEntry
@@ -75,17 +76,18 @@ def test_a_consumer_of_a_deleted_group_goes_on_asking() -> None:
     answers: list[object] = []
     ids = np.ones(1, "<u8").tobytes()
     batch = consumer_pb2.SettleBatch(group="g", topic="t", ids=ids, attempts=np.ones(1, "<u4").tobytes())
-    session.settle(batch, answers.append)
-    session.extend(consumer_pb2.ExtendBatch(group="g", topic="t", ids=ids, attempts=batch.attempts), answers.append)
+    session.settle(batch, Reply.either(answers.append))
+    with pytest.raises(RequestError):
+        session.extend(consumer_pb2.ExtendBatch(group="g", topic="t", ids=ids, attempts=batch.attempts))
     session.credit(1)
     world.run(200)
     session.close()
     world.run(200)
     assert master.host is not None, master.fatal
-    assert [isinstance(answer, Failure) for answer in answers] == [True, True]
+    assert [isinstance(answer, Failure) for answer in answers] == [True]
 
 
-def leaving(rows: int, done: Callable[[SettleResult | Failure], None]) -> Leaving:
+def leaving(rows: int, tell: Callable[[SettleResult | Failure], None]) -> Leaving:
     """So many expired deliveries."""
     return Leaving(
         (1, 1),
@@ -96,7 +98,7 @@ def leaving(rows: int, done: Callable[[SettleResult | Failure], None]) -> Leavin
         np.zeros(rows, np.int64),
         LEASE_EXPIRED,
         "x",
-        done,
+        Reply.either(tell),
     )
 
 
@@ -127,11 +129,11 @@ def test_whoever_submits_again_when_refused_is_answered_in_turn() -> None:
         assert isinstance(result, Failure)
         if left[0]:
             left[0] -= 1
-            proposer.submit(Command(dispatch=Dispatch()), refused)
+            proposer.submit(Command(dispatch=Dispatch()), Reply.either(refused))
         order.append("again")
 
-    proposer.submit(Command(dispatch=Dispatch()), refused)
-    proposer.submit(Command(dispatch=Dispatch()), lambda result: order.append("other"))
+    proposer.submit(Command(dispatch=Dispatch()), Reply.either(refused))
+    proposer.submit(Command(dispatch=Dispatch()), Reply.either(lambda result: order.append("other")))
     proposer.end(not_master(None, None))
     assert left == [0] and len(order) == 10_002
     assert order[1] == "other"

@@ -9,6 +9,7 @@ import pytest
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.checkpoint import MANIFEST_PATH, REST
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
@@ -77,13 +78,13 @@ def test_after_a_long_checkpoint_comes_a_long_rest_but_for_who_asks() -> None:
     world.run_until(lambda: not checkpointer.running)
     files: list[object] = []
     slave.holds_checkpoints = True
-    checkpointer.request(files.append)
+    checkpointer.request(Reply.either(files.append))
     world.run_until(lambda: bool(slave.held), 1_000)
     world.run(10_000)
     slave.release()
     world.run_until(lambda: bool(files), 1_000)
     checkpointer.copied(files.pop())
-    checkpointer.request(files.append)
+    checkpointer.request(Reply.either(files.append))
     world.run_until(lambda: bool(files), 1_000)
 
 

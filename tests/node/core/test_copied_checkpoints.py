@@ -10,6 +10,7 @@ import pytest
 from tests.node.core.test_failover import load
 from tests.node.core.trio import DISK_NS, MS, Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.peer_pb2 import CheckpointChunk
@@ -123,7 +124,7 @@ def test_a_checkpoint_that_comes_too_late_sets_nobody_back() -> None:
     load(world, late.client, 2)
     assert slave.host is not None
     checkpointer = slave.host.core.checkpointer
-    checkpointer.request(checkpointer.copied)
+    checkpointer.request(Reply.either(checkpointer.copied))
     world.run(500)
     applied = slave.host.core.applied_index
     assert slave.host.core.checkpointer.covered_index > 0 and applied > 0
@@ -189,7 +190,7 @@ def test_a_checkpoint_from_a_peer_waits_for_what_the_own_disk_still_writes(held:
     setattr(slave, held, True)
     slave.start()
     assert slave.host is not None
-    slave.host.core.checkpointer.request(lambda files: None)
+    slave.host.core.checkpointer.request(UNHEARD)
     slave.wake()
     world.run_until(lambda: bool(slave.held))
     world.run(1_500)
@@ -216,10 +217,10 @@ def test_a_checkpoint_from_a_peer_waits_for_the_sync_of_the_own_journal() -> Non
     slave.host._checkpoint_needed(master.name)
     world.run(DISK_NS / MS)  # until its staging directory has been read
     answers: list[object] = []
-    slave.host.core.checkpointer.request(answers.append)
+    slave.host.core.checkpointer.request(Reply.either(answers.append))
     world.run(1_000)
     assert not slave.host.installs
-    slave.host.core.checkpointer.request(answers.append)
+    slave.host.core.checkpointer.request(Reply.either(answers.append))
     world.run(10)
     reasons = [answer.reason for answer in answers if isinstance(answer, Failure)]
     assert reasons == [pb.RECOVERING] * 2, "who asks for a checkpoint meanwhile is told to ask again"
@@ -246,7 +247,7 @@ class BrokenCopy:
         load(self.world, self.client, 4)
         assert self.master.host is not None
         asked: list[object] = []
-        self.master.host.core.checkpointer.request(asked.append)
+        self.master.host.core.checkpointer.request(Reply.either(asked.append))
         self.master.wake()
         self.world.run_until(lambda: bool(asked))
         (files,) = asked

@@ -20,6 +20,7 @@ from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, Row
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.server.calls import Calls
@@ -106,7 +107,7 @@ def test_the_rest_of_a_tick(name: str, monkeypatch: Patch) -> None:
         client.schedule([11_000])
     else:
         monkeypatch.setattr(core.state, "capture_checkpoint", damage)
-        core.checkpointer.request(lambda answer: None)
+        core.checkpointer.request(UNHEARD)
     lets_another_lead(world, client, master, "state/some.file", 15_000)
 
 
@@ -146,7 +147,7 @@ def test_work_of_a_worker(kind: str, monkeypatch: Patch) -> None:
         client.schedule([11_000])
     else:
         monkeypatch.setattr(StateCheckpoint, "run", damage)
-        core.checkpointer.request(lambda answer: None)
+        core.checkpointer.request(UNHEARD)
         master.wake()
     lets_another_lead(world, client, master, "failed: 'state/some.file'", 15_000)
 
@@ -171,8 +172,10 @@ def test_an_answer_to_a_command_of_its_own(monkeypatch: Patch) -> None:
     monkeypatch.setattr(core.parts.dispatcher, "tick", observed)
     pending = core.proposer._propose
 
-    def proposed(log: Any, entry: bytes, dones: Any, *rest: Any) -> None:
-        pending(log, entry, [damage for _ in dones], *rest)
+    def proposed(log: Any, items: Any, now_ms: int) -> None:
+        for item in items:
+            item.reply = Reply.either(damage)
+        pending(log, items, now_ms)
 
     client.schedule([100])
     world.run(50)
@@ -276,10 +279,10 @@ def test_files_that_cannot_be_written(what: str, failure: str, monkeypatch: Patc
     elif what == "bundle":
         fail(1, lambda path: path.startswith(bundle.DIRECTORY))
         data, _ = bundle_of([world.now_ms + 60_000], "some")
-        core.parts.bulk.take(name_of(data), len(data), 0, data, google_crc32c.value(data), lambda _: None)
+        core.parts.bulk.take(name_of(data), len(data), 0, data, google_crc32c.value(data), UNHEARD)
     else:
         fail(1, lambda path: path.startswith("state"))
-        core.checkpointer.request(lambda answer: None)
+        core.checkpointer.request(UNHEARD)
     master.wake()
     lets_another_lead(world, client, master, "Input/output error")
     assert bool(stood) == (what == "journal" or failure == "fsync")

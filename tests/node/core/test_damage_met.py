@@ -8,6 +8,7 @@ import pytest
 
 from tests.node.core.test_serving import contain
 from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.dispatcher import Phase
 from tickwheel.node.failure import Failure
 from tickwheel.storage.blocks import BLOCK_BYTES
@@ -30,7 +31,7 @@ def restarted_with_ready_messages(names: str) -> tuple[World, Client]:
     for node in world.nodes.values():
         assert node.host is not None
         taken: list[object] = []
-        node.host.core.checkpointer.request(taken.append)
+        node.host.core.checkpointer.request(Reply.either(taken.append))
         node.wake()
         world.run_until(lambda: bool(taken))  # noqa: B023  # called within the round
         assert not isinstance(taken[0], str)

@@ -22,12 +22,15 @@ from tests.node.core.test_serving import (
     SELECTION,
     Mistake,
     raising,
+    raising_reply,
     scheduled,
     world_with_messages,
 )
 from tests.node.core.test_serving import ask as ask_core
 from tests.node.core.trio import Node as SimulatedNode
 from tests.node.core.trio import World, digests
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import Row
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.failure import Failure, RequestError
@@ -199,8 +202,8 @@ class StumblingCalls(Calls):
 
     at: list[str]
 
-    async def answered(self, begin: Callable[[Callable[[Any], None]], None]) -> Any:
-        return await super().answered(lambda done: begin(raising(done, self.at)))
+    async def answered(self, begin: Callable[[NodeCore, Callable[[Any], None]], None]) -> Any:
+        return await super().answered(lambda core, tell: begin(core, raising(tell, self.at)))
 
 
 class Context:
@@ -257,7 +260,7 @@ async def answered(world: World, node: Node, name: str, request: Message) -> lis
     serving: Awaitable[Any]
     if isinstance(endpoint, DirectEndpoint):
         begin = endpoint.begin
-        serving = node.calls.answered(lambda answer: begin(node, request, EVERYBODY, answer))
+        serving = node.calls.answered(lambda _, tell: begin(node, request, EVERYBODY, Reply.either(tell)))
     else:
         serving = endpoint.serve(node, once(request) if streams else request, EVERYBODY, cast(Any, context))
     task = asyncio.ensure_future(serving)
@@ -302,7 +305,9 @@ async def test_a_mistake_in_a_later_piece_fails_its_call(where: str, monkeypatch
     if where == "step":
         monkeypatch.setattr(core.serving, "start", lambda steps, done: start(stumbling(steps, at), done))
         # Messages are no coroutine.
-        monkeypatch.setattr(core.parts.requests, "schedule", lambda batch, done: schedule(batch, raising(done, at)))
+        monkeypatch.setattr(
+            core.parts.requests, "schedule", lambda batch, reply: schedule(batch, raising_reply(reply, at))
+        )
         schedule_row = core.parts.requests.schedule_row
 
         def stumbling_row(row: Row, client: str, actor: str, caller: RowCaller) -> None:

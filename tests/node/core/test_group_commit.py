@@ -9,6 +9,7 @@ import pytest
 
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DELAY, IncomingBatch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
@@ -55,7 +56,7 @@ class Callers:
             if self.calling:
                 self.world.at(self.world.now_ns + self._pause_ns, self._call)
 
-        node.host.core.parts.requests.schedule(message(), answered)
+        node.host.core.parts.requests.schedule(message(), Reply.either(answered))
         node.wake()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.status import node_metrics, node_status
 from tickwheel.node.state import snapshot
 from tickwheel.node.state.groups import Groups
@@ -22,7 +23,7 @@ def create(world: World, command: AdminCommand) -> Node:
     master = world.elect()
     assert master.host is not None
     results: list[object] = []
-    master.host.core.proposer.submit(Command(admin=command), results.append)
+    master.host.core.proposer.submit(Command(admin=command), Reply.either(results.append))
     master.wake()
     world.run_until(lambda: bool(results))
     return master
@@ -115,7 +116,7 @@ def test_nothing_is_applied_while_a_checkpoint_is_captured_and_the_master_stays(
     core = master.host.core
     changes = core.parts.mastership.changes
     written: list[object] = []
-    core.checkpointer.request(written.append)
+    core.checkpointer.request(Reply.either(written.append))
     master.wake()
     world.run_until(lambda: core.checkpointer.capturing)
     client.schedule([50])

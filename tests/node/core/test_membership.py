@@ -6,6 +6,7 @@ import pytest
 
 from tests.node.core.trio import Client, World, digests, places
 from tickwheel.node.core.founding import ClusterFounding
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import AdminResult
@@ -106,7 +107,7 @@ def test_a_learner_does_not_count_after_a_restart_from_a_checkpoint() -> None:
     for node in world.nodes.values():
         assert node.host is not None
         written: list[object] = []
-        node.host.core.checkpointer.request(written.append)
+        node.host.core.checkpointer.request(Reply.either(written.append))
         node.wake()
         world.run_until(lambda written=written: bool(written))  # type: ignore[misc]
         node.kill()

@@ -9,6 +9,7 @@ from tests.node.core.trio import Client, World
 from tickwheel.node.core import membership
 from tickwheel.node.core.delivery import dead, settlements
 from tickwheel.node.core.delivery.consumers import CONSUMER_NAME_LENGTH_MAX
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -30,7 +31,7 @@ def settle(world: World, first: int, count: int) -> object:
         positions=positions.tobytes(),
     )
     answers: list[object] = []
-    master.host.core.parts.consumers.settle(batch, answers.append)
+    master.host.core.parts.consumers.settle(batch, Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]

@@ -13,6 +13,7 @@ from tests.node.core.trio import Client, World, digests
 from tests.node.state.driver import admin
 from tests.node.state.test_schema import FIELD_1000
 from tickwheel.node.config import read_config
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure
 from tickwheel.node.rebuild import rebuild
 from tickwheel.node.refound import RefoundError, refound
@@ -111,13 +112,13 @@ def test_a_command_that_cannot_be_read_back_is_refused_alone() -> None:
     )
     value = admin(create_group=admin_pb2.CreateGroupRequest(name="g", start_from=7))  # type: ignore[arg-type]
     for number, command in enumerate([dispatch(1), deep, dispatch(2), unknown, value, dispatch(3)]):
-        proposer.submit(command, lambda result, number=number: answers.update({number: result}))  # type: ignore[misc]
+        proposer.submit(command, Reply.either(lambda result, number=number: answers.update({number: result})))  # type: ignore[misc]
     proposer.flush()
     assert [c.dispatch.due_ms for entry in log.entries for c in entry.commands] == [1, 2, 3]
     assert sorted(answers) == [1, 3, 4] and proposer.unsound_commands == 3
     for answer in answers.values():
         assert isinstance(answer, Failure) and answer.grpc_code_name == "INVALID_ARGUMENT"
-    proposer.submit_alone(deep, lambda result: answers.update({9: result}), ["n1"])
+    proposer.submit_alone(deep, Reply.either(lambda result: answers.update({9: result})), ["n1"])
     proposer.flush()
     assert isinstance(answers[9], Failure)
     while log.entries and proposer.entries_in_flight:
@@ -144,7 +145,7 @@ def test_each_command_that_holds_a_request_is_looked_through(command: Command) -
         part = inner[0]
     part.MergeFromString(FIELD_1000)
     proposer, answers = proposer_with(Log(), 8), list[Any]()
-    proposer.submit(command, answers.append)
+    proposer.submit(command, Reply.either(answers.append))
     proposer.flush()
     assert isinstance(answers[0], Failure) and proposer.unsound_commands == 1
 

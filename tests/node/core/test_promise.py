@@ -58,14 +58,14 @@ def test_a_failure_is_raised_and_answered() -> None:
 
     async def request() -> int:
         try:
-            await answer_of(lambda done: done(other))
+            await answer_of(lambda reply: reply.fail(other))
         except RequestError as error:
             assert error.failure is other
         return await promise
 
     answers: list[Any] = []
     Serving(lambda bits: 0).start(request(), answers.append)
-    promise.keep(REFUSAL)
+    promise.refuse(REFUSAL)
     assert answers == [REFUSAL]
 
 

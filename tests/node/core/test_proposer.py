@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis.strategies import booleans, integers, lists, tuples
 
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.proposer import COMMIT_MS, NO_CHANGE, WINDOW_BYTES_MIN, Proposer
 from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry, Publish
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
@@ -58,11 +59,11 @@ def test_what_goes_alone_overtakes_nothing(in_flight: int) -> None:
     """Dispatches that wait come first, though the log is full; what comes later comes after it; nothing joins it."""
     log = Log()
     proposer = proposer_with(log, in_flight)
-    proposer.submit(dispatch(1), lambda result: None)
+    proposer.submit(dispatch(1), UNHEARD)
     proposer.flush()
-    proposer.submit(dispatch(2), lambda result: None)
-    proposer.submit_alone(ingest(3), lambda result: None, ["n1"])
-    proposer.submit(dispatch(4), lambda result: None)
+    proposer.submit(dispatch(2), UNHEARD)
+    proposer.submit_alone(ingest(3), UNHEARD, ["n1"])
+    proposer.submit(dispatch(4), UNHEARD)
     while proposer.waiting:
         proposer.flush()
         log.answer()
@@ -75,10 +76,10 @@ def test_what_waits_alone_is_known_to_change_what_is_pending() -> None:
     """From when it is queued until it was applied: a dispatch that is proposed behind it is not delivered ahead."""
     log = Log()
     proposer = proposer_with(log, 1)
-    proposer.submit(dispatch(1), lambda result: None)
+    proposer.submit(dispatch(1), UNHEARD)
     proposer.flush()
     assert proposer.may_change_from_ms() == NO_CHANGE
-    proposer.submit_alone(ingest(2), lambda result: None)
+    proposer.submit_alone(ingest(2), UNHEARD)
     assert proposer.may_change_from_ms() == 0
     log.answer()
     proposer.flush()
@@ -92,12 +93,12 @@ def test_what_waits_alone_is_answered_when_mastership_is_lost() -> None:
     log = Log()
     proposer = proposer_with(log, 1)
     answers: list[object] = []
-    proposer.submit(dispatch(1), answers.append)
+    proposer.submit(dispatch(1), Reply.either(answers.append))
     proposer.flush()
-    proposer.submit_alone(ingest(2), answers.append)
+    proposer.submit_alone(ingest(2), Reply.either(answers.append))
     assert not answers
     proposer.end(failure := cast(Any, object()))
-    proposer.submit_alone(ingest(3), answers.append)
+    proposer.submit_alone(ingest(3), Reply.either(answers.append))
     assert answers[0] is failure and len(answers) == 2
 
 
@@ -109,9 +110,9 @@ def test_commands_keep_their_order(steps: list[tuple[bool, bool]], in_flight: in
     done: list[int] = []
     for number, (alone, flushed) in enumerate(steps, 1):
         if alone:
-            proposer.submit_alone(ingest(number), lambda result, number=number: done.append(number))  # type: ignore[misc]
+            proposer.submit_alone(ingest(number), Reply.either(lambda result, number=number: done.append(number)))  # type: ignore[misc]
         else:
-            proposer.submit(dispatch(number), lambda result, number=number: done.append(number))  # type: ignore[misc]
+            proposer.submit(dispatch(number), Reply.either(lambda result, number=number: done.append(number)))  # type: ignore[misc]
         if flushed:
             proposer.flush()
             assert proposer.entries_in_flight <= in_flight
@@ -151,7 +152,7 @@ def in_flight_after(rounds: int, took_ms: int, *, dispatches: bool) -> int:
     proposer = flooded(log, 256 << 10, times)
     for _ in range(rounds):
         if dispatches:
-            proposer.submit(dispatch(1), lambda result: None)
+            proposer.submit(dispatch(1), UNHEARD)
         proposer.flush()
         sent = proposer.entries_in_flight
         times[0] += took_ms
@@ -174,14 +175,14 @@ def test_a_closed_window_holds_up_schedules_only() -> None:
     log, times = Log(), [1_000]
     proposer = flooded(log, WINDOW_BYTES_MIN, times)
     for _ in range(8):
-        proposer.submit(dispatch(1), lambda result: None)
+        proposer.submit(dispatch(1), UNHEARD)
         proposer.flush()
         times[0] += 10 * COMMIT_MS
         while proposer.entries_in_flight:
             log.answer()
     proposer.flush()
     assert proposer.entries_in_flight == 1
-    proposer.submit(dispatch(2), lambda result: None)
+    proposer.submit(dispatch(2), UNHEARD)
     proposer.flush()
     assert [command.WhichOneof("body") for command in log.entries[-1].commands] == ["dispatch"]
     assert proposer.wait_ms(cast(Any, None)) is None, "nothing is to be done before an answer comes"

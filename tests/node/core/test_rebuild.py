@@ -12,6 +12,7 @@ from tests.node.core.loading import Loader, begin, bundle_of, name_of
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.requests import message_id_of
 from tickwheel.node.rebuild import RebuildError, rebuild
 from tickwheel.node.server import handlers
@@ -56,7 +57,7 @@ class Alone:
         self.world.run(8_000)  # all is quiet then for a while
         assert {b"m99", b"soon-79", b"past-19"} < self.client.got.keys() and b"soon-80" not in self.client.got
         written = self.core.checkpointer.written
-        self.core.checkpointer.request(self.core.checkpointer.copied)
+        self.core.checkpointer.request(Reply.either(self.core.checkpointer.copied))
         self.world.run_until(lambda: self.core.checkpointer.written > written)
         self.applied = self.core.applied_index
         self.before = self.content()

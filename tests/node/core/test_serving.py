@@ -13,6 +13,8 @@ from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.proposer import Answer
 from tickwheel.node.core.requests import message_id_of
 from tickwheel.node.core.schedule.intake import from_batch, from_message
 from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
@@ -75,13 +77,13 @@ def ask(node: Node, start: Start) -> list[Any]:
 def settled(outcome: consumer_pb2.Outcome.ValueType) -> Start:
     """A settlement of the group g."""
     batch = consumer_pb2.SettleBatch(group="g", topic="t", outcome=outcome, **IDS)
-    return lambda node, done: core_of(node).parts.consumers.settle(batch, done)
+    return lambda node, done: core_of(node).parts.consumers.settle(batch, Reply.either(done))
 
 
 def scheduled(node: Node, done: Done) -> None:
     """One message."""
     core_of(node).parts.requests.schedule(
-        from_message(one(due_ms=node.world.now_ms + 60_000), core_of(node).state.settings), done
+        from_message(one(due_ms=node.world.now_ms + 60_000), core_of(node).state.settings), Reply.either(done)
     )
 
 
@@ -170,6 +172,11 @@ def raising(callback: Callable[..., Any], at: list[str]) -> Callable[..., Any]:
     return piece
 
 
+def raising_reply(reply: Reply[Any], at: list[str]) -> Reply[Any]:
+    """In its place: a mistake in what is told first."""
+    return Reply(raising(reply.done, at), raising(reply.fail, at))
+
+
 def check_failed(world: World, master: Node, answers: list[Any], reported: dict[str, BaseException]) -> None:
     """The request was told of its mistake, and the cluster goes on."""
     assert master.host is not None, master.fatal
@@ -192,12 +199,12 @@ def test_a_mistake_in_the_answer_to_what_was_applied(kind: str, monkeypatch: pyt
     if kind == "schedule":
         publisher = master.host.core.parts.publisher
         publish = publisher.schedule
-        monkeypatch.setattr(publisher, "schedule", lambda batch, done: publish(batch, raising(done, at)))
+        monkeypatch.setattr(publisher, "schedule", lambda batch, reply: publish(batch, raising_reply(reply, at)))
     elif kind in ("nack", "dead"):
         add = master.host.core.parts.delivery.settlements.retries.add
 
         def broken(leaving: Any) -> None:
-            leaving.done = raising(leaving.done, at)
+            leaving.reply = raising_reply(leaving.reply, at)
             add(leaving)
 
         monkeypatch.setattr(master.host.core.parts.delivery.settlements.retries, "add", broken)
@@ -207,9 +214,9 @@ def test_a_mistake_in_the_answer_to_what_was_applied(kind: str, monkeypatch: pyt
     else:
         submit = proposer.submit
 
-        def submitted(command: Any, done: Done, *args: Any, **named: Any) -> None:
+        def submitted(command: Any, reply: Answer, *args: Any, **named: Any) -> None:
             wanted = kind not in ("consume", "pull") or command.admin.WhichOneof("body") == "create_group"
-            submit(command, raising(done, at) if wanted and at else done, *args, **named)
+            submit(command, raising_reply(reply, at) if wanted and at else reply, *args, **named)
 
         monkeypatch.setattr(proposer, "submit", submitted)
     answers = ask(master, THROUGH_LOG[kind])

@@ -16,17 +16,17 @@ def newer(node: Node, *, uses: bool) -> None:
     """From now on what this master writes is of a newer version; `uses`: with a field that others do not know."""
     assert node.host is not None
     proposer = node.host.core.proposer
-    write = Proposer._entry_of
+    write = Proposer._sound_entry
 
-    def entry_of(commands: Sequence[Command], now_ms: int) -> bytes:
-        entry = LogEntry.FromString(write(proposer, commands, now_ms))
+    def sound_entry(commands: Sequence[Command], now_ms: int) -> bytes:
+        entry = LogEntry.FromString(write(proposer, commands, now_ms) or b"")
         entry.schema = ENTRY_SCHEMA ^ 1
         if uses:
             entry.commands[0].MergeFromString(FIELD_1000)
         data: bytes = entry.SerializeToString()
         return data
 
-    proposer._entry_of = entry_of  # type: ignore[method-assign]
+    proposer._sound_entry = sound_entry  # type: ignore[method-assign]
 
 
 def test_a_newer_master_that_uses_nothing_new_is_followed() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.node.core.trio import MS, Client, Node, World, digests
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DELAY, from_batch, from_message
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure, RequestError
@@ -28,7 +29,7 @@ def schedule(node: Node, batch: scheduler_pb2.ScheduleBatch | scheduler_pb2.Sche
         incoming = from_message(request, settings) if request is not None else from_batch(batch, settings)  # type: ignore[arg-type]
     except RequestError as error:
         return error.failure
-    node.host.core.parts.requests.schedule(incoming, answers.append)
+    node.host.core.parts.requests.schedule(incoming, Reply.either(answers.append))
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]

@@ -20,6 +20,7 @@ from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.core.world import NodeIdentity, Ports
@@ -248,7 +249,7 @@ class Node:
             done("the link broke" if broken else None)
             self.wake()
 
-        checkpointer.request(files_ready)
+        checkpointer.request(Reply.either(files_ready))
         source.wake()
 
     # Random
@@ -387,7 +388,7 @@ class Client:
             else:
                 self.acked.update(zip(records, due, strict=True))
 
-        master.host.core.parts.requests.schedule(batch, done)
+        master.host.core.parts.requests.schedule(batch, Reply.either(done))
         master.wake()
 
     def consume(self, credits: int = 10_000, lease_ms: int = 5_000) -> None:
@@ -422,7 +423,7 @@ class Client:
             if isinstance(receipt, Failure):
                 self.unsettled.append(settle)
 
-        session.settle(settle, done)
+        session.settle(settle, Reply.either(done))
 
     def _closed(self, failure: Failure) -> None:
         self.closed = True

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.node.core.trio import World
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch, row_of
 from tickwheel.node.core.schedule.publisher import ROWS, AppliedLevels, BatchOutcome
 from tickwheel.node.server.callers import EVERYBODY
@@ -140,7 +141,7 @@ async def test_streams_are_held_back_where_other_requests_are_refused(limit: str
         most = max(most, core.parts.publisher.waiting)
         if len(alone) < 5:
             one = from_batch(batch(1, b"y"), core.state.settings)
-            core.parts.requests.schedule(one, alone.append)
+            core.parts.requests.schedule(one, Reply.either(alone.append))
         world.run(5)
     await asyncio.gather(*tasks)
     for context in contexts:

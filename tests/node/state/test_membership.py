@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.node.failure import Failure
+from tickwheel.node.failure import RequestError
 from tickwheel.node.state.membership import after, member_of, message_of
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2 import RemoveMemberRequest
@@ -35,10 +35,12 @@ def test_whatever_is_asked_the_members_stay_sound(commands: list[AdminCommand]) 
     removed: set[str] = set()
     for command in commands:
         before = dict(members)
-        made = after(command, members, removed)
-        assert members == before, "it changes nothing itself"
-        if isinstance(made, Failure):
+        try:
+            made = after(command, members, removed)
+        except RequestError:
             continue
+        finally:
+            assert members == before, "it changes nothing itself"
         voters = {m.node_id for m in members.values() if not m.learner}
         assert len(voters ^ set(made.voters)) <= 1
         assert made.voters

@@ -11,6 +11,7 @@ import numpy as np
 from tests.node.core.loading import Loader, begin, bundle_of, check, name_of, settle_down
 from tests.node.core.trio import EPOCH_MS, Client, Node, World
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.status import node_metrics, node_status
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, bulk_pb2, common_pb2
@@ -104,11 +105,11 @@ def test_what_is_no_bundle_is_refused(world: World) -> None:
     assert node.host is not None
     bulk = node.host.core.parts.bulk
     answers: list[object] = []
-    bulk.take(name_of(good), len(good), 0, good[:50], 1, answers.append)
+    bulk.take(name_of(good), len(good), 0, good[:50], 1, Reply.either(answers.append))
     wrong_name = "f" * 64
-    bulk.take(wrong_name, 50, 0, good[:50], google_crc32c.value(good[:50]), answers.append)
-    bulk.take("../../etc", 50, 0, b"x", 0, answers.append)
-    bulk.take(wrong_name[:-1] + "e", 1 << 40, 0, b"x", 0, answers.append)
+    bulk.take(wrong_name, 50, 0, good[:50], google_crc32c.value(good[:50]), Reply.either(answers.append))
+    bulk.take("../../etc", 50, 0, b"x", 0, Reply.either(answers.append))
+    bulk.take(wrong_name[:-1] + "e", 1 << 40, 0, b"x", 0, Reply.either(answers.append))
     world.run(50)
     assert len(answers) == 4
     for answer in answers:

@@ -14,6 +14,7 @@ from tests.node.core.loading import Loader, begin, bundle_of, check, name_of, se
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.bulk import bundle_store
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.failure import Failure
 from tickwheel.storage import bundle
 from tickwheel.wheel.units import HOUR_MS
@@ -36,7 +37,7 @@ def test_a_checkpoint_carries_bundles(world: World) -> None:
         client.schedule([25_000] * 200)
         world.run(50)
     before = checkpointer.written
-    checkpointer.request(checkpointer.copied)
+    checkpointer.request(Reply.either(checkpointer.copied))
     world.run_until(lambda: checkpointer.written > before)
     slave.start()
     world.run(3_000)
@@ -69,7 +70,7 @@ def test_bundles_that_nobody_claims_go(world: World, monkeypatch: pytest.MonkeyP
     assert node.host is not None
     store = node.host.core.parts.bulk.store
     part_name = "0" * 64
-    node.host.core.parts.bulk.take(part_name, 9_000, 0, left[:100], google_crc32c.value(left[:100]), lambda _: None)
+    node.host.core.parts.bulk.take(part_name, 9_000, 0, left[:100], google_crc32c.value(left[:100]), UNHEARD)
     world.run(100)
     assert part.datas and node.disk.exists(f"bulk/{part_name}.part")
     world.run(40_000)
@@ -123,7 +124,7 @@ def test_a_bundle_stays_until_a_checkpoint_covers_its_end(monkeypatch: pytest.Mo
         assert node.host is not None and node.host.core.parts.bulk.load("job").units == units
         assert not node.host.installs
         done: list[object] = []
-        node.host.core.checkpointer.request(done.append)
+        node.host.core.checkpointer.request(Reply.either(done.append))
         node.wake()
         world.run_until(lambda done=done: bool(done))  # type: ignore[misc]
     world.run(8_000)
@@ -220,7 +221,7 @@ def test_a_checkpoint_waits_for_what_a_node_lacks(world: World) -> None:
         if core.parts.bulk.waiting:
             break
     done: list[Any] = []
-    core.checkpointer.request(done.append)
+    core.checkpointer.request(Reply.either(done.append))
     slave.wake()
     assert core.wheel.ingestion.absorbing and not done
     world.run_until(lambda: bool(done))

@@ -16,7 +16,7 @@ from tests.node.core.loading import Loader, admin, begin, bundle_of, settle_down
 from tests.node.core.trio import EPOCH_MS, MS, Client, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.promise import UNHEARD, Promise
 from tickwheel.node.core.schedule.intake import KIND_DUE
 from tickwheel.node.core.schedule.publisher import Rescheduled
 from tickwheel.node.core.watch.status import node_status
@@ -339,7 +339,7 @@ def test_a_checkpoint_carries_the_cold_tier(world: World) -> None:
     settle_down(world)
     for node in world.nodes.values():
         assert node.host is not None
-        node.host.core.checkpointer.request(lambda _: None)
+        node.host.core.checkpointer.request(UNHEARD)
     world.run(500)
     for node in list(world.nodes.values()):
         node.kill()

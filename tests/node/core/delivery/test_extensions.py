@@ -25,9 +25,10 @@ from tickwheel.node.core.delivery.leases import (
     ranges_of,
 )
 from tickwheel.node.core.delivery.settlements import EXTEND_MESSAGES_MAX, SETTLE_MESSAGES_MAX
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.listings import named_group
 from tickwheel.node.core.watch.status import node_metrics, node_status
-from tickwheel.node.failure import Failure
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.peer_pb2 import LeaseRange
 
@@ -209,9 +210,10 @@ def extended(
     request = consumer_pb2.ExtendBatch(group="g", topic="t", lease_ms=20_000)
     for name, column in columns.items():
         setattr(request, name, column * times)
-    answers: list[consumer_pb2.ExtendReceipt | Failure] = []
-    master.host.core.parts.consumers.extend(request, answers.append)
-    return answers[0]
+    try:
+        return master.host.core.parts.consumers.extend(request)
+    except RequestError as error:
+        return error.failure
 
 
 @pytest.mark.parametrize("positions", [True, False])
@@ -298,7 +300,7 @@ def test_a_message_named_often_in_a_settlement_is_settled_and_counted_once(
         positions=batch.positions * copies if positions else b"",
     )
     answers: list[object] = []
-    settlements.settle(request, world.now_ms, answers.append)
+    settlements.settle(request, world.now_ms, Reply.either(answers.append))
     assert settlements.retries.rows == (2 if outcome in (consumer_pb2.RETRY, consumer_pb2.DEAD) else 0)
     world.run_until(lambda: bool(answers))
     (result,) = answers
@@ -320,7 +322,7 @@ def test_the_row_with_the_right_position_counts() -> None:
         positions=np.array([position + 1, position, position + 2], "<u8").tobytes(),
     )
     answers: list[object] = []
-    master.host.core.parts.delivery.settlements.settle(request, world.now_ms, answers.append)
+    master.host.core.parts.delivery.settlements.settle(request, world.now_ms, Reply.either(answers.append))
     world.run_until(lambda: bool(answers))
     assert (answers[0].settled, answers[0].unknown) == (1, 0)  # type: ignore[attr-defined]
 
@@ -333,7 +335,7 @@ def test_a_settlement_names_a_bounded_number_of_messages() -> None:
         group="g", topic="t", outcome=consumer_pb2.ACK, ids=batch.ids * count, attempts=batch.attempts * count
     )
     answers: list[object] = []
-    master.host.core.parts.consumers.settle(request, answers.append)
+    master.host.core.parts.consumers.settle(request, Reply.either(answers.append))
     (refused,) = answers
     assert isinstance(refused, Failure) and refused.metadata["field"] == "ids"
     assert str(SETTLE_MESSAGES_MAX) in refused.metadata["limit"] and refused.metadata["value"] == str(count)
@@ -362,14 +364,12 @@ def test_an_extended_lease_is_given_back_once_when_its_consumer_leaves() -> None
     world, master, client, batch = holding(3)
     assert master.host is not None and client.session is not None
     for _ in range(5):
-        done: list[object] = []
-        client.session.extend(
+        receipt = client.session.extend(
             consumer_pb2.ExtendBatch(
                 group="g", topic="t", ids=batch.ids, attempts=batch.attempts, positions=batch.positions, lease_ms=9_000
-            ),
-            done.append,
+            )
         )
-        assert isinstance(done[0], consumer_pb2.ExtendReceipt) and done[0].extended == 3
+        assert receipt.extended == 3
     client.session.close()
     client.closed = True
     world.run_until(lambda: len(client.batches) == 2)

@@ -9,6 +9,7 @@ from tests.node.core.delivery.test_retries import ACK, Picky, admin, settlement
 from tests.node.core.trio import World, digests
 from tickwheel.node.core.delivery import fifo
 from tickwheel.node.core.delivery.fifo import FifoChannel
+from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -47,7 +48,7 @@ class Ordered(Picky):
             tag_masks=np.array([tag_mask(some) for some in tags], np.uint64) if any(tags) else None,
             records=b"".join(records),
         )
-        master.host.core.parts.requests.schedule(batch, lambda outcome: None)
+        master.host.core.parts.requests.schedule(batch, UNHEARD)
         master.wake()
 
     def by_group(self) -> dict[str, list[tuple[int, int]]]:

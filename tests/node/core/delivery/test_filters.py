@@ -11,6 +11,7 @@ from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery.channel import Channel, Pace, Prefetched
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.recent import RecentUnits
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import AdminResult
@@ -33,7 +34,9 @@ def publish(node: Node, tags: list[list[str]], delay_ms: int = 50) -> None:
     ]
     batch = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages))
     answers: list[object] = []
-    node.host.core.parts.requests.schedule(from_batch(batch, node.host.core.state.settings), answers.append)
+    node.host.core.parts.requests.schedule(
+        from_batch(batch, node.host.core.state.settings), Reply.either(answers.append)
+    )
     node.wake()
     node.world.run_until(lambda: bool(answers))
     assert not isinstance(answers[0], Failure), answers

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.node.core.test_when import schedule
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.proposer import Done
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_message
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.proto.common_pb2 import KEY_CONFLICT_REPLACE, Message, MessageMeta
-from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.proto.scheduler_pb2 import ScheduleRequest
 from tickwheel.replication.log import ReplicatedLog
 
@@ -123,7 +123,7 @@ def test_what_may_be_replaced_is_not_pushed(until_settled: bool) -> None:
     assert master.host is not None
     settings = master.host.core.state.settings
     batch = from_message(ScheduleRequest(message=second), settings)
-    master.host.core.parts.requests.schedule(batch, answers.append)
+    master.host.core.parts.requests.schedule(batch, Reply.either(answers.append))
     master.wake()
     world.run(60)
     assert world.now_ms > due_ms and not client.got and not answers
@@ -147,13 +147,11 @@ def test_dispatches_that_share_an_entry_are_told_apart() -> None:
     core = master.host.core
     propose = core.proposer._propose
 
-    def counting(
-        log: ReplicatedLog, entry: bytes, dones: list[Done], changes_from_ms: int, voters: list[str] | None
-    ) -> None:
-        shared.append(sum(command.HasField("dispatch") for command in LogEntry.FromString(entry).commands))
-        propose(log, entry, dones, changes_from_ms, voters)
+    def counting(log: ReplicatedLog, items: Any, now_ms: int) -> None:
+        shared.append(sum(item.command.HasField("dispatch") for item in items))
+        propose(log, items, now_ms)
 
-    core.proposer._propose = counting  # type: ignore[assignment]
+    core.proposer._propose = counting  # type: ignore[method-assign]
     for _ in range(10):
         client.schedule([world.rng.randrange(100, 200) for _ in range(40)])
         world.run(120)

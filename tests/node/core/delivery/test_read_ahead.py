@@ -12,6 +12,7 @@ from tests.node.core.trio import Client, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery.channel import Channel, Prefetched
 from tickwheel.node.core.delivery.fifo import FifoChannel
+from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.proto import admin_pb2, consumer_pb2
 
@@ -40,7 +41,7 @@ class Sized(Client):
             meta_sizes=None,
             records=b"".join(records),
         )
-        master.host.core.parts.requests.schedule(batch, lambda outcome: None)
+        master.host.core.parts.requests.schedule(batch, UNHEARD)
         master.wake()
         self.world.run(50)
 

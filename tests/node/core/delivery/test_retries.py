@@ -12,6 +12,7 @@ from tests.node.core.trio import MS, Client, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.retries import Leaving
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command
@@ -83,7 +84,7 @@ class Picky(Client):
             else:
                 self.unsettled.append(settle)
 
-        session.settle(settle, done)
+        session.settle(settle, Reply.either(done))
 
     def consume(self, credits: int = 10_000, lease_ms: int = 5_000) -> None:
         master = self.world.master()
@@ -251,7 +252,7 @@ def test_a_slave_that_was_away_gets_the_retries_with_a_checkpoint() -> None:
     slave.kill()
     world.run(11_000)
     assert master.host is not None
-    master.host.core.checkpointer.request(lambda files: None)
+    master.host.core.checkpointer.request(UNHEARD)
     master.wake()
     world.run(500)
     slave.start()
@@ -332,7 +333,7 @@ def test_delay_levels_beyond_any_delay_lose_nothing() -> None:
     assert isinstance(answers[0], Failure) and answers[0].metadata["field"] == "delay_levels"
     assert core.state.settings.delay_levels != too_long.delay_levels
     admin(world, settings=admin_pb2.Settings(delay_ms_max=2_000))
-    core.proposer.submit(Command(admin=AdminCommand(settings=too_long)), answers.append)
+    core.proposer.submit(Command(admin=AdminCommand(settings=too_long)), Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: core.state.settings.delay_levels == too_long.delay_levels)
     client.consume()

@@ -15,6 +15,7 @@ from tickwheel.node.core.delivery import delivery, handing, retries, settlements
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
 from tickwheel.node.core.delivery.settlements import Joined, by_topic
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure, RequestError, limit_reached
@@ -43,7 +44,7 @@ def administer(world: World, command: AdminCommand) -> None:
     master = world.elect()
     assert master.host is not None
     results: list[object] = []
-    master.host.core.proposer.submit(Command(admin=command), results.append)
+    master.host.core.proposer.submit(Command(admin=command), Reply.either(results.append))
     master.wake()
     world.run_until(lambda: bool(results))
     assert not isinstance(results[0], Failure) and getattr(results[0], "failure", None) is None, results
@@ -57,7 +58,7 @@ def schedule(world: World, topics: str, in_ms: int = 100) -> None:
     answers: list[object] = []
     master = world.elect()
     assert master.host is not None
-    master.host.core.parts.requests.schedule(from_batch(wanted, Settings()), answers.append)
+    master.host.core.parts.requests.schedule(from_batch(wanted, Settings()), Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: bool(answers))
     assert not isinstance(answers[0], Failure), answers
@@ -86,7 +87,7 @@ class Taker:
 
     def settle(self, settlement: SettleBatch) -> SettleReceipt | Failure:
         answers: list[SettleReceipt | Failure] = []
-        self.sessions[0].settle(settlement, answers.append)
+        self.sessions[0].settle(settlement, Reply.either(answers.append))
         self.node.wake()
         self.world.run_until(lambda: bool(answers))
         return answers[0]
@@ -283,7 +284,7 @@ def test_a_topic_that_goes_before_the_apply_is_stale(world: World) -> None:
         for number in (topic_id, 999)
     )
     answers: list[SettleResult | Failure] = []
-    joined = Joined(answers.append)
+    joined = Joined(Reply.either(answers.append))
     host.core.parts.delivery.settlements.propose_together([gone, there], [joined.part(1), joined.part(1)])
     joined.close()
     taker.node.wake()

@@ -12,6 +12,7 @@ from tests.node.core.delivery.test_retries import ACK, Judge, Picky, admin, sett
 from tests.node.core.trio import Node, World, digests
 from tickwheel.node.core.announcements import Unreadable
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.failure import Failure
@@ -52,7 +53,7 @@ class Seen(Picky):
             records=b"".join(records),
         )
         outcomes: list[object] = []
-        master.host.core.parts.requests.schedule(batch, outcomes.append)
+        master.host.core.parts.requests.schedule(batch, Reply.either(outcomes.append))
         master.wake()
         world.run_until(lambda: all(log_of(node) for node in world.nodes.values()), 1_500)
         assert len(outcomes) == 1 and not isinstance(outcomes[0], Failure)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.node.core.trio import Client, World
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule import creations
 from tickwheel.node.core.schedule.creations import ALLOWANCE_A_SECOND, ALLOWANCE_MAX, TOPIC_COST, TOPICS_PER_GROUP_MAX
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
@@ -36,7 +37,7 @@ def schedule(world: World, names: list[str]) -> BatchOutcome | Failure:
         records=b"x" * len(names),
     )
     answers: list[BatchOutcome | Failure] = []
-    master.host.core.parts.requests.schedule(batch, answers.append)
+    master.host.core.parts.requests.schedule(batch, Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]

@@ -11,6 +11,7 @@ from tests.node.core.test_serving import core_of
 from tests.node.core.trio import World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, Row, batch_of_rows
 from tickwheel.node.core.schedule.joining import ROW_BYTES, RowCaller
 from tickwheel.node.core.schedule.publisher import ROOM_WAIT_MS, ROWS
@@ -80,7 +81,7 @@ def flood(
         batch = batch_of_rows("t", KIND_DUE, [due_ms], [bytes(size - ROW_BYTES)])
         batch.connection, batch.producer_id, batch.owner = connection, producer_id, owner
         batch.sequence = number + 1 if producer_id else 0
-        core.parts.requests.schedule(batch, told.append)
+        core.parts.requests.schedule(batch, Reply.either(told.append))
     return told
 
 

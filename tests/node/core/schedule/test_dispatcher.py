@@ -12,7 +12,7 @@ import pytest
 
 from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.proposer import Done
+from tickwheel.node.core.proposer import Answer
 from tickwheel.node.core.schedule.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.failure import limit_reached, not_master
@@ -36,24 +36,24 @@ class Log:
 
     def __init__(self, wheel: Wheel) -> None:
         self._wheel = wheel
-        self.waiting: list[tuple[Command, Done]] = []
+        self.waiting: list[tuple[Command, Answer]] = []
         self.dispatched: list[int] = []
         self.commands = 0
 
-    def submit(self, command: Command, done: Done, *, may_gather: bool = False) -> None:
+    def submit(self, command: Command, reply: Answer, *, may_gather: bool = False) -> None:
         self.commands += 1
-        self.waiting.append((command, done))
+        self.waiting.append((command, reply))
 
     def commit(self) -> None:
         """The oldest that waits is applied."""
-        command, done = self.waiting.pop(0)
+        command, reply = self.waiting.pop(0)
         moved = self._wheel.dispatch(CursorKey(command.dispatch.due_ms, command.dispatch.index))
         self.dispatched += moved.units["index"].tolist()
-        done(DispatchResult(self._wheel.cursor, len(moved.units)))
+        reply.done(DispatchResult(self._wheel.cursor, len(moved.units)))
 
     def fail(self) -> None:
         """The oldest that waits does not enter the log."""
-        self.waiting.pop(0)[1](limit_reached("log_in_flight", 8))
+        self.waiting.pop(0)[1].fail(limit_reached("log_in_flight", 8))
 
 
 def made(config: CoreConfig, count: int = 100) -> tuple[Dispatcher, Log, Wheel]:
@@ -140,8 +140,8 @@ def test_answers_of_an_earlier_mastership_count_for_nothing() -> None:
     dispatcher.end(not_master(None, None))
     assert dispatcher.wait_ms(at(NOW_MS)) is None
     dispatcher.begin(1, ClusterMs(NOW_MS))
-    for _, done in late:
-        done(limit_reached("log_in_flight", 8))
+    for _, reply in late:
+        reply.fail(limit_reached("log_in_flight", 8))
     assert dispatcher.in_flight == 0 and not dispatcher.blocked
     dispatcher.tick(at(NOW_MS))
     while log.waiting:

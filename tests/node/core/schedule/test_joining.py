@@ -14,6 +14,7 @@ from tests.node.core.test_serving import Mistake, contain
 from tests.node.core.test_when import change
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import (
     KIND_DELAY,
     KIND_DUE,
@@ -192,7 +193,7 @@ def test_rows_and_batches_of_a_topic_keep_their_order() -> None:
         def done(outcome: Any) -> None:
             order.update(zip(places, outcome.ids.tolist(), strict=False))
 
-        core.parts.requests.schedule(batch(size, topic), done)
+        core.parts.requests.schedule(batch(size, topic), Reply.either(done))
 
     rows(2)
     many(3)
@@ -234,14 +235,14 @@ def test_a_mistake_over_one_row_fails_this_row_alone(where: str, monkeypatch: py
     rows = [Row("t", KIND_DUE, due_ms, payload) for payload in (b"good", b"bad", b"fine")]
     publisher = core_of(master).parts.publisher
     if where == "judged":
-        due = publisher._due
+        find_due = publisher._find_due
 
-        def stumbling(request: Any, now_ms: int) -> Any:
+        def stumbling(request: Any, now_ms: int) -> None:
             if b"bad" in request.batch.records:
                 raise Mistake
-            return due(request, now_ms)
+            find_due(request, now_ms)
 
-        monkeypatch.setattr(publisher, "_due", stumbling)
+        monkeypatch.setattr(publisher, "_find_due", stumbling)
         told = begin(master, rows)
     else:
         told = [[], [], []]

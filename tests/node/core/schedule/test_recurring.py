@@ -14,6 +14,7 @@ from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.metas import meta_of
+from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.requests import everybody
 from tickwheel.node.core.schedule import planner, recurring
 from tickwheel.node.core.schedule.calendar import Calendar
@@ -167,7 +168,9 @@ def test_a_command_that_comes_again_does_nothing() -> None:
     pending = core_of(world).wheel.pending
     core = core_of(world)
     results: list[Any] = []
-    core.proposer.submit(Command(schedule=ScheduleCommand(make=MakeRuns(rows=[row, row]))), results.append)
+    core.proposer.submit(
+        Command(schedule=ScheduleCommand(make=MakeRuns(rows=[row, row]))), Reply.either(results.append)
+    )
     master = world.master()
     assert master is not None
     master.wake()
@@ -375,7 +378,7 @@ def test_an_overlapping_run_is_skipped_until_the_last_is_settled() -> None:
         consumer_pb2.SettleBatch(
             group="g", topic="t", outcome=consumer_pb2.ACK, ids=ids, attempts=np.array([1], "<u4").tobytes()
         ),
-        answers.append,
+        Reply.either(answers.append),
     )
     world.run(3_500)
     assert len(planned(client)) >= 3
@@ -677,7 +680,7 @@ def test_a_restart_from_a_checkpoint_knows_all() -> None:
     before = core_of(world).state.schedules.get("tick")
     for node in world.nodes.values():
         assert node.host is not None
-        node.host.core.checkpointer.request(lambda files: None)
+        node.host.core.checkpointer.request(UNHEARD)
         node.wake()
     world.run(1_000)
     for node in world.nodes.values():

@@ -15,6 +15,7 @@ from tests.node.core.test_when import change, schedule
 from tests.node.core.trio import Node, World, digests
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.founding import ClusterFounding
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import IncomingBatch, from_batch, from_message
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
@@ -42,7 +43,7 @@ def send(node: Node, batch: IncomingBatch) -> BatchOutcome | Failure:
     """Give a batch to a node and wait for its answer."""
     assert node.host is not None
     answers: list[BatchOutcome | Failure] = []
-    node.host.core.parts.requests.schedule(batch, answers.append)
+    node.host.core.parts.requests.schedule(batch, Reply.either(answers.append))
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -110,7 +111,9 @@ def test_two_of_one_sequence_in_one_entry_are_told_apart() -> None:
     assert master.host is not None
     answers: list[BatchOutcome | Failure] = []
     for payload in (b"one", b"two", b"one"):
-        master.host.core.parts.requests.schedule(from_message(call(payload, 2), Settings()), answers.append)
+        master.host.core.parts.requests.schedule(
+            from_message(call(payload, 2), Settings()), Reply.either(answers.append)
+        )
     master.wake()
     world.run_until(lambda: len(answers) == 3)
     assert isinstance(answers[0], BatchOutcome) and not answers[0].repeated
@@ -146,7 +149,7 @@ def test_owners_of_one_entry_are_told_apart() -> None:
     for sequence, owner in ((1, "cn/a"), (2, "cn/b"), (2, "cn/a")):
         request = call(b"%d" % sequence, sequence)
         request.producer_id = "new"
-        master.host.core.parts.requests.schedule(owned(request, owner), answers.append)
+        master.host.core.parts.requests.schedule(owned(request, owner), Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: len(answers) == 3)
     assert isinstance(answers[0], BatchOutcome) and isinstance(answers[2], BatchOutcome)
@@ -197,7 +200,7 @@ def test_a_refusal_says_nothing_while_that_could_become_untrue() -> None:
     failure = Failure(common_pb2.INVALID_FIELD, "x")
     assert core.parts.senders.told(Sender("p", 2), failure).metadata["accepted_sequence"] == "1"
     answers: list[BatchOutcome | Failure] = []
-    core.parts.requests.schedule(from_message(call(b"1", 2), Settings()), answers.append)
+    core.parts.requests.schedule(from_message(call(b"1", 2), Settings()), Reply.either(answers.append))
     assert "accepted_sequence" not in core.parts.senders.told(Sender("p", 2), failure).metadata
     master.wake()
     world.run_until(lambda: bool(answers))
@@ -374,7 +377,7 @@ def flood(node: Node, owner: str, producers: int) -> None:
     for number in range(producers):
         request = call(b"flood", 1)
         request.producer_id = f"flood-{number}"
-        node.host.core.parts.requests.schedule(owned(request, owner), answers.append)
+        node.host.core.parts.requests.schedule(owned(request, owner), Reply.either(answers.append))
     node.wake()
     node.world.run_until(lambda: len(answers) == producers)
     assert all(isinstance(answer, BatchOutcome) for answer in answers)

@@ -11,6 +11,7 @@ import pytest
 from tests.node.core.schedule.test_pending import ask, core_of, counted, schedule
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule import pending
 from tickwheel.node.failure import Failure
 from tickwheel.node.state import sweeps
@@ -160,7 +161,7 @@ def test_a_sweep_survives_checkpoints_and_a_node_that_gets_one() -> None:
     node = next(node for node in world.nodes.values() if node is not world.master())
     assert node.host is not None
     written: list[Any] = []
-    node.host.core.checkpointer.request(written.append)
+    node.host.core.checkpointer.request(Reply.either(written.append))
     node.wake()
     world.run_until(lambda: bool(written))
     node.kill()

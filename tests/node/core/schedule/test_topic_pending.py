@@ -8,6 +8,7 @@ from tests.node.core.delivery.test_retries import ACK, Picky, settlement
 from tests.node.core.schedule.test_flow import batch, refusal, settings_refusal
 from tests.node.core.test_when import change, schedule
 from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule import topic_pending
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
@@ -63,7 +64,7 @@ def test_requests_that_come_together_do_not_overrun_a_limit(setting: dict[str, o
     answers: list[BatchOutcome | Failure] = []
     for _ in range(30):
         incoming = from_batch(batch(1, world.now_ms + MINUTE_MS), master.host.core.state.settings)
-        master.host.core.parts.requests.schedule(incoming, answers.append)
+        master.host.core.parts.requests.schedule(incoming, Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: len(answers) == 30)
     assert sum(isinstance(answer, BatchOutcome) for answer in answers) == 9

@@ -10,6 +10,7 @@ import pytest
 
 from tests.node.core.test_serving import contain
 from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.watch.digests import PAUSE_FACTOR, PAUSE_MS_MAX
 from tickwheel.node.failure import Failure
 from tickwheel.node.state import digest, waiting
@@ -44,7 +45,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     names = [f"t{number}" for number in range(10)]
     for number in range(5):
         command = AdminCommand(create_group=CreateGroupRequest(name=f"g{number}", topics=names))
-        master.host.core.proposer.submit(Command(admin=command), lambda result: None)
+        master.host.core.proposer.submit(Command(admin=command), UNHEARD)
     master.wake()
     world.run(200)
     assert master.host.core.state.topic_count >= len(names)
