@@ -18,12 +18,11 @@ from tickwheel.node.core import host
 from tickwheel.node.core import parts as parts_module
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.delivery import inherited
+from tickwheel.node.core.delivery import returns
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.delivery import Delivery
-from tickwheel.node.core.delivery.inherited import Inherited
 from tickwheel.node.core.delivery.leases import HeardLeases, LeaseFeed
-from tickwheel.node.core.delivery.returns import Returns
+from tickwheel.node.core.delivery.returns import Inherited, Returns
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.founding import ClusterFounding
@@ -362,7 +361,7 @@ def stale_lease(patches: Patches) -> None:
 
     patches.replace(Inherited, "take_over", within("hear"))
     patches.replace(Returns, "give_back", within("return"))
-    patches.replace(inherited, "current", make_current)
+    patches.replace(returns, "current", make_current)
     patches.replace(Channel, "release_hold", make_release)
 
 

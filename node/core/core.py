@@ -24,7 +24,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, SteadyMs
-from tickwheel.node.failure import Failure, refuse
+from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
@@ -207,7 +207,9 @@ class NodeCore:
         return self.parts.mastership.refusal()
 
     def require_master(self) -> None:
-        refuse(self.refusal())
+        failure = self.parts.mastership.refusal()
+        if failure is not None:
+            raise RequestError(failure)
 
     # -- peers
 

@@ -67,9 +67,8 @@ class DiskRoom:
 
     def refusal(self) -> Failure | None:
         """Why a master accepts no schedule now; None if there is room."""
-        own = self.own_refusal()
-        if own is not None:
-            return None if 2 * len(self._roomy_peers()) > len(self._members()) else own
+        if self.above:
+            return None if 2 * len(self._roomy_peers()) > len(self._members()) else self.own_refusal()
         full = self._full_peers()
         if full:
             members = self._members()

@@ -1,9 +1,13 @@
-"""The ports of a node, its identity, and its two kinds of time."""
+"""The ports of a node, its identity, its two kinds of time, and its chance."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.storage.disk import Disk
@@ -48,3 +52,13 @@ class NodeIdentity:
     node_id: str
     wheel_group: int = 0
     disk_uuid: str = ""
+
+
+FRACTION_BITS = 53
+"""Bits of a random fraction: as many as a float holds exactly."""
+
+
+def fractions(count: int, random_bits: Callable[[int], int]) -> NDArray[np.float64]:
+    """Random numbers from 0 to below 1."""
+    drawn = np.frombuffer(random_bits(64 * count).to_bytes(8 * count, "little"), "<u8")
+    return (drawn >> np.uint64(64 - FRACTION_BITS)) / float(1 << FRACTION_BITS)

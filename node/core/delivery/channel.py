@@ -12,6 +12,7 @@ new master builds new channels.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,14 +24,56 @@ from numpy.typing import NDArray
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Positions
 from tickwheel.node.core.delivery.partial_read import ReadRows
-from tickwheel.node.core.delivery.recent import RecentUnits
 from tickwheel.node.state.subscription import Subscription
-from tickwheel.wheel.units import Ids, Units, ids_of, join_units
+from tickwheel.wheel.units import Ids, Units, ids_of, join_units, picked
 
 FETCHES_MAX = 8
 """Fetches that one channel has under way at a time."""
 UNREAD_MAX = 1_000
 """Messages of one channel whose records cannot be read. A channel with this many claims nothing more."""
+RECENT_UNITS_MAX = 100_000
+"""Units of one topic that are kept at least; at most twice as many, 19 MB."""
+
+
+class RecentUnits:
+    """The newest dispatched units of one topic, by position in its ready queue: kept in memory, so that delivering them
+    needs no index read."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._chunks: list[Units] = []
+        self._count = 0
+
+    def add(self, first_position: int, units: Units) -> None:
+        """Add units that entered the ready queue, from `first_position` on."""
+        self._firsts.append(first_position)
+        self._chunks.append(units)
+        self._count += len(units)
+        if self._count > 2 * RECENT_UNITS_MAX:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        place = 0
+        while self._count > RECENT_UNITS_MAX and place < len(self._chunks) - 1:
+            self._count -= len(self._chunks[place])
+            place += 1
+        del self._firsts[:place], self._chunks[:place]
+
+    def find(self, positions: Positions) -> Units | None:
+        """The units at these rising positions if all are held, else None."""
+        if not self._chunks or not len(positions):
+            return None
+        first, last = int(positions[0]), int(positions[-1])
+        if first < self._firsts[0] or last >= self._firsts[-1] + len(self._chunks[-1]):
+            return None
+        low, high = bisect_right(self._firsts, first) - 1, bisect_right(self._firsts, last)
+        places = (positions - np.uint64(self._firsts[low])).astype(np.int64)
+        return picked(join_units(self._chunks[low:high]), places)
+
+    def clear(self) -> None:
+        self._firsts.clear()
+        self._chunks.clear()
+        self._count = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -169,6 +212,18 @@ class Channel:
     def not_out(self) -> int:
         """Claimed messages that no consumer holds."""
         return self._prefetched_count + len(self._unread)
+
+    def out(self) -> int:
+        """Exactly how many messages are out with consumers or under an earlier master's lease. A returned message that
+        waits for its next attempt is not out."""
+        subscription = self.subscription
+        below = subscription.unsettled_below(self.next_position)
+        if subscription.returned_count:
+            positions, _, attempts = subscription.returned(subscription.returned_count)
+            here = np.searchsorted(positions, np.uint64(self.next_position))
+            for position, attempt in zip(positions[:here].tolist(), attempts[:here].tolist(), strict=True):
+                below -= not self.claims(position, attempt)
+        return max(0, below - self.not_out)
 
     def advance(self, demand: int, ready_count: int) -> None:
         """Claim and fetch until `demand` messages are prefetched, within the channel's limits. `ready_count`: length of

@@ -19,16 +19,13 @@ from typing import TypeVar
 import numpy as np
 
 from tickwheel.node.core.announcements import DispatchFailed, PushedAhead
-from tickwheel.node.core.delivery import in_flight
 from tickwheel.node.core.delivery.broadcast import Broadcasts
-from tickwheel.node.core.delivery.channel import Channel, Pace
+from tickwheel.node.core.delivery.channel import Channel, Pace, RecentUnits
 from tickwheel.node.core.delivery.fetching import Fetching
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, Share, batch_of, share_of
-from tickwheel.node.core.delivery.inherited import Inherited
 from tickwheel.node.core.delivery.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, ranges_of
-from tickwheel.node.core.delivery.recent import RecentUnits
-from tickwheel.node.core.delivery.returns import Returns
+from tickwheel.node.core.delivery.returns import Inherited, Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.delivery.settlements import Settlements, by_topic
 from tickwheel.node.core.kernel import Kernel
@@ -491,7 +488,7 @@ class Delivery(Part):
             group=self._state.group_name(key[0]),
             topic=self._state.topic_name(key[1]),
             subscription=subscription,
-            recent=self._recent.setdefault(key[1], RecentUnits()),
+            recent=self._recent_of(key[1]),
             config=self._config,
             fetch=self.fetching.fetch,
             pace=self._pace(key[0]),
@@ -640,7 +637,9 @@ class Delivery(Part):
     def _room(self, group_id: int) -> int:
         """How many more messages this group may have out: `group_in_flight_max` less those out."""
         limit = self._state.settings.group_in_flight_max
-        return in_flight.room(self._open_channels(group_id), limit) if limit else CREDITS_MAX
+        if not limit:
+            return CREDITS_MAX
+        return max(0, limit - sum(channel.out() for channel in self._open_channels(group_id)))
 
     def _send(self, session: Session, shares: list[Share]) -> None:
         """Let one batch leave, under leases from now on."""

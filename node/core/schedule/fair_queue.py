@@ -80,7 +80,10 @@ class FairQueue(Generic[AnItem]):
         for key in keys:
             after = max(after, self._key_tags.get(key, 0))
         tag = after + item.bytes
-        self._forget_stale()
+        if len(self._flow_tags) + len(self._key_tags) > STALE_TAGS_MAX + 4 * self.all.requests:
+            # A tag that was served binds nothing more.
+            self._flow_tags = {flow: tag for flow, tag in self._flow_tags.items() if tag >= self._served}
+            self._key_tags = {key: tag for key, tag in self._key_tags.items() if tag >= self._served}
         self._flow_tags[flow] = tag
         for key in keys:
             self._key_tags[key] = tag
@@ -128,9 +131,3 @@ class FairQueue(Generic[AnItem]):
             count.requests += requests
         if not waiting.requests:
             del self._flows[flow]
-
-    def _forget_stale(self) -> None:
-        """A tag that was served binds nothing more."""
-        if len(self._flow_tags) + len(self._key_tags) > STALE_TAGS_MAX + 4 * self.all.requests:
-            self._flow_tags = {flow: tag for flow, tag in self._flow_tags.items() if tag >= self._served}
-            self._key_tags = {key: tag for key, tag in self._key_tags.items() if tag >= self._served}

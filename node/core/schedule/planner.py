@@ -31,7 +31,7 @@ from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.calendar import Calendar, calendar_of
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
-from tickwheel.node.core.schedule.spread import spread
+from tickwheel.node.core.schedule.publisher import spread
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.metrics import MetricValue

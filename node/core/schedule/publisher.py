@@ -11,7 +11,7 @@ together. Each is judged, refused and answered by itself; only the columns and t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,9 +29,8 @@ from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, Row
 from tickwheel.node.core.schedule.joining import ROW_BYTES, JoinedRows, RowCaller
 from tickwheel.node.core.schedule.senders import Senders
-from tickwheel.node.core.schedule.spread import spread
 from tickwheel.node.core.serving import Fail
-from tickwheel.node.core.world import Now
+from tickwheel.node.core.world import Now, fractions
 from tickwheel.node.failure import Failure, invalid, limit_reached, no_agreed_time
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
@@ -551,6 +550,20 @@ def applied_levels(
             return None
         levels = np.where(asks, np.minimum(when, len(levels_ms)), 0)
     return AppliedLevels(levels.astype(np.uint32), np.concatenate(([0], levels_ms))[levels])
+
+
+def spread(
+    due_ms: NDArray[np.int64], windows_ms: NDArray[np.int64] | int, latest_ms: int, random_bits: Callable[[int], int]
+) -> NDArray[np.int64]:
+    """Due times moved within their windows of jitter, both ends included, but not beyond `latest_ms`: messages that
+    everybody schedules for the full hour come due over the window instead. Without windows they stay. The master draws
+    before it makes the command: the log and the receipt hold the drawn time."""
+    if isinstance(windows_ms, int):
+        if not windows_ms:
+            return due_ms
+        windows_ms = np.full(len(due_ms), windows_ms, np.int64)
+    moved = due_ms + np.floor(fractions(len(due_ms), random_bits) * (windows_ms + 1)).astype(np.int64)
+    return np.maximum(due_ms, np.minimum(moved, latest_ms))
 
 
 def reorder_records(records: bytes, sizes: NDArray[np.uint32], order: NDArray[np.int64]) -> bytes:

@@ -134,7 +134,7 @@ class Schedules:
     def take(self, bytes_max: int) -> tuple[Command, Any, int]:
         """See PublishSource."""
         due = (1 << 50).to_bytes(8, "little")
-        return Command(publish=Publish(due_ms=due)), lambda result: None, self.waiting_bytes
+        return Command(publish=Publish(due_ms=due)), UNHEARD, self.waiting_bytes
 
 
 def flooded(log: Log, size: int, times: list[int]) -> Proposer:

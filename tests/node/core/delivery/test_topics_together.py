@@ -18,7 +18,7 @@ from tickwheel.node.core.delivery.settlements import Joined, by_topic
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.world import ClusterMs, Now
-from tickwheel.node.failure import Failure, RequestError, limit_reached
+from tickwheel.node.failure import Failure, RequestError, limit_reached, refuse
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
@@ -309,8 +309,10 @@ def test_where_one_topic_is_refused_nothing_is_settled(
         limited.setattr(retries, "ROWS_MAX", 2)
         limited.setattr(
             settlements,
-            "_too_far_ahead",
-            lambda subscription, *_: full if outcome == ACK and subscription.topic_id == state.topic_id("c") else None,
+            "_check_reach",
+            lambda subscription, *_: refuse(
+                full if outcome == ACK and subscription.topic_id == state.topic_id("c") else None
+            ),
         )
         refusal = taker.settle(settlement(taker.batches[0], outcome))
         assert isinstance(refusal, Failure) and refusal.reason == common_pb2.LIMIT_REACHED

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.node.core.test_when import change, one, schedule
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.schedule.flow import BUCKETS_MAX, Buckets
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.schedule.publisher import REFUSALS_MAX, BatchOutcome
-from tickwheel.node.core.schedule.quotas import BUCKETS_MAX, Buckets
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.quotas import normalised_quotas
 from tickwheel.node.state.results import AdminResult
