@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter, methodcaller
 from typing import Any, cast
 
@@ -81,6 +81,8 @@ class _Refused:
 
 
 NO_LIMIT = 1 << 62
+FEW_BYTES = 2 * min(FIELDS_MAX, HEADERS_OF_REQUEST_MAX)
+"""Too few for more fields or headers than a request may have: each takes at least two."""
 _Known = dict[int, str]
 """Values of an enum that this version knows, with their names."""
 
@@ -157,8 +159,10 @@ class _Shape:
                 return False
         return all(shape.knows_each(getattr(message, name)) for name, shape in self.each_valued)
 
-    def knows_each(self, messages: Iterable[Message]) -> bool:
+    def knows_each(self, messages: Sequence[Message]) -> bool:
         """As `knows`, for all of several messages."""
+        if len(messages) == 1:
+            return self.knows(messages[0])
         if self._flat:
             return all(known.keys() >= set(map(attrgetter(name), messages)) for name, known in self.enums)
         return all(map(self.knows, messages))
@@ -202,15 +206,10 @@ def _allowed(known: _Known) -> str:
     return ", ".join(f"{name} ({number})" for number, name in known.items())
 
 
-_shapes: dict[str, _Shape] = {}
-"""By full name of the message type. No request type contains itself (a test ensures that)."""
-
-
+@cache
 def _shape_of(descriptor: Descriptor) -> _Shape:
-    shape = _shapes.get(descriptor.full_name)
-    if shape is None:
-        shape = _shapes[descriptor.full_name] = _Shape(descriptor)
-    return shape
+    """No request type contains itself (a test ensures that)."""
+    return _Shape(descriptor)
 
 
 def _is_message(field: FieldDescriptor) -> bool:
@@ -261,11 +260,12 @@ def read_request(kind: type[Message], data: bytes, bytes_max: int | None = None)
     if bytes_max is not None and len(data) > bytes_max:
         return _Refused(TOO_LARGE, invalid("request", f"{len(data)} bytes", f"at most {bytes_max} bytes").failure)
     try:
-        check_fields(kind, data)
-        headers = headers_in(kind, data)
-        if headers:
-            allowed = f"at most {HEADERS_OF_REQUEST_MAX} in all metas"
-            return _Refused(TOO_LARGE, invalid("headers", headers, allowed).failure)
+        if len(data) > FEW_BYTES:
+            check_fields(kind, data)
+            headers = headers_in(kind, data)
+            if headers:
+                allowed = f"at most {HEADERS_OF_REQUEST_MAX} in all metas"
+                return _Refused(TOO_LARGE, invalid("headers", headers, allowed).failure)
         message = kind.FromString(data)
     except DecodeError as error:
         return _no_request(kind, data, error)
