@@ -4,7 +4,8 @@ Owns the commands that wait to be proposed, and the replies to those under way. 
 reply. `flush` runs after every input. Urgent commands (dispatch, membership) leave at once and take
 the waiting ones along. All others wait for company, because an entry costs every node the same work however
 little is in it. Settlements leave at least `gather_ms` after the last entry. Schedules leave when no entry is
-under way, or `gather_busy_ms` after the last entry for each entry that is under way.
+under way, or `gather_busy_ms` after the last entry for each entry that is under way. After an answer they wait a
+moment for callers who got it (`ReturningCallers`).
 
 Whatever is proposed waits behind the bytes that are under way. So schedules have a window of their own, which shrinks
 while their entries take long: a flood of schedules must not hold up dispatches and settlements.
@@ -43,6 +44,10 @@ ms for what one round trip holds."""
 WINDOW_BYTES_MIN = 128 << 10
 OTHERS_MS = 1_000
 """Schedules leave room for other commands while one of those was proposed no longer ago than this."""
+
+RETURN_MS_MAX = 3
+"""Longest wait for callers to send again; at most half of the time in which they got their answers."""
+SKIPS_MAX = 64
 
 NO_CHANGE = 1 << 62
 _FIRST_DUE = struct.Struct("<q")
@@ -130,6 +135,54 @@ class PublishWindow:
             self.bytes = max(WINDOW_BYTES_MIN, self.bytes * max(COMMIT_MS, took_ms // 2) // took_ms)
 
 
+class ReturningCallers:
+    """Holds the next entry of schedules for a moment when callers that just got their answers will send again.
+
+    Callers that each wait for their answer otherwise fall into two groups that take turns: one waits while the entry of
+    the other is under way. Then each entry has half of them, and each call takes two rounds. Disks are scheduled in the
+    same way (S. Iyer and P. Druschel, "Anticipatory scheduling", SOSP 2001). If the callers stay away, ever more
+    entries leave at once before the next one is held. All sizes are bytes of schedules.
+    """
+
+    def __init__(self) -> None:
+        self.until_ms = 0
+        """End of the wait for them; 0: they are not awaited."""
+        self._wanted = 0
+        self._enough = 0
+        self._skips = 0
+        """Entries that leave at once before one is held again."""
+        self._skips_next = 1
+
+    def answered(self, size: int, took_ms: int, waiting: int, now_ms: int) -> None:
+        """An entry with schedules has been answered, and no other is under way; so much waits for the next."""
+        hold_ms = min(RETURN_MS_MAX, took_ms // 2)
+        if size >= GATHER_BYTES_MAX or hold_ms <= 0:
+            return
+        if self._skips:
+            self._skips -= 1
+            return
+        self.until_ms = now_ms + hold_ms
+        self._wanted, self._enough = waiting + size, waiting + size // 2
+
+    def left(self) -> None:
+        """An entry leaves with all that waited."""
+        self.until_ms = 0
+
+    def awaited(self, waiting: int, now_ms: int) -> bool:
+        """Whether an entry of so much should wait for them."""
+        if not self.until_ms:
+            return False
+        # More left than was ever held: the cluster's time was set back.
+        if waiting < self._wanted and 0 < self.until_ms - now_ms <= RETURN_MS_MAX:
+            return True
+        self.until_ms = 0
+        if waiting >= self._enough:
+            self._skips_next = 1
+        else:
+            self._skips, self._skips_next = self._skips_next, min(SKIPS_MAX, 2 * self._skips_next)
+        return False
+
+
 class Proposer(Part):
     """Proposes only while the node is master (`term` is not 0); refuses commands otherwise."""
 
@@ -158,6 +211,7 @@ class Proposer(Part):
         """Entries proposed and not yet applied, as an ordered set."""
         self._bytes_in_flight = 0
         self.window = PublishWindow(config.propose_bytes_max)
+        self._returning = ReturningCallers()
         self._urgent = False
         self._after_urgent = False
         """The last entry was urgent, so an urgent one probably follows soon."""
@@ -242,6 +296,7 @@ class Proposer(Part):
     def end(self, failure: Failure) -> None:
         """Answer every command that is not yet proposed with `failure`."""
         self.term = 0
+        self._returning.left()
         waiting, self._waiting = self._waiting, deque()
         self._waiting_bytes = 0
         self._refuse([item.reply for item in waiting], failure)
@@ -341,6 +396,8 @@ class Proposer(Part):
             flight.changes_from_ms = min(flight.changes_from_ms, item.changes_from_ms)
         self._flights[flight] = None
         self._bytes_in_flight += flight.bytes
+        if flight.scheduled_bytes:
+            self._returning.left()
         self.window.proposed(flight.scheduled_bytes, proposed_ms, others=len(items) > (flight.scheduled_bytes > 0))
 
         def answered(result: ProposalResult) -> None:
@@ -375,7 +432,11 @@ class Proposer(Part):
         del self._flights[flight]
         self._bytes_in_flight -= flight.bytes
         committed = result.outcome is ProposalOutcome.COMMITTED
-        self.window.answered(flight.scheduled_bytes, flight.proposed_ms, self._now_ms(), committed=committed)
+        now_ms = self._now_ms()
+        self.window.answered(flight.scheduled_bytes, flight.proposed_ms, now_ms, committed=committed)
+        if committed and flight.scheduled_bytes and not self._flights and self._config.gather_busy_ms:
+            waiting = 0 if self._source is None else self._source.waiting_bytes
+            self._returning.answered(flight.scheduled_bytes, now_ms - flight.proposed_ms, waiting, now_ms)
         if committed:
             values = result.value
             assert isinstance(values, list) and len(values) == len(flight.replies), "apply answers every command"
@@ -402,10 +463,10 @@ class Proposer(Part):
         if not self._waiting and not published:
             self._gathers_from_ms = 0
             return True
-        if self._urgent or (published and not len(self._flights)):
+        if self._urgent or self._waiting_bytes + published >= GATHER_BYTES_MAX:
             return False
-        if self._waiting_bytes + published >= GATHER_BYTES_MAX:
-            return False
+        if published and not self._flights:
+            return self._returning.awaited(published, now_ms)
         if not self._gathers_from_ms:
             self._gathers_from_ms = min(now_ms, self._proposed_ms)
         # A negative wait ends it: the cluster's time may have been set back before anybody acted by it.
@@ -425,9 +486,13 @@ class Proposer(Part):
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next `flush` is needed."""
-        if self.term == 0 or not self._gathers_from_ms:
+        if self.term == 0:
             return None
-        answered = not len(self._flights) and self._source is not None and self._source.waiting_bytes
+        answered = not self._flights and self._source is not None and self._source.waiting_bytes
+        if answered and self._returning.until_ms:
+            return self._returning.until_ms - now.cluster_ms
+        if not self._gathers_from_ms:
+            return None
         return self._gathers_from_ms + (0 if answered else self._pause_ms) - now.cluster_ms
 
 

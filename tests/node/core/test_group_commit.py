@@ -10,6 +10,7 @@ import pytest
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.proposer import GATHER_BYTES_MAX, RETURN_MS_MAX, ReturningCallers
 from tickwheel.node.core.schedule.intake import KIND_DELAY, IncomingBatch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
@@ -94,6 +95,46 @@ def test_many_callers_share_entries() -> None:
     world.run(1_000)
     assert many.answered / (entries(world) - before) > 20
     assert max(many.took_ms) <= 8, max(many.took_ms)
+
+
+@pytest.mark.parametrize("pause_ms", [0.3, 1.0])
+def test_callers_who_come_back_do_not_take_turns(pause_ms: float) -> None:
+    """Those who come back at once share an entry with those who waited meanwhile: one entry and one round for all 64.
+    Otherwise every second entry has half of them, and a call takes two rounds."""
+    world = ready()
+    before = entries(world)
+    many = Callers(world, 64, pause_ms)
+    world.run(1_000)
+    assert many.answered / (entries(world) - before) > 60
+    assert sum(many.took_ms) / len(many.took_ms) < 1.7
+
+
+def test_callers_who_stay_away_are_waited_for_less_and_less() -> None:
+    returning = ReturningCallers()
+    held = 0
+    for round_ms in range(1_000, 9_000, 8):
+        returning.answered(300, 8, 100, round_ms)
+        held += returning.awaited(100, round_ms)
+        while returning.awaited(100, round_ms):
+            round_ms += 1
+    assert held < 25
+    # One who comes back after all is noticed at the next look, and waited for again each time.
+    returning = ReturningCallers()
+    for round_ms in range(1_000, 2_000, 8):
+        returning.answered(300, 8, 100, round_ms)
+        assert returning.awaited(100, round_ms) and returning.awaited(399, round_ms + 1)
+        assert not returning.awaited(400, round_ms + 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "took_ms", "later_ms"),
+    [(GATHER_BYTES_MAX, 8, 0), (300, 1, 0), (300, 8, RETURN_MS_MAX), (300, 2, 1), (300, 8, -1), (300, 8, -(1 << 40))],
+    ids=["a flood", "a fast round", "long ago", "half a round ago", "time set back", "time set far back"],
+)
+def test_nobody_is_waited_for(size: int, took_ms: int, later_ms: int) -> None:
+    returning = ReturningCallers()
+    returning.answered(size, took_ms, 100, 1_000)
+    assert not returning.awaited(100, 1_000 + later_ms)
 
 
 def test_a_slow_majority_does_not_stop_the_log() -> None:
