@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import Parameter, isfunction, signature
-from typing import Any
+from inspect import Parameter, signature
+from typing import Any, TypeVar
 
 from tickwheel.chaos.sim.aims import Aim
 
 Break = Callable[["Patches"], None]
+Broken = Callable[..., Any]
+"""What replaces a method: it is given the original, and then what the original would be called with."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Patches:
@@ -23,13 +26,21 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put `make(original)` in the place of a method of a class, or of a function of a module."""
-        original = owner.__dict__[name]
-        made = make(original)
-        assert _takes_the_same(original, made), f"{name} is called with other arguments now"
-        self._undo.append((owner, name, original))
-        setattr(owner, name, made)
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Give an attribute of a class or a module another value."""
+        self._undo.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
+
+    def replace(self, owner: Any, name: str, broken: Broken) -> None:
+        """Have `broken(original, ...)` called for a method or property of a class, or for a function of a module."""
+        found = owner.__dict__[name]
+        original = found.fget if isinstance(found, property) else found
+        assert _takes_the_same(original, broken), f"{name} is called with other arguments now"
+
+        def instead(*args: Any, **named: Any) -> Any:
+            return broken(original, *args, **named)
+
+        self.put(owner, name, property(instead) if isinstance(found, property) else instead)
 
     def undo(self) -> None:
         """Put everything back, last first."""
@@ -38,14 +49,12 @@ class Patches:
             setattr(owner, name, original)
 
 
-def _takes_the_same(original: Any, made: Any) -> bool:
+def _takes_the_same(original: Any, broken: Broken) -> bool:
     """Whether what replaces a function can be called like it: a TypeError would be found instead of the old bug."""
-    if not (isfunction(original) and isfunction(made)):
-        return True
-    given, taken = signature(original).parameters.values(), signature(made).parameters.values()
+    taken = signature(broken).parameters.values()
     if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in taken):
         return True
-    return len(given) == len(taken)
+    return len(signature(original).parameters) == len(taken) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +72,18 @@ class Mutation:
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def mutation(what: str, level: str = "node", aim: Aim | None = None) -> Callable[[Break], Break]:
-    """Enter a function, named after its bug, into the table."""
+def mutation(
+    what: str, owner: Any = None, method: str = "", *, level: str = "node", aim: Aim | None = None
+) -> Callable[[F], F]:
+    """Enter a function, named after its bug, into the table.
 
-    def enter(function: Break) -> Break:
-        MUTATIONS[function.__name__] = Mutation(function.__name__, what, level, function, aim)
+    With an owner the function stands in the place of that one method, as `Patches.replace` says. Without, it is given
+    the `Patches` and replaces what it needs.
+    """
+
+    def enter(function: F) -> F:
+        apply = function if owner is None else lambda patches: patches.replace(owner, method, function)
+        MUTATIONS[function.__name__] = Mutation(function.__name__, what, level, apply, aim)
         return function
 
     return enter

@@ -63,19 +63,16 @@ __all__ = ["LAYERS", "MUTATIONS", "mutated"]
 def _repeats_taken(patches: Patches) -> None:
     """Frames that came before, or are of an earlier start of their sender, are taken."""
 
-    def make(original: Any) -> Any:
-        def refuses(self: Envelope, peer_id: str, frame: Any) -> str:
-            reason: str = original(self, peer_id, frame)
-            return "" if reason in ("it came twice", "it is of an earlier start") else reason
+    def refuses(original: Any, self: Envelope, peer_id: str, frame: Any) -> str:
+        reason: str = original(self, peer_id, frame)
+        return "" if reason in ("it came twice", "it is of an earlier start") else reason
 
-        return refuses
-
-    patches.replace(Envelope, "refuses", make)
+    patches.replace(Envelope, "refuses", refuses)
 
 
 def _no_sync_at_handover(patches: Patches) -> None:
     """A planned handover sends no sync of its own: what was given out last is told with the next one."""
-    patches.replace(Conversation, "sync_now", lambda original: lambda self: None)
+    patches.replace(Conversation, "sync_now", lambda original, self: None)
 
 
 LAYERS: dict[str, Break] = {"repeats_taken": _repeats_taken, "no_sync_at_handover": _no_sync_at_handover}
@@ -103,212 +100,168 @@ def mutated(name: str) -> Iterator[None]:
 # -- what is promised to clients before it is safe
 
 
-@mutation("the journal is not fsynced before entries are acknowledged", "log")
-def journal_not_synced(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def run(self: FsyncWork) -> None:
-            self._files = []
-            original(self)
-
-        return run
-
-    patches.replace(FsyncWork, "run", make)
+@mutation("the journal is not fsynced before entries are acknowledged", FsyncWork, "run", level="log")
+def journal_not_synced(original: Any, self: FsyncWork) -> None:
+    self._files = []
+    original(self)
 
 
-@mutation("a proposal is acknowledged when it is appended", "log")
-def acknowledged_when_appended(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def propose(self: RaftLog, command: bytes, done: Callable[[ProposalResult], None], voters: Any = None) -> None:
-            before = self.status().last_index
-            original(self, command, lambda result: None, voters)
-            after = self.status().last_index
-            done(
-                ProposalResult(ProposalOutcome.COMMITTED, after)
-                if after > before
-                else ProposalResult(ProposalOutcome.NOT_MASTER)
-            )
-
-        return propose
-
-    patches.replace(RaftLog, "propose", make)
+@mutation("a proposal is acknowledged when it is appended", RaftLog, "propose", level="log")
+def acknowledged_when_appended(
+    original: Any, self: RaftLog, command: bytes, done: Callable[[ProposalResult], None], voters: Any = None
+) -> None:
+    before = self.status().last_index
+    original(self, command, lambda result: None, voters)
+    after = self.status().last_index
+    done(
+        ProposalResult(ProposalOutcome.COMMITTED, after)
+        if after > before
+        else ProposalResult(ProposalOutcome.NOT_MASTER)
+    )
 
 
 @mutation(
     "a slave commits up to the end of its own log instead of what the master has verified",
-    "log",
+    judge,
+    "_heartbeat",
+    level="log",
     aim=Aim(("old-answers",), nodes=5, shape=(("batch_entries", 1), ("log_pause_ms", 40))),
 )
-def unverified_committed(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def heartbeat(term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Any:
-            return original(term, leader_commit, own_commit, leader_commit if matched else 0)
-
-        return heartbeat
-
-    patches.replace(judge, "_heartbeat", make)
+def unverified_committed(original: Any, term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Any:
+    return original(term, leader_commit, own_commit, leader_commit if matched else 0)
 
 
 @mutation("a settlement is answered before it is committed", aim=Aim(("kill", "isolate"), nodes=3))
 def settled_before_commit(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def propose(self: Settlements, columns: Any, reply: Reply[Any]) -> None:
-            original(self, columns, UNHEARD)
-            reply.done(SettleResult(settled=len(columns.ids) // 8))
+    def propose(original: Any, self: Settlements, columns: Any, reply: Reply[Any]) -> None:
+        original(self, columns, UNHEARD)
+        reply.done(SettleResult(settled=len(columns.ids) // 8))
 
-        return propose
+    def propose_together(
+        original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]
+    ) -> None:
+        original(self, columns, [UNHEARD] * len(columns))
+        for some, answer in zip(columns, answers, strict=True):
+            answer.done(SettleResult(settled=len(some.ids) // 8))
 
-    def make_together(original: Any) -> Any:
-        def propose_together(self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
-            original(self, columns, [UNHEARD] * len(columns))
-            for some, answer in zip(columns, answers, strict=True):
-                answer.done(SettleResult(settled=len(some.ids) // 8))
-
-        return propose_together
-
-    patches.replace(Settlements, "propose", make)
-    patches.replace(Settlements, "propose_together", make_together)
+    patches.replace(Settlements, "propose", propose)
+    patches.replace(Settlements, "propose_together", propose_together)
 
 
-@mutation("a cancel is answered before it is applied")
-def cancelled_before_apply(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        async def cancel(self: ClientRequests, number: int, *permitted: Any) -> Any:
-            self._core.require_master()
-            self._core.serving.start(original(self, number, *permitted), lambda outcome: None)
-            return scheduler_pb2.CANCELLED
-
-        return cancel
-
-    patches.replace(ClientRequests, "cancel", make)
+@mutation("a cancel is answered before it is applied", ClientRequests, "cancel")
+async def cancelled_before_apply(original: Any, self: ClientRequests, number: int, *permitted: Any) -> Any:
+    self._core.require_master()
+    self._core.serving.start(original(self, number, *permitted), lambda outcome: None)
+    return scheduler_pb2.CANCELLED
 
 
-@mutation("term and vote are not on stable storage before the vote is given", "log", aim=Aim(("kill-voters",)))
-def vote_not_stored(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def store(self: HardState, term: int, voted_for: str) -> None:
-            self.term, self.voted_for = term, voted_for
+@mutation(
+    "term and vote are not on stable storage before the vote is given",
+    HardState,
+    "store",
+    level="log",
+    aim=Aim(("kill-voters",)),
+)
+def vote_not_stored(original: Any, self: HardState, term: int, voted_for: str) -> None:
+    self.term, self.voted_for = term, voted_for
 
-        return store
 
-    patches.replace(HardState, "store", make)
-
-
-@mutation("on a full disk a node goes on in a term that was not stored", "log", aim=Aim(("full-voter",), nodes=3))
-def term_ahead_of_disk(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def set_term(self: Engine, term: int, voted_for: str | None) -> None:
-            self._SyncObj__raftCurrentTerm = term
-            self._SyncObj__votedForNodeId = voted_for
-            self.view.setCurrentTerm(term, voted_for)
-
-        return set_term
-
-    patches.replace(Engine, "_SyncObj__setCurrentTerm", make)
+@mutation(
+    "on a full disk a node goes on in a term that was not stored",
+    Engine,
+    "_SyncObj__setCurrentTerm",
+    level="log",
+    aim=Aim(("full-voter",), nodes=3),
+)
+def term_ahead_of_disk(original: Any, self: Engine, term: int, voted_for: str | None) -> None:
+    self._SyncObj__raftCurrentTerm = term
+    self._SyncObj__votedForNodeId = voted_for
+    self.view.setCurrentTerm(term, voted_for)
 
 
 # -- mastership
 
 
-@mutation("a master acts without its lease", aim=Aim(("isolate", "freeze", "partition")))
-def lease_not_checked(patches: Patches) -> None:
-    patches.replace(NodeCore, "may_act", lambda original: lambda self: self.leading)
+@mutation("a master acts without its lease", NodeCore, "may_act", aim=Aim(("isolate", "freeze", "partition")))
+def lease_not_checked(original: Any, self: NodeCore) -> Any:
+    return self.leading
 
 
-@mutation("a sync of an older term is taken", aim=Aim(("late-syncs",), nodes=3))
-def sync_term_not_checked(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def on_sync(self: Conversation, peer_id: str, frame: Any) -> None:
-            if self.engine.state != LEADER:
-                self._listener.sync_in(peer_id, frame)
-
-        return on_sync
-
-    patches.replace(Conversation, "_on_sync", make)
+@mutation("a sync of an older term is taken", Conversation, "_on_sync", aim=Aim(("late-syncs",), nodes=3))
+def sync_term_not_checked(original: Any, self: Conversation, peer_id: str, frame: Any) -> None:
+    if self.engine.state != LEADER:
+        self._listener.sync_in(peer_id, frame)
 
 
-@mutation("a new master takes its cursor from the sync instead of the log")
-def cursor_from_sync(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def applied(self: Mastership, lead: Any) -> None:
-            core = self._core
-            heard = self._sync.heard
-            if self.elected and lead.node_id == core.identity.node_id and heard.at_ns:
-                core.wheel.window.cursor = CursorKey(heard.tick * core.state.settings.slot_ms, 0)
-            original(self, lead)
-
-        return applied
-
-    patches.replace(Mastership, "lead_was_applied", make)
+@mutation("a new master takes its cursor from the sync instead of the log", Mastership, "lead_was_applied")
+def cursor_from_sync(original: Any, self: Mastership, lead: Any) -> None:
+    core = self._core
+    heard = self._sync.heard
+    if self.elected and lead.node_id == core.identity.node_id and heard.at_ns:
+        core.wheel.window.cursor = CursorKey(heard.tick * core.state.settings.slot_ms, 0)
+    original(self, lead)
 
 
-@mutation("a new master forgets the leases that it heard of", aim=Aim(("kill", "handover")))
-def leases_forgotten(patches: Patches) -> None:
-    patches.replace(HeardLeases, "held", lambda original: lambda self, now_ms, epochs: [])
+@mutation("a new master forgets the leases that it heard of", HeardLeases, "held", aim=Aim(("kill", "handover")))
+def leases_forgotten(original: Any, self: HeardLeases, now_ms: Any, epochs: Any) -> Any:
+    return []
 
 
-@mutation("a master that is elected again forgets what it gave out", aim=Aim(("flap", "isolate", "freeze")))
-def own_leases_forgotten(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def end(self: Delivery, failure: Any) -> None:
-            heard, self.heard = self.heard, HeardLeases()
-            original(self, failure)
-            self.heard = heard
-
-        return end
-
-    patches.replace(Delivery, "end", make)
+@mutation(
+    "a master that is elected again forgets what it gave out", Delivery, "end", aim=Aim(("flap", "isolate", "freeze"))
+)
+def own_leases_forgotten(original: Any, self: Delivery, failure: Any) -> None:
+    heard, self.heard = self.heard, HeardLeases()
+    original(self, failure)
+    self.heard = heard
 
 
 @mutation(
     "a node that starts does not read what it had written down of leases",
+    parts_module,
+    "read_leases",
     aim=Aim(("kill-all",), nodes=3, shape=(("lease_ms", 10_000),)),
 )
-def lease_file_ignored(patches: Patches) -> None:
-    patches.replace(parts_module, "read_leases", lambda original: lambda disk: [])
+def lease_file_ignored(original: Any, disk: Any) -> Any:
+    return []
 
 
 @mutation(
     "leases are written down every eight seconds only",
+    Parts,
+    "upkeep",
     aim=Aim(("kill-all",), nodes=3, shape=(("lease_ms", 10_000),)),
 )
-def lease_file_rare(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def upkeep(self: Parts, now: Any) -> None:
-            file = self.lease_file
-            rarely = now.steady_ms // 1_000 % 8
-            write = file.write
-            if rarely:
-                file.write = lambda groups: None  # type: ignore[method-assign]
-            try:
-                original(self, now)
-            finally:
-                file.write = write  # type: ignore[method-assign]
-
-        return upkeep
-
-    patches.replace(Parts, "upkeep", make)
+def lease_file_rare(original: Any, self: Parts, now: Any) -> None:
+    file = self.lease_file
+    rarely = now.steady_ms // 1_000 % 8
+    write = file.write
+    if rarely:
+        file.write = lambda groups: None  # type: ignore[method-assign]
+    try:
+        original(self, now)
+    finally:
+        file.write = write  # type: ignore[method-assign]
 
 
 @mutation(
     "slaves do not hear of extended leases",
+    Settlements,
+    "extend",
     aim=Aim(("kill", "handover"), nodes=3, shape=(("parcels", 1),)),
 )
-def extensions_not_told(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def extend(self: Settlements, *args: Any) -> Any:
-            feed, self._feed = self._feed, LeaseFeed()
-            try:
-                return original(self, *args)
-            finally:
-                self._feed = feed
-
-        return extend
-
-    patches.replace(Settlements, "extend", make)
+def extensions_not_told(original: Any, self: Settlements, *args: Any) -> Any:
+    feed, self._feed = self._feed, LeaseFeed()
+    try:
+        return original(self, *args)
+    finally:
+        self._feed = feed
 
 
 @mutation(
     "a planned handover does not wait until the next master has heard of all leases",
+    CoreListener,
+    "handover_ready",
     aim=Aim(
         ("handover-delivering",),
         nodes=3,
@@ -316,19 +269,18 @@ def extensions_not_told(patches: Patches) -> None:
         without="no_sync_at_handover",
     ),
 )
-def handover_without_leases(patches: Patches) -> None:
-    patches.replace(CoreListener, "handover_ready", lambda original: lambda self, peer_id: True)
+def handover_without_leases(original: Any, self: CoreListener, peer_id: Any) -> Any:
+    return True
 
 
 @mutation(
     "a new master hands out at once what was dispatched before it led, also what is not due",
+    Channel,
+    "take",
     aim=Aim(("handover", "kill"), nodes=3, shape=(("dispatch_ahead_ms", 400),)),
 )
-def passed_taken_for_due(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        return lambda self, now_ms, limit: original(self, max(now_ms, self.hold_until_ms), limit)
-
-    patches.replace(Channel, "take", make)
+def passed_taken_for_due(original: Any, self: Channel, now_ms: Any, limit: Any) -> Any:
+    return original(self, max(now_ms, self.hold_until_ms), limit)
 
 
 @mutation(
@@ -338,137 +290,103 @@ def passed_taken_for_due(patches: Patches) -> None:
 def stale_lease(patches: Patches) -> None:
     inside = {"hear": False, "return": False}
 
-    def within(place: str) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            def wrapped(self: Any, *args: Any, **named: Any) -> Any:
-                inside[place] = True
-                try:
-                    return original(self, *args, **named)
-                finally:
-                    inside[place] = False
+    def within(place: str) -> Callable[..., Any]:
+        def noted(original: Any, self: Any, *args: Any, **named: Any) -> Any:
+            inside[place] = True
+            try:
+                return original(self, *args, **named)
+            finally:
+                inside[place] = False
 
-            return wrapped
+        return noted
 
-        return make
+    def current(original: Any, subscription: Any, lease: Any) -> Any:
+        return np.ones(len(lease.positions), np.bool_) if inside["hear"] else original(subscription, lease)
 
-    def make_current(original: Any) -> Any:
-        return lambda subscription, lease: (
-            np.ones(len(lease.positions), np.bool_) if inside["hear"] else original(subscription, lease)
-        )
-
-    def make_release(original: Any) -> Any:
-        return lambda self, positions: None if inside["return"] else original(self, positions)
+    def release_hold(original: Any, self: Channel, positions: Any) -> None:
+        if not inside["return"]:
+            original(self, positions)
 
     patches.replace(Inherited, "take_over", within("hear"))
     patches.replace(Returns, "give_back", within("return"))
-    patches.replace(returns, "current", make_current)
-    patches.replace(Channel, "release_hold", make_release)
+    patches.replace(returns, "current", current)
+    patches.replace(Channel, "release_hold", release_hold)
 
 
 # -- the cluster clock
 
 
-@mutation("each node goes by its own clock", aim=Aim(("skew", "clock-steps")))
-def own_clock_trusted(patches: Patches) -> None:
-    patches.replace(ClusterClock, "_set_members", lambda original: lambda self, names: original(self, [self._node_id]))
+@mutation("each node goes by its own clock", ClusterClock, "_set_members", aim=Aim(("skew", "clock-steps")))
+def own_clock_trusted(original: Any, self: ClusterClock, names: Any) -> Any:
+    return original(self, [self._node_id])
 
 
-@mutation("the time of one of the others is taken for the cluster's", aim=Aim(("wrong-start",), nodes=3))
-def one_peer_believed(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def set_members(self: ClusterClock, names: Any) -> None:
-            original(self, sorted(set(names) - {self._node_id})[:1])
-
-        return set_members
-
-    patches.replace(ClusterClock, "_set_members", make)
+@mutation(
+    "the time of one of the others is taken for the cluster's",
+    ClusterClock,
+    "_set_members",
+    aim=Aim(("wrong-start",), nodes=3),
+)
+def one_peer_believed(original: Any, self: ClusterClock, names: Any) -> None:
+    original(self, sorted(set(names) - {self._node_id})[:1])
 
 
 @mutation(
     "a slave that takes over a checkpoint forgets the leases that it heard of",
+    SyncState,
+    "take_over",
     aim=Aim(("kill-installed",), nodes=3, shape=(("journal_tail_bytes", 0), ("lease_ms", 20_000))),
 )
-def leases_forgotten_with_checkpoint(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def take_over(self: SyncState, earlier: SyncState) -> None:
-            self.heard = earlier.heard
-
-        return take_over
-
-    patches.replace(SyncState, "take_over", make)
+def leases_forgotten_with_checkpoint(original: Any, self: SyncState, earlier: SyncState) -> None:
+    self.heard = earlier.heard
 
 
 @mutation(
     "a peer's checkpoint is put in place while the own disk still writes",
+    NodeCore,
+    "writing",
     aim=Aim(("hung-install",), nodes=3, shape=(("journal_tail_bytes", 0),)),
 )
-def installed_over_writes(patches: Patches) -> None:
-    patches.replace(NodeCore, "writing", lambda original: False)
+def installed_over_writes(original: Any, self: NodeCore) -> Any:
+    return False
 
 
 # -- the wheel
 
 
-@mutation("a new master goes on from now: what is overdue is not aligned")
-def alignment_left_out(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def begin(self: Dispatcher, term: int, now_ms: ClusterMs) -> None:
-            original(self, term, now_ms)
-            self._wheel.dispatch(CursorKey(now_ms, 0))
-
-        return begin
-
-    patches.replace(Dispatcher, "begin", make)
+@mutation("a new master goes on from now: what is overdue is not aligned", Dispatcher, "begin")
+def alignment_left_out(original: Any, self: Dispatcher, term: int, now_ms: ClusterMs) -> None:
+    original(self, term, now_ms)
+    self._wheel.dispatch(CursorKey(now_ms, 0))
 
 
-@mutation("the two cases of the alignment are swapped: a cursor behind the clock waits")
-def alignment_swapped(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def tick(self: Dispatcher, now: Now) -> None:
-            if self.phase is Phase.ALIGNING and self._wheel.cursor.due_ms < now.cluster_ms:
-                return
-            original(self, now)
-
-        return tick
-
-    patches.replace(Dispatcher, "tick", make)
+@mutation("the two cases of the alignment are swapped: a cursor behind the clock waits", Dispatcher, "tick")
+def alignment_swapped(original: Any, self: Dispatcher, now: Now) -> None:
+    if self.phase is Phase.ALIGNING and self._wheel.cursor.due_ms < now.cluster_ms:
+        return
+    original(self, now)
 
 
-@mutation("messages are handed out when they are dispatched, a little ahead of their time")
-def not_held_until_due(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        return lambda self, now_ms, limit: original(self, now_ms + 8, limit)
-
-    patches.replace(Channel, "take", make)
+@mutation("messages are handed out when they are dispatched, a little ahead of their time", Channel, "take")
+def not_held_until_due(original: Any, self: Channel, now_ms: Any, limit: Any) -> Any:
+    return original(self, now_ms + 8, limit)
 
 
-@mutation("a late arrival keeps its due time below the cursor")
-def late_not_clamped(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def append(self: Wheel, units: Any, records: Any) -> Any:
-            window = self.window
-            cursor, window.cursor = window.cursor, CursorKey(0, 0)
-            try:
-                return original(self, units, records)
-            finally:
-                window.cursor = cursor
-
-        return append
-
-    patches.replace(Wheel, "append", make)
+@mutation("a late arrival keeps its due time below the cursor", Wheel, "append")
+def late_not_clamped(original: Any, self: Wheel, units: Any, records: Any) -> Any:
+    window = self.window
+    cursor, window.cursor = window.cursor, CursorKey(0, 0)
+    try:
+        return original(self, units, records)
+    finally:
+        window.cursor = cursor
 
 
-@mutation("ids depend on when a node merges, not on the log alone")
-def ids_at_merge(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def finish(self: Wheel, job: Any) -> None:
-            original(self, job)
-            if job.kind == "merge":
-                self.holdings.hours.next_index[:] += 1
-
-        return finish
-
-    patches.replace(Wheel, "finish", make)
+@mutation("ids depend on when a node merges, not on the log alone", Wheel, "finish")
+def ids_at_merge(original: Any, self: Wheel, job: Any) -> None:
+    original(self, job)
+    if job.kind == "merge":
+        self.holdings.hours.next_index[:] += 1
 
 
 # -- the state machine
@@ -476,49 +394,39 @@ def ids_at_merge(patches: Patches) -> None:
 
 @mutation("a repeated batch is scheduled again")
 def idempotence_off(patches: Patches) -> None:
-    patches.replace(Producers, "span", lambda original: lambda self, producer_id: None)
-    patches.replace(Producers, "repeated", lambda original: lambda self, sender, count: None)
+    patches.replace(Producers, "span", lambda original, self, producer_id: None)
+    patches.replace(Producers, "repeated", lambda original, self, sender, count: None)
 
 
 @mutation(
     "a sequence that was accepted with other content counts as repeated",
+    Producers,
+    "repeated",
     aim=Aim(("kill", "isolate"), nodes=3, shape=(("twins", 1),)),
 )
-def checksums_not_compared(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        return lambda self, sender, count: original(self, replace(sender, checksum=None), count)
-
-    patches.replace(Producers, "repeated", make)
+def checksums_not_compared(original: Any, self: Producers, sender: Any, count: Any) -> Any:
+    return original(self, replace(sender, checksum=None), count)
 
 
-@mutation("a cancel is done by the master alone")
-def cancel_not_replicated(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        async def cancel(self: ClientRequests, number: int, *permitted: Any) -> Any:
-            self._core.require_master()
-            units = (await self._find(number, everybody)).units
-            if units is None:
-                return await original(self, number)
-            outcome = self._core.wheel.cancel(number, int(units["due_ms"][0]))
-            return scheduler_pb2.CancelOutcome.Value(outcome.name)
-
-        return cancel
-
-    patches.replace(ClientRequests, "cancel", make)
+@mutation("a cancel is done by the master alone", ClientRequests, "cancel")
+async def cancel_not_replicated(original: Any, self: ClientRequests, number: int, *permitted: Any) -> Any:
+    self._core.require_master()
+    units = (await self._find(number, everybody)).units
+    if units is None:
+        return await original(self, number)
+    outcome = self._core.wheel.cancel(number, int(units["due_ms"][0]))
+    return scheduler_pb2.CancelOutcome.Value(outcome.name)
 
 
 @mutation("each node stamps with its own clock what the master should have stamped")
 def stamped_at_apply(patches: Patches) -> None:
     clocks: dict[StateMachine, int] = {}
 
-    def make(original: Any) -> Any:
-        def apply(self: StateMachine, index: int, term: int, entry: Any) -> Any:
-            entry.stamped_ms += clocks.setdefault(self, len(clocks))
-            return original(self, index, term, entry)
+    def apply(original: Any, self: StateMachine, index: int, term: int, entry: Any) -> Any:
+        entry.stamped_ms += clocks.setdefault(self, len(clocks))
+        return original(self, index, term, entry)
 
-        return apply
-
-    patches.replace(StateMachine, "apply", make)
+    patches.replace(StateMachine, "apply", apply)
 
 
 # -- checkpoints
@@ -528,30 +436,26 @@ def stamped_at_apply(patches: Patches) -> None:
 def manifest_before_files(patches: Patches) -> None:
     running = [False]
 
-    def make_run(original: Any) -> Any:
-        def run(self: StateCheckpoint) -> None:
-            running[0] = True
-            try:
-                original(self)
-            finally:
-                running[0] = False
+    def run(original: Any, self: StateCheckpoint) -> None:
+        running[0] = True
+        try:
+            original(self)
+        finally:
+            running[0] = False
 
-        return run
+    def sync(original: Any, self: SimulatedDisk, *args: Any) -> None:
+        if not running[0]:
+            original(self, *args)
 
-    def make_sync(original: Any) -> Any:
-        def sync(self: SimulatedDisk, *args: Any) -> None:
-            if not running[0]:
-                original(self, *args)
-
-        return sync
-
-    patches.replace(StateCheckpoint, "run", make_run)
-    patches.replace(SimulatedDisk, "fsync_content", make_sync)
-    patches.replace(SimulatedDisk, "fsync_dir", make_sync)
+    patches.replace(StateCheckpoint, "run", run)
+    patches.replace(SimulatedDisk, "fsync_content", sync)
+    patches.replace(SimulatedDisk, "fsync_dir", sync)
 
 
 @mutation(
     "files of an hour are removed before the manifest that needs them no more is durable",
+    CheckpointJob,
+    "run",
     aim=Aim(
         ("power-removing",),
         nodes=3,
@@ -559,120 +463,100 @@ def manifest_before_files(patches: Patches) -> None:
         seconds=10,
     ),
 )
-def hours_removed_early(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def run(self: CheckpointJob) -> None:
-            original(self)
-            for hour in self.doomed:
-                self._disk.remove(hour_directory(self._directory, hour))
-
-        return run
-
-    patches.replace(CheckpointJob, "run", make)
+def hours_removed_early(original: Any, self: CheckpointJob) -> None:
+    original(self)
+    for hour in self.doomed:
+        self._disk.remove(hour_directory(self._directory, hour))
 
 
 @mutation(
     "the journal is cut before the checkpoint that covers it is durable",
+    Checkpointer,
+    "_begin",
     aim=Aim(("power-in-checkpoint",), nodes=3, shape=(("segment_bytes", 8 << 10),)),
 )
-def journal_cut_early(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def begin(self: Checkpointer, now_ms: int) -> None:
-            index, term = self._applied()
-            if index:
-                log: Any = self._log
-                config = log._config
-                log._config = replace(config, journal_tail_bytes_max=0)
-                log.checkpointed(index, term)
-                log._config = config
-            original(self, now_ms)
-
-        return begin
-
-    patches.replace(Checkpointer, "_begin", make)
+def journal_cut_early(original: Any, self: Checkpointer, now_ms: int) -> None:
+    index, term = self._applied()
+    if index:
+        log: Any = self._log
+        config = log._config
+        log._config = replace(config, journal_tail_bytes_max=0)
+        log.checkpointed(index, term)
+        log._config = config
+    original(self, now_ms)
 
 
 @mutation(
     "who calls does not show who the members are",
+    Membership,
+    "introduction",
     aim=Aim(("strangers",), nodes=3, shape=(("loop_gap_us", 30_000),), seconds=12),
 )
-def members_not_shown(patches: Patches) -> None:
-    patches.replace(Membership, "introduction", lambda original: lambda self: NO_INTRODUCTION)
+def members_not_shown(original: Any, self: Membership) -> Any:
+    return NO_INTRODUCTION
 
 
 @mutation(
     "a newcomer does not keep who it is shown the members are, and reads that they are those of long ago",
+    Membership,
+    "refuses",
     aim=Aim(("replace",), nodes=3, shape=(("loop_gap_us", 30_000), ("batch_entries", 1)), seconds=12),
 )
-def newcomers_not_told(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def refuses(self: Membership, *args: Any) -> Any:
-            return original(self, *args) if self._core.log.members() else None
-
-        return refuses
-
-    patches.replace(Membership, "refuses", make)
+def newcomers_not_told(original: Any, self: Membership, *args: Any) -> Any:
+    return original(self, *args) if self._core.log.members() else None
 
 
 @mutation(
     "messages of the cold tier that were cancelled or moved come with their part",
+    ColdTier,
+    "_withheld",
     aim=Aim(("kill", "isolate"), nodes=3, shape=(("cold", 1),)),
 )
-def cold_marks_ignored(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def withheld(self: ColdTier, *args: Any) -> Any:
-            return original(self, *args)[:0]
-
-        return withheld
-
-    patches.replace(ColdTier, "_withheld", make)
+def cold_marks_ignored(original: Any, self: ColdTier, *args: Any) -> Any:
+    return original(self, *args)[:0]
 
 
 @mutation(
     "a part of the cold tier is taken over again when that is repeated",
+    ColdTier,
+    "wants",
     aim=Aim(("kill", "isolate"), nodes=3, shape=(("cold", 1),)),
 )
-def cold_loaded_twice(patches: Patches) -> None:
-    patches.replace(ColdTier, "wants", lambda original: lambda self, cold: True)
+def cold_loaded_twice(original: Any, self: ColdTier, cold: Any) -> Any:
+    return True
 
 
 @mutation(
     "a member that comes with another disk is let in",
+    Membership,
+    "refuses",
     aim=Aim(("wiped-disk", "kill", "isolate"), nodes=3, seconds=10),
 )
-def disks_not_compared(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def refuses(self: Membership, *args: Any) -> Any:
-            refusal = original(self, *args)
-            return None if refusal is not None and refusal.final and not refusal.removed else refusal
-
-        return refuses
-
-    patches.replace(Membership, "refuses", make)
+def disks_not_compared(original: Any, self: Membership, *args: Any) -> Any:
+    refusal = original(self, *args)
+    return None if refusal is not None and refusal.final and not refusal.removed else refusal
 
 
 @mutation(
     "a node with a new disk votes, whatever its disk was before",
+    ClusterFounding,
+    "may_vote",
     aim=Aim(("stale-founders",), nodes=3),
 )
-def new_disks_vote(patches: Patches) -> None:
-    patches.replace(ClusterFounding, "may_vote", lambda original: property(lambda self: True))
+def new_disks_vote(original: Any, self: ClusterFounding) -> Any:
+    return True
 
 
 @mutation(
     "what is left of a broken copy of a checkpoint is put in place at the next start",
+    host,
+    "install_if_complete",
     aim=Aim(("broken-copy",), nodes=3, shape=(("journal_tail_bytes", 0),), seconds=10),
 )
-def broken_copies_installed(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def install_if_complete(disk: Any) -> bool:
-            if disk.exists(STAGING) and not disk.exists(COMPLETE):
-                write_whole(disk, COMPLETE, b"complete")
-            return bool(original(disk))
-
-        return install_if_complete
-
-    patches.replace(host, "install_if_complete", make)
+def broken_copies_installed(original: Any, disk: Any) -> bool:
+    if disk.exists(STAGING) and not disk.exists(COMPLETE):
+        write_whole(disk, COMPLETE, b"complete")
+    return bool(original(disk))
 
 
 @mutation(
@@ -680,40 +564,31 @@ def broken_copies_installed(patches: Patches) -> None:
     aim=Aim(("broken-copy", "power"), nodes=3, shape=(("journal_tail_bytes", 0),), seconds=10),
 )
 def resumed_files_not_synced(patches: Patches) -> None:
-    def make_begin(original: Any) -> Any:
-        def begin(self: CheckpointCopy) -> Any:
-            self.__dict__["written"] = set()
-            return original(self)
+    def begin(original: Any, self: CheckpointCopy) -> Any:
+        self.__dict__["written"] = set()
+        return original(self)
 
-        return begin
+    def take(original: Any, self: CheckpointCopy, chunk: Any) -> None:
+        original(self, chunk)
+        if chunk.data:
+            self.__dict__["written"].add(f"{STAGING}/{chunk.path}")
 
-    def make_take(original: Any) -> Any:
-        def take(self: CheckpointCopy, chunk: Any) -> None:
-            original(self, chunk)
-            if chunk.data:
-                self.__dict__["written"].add(f"{STAGING}/{chunk.path}")
-
-        return take
-
-    def make_finish(original: Any) -> Any:
-        def finish(self: CheckpointCopy) -> None:
-            self._disk.ignore_fsync(  # type: ignore[attr-defined]
-                lambda path: (
-                    path.startswith(f"{STAGING}/")
-                    and not path.startswith(COMPLETE)
-                    and path not in self.__dict__["written"]
-                )
+    def finish(original: Any, self: CheckpointCopy) -> None:
+        self._disk.ignore_fsync(  # type: ignore[attr-defined]
+            lambda path: (
+                path.startswith(f"{STAGING}/")
+                and not path.startswith(COMPLETE)
+                and path not in self.__dict__["written"]
             )
-            try:
-                original(self)
-            finally:
-                self._disk.ignore_fsync(None)  # type: ignore[attr-defined]
+        )
+        try:
+            original(self)
+        finally:
+            self._disk.ignore_fsync(None)  # type: ignore[attr-defined]
 
-        return finish
-
-    patches.replace(CheckpointCopy, "begin", make_begin)
-    patches.replace(CheckpointCopy, "take", make_take)
-    patches.replace(CheckpointCopy, "finish", make_finish)
+    patches.replace(CheckpointCopy, "begin", begin)
+    patches.replace(CheckpointCopy, "take", take)
+    patches.replace(CheckpointCopy, "finish", finish)
 
 
 # Last: these come after the others in the table, which keeps the order of entry.

@@ -22,68 +22,46 @@ PUBLISHING = Aim(
 # -- staged publication
 
 
-@mutation("a commit schedules all attempts of its run, those too that it does not name")
-def losers_published(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def commit(self: Staging, commit: CommitStagedRequest, *args: Any) -> Any:
-            job = self.job(commit.job_id)
-            named = {attempt.attempt for attempt in commit.attempts}
-            held = job.attempts if job is not None and job.batch == commit.batch else {}
-            others = [
-                block
-                for number, attempt in held.items()
-                if number not in named and attempt.run_id == commit.run_id
-                for block in attempt.blocks.values()
-            ]
-            result = original(self, commit, *args)
-            if job is not None and job.plan and result.failure is None:
-                job.plan += others
-            return result
-
-        return commit
-
-    patches.replace(Staging, "_commit", make)
+@mutation("a commit schedules all attempts of its run, those too that it does not name", Staging, "_commit")
+def losers_published(original: Any, self: Staging, commit: CommitStagedRequest, *args: Any) -> Any:
+    job = self.job(commit.job_id)
+    named = {attempt.attempt for attempt in commit.attempts}
+    held = job.attempts if job is not None and job.batch == commit.batch else {}
+    others = [
+        block
+        for number, attempt in held.items()
+        if number not in named and attempt.run_id == commit.run_id
+        for block in attempt.blocks.values()
+    ]
+    result = original(self, commit, *args)
+    if job is not None and job.plan and result.failure is None:
+        job.plan += others
+    return result
 
 
-@mutation("an abort drops nothing, and what its run still sends is taken")
-def aborts_not_fenced(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def abort(self: Staging, abort: AbortStagedRequest, stamped_ms: int, settings: Any) -> Any:
-            job = self.job(abort.job_id)
-            return StagingResult() if job is None else StagingResult(state=job.state_of(abort.batch))
-
-        return abort
-
-    patches.replace(Staging, "_abort", make)
+@mutation("an abort drops nothing, and what its run still sends is taken", Staging, "_abort")
+def aborts_not_fenced(original: Any, self: Staging, abort: AbortStagedRequest, stamped_ms: int, settings: Any) -> Any:
+    job = self.job(abort.job_id)
+    return StagingResult() if job is None else StagingResult(state=job.state_of(abort.batch))
 
 
-@mutation("a checkpoint does not say which batches are published")
-def published_not_in_checkpoints(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def restore(self: Staging, snapshot: StagingSnapshot) -> None:
-            for job in snapshot.jobs:
-                job.published_through = -1
-            original(self, snapshot)
-
-        return restore
-
-    patches.replace(Staging, "restore", make)
+@mutation("a checkpoint does not say which batches are published", Staging, "restore")
+def published_not_in_checkpoints(original: Any, self: Staging, snapshot: StagingSnapshot) -> None:
+    for job in snapshot.jobs:
+        job.published_through = -1
+    original(self, snapshot)
 
 
 @mutation(
     "a node that starts from a checkpoint takes a batch of which some is published for one of which nothing is",
+    Staging,
+    "restore",
     aim=PUBLISHING,
 )
-def publication_begins_anew(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def restore(self: Staging, snapshot: StagingSnapshot) -> None:
-            original(self, snapshot)
-            for job in self.publishing():
-                job.position = job.rows_published = job.rows_discarded = 0
-
-        return restore
-
-    patches.replace(Staging, "restore", make)
+def publication_begins_anew(original: Any, self: Staging, snapshot: StagingSnapshot) -> None:
+    original(self, snapshot)
+    for job in self.publishing():
+        job.position = job.rows_published = job.rows_discarded = 0
 
 
 # -- bundles
@@ -91,30 +69,23 @@ def publication_begins_anew(patches: Patches) -> None:
 
 @mutation("the repeat of a bundle that was taken over takes it over again")
 def loads_taken_twice(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def apply(self: Ingesting, ingest: IngestCommand, *args: Any, **named: Any) -> Any:
-            known = self._loads.get(ingest.job_id)
-            if known is not None and ingest.sequence <= known.taken:
-                known.taken = ingest.sequence - 1
-            return original(self, ingest, *args, **named)
+    def apply(original: Any, self: Ingesting, ingest: IngestCommand, *args: Any, **named: Any) -> Any:
+        known = self._loads.get(ingest.job_id)
+        if known is not None and ingest.sequence <= known.taken:
+            known.taken = ingest.sequence - 1
+        return original(self, ingest, *args, **named)
 
-        return apply
-
-    patches.replace(Ingesting, "apply", make)
-    patches.replace(StateView, "load", lambda original: lambda self, job_id: None)
+    patches.replace(Ingesting, "apply", apply)
+    patches.replace(StateView, "load", lambda original, self, job_id: None)
 
 
-@mutation("what a bundle brings late keeps its due time below the cursor")
-def late_bundles_not_clamped(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def ingest(self: Wheel, name: str, layout: Any, topic_ids: Any, stamped_ms: int) -> Any:
-            window = self.window
-            cursor, window.cursor = window.cursor, CursorKey(0, 0)
-            try:
-                return original(self, name, layout, topic_ids, stamped_ms)
-            finally:
-                window.cursor = cursor
-
-        return ingest
-
-    patches.replace(Wheel, "ingest", make)
+@mutation("what a bundle brings late keeps its due time below the cursor", Wheel, "ingest")
+def late_bundles_not_clamped(
+    original: Any, self: Wheel, name: str, layout: Any, topic_ids: Any, stamped_ms: int
+) -> Any:
+    window = self.window
+    cursor, window.cursor = window.cursor, CursorKey(0, 0)
+    try:
+        return original(self, name, layout, topic_ids, stamped_ms)
+    finally:
+        window.cursor = cursor

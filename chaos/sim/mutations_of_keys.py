@@ -27,10 +27,10 @@ CUTS = Aim(("kill", "freeze", "handover"), shape=(("keys", 1),))
 
 
 def _change_holders(patches: Patches, change: Callable[[KeyHolders, KeyOf, Holder | None], Holder | None]) -> None:
-    def make(original: Any) -> Any:
-        return lambda self, key: change(self, key, original(self, key))
+    def holder(original: Any, self: KeyHolders, key: KeyOf) -> Holder | None:
+        return change(self, key, original(self, key))
 
-    def holders(self: KeyHolders, keys: KeyColumns) -> Holders:
+    def holders(original: Any, self: KeyHolders, keys: KeyColumns) -> Holders:
         columns = (column.tolist() for column in keys)
         mixed = [KeyOf(*row) for row in zip(*columns, strict=True)]
         found = [self.holder(key._replace(high=key.mixed)) for key in mixed]
@@ -42,8 +42,8 @@ def _change_holders(patches: Patches, change: Callable[[KeyHolders, KeyOf, Holde
             np.array([row[2] for row in rows]),
         )
 
-    patches.replace(KeyHolders, "holder", make)
-    patches.replace(KeyHolders, "holders", lambda original: holders)
+    patches.replace(KeyHolders, "holder", holder)
+    patches.replace(KeyHolders, "holders", holders)
 
 
 @mutation("a key is free a second before its message is dispatched", aim=KEYS)
@@ -68,68 +68,46 @@ def keys_kept_after_cancel(patches: Patches) -> None:
     _change_holders(patches, change)
 
 
-@mutation("a message that replaces another leaves it pending", aim=KEYS)
-def replaced_ones_left_pending(patches: Patches) -> None:
-    patches.replace(
-        KeyedAppend, "_cancel", lambda original: lambda self, ids, due_ms: self.replaced.extend(ids.tolist())
-    )
-
-
-def _anew(original: Any) -> Any:
-    """What is remembered of a batch with a refused message does not count."""
-
-    def found(self: Any, *args: Any) -> Any:
-        batch = original(self, *args)
-        return None if isinstance(batch, Batch) and batch.keys is not None else batch
-
-    return found
+@mutation("a message that replaces another leaves it pending", KeyedAppend, "_cancel", aim=KEYS)
+def replaced_ones_left_pending(original: Any, self: KeyedAppend, ids: Any, due_ms: Any) -> Any:
+    return self.replaced.extend(ids.tolist())
 
 
 @mutation("a repeat of a batch in which a message was refused is decided anew", aim=CUTS)
 def refusals_not_remembered(patches: Patches) -> None:
-    patches.replace(Senders, "known", _anew)
-    patches.replace(Publishing, "_sequence", _anew)
+    def found(original: Any, *args: Any) -> Any:
+        batch = original(*args)
+        return None if isinstance(batch, Batch) and batch.keys is not None else batch
+
+    patches.replace(Senders, "known", found)
+    patches.replace(Publishing, "_sequence", found)
 
 
-@mutation("what became of the unique keys of a batch is not remembered", aim=CUTS)
-def key_outcomes_not_remembered(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def accept(self: Producers, sender: Any, batch: Any, settings: Any, at_ms: int) -> None:
-            original(self, sender, replace(batch, keys=None), settings, at_ms)
-
-        return accept
-
-    patches.replace(Producers, "accept", make)
+@mutation("what became of the unique keys of a batch is not remembered", Producers, "accept", aim=CUTS)
+def key_outcomes_not_remembered(
+    original: Any, self: Producers, sender: Any, batch: Any, settings: Any, at_ms: int
+) -> None:
+    original(self, sender, replace(batch, keys=None), settings, at_ms)
 
 
-@mutation("a batch does not see the keys that its own messages take", aim=KEYS)
-def keys_of_own_batch_unseen(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def append(self: KeyedAppend, rows: Any) -> None:
-            digests, seen = self._keys.digests.copy(), set()
-            units = range(len(digests)) if rows is None else np.argsort(rows, kind="stable").tolist()
-            for unit in units:
-                key = (int(self._units["topic_id"][unit]), digests[unit].tobytes())
-                if key in seen:
-                    digests[unit] = 0
-                seen.add(key)
-            self._keys = self._keys._replace(digests=digests)
-            original(self, rows)
-
-        return append
-
-    patches.replace(KeyedAppend, "append", make)
+@mutation("a batch does not see the keys that its own messages take", KeyedAppend, "append", aim=KEYS)
+def keys_of_own_batch_unseen(original: Any, self: KeyedAppend, rows: Any) -> None:
+    digests, seen = self._keys.digests.copy(), set()
+    units = range(len(digests)) if rows is None else np.argsort(rows, kind="stable").tolist()
+    for unit in units:
+        key = (int(self._units["topic_id"][unit]), digests[unit].tobytes())
+        if key in seen:
+            digests[unit] = 0
+        seen.add(key)
+    self._keys = self._keys._replace(digests=digests)
+    original(self, rows)
 
 
-@mutation("a cancel by key means the message that held it when the master read the request", aim=SLOW)
-def cancel_by_key_decided_when_read(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def cancel(self: KeyRequests, key: Any, permitted: Any, sender: Any) -> Any:
-            return _cancelled_as_read(original, self, key, permitted, sender)
-
-        return cancel
-
-    patches.replace(KeyRequests, "cancel", make)
+@mutation(
+    "a cancel by key means the message that held it when the master read the request", KeyRequests, "cancel", aim=SLOW
+)
+def cancel_by_key_decided_when_read(original: Any, self: KeyRequests, key: Any, permitted: Any, sender: Any) -> Any:
+    return _cancelled_as_read(original, self, key, permitted, sender)
 
 
 async def _cancelled_as_read(original: Any, requests: KeyRequests, key: Any, permitted: Any, sender: Any) -> Any:
@@ -139,15 +117,9 @@ async def _cancelled_as_read(original: Any, requests: KeyRequests, key: Any, per
     return CancelledByKey(await requests._requests.cancel(holder.id, permitted), holder.id)
 
 
-@mutation("unique keys are not in the checkpoint", aim=KEYS)
-def keys_not_checkpointed(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def restore(self: UniqueKeys, shards: Any, next_shard: int) -> None:
-            original(self, [], next_shard)
-
-        return restore
-
-    patches.replace(UniqueKeys, "restore", make)
+@mutation("unique keys are not in the checkpoint", UniqueKeys, "restore", aim=KEYS)
+def keys_not_checkpointed(original: Any, self: UniqueKeys, shards: Any, next_shard: int) -> None:
+    original(self, [], next_shard)
 
 
 @mutation("a key that is held until its message is settled is free when that is dispatched", aim=KEYS)
@@ -155,29 +127,17 @@ def keys_free_when_dispatched(patches: Patches) -> None:
     _change_holders(patches, lambda holders, key, found: None if found is not None and found.dispatched else found)
 
 
-@mutation("a repeat of a cancel by key cancels again", aim=CUTS)
-def cancels_by_key_not_remembered(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def _cancel_once(self: StateMachine, cancel: Any, stamped_ms: int) -> Any:
-            named = cancel.HasField("request")
-            cancel.ClearField("request")
-            result = original(self, cancel, stamped_ms)
-            return replace(result, remembered=named and result.outcome == CANCELLED)
-
-        return _cancel_once
-
-    patches.replace(StateMachine, "_cancel_once", make)
+@mutation("a repeat of a cancel by key cancels again", StateMachine, "_cancel_once", aim=CUTS)
+def cancels_by_key_not_remembered(original: Any, self: StateMachine, cancel: Any, stamped_ms: int) -> Any:
+    named = cancel.HasField("request")
+    cancel.ClearField("request")
+    result = original(self, cancel, stamped_ms)
+    return replace(result, remembered=named and result.outcome == CANCELLED)
 
 
-@mutation("rules of unique keys are decided in the order of due times", aim=KEYS)
-def keys_in_order_of_due_times(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def append(self: KeyedAppend, rows: Any) -> None:
-            original(self, None)
-
-        return append
-
-    patches.replace(KeyedAppend, "append", make)
+@mutation("rules of unique keys are decided in the order of due times", KeyedAppend, "append", aim=KEYS)
+def keys_in_order_of_due_times(original: Any, self: KeyedAppend, rows: Any) -> None:
+    original(self, None)
 
 
 @mutation("the table of keys is pruned before dispatched messages are in the ready queues", aim=KEYS)
@@ -185,21 +145,15 @@ def keys_pruned_before_ready(patches: Patches) -> None:
     holders: dict[Any, KeyHolders] = {}
     prune = KeyHolders.prune
 
-    def make_init(original: Any) -> Any:
-        def __init__(self: KeyHolders, keys: Any, groups: Any, wheel: Any) -> None:
-            original(self, keys, groups, wheel)
-            holders[wheel] = self
+    def __init__(original: Any, self: KeyHolders, keys: Any, groups: Any, wheel: Any) -> None:
+        original(self, keys, groups, wheel)
+        holders[wheel] = self
 
-        return __init__
+    def dispatch(original: Any, self: Wheel, to: Any) -> Any:
+        dispatched = original(self, to)
+        prune(holders[self])
+        return dispatched
 
-    def make_dispatch(original: Any) -> Any:
-        def dispatch(self: Wheel, to: Any) -> Any:
-            dispatched = original(self, to)
-            prune(holders[self])
-            return dispatched
-
-        return dispatch
-
-    patches.replace(KeyHolders, "__init__", make_init)
-    patches.replace(KeyHolders, "prune", lambda original: lambda self: None)
-    patches.replace(Wheel, "dispatch", make_dispatch)
+    patches.replace(KeyHolders, "__init__", __init__)
+    patches.replace(KeyHolders, "prune", lambda original, self: None)
+    patches.replace(Wheel, "dispatch", dispatch)

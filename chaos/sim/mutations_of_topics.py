@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tickwheel.chaos.sim.aims import Aim
-from tickwheel.chaos.sim.mutation_table import Patches, mutation
+from tickwheel.chaos.sim.mutation_table import mutation
 from tickwheel.node.core.delivery import delivery, settlements
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.promise import Reply
@@ -16,44 +16,38 @@ from tickwheel.node.state.results import SettleResult
 MANY_TOPICS = Aim(("kill",), shape=(("couriers", 1), ("mixing", 2)))
 
 
-@mutation("a row at the border of two topics is delivered under the next one", aim=MANY_TOPICS)
-def rows_under_the_next_topic(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def batch_of(shares: Any, *args: Any) -> Any:
-            batch = original(shares, *args)
-            counts = np.frombuffer(batch.topic_counts, "<u4").copy()
-            if len(counts) > 1 and counts[0] > 1:
-                counts[0], counts[1] = counts[0] - 1, counts[1] + 1
-                batch.topic_counts = counts.tobytes()
-            return batch
-
-        return batch_of
-
-    patches.replace(delivery, "batch_of", make)
+@mutation("a row at the border of two topics is delivered under the next one", delivery, "batch_of", aim=MANY_TOPICS)
+def rows_under_the_next_topic(original: Any, shares: Any, *args: Any) -> Any:
+    batch = original(shares, *args)
+    counts = np.frombuffer(batch.topic_counts, "<u4").copy()
+    if len(counts) > 1 and counts[0] > 1:
+        counts[0], counts[1] = counts[0] - 1, counts[1] + 1
+        batch.topic_counts = counts.tobytes()
+    return batch
 
 
-@mutation("a settlement of several topics settles the rows of the first one only", aim=MANY_TOPICS)
-def first_topic_settled_only(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def propose_together(self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
-            original(self, columns[:1], answers[:1])
-            for some, answer in zip(columns[1:], answers[1:], strict=True):
-                answer.done(SettleResult(settled=len(some.ids) // 8))
+@mutation(
+    "a settlement of several topics settles the rows of the first one only",
+    Settlements,
+    "propose_together",
+    aim=MANY_TOPICS,
+)
+def first_topic_settled_only(
+    original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]
+) -> None:
+    original(self, columns[:1], answers[:1])
+    for some, answer in zip(columns[1:], answers[1:], strict=True):
+        answer.done(SettleResult(settled=len(some.ids) // 8))
 
-        return propose_together
 
-    patches.replace(Settlements, "propose_together", make)
-
-
-@mutation("a settlement of several topics counts though one of them was reset since the delivery", aim=MANY_TOPICS)
-def resets_of_one_topic_ignored(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def by_topic(batch: Any) -> Any:
-            parts = original(batch)
-            for part in parts:
-                part.ClearField("epoch")
-            return parts
-
-        return by_topic
-
-    patches.replace(settlements, "by_topic", make)
+@mutation(
+    "a settlement of several topics counts though one of them was reset since the delivery",
+    settlements,
+    "by_topic",
+    aim=MANY_TOPICS,
+)
+def resets_of_one_topic_ignored(original: Any, batch: Any) -> Any:
+    parts = original(batch)
+    for part in parts:
+        part.ClearField("epoch")
+    return parts

@@ -42,7 +42,7 @@ def test_it_can_be_put_in(name: str) -> None:
 def test_it_must_take_the_same_arguments() -> None:
     """A method that has got another argument would be found by a TypeError, and not by what the old bug does."""
     with pytest.raises(AssertionError, match="other arguments"):
-        Patches().replace(HeardLeases, "held", lambda original: lambda self, now_ms: [])
+        Patches().replace(HeardLeases, "held", lambda original, self, now_ms: [])
 
 
 def test_it_is_taken_out() -> None:
