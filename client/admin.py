@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import grpc
-from google.protobuf.message import Message
 
-from tickwheel.client.cluster import END_OF_STREAM, STATUS_TIMEOUT_S, TRY_TIMEOUT_S, Cluster
+from tickwheel.client.calls import ServiceCalls, listed
+from tickwheel.client.cluster import END_OF_STREAM, STATUS_TIMEOUT_S
 from tickwheel.client.copies import BackupChunk, HeldFile, chunk_of, held_messages
 from tickwheel.client.disk_use import DiskUse, disk_use_of
 from tickwheel.client.errors import ClusterUnavailable, Fault, TickwheelError, error_of, fault_of_call
 from tickwheel.client.ids import parse_id
-from tickwheel.client.listing import listed
 from tickwheel.client.nodes import (
     Handover,
     Member,
@@ -41,17 +40,8 @@ from tickwheel.client.topics import Deletion, Group, Topic, deletion_of, group_o
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
-A = TypeVar("A")
-B = TypeVar("B")
-
 BACKUP_SILENCE_S = 120.0
 """The first chunk of a backup comes once the node has written a checkpoint."""
-
-if TYPE_CHECKING:
-    from tickwheel.proto.admin_pb2_grpc import AdminAsyncStub
-
-    _Method = Callable[[AdminAsyncStub], Callable[..., Awaitable[A]]]
-    """Picks a method of the stub."""
 
 
 def _request_id() -> int:
@@ -59,51 +49,10 @@ def _request_id() -> int:
     return secrets.randbits(63) | 1
 
 
-class AdminClient:
+class AdminClient(ServiceCalls[AdminStub]):
     """`AsyncClient.admin`."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
-
-    async def _ask(
-        self,
-        method: _Method[A],
-        request: Message,
-        *,
-        timeout_s: float | None = None,
-        repeatable: bool = True,
-        in_one_try: bool = False,
-    ) -> A:
-        """Call the master, as `Cluster.call`. `in_one_try`: one try may take all of the time, since it takes long."""
-        timeout_s = timeout_s or self._timeout_s
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> A:
-            return await method(AdminStub(channel))(request, timeout=try_s)
-
-        try_timeout_s = timeout_s if in_one_try else TRY_TIMEOUT_S
-        return await self._cluster.call(invoke, timeout_s, repeatable=repeatable, try_timeout_s=try_timeout_s)
-
-    async def _ask_at(self, address: str, method: _Method[A], request: Message, timeout_s: float) -> A:
-        """Call one node once."""
-        try:
-            return await method(AdminStub(self._cluster.channel(address)))(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(fault_of_call(error)) from error
-
-    async def _ask_each(
-        self, method: _Method[A], request: Message, read: Callable[[A], B], timeout_s: float
-    ) -> dict[str, B | Fault]:
-        """Call each known node once: the answers by address, a Fault for a node without one."""
-
-        async def one(address: str) -> B | Fault:
-            try:
-                return read(await method(AdminStub(self._cluster.channel(address)))(request, timeout=timeout_s))
-            except grpc.aio.AioRpcError as error:
-                return fault_of_call(error)
-
-        addresses = self._cluster.addresses
-        return dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
+    _service = AdminStub
 
     async def know_all(self) -> dict[str, NodeStatus | Fault]:
         """The status of every node, as `statuses`. First learns the addresses of all nodes from the known ones."""
@@ -150,7 +99,9 @@ class AdminClient:
     async def transfer(self, target_id: str = "") -> Handover:
         """Hand mastership over as planned; empty: to the voter with the longest log. Raises OutcomeUnknown."""
         request = request_of(admin_pb2.TransferMasterRequest, target_id=target_id)
-        answer = await self._ask(lambda stub: stub.TransferMaster, request, repeatable=False, in_one_try=True)
+        answer = await self._ask(
+            lambda stub: stub.TransferMaster, request, repeatable=False, try_timeout_s=self._timeout_s
+        )
         return handover_of(answer)
 
     async def add_member(self, node_id: str, peer_address: str, client_address: str) -> list[Member]:
@@ -158,12 +109,12 @@ class AdminClient:
         up. Returns the members after the change; no error if the node is one already."""
         member = request_of(admin_pb2.Member, node_id=node_id, peer_address=peer_address, client_address=client_address)
         request = request_of(admin_pb2.AddMemberRequest, member=member)
-        return _members(await self._ask(lambda stub: stub.AddMember, request, in_one_try=True))
+        return _members(await self._ask(lambda stub: stub.AddMember, request, try_timeout_s=self._timeout_s))
 
     async def remove_member(self, node_id: str) -> list[Member]:
         """Remove one node. Returns the members after the change."""
         request = request_of(admin_pb2.RemoveMemberRequest, node_id=node_id)
-        return _members(await self._ask(lambda stub: stub.RemoveMember, request, in_one_try=True))
+        return _members(await self._ask(lambda stub: stub.RemoveMember, request, try_timeout_s=self._timeout_s))
 
     async def create_topic(self, name: str, *, fifo: bool = False) -> Topic:
         """Create a topic. No error if the same topic exists."""
@@ -179,7 +130,8 @@ class AdminClient:
         request = request_of(
             admin_pb2.DeleteTopicRequest, name=name, cancel_pending=cancel_pending, request_id=_request_id()
         )
-        return deletion_of(await self._ask(lambda stub: stub.DeleteTopic, request))
+        answer = await self._ask(lambda stub: stub.DeleteTopic, request)
+        return deletion_of(answer)
 
     async def topics(self) -> list[Topic]:
         """All topics, as the master knows them."""
@@ -258,7 +210,8 @@ class AdminClient:
         `retries` and `dead` in the metadata.
         """
         request = request_of(admin_pb2.DeleteGroupRequest, name=name, discard=discard, request_id=_request_id())
-        return deletion_of(await self._ask(lambda stub: stub.DeleteGroup, request))
+        answer = await self._ask(lambda stub: stub.DeleteGroup, request)
+        return deletion_of(answer)
 
     async def groups(self) -> list[Group]:
         """All groups, as the master knows them."""
@@ -281,7 +234,7 @@ class AdminClient:
     async def digest(self, address: str) -> StateDigest:
         """Digest of the logical state of one node."""
         request = admin_pb2.GetDigestRequest()
-        return digest_of(await self._ask_at(address, lambda stub: stub.GetDigest, request, self._timeout_s))
+        return digest_of(await self._ask_at(address, lambda stub: stub.GetDigest, request))
 
     async def disk_use(self, address: str, *, by_topic: bool = False) -> DiskUse:
         """The disk use of one node. `by_topic`: also of each topic, for which the node reads the indexes of all hours,
@@ -289,7 +242,7 @@ class AdminClient:
         pages: list[admin_pb2.DiskUse] = []
         request = request_of(admin_pb2.GetDiskUseRequest, by_topic=by_topic)
         while not pages or request.hour_min:
-            page = await self._ask_at(address, lambda stub: stub.GetDiskUse, request, self._timeout_s)
+            page = await self._ask_at(address, lambda stub: stub.GetDiskUse, request)
             if 0 < page.next_hour <= request.hour_min:
                 raise TickwheelError("a node read nothing and said that more follows", "INTERNAL")
             pages.append(page)

@@ -17,6 +17,7 @@ import grpc
 from tickwheel.client.access import AccessClient
 from tickwheel.client.admin import AdminClient
 from tickwheel.client.bulk import BulkClient
+from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.cluster import Cluster, TlsFiles
 from tickwheel.client.cold import ColdClient
 from tickwheel.client.consumer import CREDITS, HOLD_S_MAX, UNAVAILABLE_S_MAX, Consumer, open_request
@@ -213,8 +214,10 @@ def _move(
     return request
 
 
-class AsyncClient:
+class AsyncClient(ServiceCalls[SchedulerStub]):
     """Knows some nodes of a cluster and finds the master from any. Use it as an async context manager."""
+
+    _service = SchedulerStub
 
     def __init__(
         self,
@@ -236,6 +239,7 @@ class AsyncClient:
         elif not isinstance(addresses, Sequence):
             raise refused("addresses", repr(addresses), "host:port, several with commas between them, or a list")
         self.cluster = Cluster(addresses, tls, token)
+        super().__init__(self.cluster, timeout_s)
         self.timeout_s = timeout_s
         self.tracing = tracing
         self.admin = AdminClient(self.cluster, timeout_s)
@@ -398,10 +402,7 @@ class AsyncClient:
         return await self._get(request_of(scheduler_pb2.GetRequest, id=parse_id(message_id), content=content))
 
     async def _get(self, request: scheduler_pb2.GetRequest) -> Message:
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.GetResponse:
-            return await self.cluster.stub(SchedulerStub, channel).Get(request, timeout=try_s)
-
-        response = await self.cluster.call(invoke, self.timeout_s)
+        response = await self._ask(lambda stub: stub.Get, request)
         state = MessageState(scheduler_pb2.MessageState.Name(response.state).removeprefix("MESSAGE_"))
         message = _message(response.message, state, request.content)
         waiting = {retry.group: retry.due_ms for retry in response.retries}
@@ -507,10 +508,7 @@ class AsyncClient:
             page_token=after,
         )
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListPendingResponse:
-            return await self.cluster.stub(SchedulerStub, channel).ListPending(request, timeout=try_s)
-
-        page = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
+        page = await self._ask(lambda stub: stub.ListPending, request, try_timeout_s=self.timeout_s)
         messages = tuple(_message(pending, MessageState.PENDING, content) for pending in page.messages)
         return PendingPage(messages, page.next_page_token)
 
@@ -542,12 +540,9 @@ class AsyncClient:
             partial=True,
         )
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CountPendingResponse:
-            return await self.cluster.stub(SchedulerStub, channel).CountPending(request, timeout=try_s)
-
         counts: dict[int, int] = {}
         while True:
-            response = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
+            response = await self._ask(lambda stub: stub.CountPending, request, try_timeout_s=self.timeout_s)
             for found in response.buckets:
                 counts[found.start_ms] = counts.get(found.start_ms, 0) + found.count
             if not response.next_page_token:

@@ -12,7 +12,7 @@ from typing import Protocol
 import google_crc32c
 import grpc
 
-from tickwheel.client.cluster import Cluster
+from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.cold import ColdLoad, load_message
 from tickwheel.client.errors import error_of, fault_of_call
 from tickwheel.client.requests import request_of
@@ -59,12 +59,10 @@ def progress_of(wire: bulk_pb2.LoadState) -> LoadProgress:
     )
 
 
-class BulkClient:
+class BulkClient(ServiceCalls[BulkStub]):
     """`AsyncClient.bulk`."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
+    _service = BulkStub
 
     async def send(self, address: str, name: str, total_bytes: int, content: Readable) -> int:
         """Bring a bundle to one node. Returns the number of bytes sent.
@@ -113,19 +111,17 @@ class BulkClient:
             cold=load_message(cold) if cold is not None else None,
         )
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:
-            return await BulkStub(channel).TakeOver(request, timeout=try_s)
-
-        answer = await self._cluster.call(invoke, timeout_s or self._timeout_s, try_timeout_s=TAKE_OVER_TRY_S)
+        answer = await self._ask(
+            lambda stub: stub.TakeOver, request, timeout_s=timeout_s, try_timeout_s=TAKE_OVER_TRY_S
+        )
         return progress_of(answer)
 
     async def load(self, job_id: str) -> LoadProgress:
         """The progress of a load, by the master's applied entries."""
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:
-            return await BulkStub(channel).GetLoad(request_of(bulk_pb2.GetLoadRequest, job_id=job_id), timeout=try_s)
-
-        return progress_of(await self._cluster.call(invoke, self._timeout_s))
+        return progress_of(
+            await self._ask(lambda stub: stub.GetLoad, request_of(bulk_pb2.GetLoadRequest, job_id=job_id))
+        )
 
 
 async def _pieces(name: str, total_bytes: int, offset: int, content: Readable) -> AsyncIterator[bulk_pb2.BundleData]:

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
-import grpc
 import numpy as np
 
-from tickwheel.client.cluster import Cluster
+from tickwheel.client.calls import ServiceCalls, listed
 from tickwheel.client.errors import refused
-from tickwheel.client.listing import listed
 from tickwheel.client.moments import moment_of, ms_of
 from tickwheel.client.requests import request_of
 from tickwheel.proto import cold_pb2
@@ -156,12 +154,10 @@ def _days(day: date) -> int:
     return days
 
 
-class ColdClient:
+class ColdClient(ServiceCalls[ColdStub]):
     """`AsyncClient.cold`. Needs the admin role."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
+    _service = ColdStub
 
     async def register(self, job_id: str, sha256: str, parts: Sequence[NewColdPart]) -> ColdJob:
         """Register the 1 to 4,096 parts of a job; a repeat returns the same job.
@@ -170,10 +166,7 @@ class ColdClient:
         """
         request = request_of(cold_pb2.RegisterColdRequest, job_id=job_id, sha256=sha256, parts=_columns(parts))
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdJob:
-            return await ColdStub(channel).RegisterCold(request, timeout=try_s)
-
-        return job_of(await self._cluster.call(invoke, self._timeout_s))
+        return job_of(await self._ask(lambda stub: stub.RegisterCold, request))
 
     async def parts(self, *, waiting_only: bool = False) -> tuple[list[ColdPart], int]:
         """(all parts that the cluster keeps, by ascending number; the highest number ever given)."""
@@ -183,10 +176,7 @@ class ColdClient:
                 cold_pb2.ListColdPartsRequest, after=last.number if last else 0, waiting_only=waiting_only
             )
 
-            async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdParts:
-                return await ColdStub(channel).ListColdParts(request, timeout=try_s)
-
-            return await self._cluster.call(invoke, self._timeout_s)
+            return await self._ask(lambda stub: stub.ListColdParts, request)
 
         found, page = await listed(fetch, lambda page: page.parts)
         return [part_of(part) for part in found], page.last_part
@@ -196,7 +186,4 @@ class ColdClient:
         before."""
         request = request_of(cold_pb2.ListColdMovedRequest, after=after, due_below_ms=ms_of("due_before", due_before))
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdMoved:
-            return await ColdStub(channel).ListColdMoved(request, timeout=try_s)
-
-        return moved_of(await self._cluster.call(invoke, self._timeout_s))
+        return moved_of(await self._ask(lambda stub: stub.ListColdMoved, request))

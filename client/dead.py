@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-import grpc
-
-from tickwheel.client.cluster import Cluster
+from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.ids import text_of
 from tickwheel.client.moments import moment_of
 from tickwheel.client.payloads import content_type_of, decoded, json_of
@@ -132,21 +130,16 @@ def page_of(wire: dead_pb2.ListDeadResponse) -> DeadPage:
     return DeadPage(letters=letters, total=wire.total, next=wire.next_page_token)
 
 
-class DeadClient:
+class DeadClient(ServiceCalls[DeadLettersStub]):
     """`AsyncClient.dead`."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
+    _service = DeadLettersStub
 
     async def page(self, group: str, after: str = "", size: int = PAGE) -> DeadPage:
         """One page of `list`. `after`: `next` of the page before."""
         request = request_of(dead_pb2.ListDeadRequest, group=group, page_size=size, page_token=after)
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ListDeadResponse:
-            return await DeadLettersStub(channel).ListDead(request, timeout=try_s)
-
-        return page_of(await self._cluster.call(invoke, self._timeout_s))
+        return page_of(await self._ask(lambda stub: stub.ListDead, request))
 
     async def list(self, group: str) -> AsyncIterator[DeadLetter]:
         """All dead letters of a group, oldest first, without payloads."""
@@ -163,10 +156,7 @@ class DeadClient:
         """One dead letter with its payload."""
         request = request_of(dead_pb2.GetDeadRequest, group=group, number=number)
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.DeadLetter:
-            return await DeadLettersStub(channel).GetDead(request, timeout=try_s)
-
-        wire = await self._cluster.call(invoke, self._timeout_s)
+        wire = await self._ask(lambda stub: stub.GetDead, request)
         return letter_of(wire, wire.payload)
 
     async def replay(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
@@ -175,12 +165,9 @@ class DeadClient:
             return Changed()
         request = request_of(dead_pb2.ReplayDeadRequest, group=group, numbers=numbers or ())
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ChangeDeadResponse:
-            return await DeadLettersStub(channel).ReplayDead(request, timeout=try_s)
-
         total = Changed()
         while True:
-            answer = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+            answer = await self._ask(lambda stub: stub.ReplayDead, request, try_timeout_s=TRY_TIMEOUT_S)
             total = Changed(total.changed + answer.changed, total.missing + answer.missing, total.kept + answer.kept)
             if not answer.more:
                 return total
@@ -192,8 +179,5 @@ class DeadClient:
             return Changed()
         request = request_of(dead_pb2.PurgeDeadRequest, group=group, numbers=numbers or ())
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ChangeDeadResponse:
-            return await DeadLettersStub(channel).PurgeDead(request, timeout=try_s)
-
-        answer = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+        answer = await self._ask(lambda stub: stub.PurgeDead, request, try_timeout_s=TRY_TIMEOUT_S)
         return Changed(answer.changed, answer.missing, answer.kept)

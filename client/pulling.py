@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from tickwheel.client.cluster import Cluster
+from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import refused
 from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.moments import moment_of, span_ms_of
@@ -85,12 +84,10 @@ def pulled_of(wire: consumer_pb2.DeliverBatch) -> PulledBatch:
     )
 
 
-class PullClient:
+class PullClient(ServiceCalls[ConsumerStub]):
     """The consumer's unary calls."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
+    _service = ConsumerStub
 
     async def pull(
         self,
@@ -124,10 +121,7 @@ class PullClient:
             filter=filter,
         )
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> consumer_pb2.DeliverBatch:
-            return await self._cluster.stub(ConsumerStub, channel).Pull(request, timeout=try_s)
-
-        batch = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+        batch = await self._ask(lambda stub: stub.Pull, request, try_timeout_s=TRY_TIMEOUT_S)
         foreign = mismatches(batch)
         if len(foreign):
             handle = handle_of(batch)
@@ -156,10 +150,7 @@ class PullClient:
     ) -> int:
         request.outcome, request.delay_ms = outcome, delay_ms
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> consumer_pb2.SettleReceipt:
-            return await self._cluster.stub(ConsumerStub, channel).Settle(request, timeout=try_s)
-
-        return (await self._cluster.call(invoke, self._timeout_s)).settled
+        return (await self._ask(lambda stub: stub.Settle, request)).settled
 
 
 def _parsed(handle: bytes) -> consumer_pb2.SettleBatch:

@@ -7,15 +7,13 @@ changes nothing, and a run that is asked for (`trigger`, `backfill`) has a reque
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
-import grpc
-
-from tickwheel.client.cluster import Cluster
+from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import TickwheelError, refused
 from tickwheel.client.ids import text_of
 from tickwheel.client.messages import content_of, jitter_ms_of, meta_of
@@ -25,10 +23,6 @@ from tickwheel.client.requests import checked_text, request_of
 from tickwheel.proto import schedules_pb2
 from tickwheel.proto.schedules_pb2_grpc import SchedulesStub
 
-if TYPE_CHECKING:
-    from tickwheel.proto.schedules_pb2_grpc import SchedulesAsyncStub
-
-A = TypeVar("A")
 N = TypeVar("N")
 P = TypeVar("P", bound=StrEnum)
 
@@ -289,25 +283,10 @@ def _policy(field_name: str, given: P, known: Mapping[P, N]) -> N:
     return number
 
 
-class ScheduleClient:
+class ScheduleClient(ServiceCalls[SchedulesStub]):
     """`AsyncClient.schedules`."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
-
-    async def _ask(
-        self,
-        method: Callable[[SchedulesAsyncStub], Callable[..., Awaitable[A]]],
-        request: Any,
-        try_timeout_s: float | None = None,
-    ) -> A:
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> A:
-            return await method(self._cluster.stub(SchedulesStub, channel))(request, timeout=try_s)
-
-        if try_timeout_s is None:
-            return await self._cluster.call(invoke, self._timeout_s)
-        return await self._cluster.call(invoke, self._timeout_s, try_timeout_s=try_timeout_s)
+    _service = SchedulesStub
 
     async def put(
         self,
@@ -423,7 +402,7 @@ class ScheduleClient:
         made = parts = 0
         while True:
             try:
-                answer = await self._ask(lambda stub: stub.Backfill, request, TRY_TIMEOUT_S)
+                answer = await self._ask(lambda stub: stub.Backfill, request, try_timeout_s=TRY_TIMEOUT_S)
             except TickwheelError as error:
                 error.metadata |= {
                     "made": str(made),

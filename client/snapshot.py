@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import Cluster
+from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import ClusterUnavailable, Fault, RequestRefused, error_of, fault_of_call
 from tickwheel.client.requests import request_of
 from tickwheel.proto import admin_pb2, snapshot_pb2
@@ -179,12 +179,10 @@ def settled_page_of(wire: snapshot_pb2.SettledPage) -> SettledPage:
     )
 
 
-class SnapshotClient:
+class SnapshotClient(ServiceCalls[SnapshotStub]):
     """The snapshot calls of one cluster."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
+    _service = SnapshotStub
 
     async def pin(
         self, topics: Sequence[str] = (), *, due_ms_min: int = 0, due_ms_max: int = 0, reader: str = "slave"
@@ -209,13 +207,10 @@ class SnapshotClient:
 
     async def _with_all_topics(self, address: str, answer: snapshot_pb2.PinResponse) -> snapshot_pb2.PinResponse:
         """The answer with the names of all topics, of which one answer holds so many only."""
-        stub, topics_to = SnapshotStub(self._cluster.channel(address)), answer.topics_to
+        topics_to = answer.topics_to
         while topics_to:
             request = snapshot_pb2.PinRequest(pin_id=answer.pin_id, topics_after=topics_to)
-            try:
-                more = await stub.Pin(request, timeout=READ_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                raise error_of(fault_of_call(error)) from None
+            more = await self._ask_at(address, lambda stub: stub.Pin, request, READ_TIMEOUT_S)
             answer.topics.update(more.topics)
             topics_to = more.topics_to
         return answer
@@ -253,10 +248,7 @@ class SnapshotClient:
     async def _agree(self, name: str, pin_id: int) -> int:
         request = request_of(snapshot_pb2.AgreePinRequest, name=name, pin_id=pin_id)
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> snapshot_pb2.AgreePinResponse:
-            return await SnapshotStub(channel).AgreePin(request, timeout=try_s)
-
-        return int((await self._cluster.call(invoke, self._timeout_s)).pin_id)
+        return int((await self._ask(lambda stub: stub.AgreePin, request)).pin_id)
 
     async def _holder(self, pin_id: int, addresses: Sequence[str]) -> Pin | None:
         """The pin on whichever of these nodes holds it; None if none does."""
@@ -293,15 +285,11 @@ class SnapshotClient:
             text = f"node {answer.node_id} is of an earlier version and does not say what its dead letters were"
             raise RequestRefused(text, "UNIMPLEMENTED")
         found, topics_to = list(answer.topics), answer.topics_to
-        stub = SnapshotStub(self._cluster.channel(address))
         while topics_to:
             further = request_of(
                 snapshot_pb2.PinSettledRequest, group=group, pin_id=answer.pin_id, topics_after=topics_to
             )
-            try:
-                more = await stub.PinSettled(further, timeout=READ_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                raise error_of(fault_of_call(error)) from None
+            more = await self._ask_at(address, lambda stub: stub.PinSettled, further, READ_TIMEOUT_S)
             found += more.topics
             topics_to = more.topics_to
         return SettledPin(
@@ -363,12 +351,8 @@ class SnapshotClient:
         request = request_of(
             snapshot_pb2.ReadPinnedRequest, pin_id=pin_id, hour=hour, content=content, hour_end=hour_end
         )
-        stub = SnapshotStub(self._cluster.channel(address))
         while True:
-            try:
-                page = await stub.ReadPinned(request, timeout=READ_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                raise error_of(fault_of_call(error)) from None
+            page = await self._ask_at(address, lambda stub: stub.ReadPinned, request, READ_TIMEOUT_S)
             yield pinned_page_of(page)
             if not page.HasField("next_due_ms"):
                 return
@@ -384,12 +368,8 @@ class SnapshotClient:
         request = snapshot_pb2.ReadSettledRequest(
             pin_id=pin_id, topic_id=topic_id, first=first, end=end, content=content, retries=retries
         )
-        stub = SnapshotStub(self._cluster.channel(address))
         while True:
-            try:
-                page = await stub.ReadSettled(request, timeout=READ_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                raise error_of(fault_of_call(error)) from None
+            page = await self._ask_at(address, lambda stub: stub.ReadSettled, request, READ_TIMEOUT_S)
             yield settled_page_of(page)
             if not page.HasField("next"):
                 return

@@ -16,12 +16,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 import google_crc32c
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import Cluster
+from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import OutcomeUnknown
 from tickwheel.client.moments import moment_of, span_ms_of, span_of
 from tickwheel.client.requests import request_of
@@ -173,21 +172,16 @@ def _attempt_message(attempt: StagedAttempt) -> staging_pb2.StagedAttempt:
     )
 
 
-class StagingClient:
+class StagingClient(ServiceCalls[StagingStub]):
     """The staging calls of one cluster."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
+    _service = StagingStub
 
     async def job(self, job_id: str, batch: int = 0, timeout_s: float | None = None) -> StagedJob:
         """The state of a job, and the cluster's limits. Raises ClusterUnavailable, which names the addresses asked."""
         request = request_of(staging_pb2.GetStagedJobRequest, job_id=job_id, batch=batch)
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
-            return await StagingStub(channel).GetStagedJob(request, timeout=try_s)
-
-        return staged_job_of(await self._cluster.call(invoke, timeout_s or self._timeout_s))
+        return staged_job_of(await self._ask(lambda stub: stub.GetStagedJob, request, timeout_s=timeout_s))
 
     async def reserve(self, job_id: str, rows: int, rows_per_s: int) -> float:
         """Reserve `rows` at the job's rate. Returns the seconds to wait before staging them.
@@ -196,16 +190,10 @@ class StagingClient:
         """
         request = request_of(staging_pb2.GetStagedJobRequest, job_id=job_id, reserve_rows=rows, rows_per_s=rows_per_s)
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
-            return await StagingStub(channel).GetStagedJob(request, timeout=try_s)
-
-        return (await self._cluster.call(invoke, self._timeout_s)).wait_ms / 1_000
+        return (await self._ask(lambda stub: stub.GetStagedJob, request)).wait_ms / 1_000
 
     async def _stage(self, request: staging_pb2.StageRequest) -> StagedJob:
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
-            return await StagingStub(channel).Stage(request, timeout=try_s)
-
-        return staged_job_of(await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S))
+        return staged_job_of(await self._ask(lambda stub: stub.Stage, request, try_timeout_s=TRY_TIMEOUT_S))
 
     async def commit(
         self,
@@ -238,10 +226,7 @@ class StagingClient:
             fingerprint=fingerprint,
         )
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
-            return await StagingStub(channel).Commit(request, timeout=try_s)
-
-        job = staged_job_of(await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S))
+        job = staged_job_of(await self._ask(lambda stub: stub.Commit, request, try_timeout_s=TRY_TIMEOUT_S))
         deadline = Deadline(publish_timeout_s)
         backoff = Backoff(max_s=POLL_S_MAX)
         while job.state is not StagedState.PUBLISHED:
@@ -256,10 +241,7 @@ class StagingClient:
         """Drop the staged rows of a run, and refuse blocks that it still sends. Never undoes a commit."""
         request = request_of(staging_pb2.AbortStagedRequest, job_id=job_id, batch=batch, run_id=run_id)
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
-            return await StagingStub(channel).Abort(request, timeout=try_s)
-
-        return staged_job_of(await self._cluster.call(invoke, self._timeout_s))
+        return staged_job_of(await self._ask(lambda stub: stub.Abort, request))
 
     def attempt(
         self,

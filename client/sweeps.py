@@ -13,9 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import grpc
-
-from tickwheel.client.cluster import Cluster
+from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of, ms_of, range_ms, span_ms_of
 from tickwheel.client.requests import request_of
@@ -167,12 +165,10 @@ def _sweep(found: scheduler_pb2.Sweep) -> Sweep:
     )
 
 
-class SweepClient:
+class SweepClient(ServiceCalls[SchedulerStub]):
     """`AsyncClient.sweeps`."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
+    _service = SchedulerStub
 
     async def cancel(self, selection: Selection, *, job_id: str | None = None) -> Sweep:
         """Start a job that cancels messages; returns at once. Use `follow` or `wait` for its end."""
@@ -208,37 +204,24 @@ class SweepClient:
         return await self._begin(request)
 
     async def _begin(self, request: scheduler_pb2.BeginSweepRequest) -> Sweep:
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
-            return await SchedulerStub(channel).BeginSweep(request, timeout=try_s)
-
-        return _sweep(await self._cluster.call(invoke, self._timeout_s))
+        return _sweep(await self._ask(lambda stub: stub.BeginSweep, request))
 
     async def get(self, job_id: str) -> Sweep:
         """The state of a job. Raises NotFound if the cluster does not know it; it keeps the last 64."""
         request = request_of(scheduler_pb2.GetSweepRequest, job_id=job_id)
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
-            return await SchedulerStub(channel).GetSweep(request, timeout=try_s)
-
-        return _sweep(await self._cluster.call(invoke, self._timeout_s))
+        return _sweep(await self._ask(lambda stub: stub.GetSweep, request))
 
     async def list(self) -> tuple[Sweep, ...]:
         """All jobs that the cluster keeps, in the order of their start."""
-
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListSweepsResponse:
-            return await SchedulerStub(channel).ListSweeps(scheduler_pb2.ListSweepsRequest(), timeout=try_s)
-
-        response = await self._cluster.call(invoke, self._timeout_s)
+        response = await self._ask(lambda stub: stub.ListSweeps, scheduler_pb2.ListSweepsRequest())
         return tuple(map(_sweep, response.sweeps))
 
     async def stop(self, job_id: str) -> Sweep:
         """Stop a job. Messages already cancelled or moved stay so."""
         request = request_of(scheduler_pb2.StopSweepRequest, job_id=job_id)
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
-            return await SchedulerStub(channel).StopSweep(request, timeout=try_s)
-
-        return _sweep(await self._cluster.call(invoke, self._timeout_s))
+        return _sweep(await self._ask(lambda stub: stub.StopSweep, request))
 
     async def follow(self, job_id: str) -> AsyncIterator[Sweep]:
         """Yield the state of a job repeatedly, the last time after its end. Continues through a change of master."""

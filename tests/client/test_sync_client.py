@@ -23,8 +23,8 @@ from tickwheel.client import (
     SyncDelivery,
     TickwheelError,
 )
+from tickwheel.client.calls import listed
 from tickwheel.client.delivery import Settler
-from tickwheel.client.listing import listed
 
 
 @pytest.fixture
