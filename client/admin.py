@@ -36,7 +36,7 @@ from tickwheel.client.requests import request_of
 from tickwheel.client.retrying import RetryPolicy, policy_message
 from tickwheel.client.settings import SettingChanges, Settings, changes_message, settings_of
 from tickwheel.client.states import StartFrom, start_of
-from tickwheel.client.topics import Deletion, Group, Topic, deletion_of, group_of, topic_of
+from tickwheel.client.topics import Deletion, Group, Topic, group_deletion_of, group_of, topic_deletion_of, topic_of
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
@@ -130,8 +130,7 @@ class AdminClient(ServiceCalls[AdminStub]):
         request = request_of(
             admin_pb2.DeleteTopicRequest, name=name, cancel_pending=cancel_pending, request_id=_request_id()
         )
-        answer = await self._ask(lambda stub: stub.DeleteTopic, request)
-        return deletion_of(answer)
+        return topic_deletion_of(await self._ask(lambda stub: stub.DeleteTopic, request))
 
     async def topics(self) -> list[Topic]:
         """All topics, as the master knows them."""
@@ -210,8 +209,7 @@ class AdminClient(ServiceCalls[AdminStub]):
         `retries` and `dead` in the metadata.
         """
         request = request_of(admin_pb2.DeleteGroupRequest, name=name, discard=discard, request_id=_request_id())
-        answer = await self._ask(lambda stub: stub.DeleteGroup, request)
-        return deletion_of(answer)
+        return group_deletion_of(await self._ask(lambda stub: stub.DeleteGroup, request))
 
     async def groups(self) -> list[Group]:
         """All groups, as the master knows them."""

@@ -12,6 +12,7 @@ from typing import Protocol
 import google_crc32c
 import grpc
 
+from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.cold import ColdLoad, load_message
 from tickwheel.client.errors import error_of, fault_of_call
@@ -48,15 +49,7 @@ class LoadProgress:
     """Messages in these."""
 
 
-def progress_of(wire: bulk_pb2.LoadState) -> LoadProgress:
-    """A load from its protobuf message."""
-    return LoadProgress(
-        job_id=wire.job_id,
-        load_sha256=wire.load_sha256,
-        bundles=wire.bundles,
-        taken=wire.taken,
-        units=wire.units,
-    )
+progress_of = reader(LoadProgress, bulk_pb2.LoadState)
 
 
 class BulkClient(ServiceCalls[BulkStub]):

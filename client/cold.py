@@ -11,6 +11,7 @@ from datetime import date, datetime
 
 import numpy as np
 
+from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls, listed
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of, ms_of
@@ -100,25 +101,14 @@ class ColdLoad:
     """How many messages were due when the master was asked to ingest the bundle; None: the cluster counts by hours."""
 
 
-def job_of(wire: cold_pb2.ColdJob) -> ColdJob:
-    """A job from its protobuf message."""
-    return ColdJob(job_id=wire.job_id, first_part=wire.first_part, parts=wire.parts, repeated=wire.repeated)
-
-
-def part_of(wire: cold_pb2.ColdPart) -> ColdPart:
-    """A part from its protobuf message."""
-    return ColdPart(
-        number=wire.number,
-        job_id=wire.job_id,
-        place=wire.place,
-        day=moment_of(wire.day * DAY_MS).date(),
-        rows=wire.rows,
-        due_first=moment_of(wire.due_min_ms),
-        due_last=moment_of(wire.due_max_ms),
-        sha256=wire.sha256,
-        loaded=wire.loaded,
-        moved=wire.moved,
-    )
+job_of = reader(ColdJob, cold_pb2.ColdJob)
+part_of = reader(
+    ColdPart,
+    cold_pb2.ColdPart,
+    day=lambda wire: moment_of(wire.day * DAY_MS).date(),
+    due_first=lambda wire: moment_of(wire.due_min_ms),
+    due_last=lambda wire: moment_of(wire.due_max_ms),
+)
 
 
 def moved_of(wire: cold_pb2.ColdMoved) -> ColdMoved:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tickwheel.client.moments import moment_of
+from tickwheel.client.answers import reader
 from tickwheel.proto import admin_pb2, common_pb2
 
 
@@ -62,32 +62,7 @@ class HeldFile:
     """Of these bytes."""
 
 
-def origin_of(wire: admin_pb2.BackupOrigin) -> BackupOrigin:
-    """An origin from its protobuf message."""
-    return BackupOrigin(
-        cluster_id=wire.cluster_id,
-        node_id=wire.node_id,
-        applied_index=wire.applied_index,
-        made=moment_of(wire.made_ms),
-        lag_entries=wire.lag_entries,
-        stale_reason=wire.stale_reason,
-        version=wire.version,
-    )
-
-
-def chunk_of(wire: admin_pb2.BackupChunk) -> BackupChunk:
-    """A piece from its protobuf message."""
-    return BackupChunk(
-        path=wire.path,
-        offset=wire.offset,
-        data=wire.data,
-        crc32c=wire.crc32c,
-        file_bytes=wire.file_bytes,
-        total_bytes=wire.total_bytes,
-        last=wire.last,
-        comparing=wire.comparing,
-        origin=origin_of(wire.origin) if wire.HasField("origin") else None,
-    )
+chunk_of = reader(BackupChunk, admin_pb2.BackupChunk)
 
 
 def held_messages(held: Sequence[HeldFile]) -> list[common_pb2.HeldFile]:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
+from tickwheel.client.answers import enum_of
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.ids import text_of
 from tickwheel.client.moments import moment_of
 from tickwheel.client.payloads import content_type_of, decoded, json_of
 from tickwheel.client.requests import request_of
-from tickwheel.client.states import DeadCause, enum_of
+from tickwheel.client.states import DeadCause
 from tickwheel.proto import dead_pb2, log_pb2
 from tickwheel.proto.dead_pb2_grpc import DeadLettersStub
 

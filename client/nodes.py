@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from tickwheel.client.moments import moment_if, span_of
-from tickwheel.client.states import enum_of
+from tickwheel.client.answers import reader
+from tickwheel.client.moments import span_of
 from tickwheel.proto import admin_pb2
 
 
@@ -309,163 +309,25 @@ class StateDigest:
     """Digest of each part, by name: tells where two nodes differ."""
 
 
-def peer_status_of(wire: admin_pb2.PeerStatus) -> PeerStatus:
-    """A peer from its protobuf message."""
-    return PeerStatus(
-        node_id=wire.node_id,
-        address=wire.address,
-        client_address=wire.client_address,
-        connected=wire.connected,
-        learner=wire.learner,
-        match_index=wire.match_index,
-        applied_lag=wire.applied_lag,
-        sync_age=span_of(wire.sync_age_ms),
-        clock_offset=span_of(wire.clock_offset_ms),
-        clock_error=span_of(wire.clock_error_ms),
-        time_offset=span_of(wire.time_offset_ms),
-    )
-
-
-def topic_status_of(wire: admin_pb2.TopicStatus) -> TopicStatus:
-    """A topic's rates from their protobuf message."""
-    return TopicStatus(
-        name=wire.name,
-        schedule_rate=wire.schedule_rate,
-        dispatch_rate=wire.dispatch_rate,
-        deliver_rate=wire.deliver_rate,
-        settle_rate=wire.settle_rate,
-        backlog=wire.backlog,
-        paused=wire.paused,
-    )
-
-
-def cold_status_of(wire: admin_pb2.ColdStatus) -> ColdStatus:
-    """The cold tier from its protobuf message."""
-    return ColdStatus(
-        state=enum_of(ColdState, admin_pb2.ColdState.DESCRIPTOR, wire.state, "COLD_"),
-        parts=wire.parts,
-        days=wire.days,
-        messages=wire.messages,
-        cancelled=wire.cancelled,
-        moved=wire.moved,
-        next_due=moment_if(wire.next_due_ms),
-        late=span_of(wire.late_ms),
-        loaded_late=wire.loaded_late,
-        loaded_late_max=span_of(wire.loaded_late_ms_max),
-    )
-
-
-def bulk_status_of(wire: admin_pb2.BulkStatus) -> BulkStatus:
-    """Bulk load from its protobuf message."""
-    return BulkStatus(
-        bundles_held=wire.bundles_held,
-        received_bytes=wire.received_bytes,
-        bundles_taken_over=wire.bundles_taken_over,
-        messages_taken_over=wire.messages_taken_over,
-        takeover=span_of(wire.takeover_ms),
-        refused=wire.refused,
-    )
-
-
-_AGREED_ONCE = frozenset({ClockState.AGREED, ClockState.HOLDOVER, ClockState.EXPIRED})
-
-
-def node_status_of(wire: admin_pb2.NodeStatus) -> NodeStatus:
-    """A node's status from its protobuf message."""
-    clock_state = enum_of(ClockState, admin_pb2.ClockState.DESCRIPTOR, wire.clock_state, "CLOCK_")
-    agreed = clock_state in _AGREED_ONCE
-    return NodeStatus(
-        cluster_id=wire.cluster_id,
-        node_id=wire.node_id,
-        version=wire.version,
-        wheel_group=wire.wheel_group,
-        uptime=span_of(wire.uptime_s * 1_000),
-        role=enum_of(NodeRole, admin_pb2.Role.DESCRIPTOR, wire.role),
-        state=enum_of(NodeState, admin_pb2.NodeState.DESCRIPTOR, wire.state, "NODE_"),
-        state_reason=wire.state_reason,
-        lease_held=wire.lease_held,
-        term=wire.term,
-        master_id=wire.master_id,
-        master_address=wire.master_address,
-        peers=tuple(map(peer_status_of, wire.peers)),
-        first_index=wire.first_index,
-        last_index=wire.last_index,
-        commit_index=wire.commit_index,
-        applied_index=wire.applied_index,
-        cursor_due=moment_if(wire.cursor_due_ms),
-        cursor_index=wire.cursor_index,
-        tick=wire.tick,
-        local_index=wire.local_index,
-        synced_tick=wire.synced_tick,
-        synced_local_index=wire.synced_local_index,
-        sync_age=span_of(wire.sync_age_ms),
-        slot=span_of(wire.slot_ms),
-        clock=moment_if(wire.clock_ms),
-        clock_state=clock_state,
-        clock_error=span_of(wire.clock_error_ms) if agreed else None,
-        clock_offset=span_of(wire.clock_offset_ms),
-        clock_slew=span_of(wire.clock_slew_ms),
-        clock_rate_ppm=wire.clock_rate_ppm,
-        clock_agreed_age=span_of(wire.clock_agreed_age_ms) if agreed else None,
-        clock_reason=wire.clock_reason,
-        pending=wire.pending,
-        ready=wire.ready,
-        in_flight=wire.in_flight,
-        schedule_rate=wire.schedule_rate,
-        dispatch_rate=wire.dispatch_rate,
-        deliver_rate=wire.deliver_rate,
-        settle_rate=wire.settle_rate,
-        redeliver_rate=wire.redeliver_rate,
-        late_p50=_late(wire.late_p50_ms),
-        late_p99=_late(wire.late_p99_ms),
-        topics=tuple(map(topic_status_of, wire.topics)),
-        unsettled_removed=wire.unsettled_removed,
-        unreadable_messages=wire.unreadable_messages,
-        unreadable_reason=wire.unreadable_reason,
-        cold=cold_status_of(wire.cold),
-        bulk=bulk_status_of(wire.bulk),
-        loop_lag=span_of(wire.loop_lag_ms),
-        disk_bytes_free=wire.disk_bytes_free,
-        disk_bytes_total=wire.disk_bytes_total,
-        disk_above_mark=wire.disk_above_mark,
-        certificate_reason=wire.certificate_reason,
-    )
+def _clocks_agreed(wire: admin_pb2.NodeStatus) -> bool:
+    """Whether a majority of the clocks has ever agreed."""
+    return wire.clock_state in (admin_pb2.CLOCK_AGREED, admin_pb2.CLOCK_HOLDOVER, admin_pb2.CLOCK_EXPIRED)
 
 
 def _late(ms: int) -> timedelta | None:
     return span_of(ms) if ms >= 0 else None
 
 
-def server_info_of(wire: admin_pb2.ServerInfo) -> ServerInfo:
-    """Version and set-up of a node from its protobuf message."""
-    return ServerInfo(
-        version=wire.version,
-        uptime=span_of(wire.uptime_s * 1_000),
-        cluster_id=wire.cluster_id,
-        node_id=wire.node_id,
-        rights=wire.rights,
-        tls=wire.tls,
-        delivery_order=wire.delivery_order,
-        services=tuple(wire.services),
-    )
-
-
-def handover_of(wire: admin_pb2.TransferMasterResponse) -> Handover:
-    """A handover from its protobuf message."""
-    return Handover(master_id=wire.master_id, term=wire.term, pause=span_of(wire.pause_ms))
-
-
-def member_of(wire: admin_pb2.Member) -> Member:
-    """A member from its protobuf message."""
-    return Member(
-        node_id=wire.node_id,
-        peer_address=wire.peer_address,
-        client_address=wire.client_address,
-        disk_uuid=wire.disk_uuid,
-        learner=wire.learner,
-    )
-
-
-def digest_of(wire: admin_pb2.StateDigest) -> StateDigest:
-    """A digest from its protobuf message."""
-    return StateDigest(applied_index=wire.applied_index, digest=wire.digest, parts=dict(wire.parts))
+node_status_of = reader(
+    NodeStatus,
+    admin_pb2.NodeStatus,
+    uptime=lambda wire: span_of(wire.uptime_s * 1_000),
+    clock_error=lambda wire: span_of(wire.clock_error_ms) if _clocks_agreed(wire) else None,
+    clock_agreed_age=lambda wire: span_of(wire.clock_agreed_age_ms) if _clocks_agreed(wire) else None,
+    late_p50=lambda wire: _late(wire.late_p50_ms),
+    late_p99=lambda wire: _late(wire.late_p99_ms),
+)
+server_info_of = reader(ServerInfo, admin_pb2.ServerInfo, uptime=lambda wire: span_of(wire.uptime_s * 1_000))
+handover_of = reader(Handover, admin_pb2.TransferMasterResponse)
+member_of = reader(Member, admin_pb2.Member)
+digest_of = reader(StateDigest, admin_pb2.StateDigest)

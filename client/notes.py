@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from tickwheel.client.answers import reader
 from tickwheel.client.ids import text_of
-from tickwheel.client.moments import moment_if, moment_of
-from tickwheel.client.states import Settlement, enum_of
+from tickwheel.client.states import Settlement
 from tickwheel.proto import admin_pb2
 
 
@@ -80,35 +80,12 @@ class Trace:
     """Whether the node notes events at all."""
 
 
-def event_of(wire: admin_pb2.TraceEvent) -> TraceEvent:
-    """An event from its protobuf message."""
-    return TraceEvent(
-        kind=enum_of(EventKind, admin_pb2.TraceEvent.Kind.DESCRIPTOR, wire.kind),
-        id=text_of(wire.id),
-        at=moment_of(wire.at_ms),
-        stamped=moment_if(wire.stamped_ms),
-        term=wire.term,
-        log_index=wire.log_index,
-        topic=wire.topic,
-        group=wire.group,
-        consumer=wire.consumer,
-        attempt=wire.attempt,
-        due=moment_if(wire.due_ms),
-        new_id=text_of(wire.new_id) if wire.HasField("new_id") else "",
-        settle=Settlement.__members__.get(wire.settle, Settlement.UNKNOWN) if wire.settle else None,
-        reason=wire.reason,
-        unit=text_of(wire.unit) if wire.HasField("unit") else "",
-        schedule=wire.schedule,
-    )
-
-
-def trace_of(wire: admin_pb2.TraceResponse) -> Trace:
-    """A node's notes from their protobuf message."""
-    return Trace(
-        node_id=wire.node_id,
-        events=tuple(map(event_of, wire.events)),
-        oldest=moment_if(wire.oldest_ms),
-        lost=wire.lost,
-        complete=wire.complete,
-        enabled=wire.enabled,
-    )
+_event_of = reader(
+    TraceEvent,
+    admin_pb2.TraceEvent,
+    id=lambda wire: text_of(wire.id),
+    new_id=lambda wire: text_of(wire.new_id) if wire.HasField("new_id") else "",
+    settle=lambda wire: Settlement.__members__.get(wire.settle, Settlement.UNKNOWN) if wire.settle else None,
+    unit=lambda wire: text_of(wire.unit) if wire.HasField("unit") else "",
+)
+trace_of = reader(Trace, admin_pb2.TraceResponse, events=lambda wire: tuple(map(_event_of, wire.events)))

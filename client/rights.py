@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from tickwheel.client.answers import reader
 from tickwheel.client.errors import refused
-from tickwheel.client.moments import moment_if, moment_of
-from tickwheel.client.states import enum_of
 from tickwheel.proto import access_pb2
 
 
@@ -153,86 +152,18 @@ class AuditRecord:
     """Refusals between the record before and this one that were too many to be noted."""
 
 
-def _known_by(text: str) -> KnownBy:
+def _known_by(wire: access_pb2.Caller | access_pb2.AuditRecord) -> KnownBy:
     try:
-        return KnownBy(text)
+        return KnownBy(wire.by)
     except ValueError:
         return KnownBy.UNKNOWN
 
 
-def grant_of(wire: access_pb2.Grant) -> Grant:
-    """A grant from its protobuf message."""
-    return Grant(
-        rights=tuple(enum_of(Right, access_pb2.Right.DESCRIPTOR, right, "RIGHT_") for right in wire.rights),
-        topics=tuple(wire.topics),
-        groups=tuple(wire.groups),
-    )
-
-
-def role_of(wire: access_pb2.AccessRole) -> Role:
-    """A role from its protobuf message."""
-    return Role(name=wire.name, grants=tuple(map(grant_of, wire.grants)))
-
-
-def quotas_of(wire: access_pb2.UserQuotas) -> Quotas:
-    """Quotas from their protobuf message."""
-    return Quotas(
-        messages_per_s=wire.messages_per_s,
-        bytes_per_s=wire.bytes_per_s,
-        pending_max=wire.pending_max,
-        topics_max=wire.topics_max,
-        groups_max=wire.groups_max,
-        streams_max=wire.streams_max,
-        connections_max=wire.connections_max,
-    )
-
-
-def token_of(wire: access_pb2.Token) -> Token:
-    """A token from its protobuf message."""
-    return Token(id=wire.id, created=moment_of(wire.created_ms), expires=moment_if(wire.expires_ms), label=wire.label)
-
-
-def new_token_of(wire: access_pb2.CreateTokenResponse) -> NewToken:
-    """A new token from its protobuf message."""
-    return NewToken(token=token_of(wire.token), secret=wire.secret)
-
-
-def user_of(wire: access_pb2.User) -> User:
-    """A user from its protobuf message."""
-    return User(
-        name=wire.name,
-        roles=tuple(wire.roles),
-        quotas=quotas_of(wire.quotas),
-        tokens=tuple(map(token_of, wire.tokens)),
-    )
-
-
-def caller_of(wire: access_pb2.Caller) -> Caller:
-    """A caller from its protobuf message."""
-    return Caller(
-        name=wire.name,
-        by=_known_by(wire.by),
-        unrestricted=wire.unrestricted,
-        grants=tuple(map(grant_of, wire.grants)),
-        grants_left_out=wire.grants_left_out,
-        quotas=quotas_of(wire.quotas),
-        rights=wire.rights,
-    )
-
-
-def audit_record_of(wire: access_pb2.AuditRecord) -> AuditRecord:
-    """A record from its protobuf message."""
-    return AuditRecord(
-        at=moment_of(wire.at_ms),
-        node_id=wire.node_id,
-        user=wire.user,
-        by=_known_by(wire.by),
-        peer=wire.peer,
-        method=wire.method,
-        request=wire.request,
-        result=wire.result,
-        left_out=wire.left_out,
-    )
+role_of = reader(Role, access_pb2.AccessRole)
+new_token_of = reader(NewToken, access_pb2.CreateTokenResponse)
+user_of = reader(User, access_pb2.User)
+caller_of = reader(Caller, access_pb2.Caller, by=_known_by)
+audit_record_of = reader(AuditRecord, access_pb2.AuditRecord, by=_known_by)
 
 
 def grant_messages(grants: Sequence[Grant]) -> list[access_pb2.Grant]:
@@ -258,12 +189,4 @@ _GRANTABLE = tuple(right for right in Right if right is not Right.UNKNOWN)
 
 def quotas_message(quotas: Quotas) -> access_pb2.UserQuotas:
     """Quotas for a node."""
-    return access_pb2.UserQuotas(
-        messages_per_s=quotas.messages_per_s,
-        bytes_per_s=quotas.bytes_per_s,
-        pending_max=quotas.pending_max,
-        topics_max=quotas.topics_max,
-        groups_max=quotas.groups_max,
-        streams_max=quotas.streams_max,
-        connections_max=quotas.connections_max,
-    )
+    return access_pb2.UserQuotas(**asdict(quotas))

@@ -7,14 +7,15 @@ different settings at the same time never undo each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from tickwheel.client.answers import plain, reader
 from tickwheel.client.errors import refused
-from tickwheel.client.moments import span_ms_of, span_of
+from tickwheel.client.moments import span_ms_of
 from tickwheel.proto import admin_pb2
 
 
@@ -109,12 +110,7 @@ class SettingChanges(TypedDict, total=False):
     rights: bool
 
 
-def _plain(name: str) -> str:
-    """The name of a setting without its unit, which its type says: `delay_max` for delay_ms_max."""
-    return "_".join(part for part in name.split("_") if part != "ms")
-
-
-_WIRE: Mapping[str, FieldDescriptor] = {_plain(field.name): field for field in admin_pb2.Settings.DESCRIPTOR.fields}
+_WIRE: Mapping[str, FieldDescriptor] = {plain(field.name): field for field in admin_pb2.Settings.DESCRIPTOR.fields}
 """By setting: its field in the protobuf message."""
 
 
@@ -122,15 +118,7 @@ def _is_span(field: FieldDescriptor) -> bool:
     return "ms" in field.name.split("_")
 
 
-def settings_of(wire: admin_pb2.Settings) -> Settings:
-    """The settings from their protobuf message."""
-    found: dict[str, Any] = dict.fromkeys(field.name for field in fields(Settings))
-    for name in found:
-        field = _WIRE[name]
-        if wire.HasField(field.name):  # type: ignore[arg-type]  # the names are those of the message
-            value = getattr(wire, field.name)
-            found[name] = span_of(value) if _is_span(field) else value
-    return Settings(**found)
+settings_of = reader(Settings, admin_pb2.Settings)
 
 
 def _limit_of(field: FieldDescriptor, error: Exception) -> str:

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.client.answers import reader
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import ClusterUnavailable, Fault, RequestRefused, error_of, fault_of_call
@@ -133,19 +134,7 @@ class SettledPage:
     """The first position behind the page; None: this is the last one."""
 
 
-def settled_topic_of(wire: snapshot_pb2.SettledTopic) -> SettledTopic:
-    """A topic from its protobuf message."""
-    return SettledTopic(
-        topic_id=wire.topic_id,
-        name=wire.name,
-        first=wire.first,
-        end=wire.end,
-        began=wire.began,
-        judged_from=wire.judged_from,
-        retained=wire.retained,
-        floor=wire.floor,
-        open=wire.open,
-    )
+settled_topic_of = reader(SettledTopic, snapshot_pb2.SettledTopic)
 
 
 def pinned_page_of(wire: snapshot_pb2.PinnedPage) -> PinnedPage:

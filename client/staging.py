@@ -19,12 +19,12 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.client.answers import reader
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import OutcomeUnknown
-from tickwheel.client.moments import moment_of, span_ms_of, span_of
+from tickwheel.client.moments import span_ms_of
 from tickwheel.client.requests import request_of
-from tickwheel.client.states import enum_of
 from tickwheel.client.unique_keys import NO_RULE, KeyRule
 from tickwheel.proto import staging_pb2
 from tickwheel.proto.scheduler_pb2 import ColumnBatch
@@ -147,23 +147,7 @@ class StagedAttempt:
     rows: int
 
 
-def staged_job_of(wire: staging_pb2.StagedJob) -> StagedJob:
-    """A job from its protobuf message."""
-    return StagedJob(
-        job_id=wire.job_id,
-        batch=wire.batch,
-        state=enum_of(StagedState, staging_pb2.StagedState.DESCRIPTOR, wire.state, "STAGED_"),
-        rows=wire.rows,
-        rows_published=wire.rows_published,
-        rows_discarded=wire.rows_discarded,
-        staged_bytes=wire.staged_bytes,
-        staged_bytes_max=wire.staged_bytes_max,
-        batch_messages_max=wire.batch_messages_max,
-        payload_bytes_max=wire.payload_bytes_max,
-        delay_max=span_of(wire.delay_ms_max),
-        now=moment_of(wire.now_ms),
-        wait=span_of(wire.wait_ms),
-    )
+staged_job_of = reader(StagedJob, staging_pb2.StagedJob)
 
 
 def _attempt_message(attempt: StagedAttempt) -> staging_pb2.StagedAttempt:

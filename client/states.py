@@ -5,25 +5,10 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import TypeVar
-
-from google.protobuf.descriptor import EnumDescriptor
 
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import ms_of
 from tickwheel.proto import consumer_pb2
-
-E = TypeVar("E", bound=StrEnum)
-
-
-def enum_of(kind: type[E], descriptor: EnumDescriptor, number: int, prefix: str = "") -> E:
-    """The member for a number of a protobuf enum; `UNKNOWN` for one that this version does not know.
-
-    Members are named as in the protobuf enum, without `prefix`.
-    """
-    value = descriptor.values_by_number.get(number)
-    name = value.name.removeprefix(prefix) if value is not None else ""
-    return kind.__members__.get(name, kind["UNKNOWN"])
 
 
 class CancelOutcome(StrEnum):

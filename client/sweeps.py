@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of, ms_of, range_ms, span_ms_of
 from tickwheel.client.requests import request_of
-from tickwheel.client.states import SweepState, enum_of
+from tickwheel.client.states import SweepState
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
@@ -131,38 +132,16 @@ class Sweep:
         return min(0.99, self.examined / self.pending) if self.pending else 0.0
 
 
-def _sweep(found: scheduler_pb2.Sweep) -> Sweep:
-    kind = found.WhichOneof("action")
-    action = {
-        "due_ms": f"move to {found.due_ms}",
-        "shift_ms": f"shift by {found.shift_ms}",
-        "delete_topic": f"delete topic {found.delete_topic}",
-        "delete_group": f"delete group {found.delete_group}",
-    }.get(kind or "", "cancel")
-    chosen = found.selection
-    return Sweep(
-        job_id=found.job_id,
-        state=enum_of(SweepState, scheduler_pb2.SweepState.DESCRIPTOR, found.state, "SWEEP_"),
-        action=action,
-        selection=Selection(
-            chosen.topic,
-            tag=chosen.tag,
-            key=chosen.key,
-            key_prefix=chosen.key_prefix,
-            due_ms_min=chosen.due_ms_min,
-            due_ms_max=chosen.due_ms_max,
-        ),
-        begun_ms=found.begun_ms,
-        ended_ms=found.ended_ms,
-        pending=found.pending,
-        examined=found.examined,
-        done=found.done,
-        too_late=found.too_late,
-        gone=found.gone,
-        too_far=found.too_far,
-        undelivered=found.undelivered,
-        dead=found.dead,
-    )
+def _action(wire: scheduler_pb2.Sweep) -> str:
+    return {
+        "due_ms": f"move to {wire.due_ms}",
+        "shift_ms": f"shift by {wire.shift_ms}",
+        "delete_topic": f"delete topic {wire.delete_topic}",
+        "delete_group": f"delete group {wire.delete_group}",
+    }.get(wire.WhichOneof("action") or "", "cancel")
+
+
+_sweep = reader(Sweep, scheduler_pb2.Sweep, action=_action)
 
 
 class SweepClient(ServiceCalls[SchedulerStub]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from tickwheel.client.moments import moment_of
+from tickwheel.client.answers import reader
 from tickwheel.client.retrying import RetryPolicy, policy_of
 from tickwheel.proto import admin_pb2
 
@@ -75,44 +75,7 @@ class Deletion:
     """Dead letters of a group that went with it, or those of a topic that were thrown away so far, of all groups."""
 
 
-def topic_of(wire: admin_pb2.Topic) -> Topic:
-    """A topic from its protobuf message."""
-    return Topic(
-        name=wire.name,
-        topic_id=wire.topic_id,
-        fifo=wire.fifo,
-        paused=wire.paused,
-        dispatched=wire.dispatched,
-        pending=wire.pending if wire.HasField("pending") else None,
-        pending_max=wire.pending_max if wire.HasField("pending_max") else None,
-    )
-
-
-def group_of(wire: admin_pb2.Group) -> Group:
-    """A group from its protobuf message."""
-    return Group(
-        name=wire.name,
-        group_id=wire.group_id,
-        topics=tuple(wire.topics),
-        topics_left_out=wire.topics_left_out,
-        filter=wire.filter,
-        broadcasting=wire.broadcasting,
-        paused=wire.paused,
-        retry=policy_of(wire.retry) if wire.HasField("retry") else None,
-        backlog=wire.backlog,
-        oldest_unsettled=moment_of(wire.oldest_unsettled_ms) if wire.HasField("oldest_unsettled_ms") else None,
-        in_flight=wire.in_flight,
-        consumers=wire.consumers,
-        dead=wire.dead,
-    )
-
-
-def deletion_of(wire: admin_pb2.DeleteTopicResponse | admin_pb2.DeleteGroupResponse) -> Deletion:
-    """A deletion from its protobuf message."""
-    return Deletion(
-        job_id=wire.job_id,
-        finished=wire.finished,
-        cancelled=wire.cancelled,
-        undelivered=wire.undelivered,
-        dead=wire.dead,
-    )
+topic_of = reader(Topic, admin_pb2.Topic)
+group_of = reader(Group, admin_pb2.Group, retry=lambda wire: policy_of(wire.retry) if wire.HasField("retry") else None)
+topic_deletion_of = reader(Deletion, admin_pb2.DeleteTopicResponse)
+group_deletion_of = reader(Deletion, admin_pb2.DeleteGroupResponse)

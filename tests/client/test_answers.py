@@ -33,9 +33,10 @@ from tickwheel.client import (
     topics,
 )
 from tickwheel.client import settings as settings_module
+from tickwheel.client.answers import enum_of, reader
 from tickwheel.client.async_client import _message
 from tickwheel.client.schedules import _run, _schedule
-from tickwheel.client.states import MessageState, enum_of
+from tickwheel.client.states import MessageState
 from tickwheel.client.sweeps import _sweep
 from tickwheel.proto import (
     access_pb2,
@@ -67,18 +68,18 @@ class Answer(NamedTuple):
 PAGED = "the client asks for the pages by itself"
 ANSWERS = [
     Answer(admin_pb2.NodeStatus, nodes.node_status_of, {"clock_state": admin_pb2.CLOCK_AGREED}),
-    Answer(admin_pb2.PeerStatus, nodes.peer_status_of),
-    Answer(admin_pb2.TopicStatus, nodes.topic_status_of),
-    Answer(admin_pb2.ColdStatus, nodes.cold_status_of),
-    Answer(admin_pb2.BulkStatus, nodes.bulk_status_of),
+    Answer(admin_pb2.PeerStatus, reader(nodes.PeerStatus, admin_pb2.PeerStatus)),
+    Answer(admin_pb2.TopicStatus, reader(nodes.TopicStatus, admin_pb2.TopicStatus)),
+    Answer(admin_pb2.ColdStatus, reader(nodes.ColdStatus, admin_pb2.ColdStatus)),
+    Answer(admin_pb2.BulkStatus, reader(nodes.BulkStatus, admin_pb2.BulkStatus)),
     Answer(admin_pb2.ServerInfo, nodes.server_info_of),
     Answer(admin_pb2.TransferMasterResponse, nodes.handover_of),
     Answer(admin_pb2.Member, nodes.member_of),
     Answer(admin_pb2.StateDigest, nodes.digest_of),
     Answer(admin_pb2.Topic, topics.topic_of),
     Answer(admin_pb2.Group, topics.group_of),
-    Answer(admin_pb2.DeleteTopicResponse, topics.deletion_of),
-    Answer(admin_pb2.DeleteGroupResponse, topics.deletion_of),
+    Answer(admin_pb2.DeleteTopicResponse, topics.topic_deletion_of),
+    Answer(admin_pb2.DeleteGroupResponse, topics.group_deletion_of),
     Answer(admin_pb2.RetryPolicy, retrying.policy_of),
     Answer(admin_pb2.ExponentialBackoff, lambda wire: retrying.policy_of(admin_pb2.RetryPolicy(exponential=wire))),
     Answer(admin_pb2.Settings, settings_module.settings_of),
@@ -87,14 +88,14 @@ ANSWERS = [
     Answer(admin_pb2.DiskUse.Hour, lambda wire: disk_use.disk_use_of([admin_pb2.DiskUse(hours=[wire])])),
     Answer(admin_pb2.DiskUse.Topic, lambda wire: disk_use.disk_use_of([admin_pb2.DiskUse(topics=[wire])])),
     Answer(admin_pb2.BackupChunk, copies.chunk_of),
-    Answer(admin_pb2.BackupOrigin, copies.origin_of),
+    Answer(admin_pb2.BackupOrigin, reader(copies.BackupOrigin, admin_pb2.BackupOrigin)),
     Answer(admin_pb2.TraceResponse, notes.trace_of),
-    Answer(admin_pb2.TraceEvent, notes.event_of),
+    Answer(admin_pb2.TraceEvent, notes._event_of),
     Answer(access_pb2.Caller, rights.caller_of, values={"by": "token"}),
-    Answer(access_pb2.Grant, rights.grant_of),
+    Answer(access_pb2.Grant, reader(rights.Grant, access_pb2.Grant)),
     Answer(access_pb2.AccessRole, rights.role_of),
-    Answer(access_pb2.UserQuotas, rights.quotas_of),
-    Answer(access_pb2.Token, rights.token_of),
+    Answer(access_pb2.UserQuotas, reader(rights.Quotas, access_pb2.UserQuotas)),
+    Answer(access_pb2.Token, reader(rights.Token, access_pb2.Token)),
     Answer(access_pb2.CreateTokenResponse, rights.new_token_of),
     Answer(access_pb2.User, rights.user_of),
     Answer(access_pb2.AuditRecord, rights.audit_record_of, values={"by": "token"}),
@@ -257,8 +258,14 @@ def test_each_number_has_its_member(kind: Any, descriptor: Any, prefix: str) -> 
     assert set(kind.__members__) == names | {"UNKNOWN"}
     for value in descriptor.values:
         expected = value.name.removeprefix(prefix) if not value.name.endswith("_UNSPECIFIED") else "UNKNOWN"
-        assert enum_of(kind, descriptor, value.number, prefix).name == expected
-    assert enum_of(kind, descriptor, 1_000, prefix) is kind.UNKNOWN
+        assert enum_of(kind, descriptor, value.number).name == expected
+    assert enum_of(kind, descriptor, 1_000) is kind.UNKNOWN
+
+
+def test_a_field_that_no_message_has_is_found_at_once() -> None:
+    """A field of an answer that was renamed or is new is not left empty."""
+    with pytest.raises(KeyError, match="address"):
+        reader(nodes.PeerStatus, admin_pb2.Member, connected=lambda wire: True, match_index=lambda wire: 0)
 
 
 def test_what_a_node_does_not_say_is_none() -> None:
@@ -271,7 +278,7 @@ def test_what_a_node_does_not_say_is_none() -> None:
     assert (topic.pending, topic.pending_max) == (0, None)
     settings = settings_module.settings_of(admin_pb2.Settings(rights=False))
     assert settings.rights is False and settings.retention is None
-    assert rights.token_of(access_pb2.Token()).expires is None
+    assert rights.new_token_of(access_pb2.CreateTokenResponse()).token.expires is None
 
 
 def test_numbers_that_no_datetime_holds() -> None:
