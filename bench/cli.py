@@ -35,10 +35,8 @@ def bench(
     they are faster. Everything written is removed at the end.
     """
     from tickwheel.bench.fitness import machine, served, verdict_of
-    from tickwheel.node.cli.output import err, out, print_json, print_table, use_json
+    from tickwheel.node.cli.output import err, out, print_json, print_table
     from tickwheel.node.local_cluster import run_to_end
-
-    use_json(as_json)
 
     def told(text: str) -> None:
         if not as_json:

@@ -14,7 +14,7 @@ from tickwheel.client import AsyncClient, AuditRecord, Grant, Quotas, Right, Rol
 from tickwheel.client import User as KnownUser
 from tickwheel.client.errors import Fault
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table, use_json
+from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table
 
 access_app = typer.Typer()
 user_app = typer.Typer(no_args_is_help=True, help="Users: who may call, and with which roles and quotas.")
@@ -49,7 +49,6 @@ def user_set(
     as_json: AsJson = False,
 ) -> None:
     """Create a user, or replace its roles and quotas. A certificate with this common name authenticates the user."""
-    use_json(as_json)
     quotas = Quotas(
         messages_per_s=messages_per_s,
         bytes_per_s=bytes_per_s,
@@ -69,7 +68,6 @@ def user_set(
 @user_app.command("delete")
 def user_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Delete a user and its tokens."""
-    use_json(as_json)
     ask(address, lambda client: client.access.delete_user(name))
     print_json({"deleted": name}) if as_json else out.print(f"{name} deleted")
 
@@ -77,7 +75,6 @@ def user_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJso
 @user_app.command("list")
 def user_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """List all users."""
-    use_json(as_json)
     users = ask(address, lambda client: client.access.users())
     if as_json:
         print_json([as_dict(user) for user in users])
@@ -103,7 +100,6 @@ def user_token(
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print its secret, once. Nodes keep only its hash."""
-    use_json(as_json)
     counts = duration("--lifetime", lifetime) if lifetime else None
     created = ask(address, lambda client: client.access.create_token(user, label=label, lifetime=counts))
     if as_json:
@@ -121,7 +117,6 @@ def user_revoke(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a token."""
-    use_json(as_json)
     changed = ask(address, lambda client: client.access.revoke_token(user, token_id))
     print_json(as_dict(changed)) if as_json else out.print(f"token {token_id} of {user} revoked")
 
@@ -140,7 +135,6 @@ def role_set(
     as_json: AsJson = False,
 ) -> None:
     """Create a role, or replace what it allows."""
-    use_json(as_json)
     grants = [grant_from(text) for text in allow or []]
     _show_role(ask(address, lambda client: client.access.set_role(name, grants)), as_json)
 
@@ -177,7 +171,6 @@ def _show_role(role: Role, as_json: bool) -> None:
 @role_app.command("delete")
 def role_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Delete a role that no user has."""
-    use_json(as_json)
     ask(address, lambda client: client.access.delete_role(name))
     print_json({"deleted": name}) if as_json else out.print(f"{name} deleted")
 
@@ -185,7 +178,6 @@ def role_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJso
 @role_app.command("list")
 def role_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """List all roles and what they allow."""
-    use_json(as_json)
     roles = ask(address, lambda client: client.access.roles())
     if as_json:
         print_json([as_dict(role) for role in roles])
@@ -196,7 +188,6 @@ def role_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> 
 @access_app.command("whoami")
 def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Show who you are to the cluster, and what you may do."""
-    use_json(as_json)
     caller = ask(address, lambda client: client.access.who_am_i())
     if as_json:
         print_json(as_dict(caller))
@@ -217,7 +208,6 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Show who changed what, and what was refused: the newest records of all nodes, oldest first."""
-    use_json(as_json)
 
     async def read(client: AsyncClient) -> dict[str, list[AuditRecord] | Fault]:
         await client.admin.know_all()

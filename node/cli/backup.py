@@ -23,7 +23,7 @@ from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.errors import ClusterUnavailable, Fault, TickwheelError
 from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import duration, err, fail, open_client, out, print_json, time_text, use_json, warn
+from tickwheel.node.cli.output import duration, err, fail, open_client, out, print_json, time_text, warn
 
 if TYPE_CHECKING:
     from tickwheel.node.backup_files import BackupWriter
@@ -56,7 +56,6 @@ def backup(
 
     A copy that breaks goes on by itself: with the same node, and after a minute also with the others of the addresses.
     """
-    use_json(as_json)
     patience_s = duration("--retry-for", retry_for).total_seconds()
     with importing():
         from tickwheel.node.backup_files import BackupError, BackupWriter, origin_facts

@@ -13,7 +13,7 @@ from rich.markup import escape
 from tickwheel.node.cli import contexts
 from tickwheel.node.cli.contexts import ADDRESS_VARIABLES, Context, ContextError
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import out, print_json, print_table, use_json, warn
+from tickwheel.node.cli.output import out, print_json, print_table, warn
 
 _commands = typer.Typer(no_args_is_help=True, help="Clusters by name: add, use, list, show, remove.")
 context_app = typer.Typer()
@@ -61,7 +61,6 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add a context. The first one is used from then on."""
-    use_json(as_json)
     if not contexts.split(addresses):
         raise typer.BadParameter(f"--addresses {addresses!r}: host:port, separated by commas")
     if (tls_cert is None) != (tls_key is None):
@@ -91,7 +90,6 @@ def add(
 @_commands.command()
 def use(name: Name, as_json: AsJson = False) -> None:
     """Use a context from now on, in every shell."""
-    use_json(as_json)
     with contexts.changing() as found:
         found.get(name)
         found.current = name
@@ -106,7 +104,6 @@ def use(name: Name, as_json: AsJson = False) -> None:
 @_commands.command("list")
 def list_contexts(as_json: AsJson = False) -> None:
     """List the contexts; * marks the one in use."""
-    use_json(as_json)
     found = contexts.read()
     rows = [
         {
@@ -139,7 +136,6 @@ def list_contexts(as_json: AsJson = False) -> None:
 @_commands.command()
 def show(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Show what holds here and now, and where each value comes from: flag, environment or context."""
-    use_json(as_json)
     name, context, chosen_by = contexts.in_use()
     variables = [variable for variable in ADDRESS_VARIABLES if os.environ.get(variable) == address]
     source = "default"
@@ -170,7 +166,6 @@ def unused_text(name: str) -> str:
 @_commands.command()
 def remove(name: Name, as_json: AsJson = False) -> None:
     """Remove a context, with its token. Certificates stay where they are."""
-    use_json(as_json)
     with contexts.changing() as found:
         found.get(name)
         del found.known[name]

@@ -10,13 +10,12 @@ from rich.text import Text
 
 from tickwheel.client import AsyncClient, DiskUse, Group
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ask, out, place, print_json, print_table, time_text, use_json
+from tickwheel.node.cli.output import as_dict, ask, out, place, print_json, print_table, time_text
 from tickwheel.node.cli.status import status_app
 from tickwheel.node.cli.topics import Name, group_app, topic_app
 
 
 def _change_group(address: str, as_json: bool, change: Callable[[AsyncClient], Awaitable[Group]], said: str) -> None:
-    use_json(as_json)
     group = ask(address, change)
     print_json(as_dict(group)) if as_json else out.print(said)
 
@@ -67,7 +66,6 @@ def group_reset(
 
 
 def _pause_topic(name: str, paused: bool, address: str, as_json: bool) -> None:
-    use_json(as_json)
     topic = ask(address, lambda client: client.admin.pause_topic(name, paused=paused))
     print_json(as_dict(topic)) if as_json else out.print(f"topic {name} {'paused' if paused else 'resumed'}")
 
@@ -94,7 +92,6 @@ def disk(
     as_json: AsJson = False,
 ) -> None:
     """Show what the data directory of each node at the given addresses holds: by part, hour and topic."""
-    use_json(as_json)
 
     async def of_each(client: AsyncClient) -> list[DiskUse]:
         return [await client.admin.disk_use(one, by_topic=topics) for one in list(client.cluster.addresses)]

@@ -11,7 +11,7 @@ from rich.markup import escape
 from tickwheel.client import AsyncClient
 from tickwheel.client.dead import Changed, DeadLetter
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import ask, out, print_json, print_table, time_text, use_json
+from tickwheel.node.cli.output import ask, out, print_json, print_table, time_text
 
 dead_group = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups: list, show, replay, purge.")
 dead_app = typer.Typer()
@@ -48,7 +48,6 @@ def dead_list(
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters of a group, oldest first."""
-    use_json(as_json)
 
     async def first(client: AsyncClient) -> tuple[int, list[DeadLetter]]:
         found: list[DeadLetter] = []
@@ -79,7 +78,6 @@ def dead_show(
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter: cause, error, times and payload."""
-    use_json(as_json)
     letter = as_dict(ask(address, lambda client: client.dead.get(group, number)))
     if as_json:
         print_json(letter)
@@ -98,7 +96,6 @@ def dead_replay(
     as_json: AsJson = False,
 ) -> None:
     """Deliver dead letters to their group again, with attempts from 1."""
-    use_json(as_json)
     chosen = _chosen(numbers, everything)
     _say(ask(address, lambda client: client.dead.replay(group, chosen)), "replayed", as_json)
 
@@ -112,7 +109,6 @@ def dead_purge(
     as_json: AsJson = False,
 ) -> None:
     """Delete dead letters."""
-    use_json(as_json)
     chosen = _chosen(numbers, everything)
     _say(ask(address, lambda client: client.dead.purge(group, chosen)), "purged", as_json)
 

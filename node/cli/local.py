@@ -16,7 +16,7 @@ import typer
 from tickwheel.node.cli.contexts import ADDRESSES_FALLBACK
 from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import AsJson
-from tickwheel.node.cli.output import err, fail, out, print_json, print_table, table, use_json
+from tickwheel.node.cli.output import err, fail, out, print_json, print_table, table
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
 from tickwheel.node.made_files import LocalClusterError, MadeFiles
 
@@ -54,7 +54,6 @@ def up(
 
     If one node has ended, `tickwheel up --node n2` in another terminal starts it again.
     """
-    use_json(as_json)
     if node:
         if fresh:
             raise typer.BadParameter("--fresh and --node do not go together")
@@ -199,7 +198,6 @@ def demo(
 
     Exit code 1 if anything was lost or early.
     """
-    use_json(as_json)
     with importing():
         from tickwheel.node.demo.flights import FlightsMissingError
         from tickwheel.node.demo.run import Demo

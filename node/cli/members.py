@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from tickwheel.client import Member, NodeStatus
+from tickwheel.client import AsyncClient, Member
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, err, open_client, out, print_json, table, use_json
+from tickwheel.node.cli.output import as_dict, ask, err, out, print_json, table
 
 member_app = typer.Typer(no_args_is_help=True, help="Nodes of the cluster: add, remove, list.")
 
@@ -40,20 +40,18 @@ def member_add(
     as_json: AsJson = False,
 ) -> None:
     """Add a node that waits with `cluster.join = "existing"`. It counts once it has caught up."""
-    use_json(as_json)
 
-    async def go() -> list[Member]:
-        async with open_client(address, timeout_s=60.0) as client:
-            with err.status(f"waiting for {escape(node_id)} to catch up"):
-                end = time.monotonic() + wait_s
-                while True:
-                    # The same again changes nothing.
-                    members = await client.admin.add_member(node_id, peer_address, client_address)
-                    if time.monotonic() >= end or not any(m.learner for m in members if m.node_id == node_id):
-                        return members
-                    await asyncio.sleep(0.2)
+    async def go(client: AsyncClient) -> list[Member]:
+        with err.status(f"waiting for {escape(node_id)} to catch up"):
+            end = time.monotonic() + wait_s
+            while True:
+                # The same again changes nothing.
+                members = await client.admin.add_member(node_id, peer_address, client_address)
+                if time.monotonic() >= end or not any(m.learner for m in members if m.node_id == node_id):
+                    return members
+                await asyncio.sleep(0.2)
 
-    _show_members(asyncio.run(go()), as_json)
+    _show_members(ask(address, go, timeout_s=60.0), as_json)
 
 
 @member_app.command("remove")
@@ -63,25 +61,13 @@ def member_remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove a node. Its id can never be used again."""
-    use_json(as_json)
-
-    async def go() -> list[Member]:
-        async with open_client(address) as client:
-            return await client.admin.remove_member(node_id)
-
-    _show_members(asyncio.run(go()), as_json)
+    _show_members(ask(address, lambda client: client.admin.remove_member(node_id)), as_json)
 
 
 @member_app.command("list")
 def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """List the nodes as the master sees them."""
-    use_json(as_json)
-
-    async def go() -> NodeStatus:
-        async with open_client(address) as client:
-            return await client.admin.master_status()
-
-    status = asyncio.run(go())
+    status = ask(address, lambda client: client.admin.master_status())
     if as_json:
         print_json({"master_id": status.master_id, "peers": [as_dict(peer) for peer in status.peers]})
         return

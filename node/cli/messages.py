@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from tickwheel.client import CancelResult, Delivery, KeyConflict, KeyOutcome, Message
+from tickwheel.client import AsyncClient, CancelResult, Delivery, KeyConflict, KeyOutcome, Message, RescheduleResult
 from tickwheel.client.consumer import HOLD_S_MAX
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
+    ask,
     duration,
     moment_ms,
     open_client,
@@ -27,7 +28,6 @@ from tickwheel.node.cli.output import (
     print_json,
     print_table,
     time_text,
-    use_json,
 )
 
 messages_app = typer.Typer()
@@ -124,7 +124,6 @@ def schedule(
     as_json: AsJson = False,
 ) -> None:
     """Schedule one message. Print its id once it is safe on a majority."""
-    use_json(as_json)
     when = _when(delay, at, level)
     if jitter is not None:
         when["jitter"] = duration("--jitter", jitter)
@@ -136,28 +135,27 @@ def schedule(
     conflict = KeyConflict[on_key_conflict.name] if on_key_conflict is not None else None
     content = payload_of(payload, file)
 
-    async def go() -> None:
-        async with open_client(address) as client:
-            receipt = await client.schedule(
-                topic,
-                content,
-                key=key,
-                tags=tag,
-                headers=headers,
-                message_group=message_group,
-                unique_key=unique_key,
-                on_key_conflict=conflict,
-                key_until_settled=key_until_settled,
-                **when,
-            )
-        if as_json:
-            print_json(dataclasses.asdict(receipt))
-        else:
-            applied = f"  level {receipt.level} ({receipt.delay_ms / 1_000:g} s)" if receipt.level else ""
-            outcome = f"  {receipt.key_outcome}" if receipt.key_outcome is not KeyOutcome.FREE else ""
-            out.print(f"{receipt.id}  due {time_text(receipt.due_ms)}{applied}{outcome}")
-
-    asyncio.run(go())
+    receipt = ask(
+        address,
+        lambda client: client.schedule(
+            topic,
+            content,
+            key=key,
+            tags=tag,
+            headers=headers,
+            message_group=message_group,
+            unique_key=unique_key,
+            on_key_conflict=conflict,
+            key_until_settled=key_until_settled,
+            **when,
+        ),
+    )
+    if as_json:
+        print_json(dataclasses.asdict(receipt))
+        return
+    applied = f"  level {receipt.level} ({receipt.delay_ms / 1_000:g} s)" if receipt.level else ""
+    outcome = f"  {receipt.key_outcome}" if receipt.key_outcome is not KeyOutcome.FREE else ""
+    out.print(f"{receipt.id}  due {time_text(receipt.due_ms)}{applied}{outcome}")
 
 
 @messages_app.command()
@@ -185,7 +183,6 @@ def consume(
     as_json: AsJson = False,
 ) -> None:
     """Print messages as they are delivered and settle them, by default with an acknowledgement. Ctrl-C stops it."""
-    use_json(as_json)
     if no_ack + nack + dead > 1:
         raise typer.BadParameter("give at most one of --no-ack, --nack and --dead")
     if ((delay is not None or level) and not nack) or (delay is not None and level):
@@ -257,16 +254,14 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Cancel a pending message. Exit code 1 if it was too late or no such message exists."""
-    use_json(as_json)
     named = _named(message_id, topic, unique_key)
 
-    async def go() -> CancelResult:
-        async with open_client(address) as client:
-            if isinstance(named, str):
-                return CancelResult(await client.cancel(named), named)
-            return await client.cancel_by_key(*named)
+    async def go(client: AsyncClient) -> CancelResult:
+        if isinstance(named, str):
+            return CancelResult(await client.cancel(named), named)
+        return await client.cancel_by_key(*named)
 
-    outcome, found = asyncio.run(go())
+    outcome, found = ask(address, go)
     if as_json:
         print_json({**_name_of(named), "id": found, "outcome": outcome})
     else:
@@ -287,24 +282,21 @@ def reschedule(
     as_json: AsJson = False,
 ) -> None:
     """Move a pending message to another time. Its first id stays valid."""
-    use_json(as_json)
     named = _named(message_id, topic, unique_key)
     when = _when(delay, at, level)
 
-    async def go() -> bool:
-        async with open_client(address) as client:
-            if isinstance(named, str):
-                outcome, receipt = await client.reschedule(named, **when)
-            else:
-                outcome, receipt = await client.reschedule_by_key(*named, **when)
-        if as_json:
-            new = {"new_id": receipt.id, "due_ms": receipt.due_ms} if receipt else {}
-            print_json({**_name_of(named), "outcome": outcome, **new})
-        else:
-            out.print(f"{outcome}  due {time_text(receipt.due_ms)}" if receipt else outcome)
-        return receipt is not None
+    async def go(client: AsyncClient) -> RescheduleResult:
+        if isinstance(named, str):
+            return await client.reschedule(named, **when)
+        return await client.reschedule_by_key(*named, **when)
 
-    if not asyncio.run(go()):
+    outcome, receipt = ask(address, go)
+    if as_json:
+        new = {"new_id": receipt.id, "due_ms": receipt.due_ms} if receipt else {}
+        print_json({**_name_of(named), "outcome": outcome, **new})
+    else:
+        out.print(f"{outcome}  due {time_text(receipt.due_ms)}" if receipt else outcome)
+    if receipt is None:
         raise typer.Exit(1)
 
 
@@ -318,16 +310,14 @@ def get(
     as_json: AsJson = False,
 ) -> None:
     """Show state and content of one message."""
-    use_json(as_json)
     named = _named(message_id, topic, unique_key)
 
-    async def go() -> Message:
-        async with open_client(address) as client:
-            if isinstance(named, str):
-                return await client.get(named, content=content)
-            return await client.get_by_key(*named, content=content)
+    async def go(client: AsyncClient) -> Message:
+        if isinstance(named, str):
+            return await client.get(named, content=content)
+        return await client.get_by_key(*named, content=content)
 
-    message = asyncio.run(go())
+    message = ask(address, go)
     if as_json:
         print_json(as_dict(message))
         return

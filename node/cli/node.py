@@ -109,9 +109,8 @@ def certs(
     """Make a test authority and certificates signed by it. Not for production: the authority's key lies beside them."""
     with importing():
         from tickwheel.node.certs import make_certificates
-        from tickwheel.node.cli.output import fail, print_json, use_json
+        from tickwheel.node.cli.output import fail, print_json
 
-    use_json(as_json)
     nodes = {text.partition("=")[0]: [h for h in text.partition("=")[2].split(",") if h] for text in node}
     wrong = [name for name in [*nodes, *client, *admin] if not NAME.match(name)]
     if wrong:

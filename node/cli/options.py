@@ -28,4 +28,19 @@ Addresses = Annotated[
         help="Nodes of the cluster, host:port separated by commas. Any node will do.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Asked:
+    """What the command in progress was asked for."""
+
+    json = False
+    """Results and errors as JSON."""
+
+
+def use_json(as_json: bool) -> bool:
+    """Set whether later errors are printed as JSON."""
+    Asked.json = as_json
+    return as_json
+
+
+AsJson = Annotated[bool, typer.Option("--json", callback=use_json, help="Print JSON.")]

@@ -27,6 +27,7 @@ from tickwheel.client import AsyncClient, TlsFiles
 from tickwheel.client.moments import EPOCH, MILLISECOND, duration_of
 from tickwheel.node.cli.contexts import access_for
 from tickwheel.node.cli.hints import hint_for
+from tickwheel.node.cli.options import Asked
 
 PIPE_WIDTH_MAX = 100_000
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
@@ -38,15 +39,6 @@ T = TypeVar("T")
 # Without markup: errors, paths and what users name may have brackets.
 out = Console(highlight=False, markup=False)
 err = Console(stderr=True, highlight=False, markup=False)
-
-
-class _Mode:
-    json = False
-
-
-def use_json(as_json: bool) -> None:
-    """Set whether later errors are printed as JSON."""
-    _Mode.json = as_json
 
 
 def print_json(value: Any) -> None:
@@ -107,7 +99,7 @@ def _number(value: float) -> float:
 def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
     """Print an error with what to do about it, as text or JSON."""
     hint = hint_for(reason, metadata)
-    if _Mode.json:
+    if Asked.json:
         told = {"error": message, "reason": reason, **metadata, "hint": hint}
         sys.stderr.write(json.dumps(told, ensure_ascii=False) + "\n")
     else:
@@ -117,7 +109,7 @@ def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
 
 def warn(message: str) -> None:
     """Print a sentence about what is under way; nothing with --json, where only the result and errors count."""
-    if not _Mode.json:
+    if not Asked.json:
         err.print(message, soft_wrap=True)
 
 

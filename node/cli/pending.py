@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from tickwheel.client import ColdStatus, Message, PendingCount
+from tickwheel.client import AsyncClient, ColdStatus, Message, PendingCount
 from tickwheel.node.cli.charts import columns, short
 from tickwheel.node.cli.messages import as_dict
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import as_dict as answer_as_dict
-from tickwheel.node.cli.output import moment_ms, open_client, out, print_json, print_table, time_text, use_json
+from tickwheel.node.cli.output import ask, moment_ms, out, print_json, print_table, time_text
 
 pending_app = typer.Typer(
     no_args_is_help=True, help="Pending messages: list, count, draw when they are due, cancel and move many."
@@ -72,20 +71,17 @@ def list_pending(
     as_json: AsJson = False,
 ) -> None:
     """List pending messages in the order of their delivery."""
-    use_json(as_json)
     chosen = selection(topic, tag, key, key_prefix, after, until)
 
-    async def go() -> tuple[list[Message], ColdStatus]:
+    async def go(client: AsyncClient) -> tuple[list[Message], ColdStatus]:
         found: list[Message] = []
-        async with open_client(address) as client:
-            pages = client.list_pending(**chosen, content=content, meta=True, page_size=min(limit, 1_000))
-            async for message in pages:
-                found.append(message)
-                if len(found) == limit:
-                    break
-            return found, (await client.admin.master_status()).cold
+        async for message in client.list_pending(**chosen, content=content, meta=True, page_size=min(limit, 1_000)):
+            found.append(message)
+            if len(found) == limit:
+                break
+        return found, (await client.admin.master_status()).cold
 
-    found, cold = asyncio.run(go())
+    found, cold = ask(address, go)
     if as_json:
         print_json([as_dict(message) for message in found])
         return
@@ -130,12 +126,11 @@ def print_cold(cold: ColdStatus) -> None:
 
 
 def _count(chosen: dict[str, Any], bucket_ms: int, address: str) -> tuple[PendingCount, ColdStatus]:
-    async def go() -> tuple[PendingCount, ColdStatus]:
-        async with open_client(address) as client:
-            counted = await client.count_pending(**chosen, bucket_ms=bucket_ms)
-            return counted, (await client.admin.master_status()).cold
+    async def go(client: AsyncClient) -> tuple[PendingCount, ColdStatus]:
+        counted = await client.count_pending(**chosen, bucket_ms=bucket_ms)
+        return counted, (await client.admin.master_status()).cold
 
-    return asyncio.run(go())
+    return ask(address, go)
 
 
 def _as_json(counted: PendingCount, cold: ColdStatus) -> dict[str, Any]:
@@ -158,7 +153,6 @@ def count(
     as_json: AsJson = False,
 ) -> None:
     """Count pending messages, by time."""
-    use_json(as_json)
     if bucket not in SHORT_WIDTHS:
         raise typer.BadParameter("--bucket must be 1s, 1m or 1h")
     chosen = selection(topic, tag, key, key_prefix, after, until)
@@ -192,7 +186,6 @@ def histogram(
     as_json: AsJson = False,
 ) -> None:
     """Draw when pending messages are due. A row is a day by hour, an hour by minute, or a minute by second, in UTC."""
-    use_json(as_json)
     if by not in {*WIDTHS_MS, "auto"}:
         raise typer.BadParameter("--by must be second, minute, hour or auto")
     chosen = selection(topic, tag, key, key_prefix, after, until)

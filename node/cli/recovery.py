@@ -16,7 +16,7 @@ from rich.text import Text
 from tickwheel.node.cli.backup import say_origin
 from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import AsJson
-from tickwheel.node.cli.output import err, fail, out, print_json, time_text, use_json
+from tickwheel.node.cli.output import err, fail, out, print_json, time_text
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
 
 recovery_app = typer.Typer()
@@ -34,7 +34,6 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Check a backup and make it the data of a new cluster of one: the configured node, which must not be running."""
-    use_json(as_json)
     with importing():
         from tickwheel.node.backup_files import BackupError, origin_facts, origin_of, restore_backup
         from tickwheel.node.refound import Found, RefoundError, refound
@@ -87,7 +86,6 @@ def recover(
     as_json: AsJson = False,
 ) -> None:
     """Continue from this one disk when a majority is lost FOR GOOD. What only the other nodes knew is lost."""
-    use_json(as_json)
     with importing():
         from tickwheel.node.refound import Found, RefoundError, refound
         from tickwheel.node.server.identity import read_identity
@@ -144,7 +142,6 @@ def rebuild(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild a stopped node with damaged files from its journal, if the journal is complete since the first entry."""
-    use_json(as_json)
     with importing():
         from tickwheel.node.rebuild import RebuildError, rebuild
         from tickwheel.node.server.identity import IdentityError, open_identity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -24,21 +24,19 @@ from tickwheel.client import (
     ScheduleState,
     TickwheelError,
 )
-from tickwheel.client.moments import moment_of, ms_of
+from tickwheel.client.moments import MILLISECOND, moment_of, ms_of
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
     ask,
     duration,
     err,
     moment_ms,
-    open_client,
     out,
     payload_of,
     print_json,
     print_table,
     span_text,
     time_text,
-    use_json,
 )
 
 schedules_group = typer.Typer(
@@ -51,7 +49,6 @@ schedules_app.add_typer(schedules_group, name="schedules")
 PAYLOAD_SHOWN = 200
 RUNS_MISSED_MAX = 100
 """A node counts no further."""
-_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 
 Name = Annotated[str, typer.Argument(help="Name of the schedule.")]
 Cron = Annotated[
@@ -90,20 +87,10 @@ def _timing(cron: str | None, every: str | None, zone: str, start: str | None, e
     }
 
 
-def _span(span: timedelta) -> str:
-    """A duration as --every takes it: 1h30m."""
-    rest, parts = round(span / timedelta(milliseconds=1)), []
-    for unit, unit_ms in _UNITS:
-        number, rest = divmod(rest, unit_ms)
-        if number:
-            parts.append(f"{number}{unit}")
-    return "".join(parts) or "0s"
-
-
 def _plan(schedule: Schedule) -> str:
     """When it runs, in a line."""
     if schedule.every is not None:
-        return f"every {_span(schedule.every)}"
+        return f"every {span_text(schedule.every // MILLISECOND)}"
     return f"{schedule.cron} {schedule.zone}".rstrip()
 
 
@@ -157,15 +144,15 @@ def as_dict(schedule: Schedule) -> dict[str, Any]:
         "revision": schedule.revision,
         "state": schedule.state,
         "cron": schedule.cron or None,
-        "every_ms": schedule.every // timedelta(milliseconds=1) if schedule.every is not None else None,
+        "every_ms": schedule.every // MILLISECOND if schedule.every is not None else None,
         "zone": schedule.zone,
         "start_ms": _ms(schedule.start),
         "end_ms": _ms(schedule.end),
         "count": schedule.count,
-        "jitter_ms": schedule.jitter // timedelta(milliseconds=1),
+        "jitter_ms": schedule.jitter // MILLISECOND,
         "missed": schedule.missed,
-        "missed_window_ms": schedule.missed_window // timedelta(milliseconds=1),
-        "late_ms_max": schedule.late_max // timedelta(milliseconds=1),
+        "missed_window_ms": schedule.missed_window // MILLISECOND,
+        "late_ms_max": schedule.late_max // MILLISECOND,
         "overlap": schedule.overlap,
         "topic": schedule.topic,
         "next_ms": _ms(schedule.next_run),
@@ -244,7 +231,6 @@ def put(
     as_json: AsJson = False,
 ) -> None:
     """Create a schedule, or replace the one of this name. Repeating the same changes nothing."""
-    use_json(as_json)
     timing = _timing(cron, every, zone, start, end)
     if any("=" not in item for item in header):
         raise typer.BadParameter("--header needs NAME=VALUE")
@@ -282,7 +268,6 @@ def put(
 @schedules_group.command("get")
 def get(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Show one schedule: its definition, the next ten runs, the last ten and what became of them."""
-    use_json(as_json)
 
     async def state(client: AsyncClient, run: ScheduleRun) -> str:
         """Of the run's message, in small letters; empty if it has none."""
@@ -326,8 +311,8 @@ def _definition(schedule: Schedule) -> list[tuple[str, str]]:
     """What was put, and counts; without what is not set."""
     payload = schedule.payload or b""
     text = payload[:PAYLOAD_SHOWN].decode(errors="backslashreplace")
-    window = f" within {_span(schedule.missed_window)}" if schedule.missed_window else ""
-    late = f", late after {_span(schedule.late_max)}" if schedule.late_max else ""
+    window = f" within {span_text(schedule.missed_window // MILLISECOND)}" if schedule.missed_window else ""
+    late = f", late after {span_text(schedule.late_max // MILLISECOND)}" if schedule.late_max else ""
     counts = {
         "made": schedule.counts.made,
         "skipped": schedule.counts.skipped,
@@ -344,7 +329,7 @@ def _definition(schedule: Schedule) -> list[tuple[str, str]]:
         ("start", _utc(schedule.start)),
         ("end", _utc(schedule.end)),
         ("count", f"{schedule.counts.made:,} of {schedule.count:,}" if schedule.count else ""),
-        ("jitter", _span(schedule.jitter) if schedule.jitter else ""),
+        ("jitter", span_text(schedule.jitter // MILLISECOND) if schedule.jitter else ""),
         ("missed runs", f"{schedule.missed}{window}{late}"),
         ("overlap", str(schedule.overlap)),
         ("topic", escape(schedule.topic)),
@@ -386,7 +371,6 @@ def list_schedules(
     as_json: AsJson = False,
 ) -> None:
     """List schedules by name."""
-    use_json(as_json)
 
     async def go(client: AsyncClient) -> tuple[list[Schedule], bool]:
         found: list[Schedule] = []
@@ -418,7 +402,6 @@ def list_schedules(
 @schedules_group.command("pause")
 def pause(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Make no more runs until it is resumed. Runs made ahead for a later time are cancelled."""
-    use_json(as_json)
     schedule = ask(address, lambda client: client.schedules.pause(name, expected_revision=revision))
     print_json(as_dict(schedule)) if as_json else out.print(f"{name} is paused")
 
@@ -426,7 +409,6 @@ def pause(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAU
 @schedules_group.command("resume")
 def resume(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Go on with the next planned time. Those that passed while it was paused are not made; see backfill."""
-    use_json(as_json)
     schedule = ask(address, lambda client: client.schedules.resume(name, expected_revision=revision))
     print_json(as_dict(schedule)) if as_json else out.print(f"{name} is {schedule.state}. {_next_text(schedule)}")
 
@@ -436,7 +418,6 @@ def trigger(
     name: Name, request_id: RequestId = None, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False
 ) -> None:
     """Make one run now, beside the plan. Print the id of its message."""
-    use_json(as_json)
     run = ask(address, lambda client: client.schedules.trigger(name, request_id=request_id))
     print_json(_run_dict(run)) if as_json else out.print(f"{run.id}  due {_utc(run.due)}")
 
@@ -451,33 +432,28 @@ def backfill(
     as_json: AsJson = False,
 ) -> None:
     """Make the runs of a past time again, due at once."""
-    use_json(as_json)
     from_ms, until_ms = moment_ms("--from", start), moment_ms("--until", end)
 
-    async def go() -> int:
-        async with open_client(address) as client:
-            try:
-                return await client.schedules.backfill(
-                    name, moment_of(from_ms), moment_of(until_ms), request_id=request_id
+    async def go(client: AsyncClient) -> int:
+        try:
+            return await client.schedules.backfill(name, moment_of(from_ms), moment_of(until_ms), request_id=request_id)
+        except TickwheelError as error:
+            facts = error.metadata
+            if facts.get("made", "0") != "0":
+                err.print(
+                    f"{int(facts['made']):,} runs are made. Go on with: tickwheel schedules backfill {name} "
+                    f"--from {facts['next_from_ms']} --until {until_ms} --request-id {facts['request_id']}",
+                    soft_wrap=True,
                 )
-            except TickwheelError as error:
-                facts = error.metadata
-                if facts.get("made", "0") != "0":
-                    err.print(
-                        f"{int(facts['made']):,} runs are made. Go on with: tickwheel schedules backfill {name} "
-                        f"--from {facts['next_from_ms']} --until {until_ms} --request-id {facts['request_id']}",
-                        soft_wrap=True,
-                    )
-                raise
+            raise
 
-    made = asyncio.run(go())
+    made = ask(address, go)
     print_json({"made": made}) if as_json else out.print(f"{made:,} runs made" if made else "No run was planned then")
 
 
 @schedules_group.command("delete")
 def delete(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Delete a schedule. Runs made ahead for a later time are cancelled. Exit code 1 if there is none."""
-    use_json(as_json)
     deleted = ask(address, lambda client: client.schedules.delete(name, expected_revision=revision))
     if as_json:
         print_json({"deleted": deleted})
@@ -501,7 +477,6 @@ def preview(
     as_json: AsJson = False,
 ) -> None:
     """Show when such a schedule would run, without creating it."""
-    use_json(as_json)
     timing = _timing(cron, every, zone, start, end)
     moment = moment_of(moment_ms("--after", after)) if after is not None else None
     found = ask(address, lambda client: client.schedules.preview(**timing, count=count, after=moment, times=times))

@@ -19,7 +19,6 @@ from tickwheel.node.cli.output import (
     print_json,
     print_table,
     span_text,
-    use_json,
 )
 
 settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings: show, change.")
@@ -28,7 +27,6 @@ settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings: show
 @settings_app.command("get")
 def settings_get(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Show the replicated settings."""
-    use_json(as_json)
     _show_settings(ask(address, lambda client: client.admin.settings()), as_json)
 
 
@@ -42,7 +40,6 @@ def settings_set(
     as_json: AsJson = False,
 ) -> None:
     """Change replicated settings, for all nodes at once."""
-    use_json(as_json)
     values: dict[str, Any] = {}
     for change in changes:
         name, equals, text = change.partition("=")

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from tickwheel.client import (
+    AsyncClient,
     BulkStatus,
     ClockState,
     ColdState,
     ColdStatus,
-    Handover,
     NodeRole,
     NodeStatus,
     PeerStatus,
@@ -26,7 +26,7 @@ from tickwheel.client import (
 from tickwheel.client.errors import ClusterUnavailable, Fault
 from tickwheel.client.moments import MILLISECOND
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ms_text, open_client, out, print_json, table, time_text, use_json
+from tickwheel.node.cli.output import as_dict, ask, ms_text, out, print_json, table, time_text
 
 status_app = typer.Typer()
 
@@ -163,53 +163,51 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show every node: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
-    use_json(as_json)
 
-    async def go() -> None:
-        async with open_client(address) as client:
+    async def go(client: AsyncClient) -> None:
 
-            async def look() -> dict[str, Seen]:
+        async def look() -> dict[str, Seen]:
+            statuses = await client.admin.statuses()
+            for answer in list(statuses.values()):
+                if isinstance(answer, NodeStatus):
+                    client.cluster.learn(answer.master_address, answer.term)
+            if any(known not in statuses for known in client.cluster.addresses):
                 statuses = await client.admin.statuses()
-                for answer in list(statuses.values()):
-                    if isinstance(answer, NodeStatus):
-                        client.cluster.learn(answer.master_address, answer.term)
-                if any(known not in statuses for known in client.cluster.addresses):
-                    statuses = await client.admin.statuses()
-                infos = await client.admin.server_infos()
-                return {address: (status, infos[address]) for address, status in statuses.items()}
+            infos = await client.admin.server_infos()
+            return {address: (status, infos[address]) for address, status in statuses.items()}
 
-            async def members() -> None:
-                """Learn the other nodes from the answers: one address is enough to see all."""
-                for answer, _ in (await look()).values():
-                    if isinstance(answer, NodeStatus):
-                        for peer in answer.peers:
-                            if peer.client_address:
-                                client.cluster.add(peer.client_address)
+        async def members() -> None:
+            """Learn the other nodes from the answers: one address is enough to see all."""
+            for answer, _ in (await look()).values():
+                if isinstance(answer, NodeStatus):
+                    for peer in answer.peers:
+                        if peer.client_address:
+                            client.cluster.add(peer.client_address)
 
-            await members()
+        await members()
+        answers = dict(sorted((await look()).items(), key=_by_node))
+        if watch and not as_json and out.is_terminal:
+            with Live(status_table(answers, client.cluster.why), console=out, auto_refresh=False) as live:
+                while True:
+                    await asyncio.sleep(interval)
+                    answers = dict(sorted((await look()).items(), key=_by_node))
+                    live.update(status_table(answers, client.cluster.why), refresh=True)
+        while True:
+            if as_json:
+                print_json([_as_json(where, *answer) for where, answer in answers.items()])
+            else:
+                out.print(status_table(answers, client.cluster.why))
+            if not watch:
+                break
+            await asyncio.sleep(interval)
             answers = dict(sorted((await look()).items(), key=_by_node))
-            if watch and not as_json and out.is_terminal:
-                with Live(status_table(answers, client.cluster.why), console=out, auto_refresh=False) as live:
-                    while True:
-                        await asyncio.sleep(interval)
-                        answers = dict(sorted((await look()).items(), key=_by_node))
-                        live.update(status_table(answers, client.cluster.why), refresh=True)
-            while True:
-                if as_json:
-                    print_json([_as_json(where, *answer) for where, answer in answers.items()])
-                else:
-                    out.print(status_table(answers, client.cluster.why))
-                if not watch:
-                    break
-                await asyncio.sleep(interval)
-                answers = dict(sorted((await look()).items(), key=_by_node))
-            statuses = [status for status, _ in answers.values() if isinstance(status, NodeStatus)]
-            if not statuses:
-                raise unanswered({address: status for address, (status, _) in answers.items()}, client.cluster.why)
-            if not any(status.role is NodeRole.MASTER for status in statuses):
-                raise ClusterUnavailable("no node reports that it is master", "NO_MASTER")
+        statuses = [status for status, _ in answers.values() if isinstance(status, NodeStatus)]
+        if not statuses:
+            raise unanswered({address: status for address, (status, _) in answers.items()}, client.cluster.why)
+        if not any(status.role is NodeRole.MASTER for status in statuses):
+            raise ClusterUnavailable("no node reports that it is master", "NO_MASTER")
 
-    asyncio.run(go())
+    ask(address, go)
 
 
 @status_app.command()
@@ -219,13 +217,7 @@ def transfer(
     as_json: AsJson = False,
 ) -> None:
     """Hand mastership over, without duplicates."""
-    use_json(as_json)
-
-    async def go() -> Handover:
-        async with open_client(address) as client:
-            return await client.admin.transfer(target)
-
-    answer = asyncio.run(go())
+    answer = ask(address, lambda client: client.admin.transfer(target))
     if as_json:
         print_json(as_dict(answer))
     else:

@@ -17,15 +17,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from tickwheel.client import AsyncClient, Selection, Sweep
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
+    ask,
     duration,
     err,
     moment_ms,
-    open_client,
     out,
     print_json,
     print_table,
     time_text,
-    use_json,
 )
 from tickwheel.node.cli.pending import From, Key, KeyPrefix, Tag, TopicName, Until, cold_text, pending_app, selection
 
@@ -125,17 +124,15 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Cancel every pending message of a selection that was scheduled before now."""
-    use_json(as_json)
     chosen = selection(topic, tag, key, key_prefix, after, until)
 
-    async def go() -> Sweep:
-        async with open_client(address) as client:
-            await _say_cold(client)
-            count = None if yes else await _ask(client, chosen, "cancelled")
-            begun = await client.sweeps.cancel(Selection(**chosen))
-            return begun if detach else await follow(client, begun, as_json, count)
+    async def go(client: AsyncClient) -> Sweep:
+        await _say_cold(client)
+        count = None if yes else await _ask(client, chosen, "cancelled")
+        begun = await client.sweeps.cancel(Selection(**chosen))
+        return begun if detach else await follow(client, begun, as_json, count)
 
-    _report(asyncio.run(go()), as_json)
+    _report(ask(address, go), as_json)
 
 
 @pending_app.command()
@@ -156,7 +153,6 @@ def reschedule(
     as_json: AsJson = False,
 ) -> None:
     """Move every pending message of a selection that was scheduled before now."""
-    use_json(as_json)
     chosen = selection(topic, tag, key, key_prefix, after, until)
     when: dict[str, Any] = {}
     if at is not None:
@@ -168,26 +164,19 @@ def reschedule(
     if len(when) != 1 or (later is not None and earlier is not None):
         raise typer.BadParameter("give exactly one of --at, --delay, --later and --earlier")
 
-    async def go() -> Sweep:
-        async with open_client(address) as client:
-            await _say_cold(client)
-            count = None if yes else await _ask(client, chosen, "moved")
-            begun = await client.sweeps.reschedule(Selection(**chosen), **when)
-            return begun if detach else await follow(client, begun, as_json, count)
+    async def go(client: AsyncClient) -> Sweep:
+        await _say_cold(client)
+        count = None if yes else await _ask(client, chosen, "moved")
+        begun = await client.sweeps.reschedule(Selection(**chosen), **when)
+        return begun if detach else await follow(client, begun, as_json, count)
 
-    _report(asyncio.run(go()), as_json)
+    _report(ask(address, go), as_json)
 
 
 @pending_app.command()
 def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """List bulk cancels and moves: the running ones and the last that ended."""
-    use_json(as_json)
-
-    async def go() -> tuple[Sweep, ...]:
-        async with open_client(address) as client:
-            return await client.sweeps.list()
-
-    found = asyncio.run(go())
+    found = ask(address, lambda client: client.sweeps.list())
     if as_json:
         print_json([_as_dict(sweep) for sweep in found])
         return
@@ -225,10 +214,4 @@ def _selected(chosen: Selection) -> str:
 @pending_app.command()
 def stop(job_id: JobId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Stop a bulk cancel or move where it stands. What it has done stays done."""
-    use_json(as_json)
-
-    async def go() -> Sweep:
-        async with open_client(address) as client:
-            return await client.sweeps.stop(job_id)
-
-    _report(asyncio.run(go()), as_json)
+    _report(ask(address, lambda client: client.sweeps.stop(job_id)), as_json)

@@ -17,13 +17,11 @@ from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
     as_dict,
     ask,
-    open_client,
     out,
     place,
     print_json,
     print_table,
     span_text,
-    use_json,
 )
 from tickwheel.node.cli.policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
@@ -44,7 +42,6 @@ def topic_create(
     as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
-    use_json(as_json)
     topic = ask(address, lambda client: client.admin.create_topic(name, fifo=fifo))
     print_json(as_dict(topic)) if as_json else out.print(f"topic {topic.name}")
 
@@ -52,7 +49,6 @@ def topic_create(
 @topic_app.command("delete")
 def topic_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Delete a topic with its pending and undelivered messages and its dead letters. Asks first if there are any."""
-    use_json(as_json)
 
     async def go(client: AsyncClient, confirmed: bool) -> str:
         return (await client.admin.delete_topic(name, cancel_pending=confirmed)).job_id
@@ -65,21 +61,20 @@ def _delete(
 ) -> None:
     """Delete a topic or group and wait for the end. Asks first if messages would be lost, unless `yes`."""
 
-    async def deleted() -> Sweep:
-        async with open_client(address) as client:
-            try:
-                job_id = await go(client, yes)
-            except RequestRefused as error:
-                if "undelivered" not in error.metadata:
-                    raise
-                if not sys.stdin.isatty():
-                    raise typer.BadParameter(f"{error}; pass --yes to confirm") from None
-                if not await asyncio.to_thread(typer.confirm, f"{error}. Continue?", err=True):
-                    raise typer.Abort from None
-                job_id = await go(client, True)
-            return await follow(client, await client.sweeps.get(job_id), as_json)
+    async def deleted(client: AsyncClient) -> Sweep:
+        try:
+            job_id = await go(client, yes)
+        except RequestRefused as error:
+            if "undelivered" not in error.metadata:
+                raise
+            if not sys.stdin.isatty():
+                raise typer.BadParameter(f"{error}; pass --yes to confirm") from None
+            if not await asyncio.to_thread(typer.confirm, f"{error}. Continue?", err=True):
+                raise typer.Abort from None
+            job_id = await go(client, True)
+        return await follow(client, await client.sweeps.get(job_id), as_json)
 
-    sweep = asyncio.run(deleted())
+    sweep = ask(address, deleted)
     if as_json:
         print_json({"deleted": name, **dataclasses.asdict(sweep)})
     elif sweep.state == "FINISHED":
@@ -91,7 +86,6 @@ def _delete(
 @topic_app.command("list")
 def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """List all topics."""
-    use_json(as_json)
     topics = ask(address, lambda client: client.admin.topics())
     if as_json:
         print_json([as_dict(topic) for topic in topics])
@@ -133,7 +127,6 @@ def group_create(
     as_json: AsJson = False,
 ) -> None:
     """Create a consumer group."""
-    use_json(as_json)
     where, start_ms = place("--start-from", start_from)
     policy = policy_from(initial, factor, longest, jitter, attempts_max)
     group = ask(
@@ -169,7 +162,6 @@ def group_update(
     as_json: AsJson = False,
 ) -> None:
     """Replace a group's retry policy. Without --retry-initial, retries use the delay levels."""
-    use_json(as_json)
     policy = policy_from(initial, factor, longest, jitter, attempts_max)
     group = ask(address, lambda client: client.admin.update_group(name, policy))
     print_json(as_dict(group)) if as_json else out.print(f"group {group.name}: new retry policy in force")
@@ -178,7 +170,6 @@ def group_update(
 @group_app.command("delete")
 def group_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Delete a consumer group with its unsettled messages, retries and dead letters. Asks first if there are any."""
-    use_json(as_json)
 
     async def go(client: AsyncClient, confirmed: bool) -> str:
         return (await client.admin.delete_group(name, discard=confirmed)).job_id
@@ -189,7 +180,6 @@ def group_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFA
 @group_app.command("list")
 def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """List all consumer groups. `oldest`: how long ago the oldest message of the backlog was due."""
-    use_json(as_json)
     groups = ask(address, lambda client: client.admin.groups())
     if as_json:
         print_json([as_dict(group) for group in groups])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,7 +15,7 @@ from tickwheel.client.errors import Fault, PermissionRefused, RequestRefused, Ti
 from tickwheel.client.moments import ms_of
 from tickwheel.node.cli.messages import MessageId
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ms_text, open_client, out, print_json, time_text, use_json, warn
+from tickwheel.node.cli.output import as_dict, ask, ms_text, out, print_json, time_text, warn
 
 trace_app = typer.Typer()
 
@@ -224,13 +223,7 @@ def trace(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the master.")] = 3.0,
 ) -> None:
     """Show what became of one message, from schedule to settlement: when, and on which node."""
-    use_json(as_json)
-
-    async def go() -> Story:
-        async with open_client(address, timeout) as client:
-            return await gather(client, message_id)
-
-    story = asyncio.run(go())
+    story = ask(address, lambda client: gather(client, message_id), timeout)
     if as_json:
         print_json(_as_dict(story))
     else:

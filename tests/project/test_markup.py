@@ -13,7 +13,7 @@ import pytest
 
 from tests.project.imports import FOLDERS, ROOT
 from tickwheel.chaos.printing import headed, open_console
-from tickwheel.node.cli import output
+from tickwheel.node.cli import options, output
 
 PUT_TOGETHER = {"node/cli/trace.py"}
 """Modules whose lines with markup are put together elsewhere in them, each value escaped."""
@@ -98,7 +98,7 @@ def test_what_is_printed_with_markup_is_escaped() -> None:
 def test_errors_keep_their_brackets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The extra that is missing, a path: of the command line, and of a chaos command on its own console."""
     told = "pip install 'tickwheel[spark]' for /a/[b]/[/c]"
-    output.use_json(False)  # as for each command
+    options.use_json(False)  # as for each command
     output.fail(told, "", {})
     output.warn(told)
     assert capsys.readouterr().err.count(told) == 2
