@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker
-from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.world import SECOND
 
 Case = tuple[type[Checker], list[Record]]
@@ -17,6 +17,9 @@ def judge(case: Case, *, settles: bool = True) -> None:
     assert kind in ALL
     checker = kind()
     for record in records:
+        if isinstance(record, RunBegan):
+            checker.begin(record)
+            continue
         assert isinstance(record, kind.kinds), record
         checker.observe(record)
     if settles:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
-from tickwheel.chaos.sim.history import History, Record
+from tickwheel.chaos.sim.history import History, Record, RunBegan
+from tickwheel.chaos.sim.world import MS
 
 
 class BrokenPromise(BaseException):
@@ -26,6 +27,17 @@ class Checker:
 
     promise: ClassVar[str] = ""
     kinds: ClassVar[tuple[type[Record], ...]] = ()
+    run: RunBegan = RunBegan(0, 0, (), ())
+    """The first record of the history: what the run is like."""
+
+    def begin(self, run: Record) -> None:
+        """Called before the first record of `kinds`."""
+        assert isinstance(run, RunBegan)
+        self.run = run
+
+    def wall_ms(self, at_ns: int) -> int:
+        """True wall time in ms."""
+        return self.run.start_wall_ms + at_ns // MS
 
     def observe(self, record: Record) -> None:
         """A record of one of `kinds` happened."""
@@ -45,5 +57,6 @@ def attach(history: History, kinds: Sequence[type[Checker]]) -> list[Checker]:
     """Make one of each checker and let it watch the history."""
     checkers = [kind() for kind in kinds]
     for checker in checkers:
+        history.subscribe((RunBegan,), checker.begin)
         history.subscribe(checker.kinds, checker.observe)
     return checkers

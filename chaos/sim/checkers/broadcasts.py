@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
     ScheduleAcknowledged,
@@ -28,7 +28,6 @@ class Broadcasts(Checker):
 
     promise: ClassVar[str] = "broadcast"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleAcknowledged,
         Delivered,
         SessionOpened,
@@ -37,7 +36,6 @@ class Broadcasts(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
         self._groups: set[str] = set()
         """Groups seen to be broadcasting."""
         self._opened_ms: dict[int, tuple[str, int]] = {}
@@ -55,11 +53,9 @@ class Broadcasts(Checker):
                 for group in record.groups:
                     self._due_ms.setdefault(group, {}).update(zip(record.uids, record.due_ms, strict=True))
             case SessionOpened():
-                self._opened_ms[record.session] = (record.group, self._start_wall_ms + record.at_ns // MS)
+                self._opened_ms[record.session] = (record.group, self.wall_ms(record.at_ns))
             case SessionClosed() | SessionOver():
                 self._opened_ms.pop(record.session, None)
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
 
     def _judge(self, record: Delivered) -> None:
         self._groups.add(record.group)
@@ -72,7 +68,7 @@ class Broadcasts(Checker):
         came.add(record.uid)
 
     def _owed(self, at_ns: int) -> list[tuple[int, int]]:
-        wall_ms = self._start_wall_ms + at_ns // MS
+        wall_ms = self.wall_ms(at_ns)
         owed = []
         for session, (group, opened_ms) in self._opened_ms.items():
             if group not in self._groups:

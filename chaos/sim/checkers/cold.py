@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_bulk import ColdListed, ColdLoaded, ColdLooked, ColdParked
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
@@ -27,7 +27,6 @@ LATE_NS = 1_000 * MS
 class ColdOnce(Checker):
     promise: ClassVar[str] = "cold"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ColdParked,
         ColdLoaded,
         ColdLooked,
@@ -40,7 +39,6 @@ class ColdOnce(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
         self._due_ms: dict[int, int] = {}
         """The latest time at which a parked message may be due, as far as is known."""
         self._missing: dict[int, str] = {}
@@ -86,8 +84,6 @@ class ColdOnce(Checker):
                     self._due_ms[record.uid] = record.due_ms
             case ColdLooked():
                 self._looked(record)
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
 
     def _looked(self, record: ColdLooked) -> None:
         uid = record.uid
@@ -114,7 +110,7 @@ class ColdOnce(Checker):
         return all(uid not in self._missing or uid in excused for uid in self._uids[part])
 
     def _outstanding(self, at_ns: int) -> list[int]:
-        wall_ms = self._start_wall_ms + at_ns // MS
+        wall_ms = self.wall_ms(at_ns)
         return sorted(uid for uid in self._missing if self._due_ms[uid] <= wall_ms and uid not in self._maybe_cancelled)
 
     def missing(self, at_ns: int) -> str:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import hour_may_be_gone
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_bulk import LoadAnswered, TakeOverAsked
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Delivered, ScheduleSent
 from tickwheel.chaos.sim.world import MS
@@ -23,7 +23,6 @@ class LoadsOnce(Checker):
 
     promise: ClassVar[str] = "load"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleSent,
         TakeOverAsked,
         LoadAnswered,
@@ -33,8 +32,6 @@ class LoadsOnce(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
-        self._hours_kept = 1
         self._due_ms: dict[int, int] = {}
         self._bundles: dict[tuple[str, int], tuple[int, ...]] = {}
         self._taken: dict[str, int] = {}
@@ -63,9 +60,6 @@ class LoadsOnce(Checker):
                     self._cancelled.add(record.uid)
             case CancelAnswered():
                 self._cancel_answered(record)
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._hours_kept = record.hours_kept
 
     def _delivered(self, record: Delivered) -> None:
         uid = record.uid
@@ -117,12 +111,12 @@ class LoadsOnce(Checker):
     def _removed(self, record: CancelAnswered) -> bool:
         """Whether its hour may have been removed: the message came to every group, and the hour ended long enough
         ago."""
-        wall_ms = self._start_wall_ms + record.at_ns // MS
+        wall_ms = self.wall_ms(record.at_ns)
         came = all(record.uid in came for came in self._came.values())
-        return came and hour_may_be_gone(record.id, wall_ms, self._hours_kept)
+        return came and hour_may_be_gone(record.id, wall_ms, self.run.hours_kept)
 
     def _due(self, at_ns: int) -> list[tuple[str, int]]:
-        wall_ms = self._start_wall_ms + at_ns // MS
+        wall_ms = self.wall_ms(at_ns)
         return [
             (group, uid)
             for group, missing in self._missing.items()

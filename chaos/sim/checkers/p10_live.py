@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, HandoverEnded, Healed, Record, RunBegan
+from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, HandoverEnded, Healed, Record
 from tickwheel.chaos.sim.history_log import AskedUnread, ProposalEnded
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleSent
@@ -29,7 +29,6 @@ class Live(Checker):
 
     promise: ClassVar[str] = "P10"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         Healed,
         ScheduleSent,
         ScheduleAcknowledged,
@@ -51,7 +50,6 @@ class Live(Checker):
         self._healed_ns: int | None = None
         self._asked_ns: int | None = None
         """Time of the first schedule request after the heal: in a long run producers may pause first."""
-        self._faultless = False
         self._terms: set[int] = set()
         self._leases: dict[str, tuple[int, int]] = {}  # node -> (held since, until)
         self._active: set[str] = set()
@@ -61,8 +59,6 @@ class Live(Checker):
 
     def observe(self, record: Record) -> None:
         match record:
-            case RunBegan():
-                self._faultless = not record.faults
             case Healed():
                 self._healed_ns = record.at_ns
             case ScheduleSent():
@@ -99,7 +95,7 @@ class Live(Checker):
                     self._stands(record)
                 if record.role == "master":
                     self._terms.add(record.term)
-                    if self._faultless and len(self._terms) > 1:
+                    if not self.run.faults and len(self._terms) > 1:
                         self.broken(record.at_ns, f"{record.node} was elected without any fault")
             case Drained():
                 if record.reason:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Healed, Record, RunBegan
+from tickwheel.chaos.sim.history import Healed, Record
 from tickwheel.chaos.sim.history_schedules import RunSeen, ScheduleChanged
-from tickwheel.chaos.sim.world import MS
 from tickwheel.node.state.schedules import ANSWERS_KEPT
 
 COUNTED_MAX = 100
@@ -43,10 +42,9 @@ class RunsOnce(Checker):
     """Also tells that a plan stood still although no fault was there."""
 
     promise: ClassVar[str] = "P12"
-    kinds: ClassVar[tuple[type[Record], ...]] = (RunBegan, Healed, ScheduleChanged, RunSeen)
+    kinds: ClassVar[tuple[type[Record], ...]] = (Healed, ScheduleChanged, RunSeen)
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
         self._healed_ms = 0
         self._schedules: dict[str, _Schedule] = {}
         self._seen: dict[tuple[int, int], tuple[object, ...]] = {}
@@ -63,9 +61,7 @@ class RunsOnce(Checker):
                 if self._first(record, record.index, record.number, what):
                     self._ran(record)
             case Healed():
-                self._healed_ms = self._start_wall_ms + record.at_ns // MS
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
+                self._healed_ms = self.wall_ms(record.at_ns)
 
     def _first(self, record: Record, index: int, number: int, what: tuple[object, ...]) -> bool:
         """Whether no node has done this before; another one that did it otherwise breaks the promise."""
@@ -125,6 +121,6 @@ class RunsOnce(Checker):
         if record.outcome == "RUN_MISSED" and record.times != min(count, COUNTED_MAX):
             self.broken(at_ns, f"{name}: {count} planned times were missed, and {record.times} are told")
         plan.next_ms = last_ms + plan.interval_ms
-        wall_ms = self._start_wall_ms + at_ns // MS
+        wall_ms = self.wall_ms(at_ns)
         if self._healed_ms and wall_ms - self._healed_ms > 2 * SOON_MS and record.planned_ms < wall_ms - SOON_MS:
             self.broken(at_ns, f"{name}: {record.planned_ms} is passed {wall_ms - record.planned_ms} ms later")

@@ -17,10 +17,10 @@ from typing import ClassVar
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.key_search import Doubtful, Event, Facts, Kind, Operation, Put, What, explain
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DISPATCH_SLACK_MS, hour_may_be_gone
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_keys import KeyAnswered, KeyAsked, KeyedAnswered, KeyedSeen, KeysUsed, KeyUndone
 from tickwheel.chaos.sim.history_messages import Delivered, Row, ScheduleRefused, ScheduleSent, Settled, SettleSent
-from tickwheel.chaos.sim.world import HOUR_MS, MS
+from tickwheel.chaos.sim.world import HOUR_MS
 
 LOST = "OUTCOME_UNKNOWN"
 """The only refusal after which a request may still take effect."""
@@ -77,7 +77,6 @@ class KeysHeld(Checker):
 
     promise: ClassVar[str] = "P13"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleSent,
         ScheduleRefused,
         KeyedAnswered,
@@ -94,10 +93,6 @@ class KeysHeld(Checker):
     def __init__(self) -> None:
         self.doubtful = 0
         self.judged = 0
-        self._start_wall_ms = 0
-        self._push_first = False
-        self._ahead_ms = 0
-        self._hours_kept = 1
         self._batches: dict[tuple[str, int], _Batch] = {}
         self._calls: dict[int, _Call] = {}
         self._messages: dict[int, _Message] = {}
@@ -148,28 +143,20 @@ class KeysHeld(Checker):
                     self.broken(record.at_ns, f"message {record.uid} was acknowledged as {record.id:#x}; not found")
             case KeysUsed():
                 self._used[record.topic] = record
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._push_first = record.push_first
-                self._ahead_ms = record.dispatch_ahead_ms + DISPATCH_SLACK_MS
-                self._hours_kept = record.hours_kept
 
     def _hour_may_be_gone(self, uid: int, at_ns: int) -> bool:
         """Whether the hour of an id that the message has, had before a move, or may have after one, may be removed."""
-        wall_ms = self._wall_ms(at_ns)
+        wall_ms = self.wall_ms(at_ns)
         message = self._messages[uid]
         ids = [id_ for id_, named in self._names.items() if named == uid]
         ids += self._moves.get((message.topic, message.key), ())
-        return any(hour_may_be_gone(id_, wall_ms, self._hours_kept) for id_ in ids)
-
-    def _wall_ms(self, at_ns: int) -> int:
-        return self._start_wall_ms + at_ns // MS
+        return any(hour_may_be_gone(id_, wall_ms, self.run.hours_kept) for id_ in ids)
 
     def _sent(self, record: ScheduleSent) -> None:
         name = (record.producer, record.sequence)
         batch = self._batches.get(name)
         if batch is None:
-            batch = self._batches[name] = _Batch(record.at_ns, self._wall_ms(record.at_ns), record.rows)
+            batch = self._batches[name] = _Batch(record.at_ns, self.wall_ms(record.at_ns), record.rows)
             for row in record.rows:
                 label = row.label
                 assert label is not None and label.unique_key, "all messages of such a batch have keys"
@@ -207,7 +194,7 @@ class KeysHeld(Checker):
             return
         message.came_ns = record.at_ns
         for seen in message.seen:
-            if not seen.owed and seen.state != "NOT_FOUND" and not self._push_first:
+            if not seen.owed and seen.state != "NOT_FOUND" and not self.run.push_first:
                 self.broken(
                     record.at_ns,
                     f"{record.node} delivers message {record.uid}, which was {seen.state} at {seen.at_ns / 1e9:.6f} s",
@@ -246,10 +233,11 @@ class KeysHeld(Checker):
     def _facts(self, place: _Place) -> Facts:
         messages, used = self._of(place), self._used[place[0]]
         groups = set(used.groups)
-        facts = Facts(names=self._names, start_wall_ms=self._start_wall_ms, ahead_ms=self._ahead_ms)
+        ahead_ms = self.run.dispatch_ahead_ms + DISPATCH_SLACK_MS
+        facts = Facts(names=self._names, start_wall_ms=self.run.start_wall_ms, ahead_ms=ahead_ms)
         facts.asked = {call.first.uid for call in self._calls.values()} & set(messages)
         for uid, message in messages.items():
-            if message.came_ns >= 0 and not self._push_first:
+            if message.came_ns >= 0 and not self.run.push_first:
                 facts.delivered.add(uid)
             if message.until_settled and groups:
                 facts.until_settled.add(uid)
@@ -276,7 +264,7 @@ class KeysHeld(Checker):
                 events += self._call(call)
         used = self._used[place[0]]
         for uid, message in self._of(place).items():
-            if message.came_ns >= 0 and not self._push_first:
+            if message.came_ns >= 0 and not self.run.push_first:
                 events.append(Event(message.came_ns, What.DELIVERED, uid=uid))
                 if used.groups and set(used.groups) <= set(message.settled_ns) and not used.reset:
                     settled_ns = max(message.settled_ns[group] for group in used.groups)

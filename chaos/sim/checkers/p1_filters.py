@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked
 from tickwheel.chaos.sim.world import MS
@@ -35,7 +35,6 @@ class FiltersHold(Checker):
 
     promise: ClassVar[str] = "P1 (filter)"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleSent,
         ScheduleAcknowledged,
         FilterAsked,
@@ -44,7 +43,6 @@ class FiltersHold(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
         self._filters: dict[str, list[_Filter]] = {}
         self._topics: dict[str, str] = {}
         """The topic of each group with a filter."""
@@ -75,8 +73,6 @@ class FiltersHold(Checker):
             case FilterAnswered():
                 for earlier in self._filters[record.group][:-1]:
                     earlier.over_ns = earlier.over_ns or record.at_ns
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
 
     def _judge(self, record: Delivered, filters: list[_Filter]) -> None:
         self._delivered.setdefault(record.group, set()).add(record.uid)
@@ -90,14 +86,14 @@ class FiltersHold(Checker):
             )
 
     def _owed(self, at_ns: int) -> list[tuple[str, int]]:
-        wall_ms = self._start_wall_ms + at_ns // MS
+        wall_ms = self.wall_ms(at_ns)
         owed = []
         for group, filters in self._filters.items():
             delivered = self._delivered.get(group, set())
             for uid, due_ms in self._due_ms.items():
                 if uid in delivered or due_ms > wall_ms or self._topic_of[uid] != self._topics[group]:
                     continue
-                since_ns = (due_ms - AHEAD_MS - self._start_wall_ms) * MS
+                since_ns = (due_ms - AHEAD_MS - self.run.start_wall_ms) * MS
                 if all(one.takes(self._tags[uid]) for one in filters if not one.over_ns or one.over_ns >= since_ns):
                     owed.append((group, uid))
         return owed

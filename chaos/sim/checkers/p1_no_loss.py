@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_keys import KeyedSeen
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
@@ -25,7 +25,6 @@ class NoLoss(Checker):
 
     promise: ClassVar[str] = "P1"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleAcknowledged,
         CancelSent,
         CancelAnswered,
@@ -38,8 +37,6 @@ class NoLoss(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
-        self._groups: tuple[str, ...] = ()
         self._due_ms: dict[int, int] = {}
         self._missing: dict[str, set[int]] = {}  # group -> acknowledged, not yet delivered
         self._delivered: dict[str, set[int]] = {}
@@ -56,7 +53,7 @@ class NoLoss(Checker):
                 for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
                     if uid not in self._due_ms:
                         self._due_ms[uid] = due_ms
-                        for group in record.groups or self._groups:
+                        for group in record.groups or self.run.groups:
                             if uid not in self._delivered.get(group, ()) and uid not in self._cancelled:
                                 self._missing.setdefault(group, set()).add(uid)
             case CancelSent():
@@ -92,15 +89,10 @@ class NoLoss(Checker):
                         missing.discard(record.uid)
             case Looked():
                 self._looked(record)
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._groups = record.groups
-                self._missing = {group: set() for group in record.groups}
-                self._delivered = {group: set() for group in record.groups}
 
     def outstanding(self, at_ns: int) -> list[tuple[str, int]]:
         """(group, uid) of messages acknowledged, due and not yet delivered."""
-        wall_ms = self._start_wall_ms + at_ns // MS
+        wall_ms = self.wall_ms(at_ns)
         return [
             (group, uid)
             for group, missing in self._missing.items()
@@ -114,7 +106,7 @@ class NoLoss(Checker):
 
     def not_due(self, at_ns: int) -> list[int]:
         """Acknowledged, not delivered, due after `at_ns`."""
-        wall_ms = self._start_wall_ms + at_ns // MS
+        wall_ms = self.wall_ms(at_ns)
         missing = set().union(*self._missing.values()) if self._missing else set()
         return sorted(uid for uid in missing if self._latest_due_ms(uid) > wall_ms and uid not in self._cancel_open)
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
-from tickwheel.chaos.sim.world import MS
 
 TICK_MS = 1_000
 AHEAD_MS = 100
@@ -56,7 +55,6 @@ class ResetsHold(Checker):
 
     promise: ClassVar[str] = "P1 (reset)"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleSent,
         ScheduleAcknowledged,
         ResetAsked,
@@ -65,7 +63,6 @@ class ResetsHold(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
         self._judged: dict[tuple[str, str], _Judged] = {}
         """By group and topic."""
         self._due_ms: dict[int, int] = {}
@@ -94,8 +91,6 @@ class ResetsHold(Checker):
                 self._begin(record)
             case ResetAnswered():
                 self._answered(record)
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
 
     def _begin(self, record: ResetAsked) -> None:
         place = (record.group, record.topic)
@@ -128,7 +123,7 @@ class ResetsHold(Checker):
             self.broken(record.at_ns, f"{record.node} delivers message {uid} to {record.group}, {wrong}{since}")
 
     def _answered(self, record: ResetAnswered) -> None:
-        wall_ms = self._start_wall_ms + record.at_ns // MS
+        wall_ms = self.wall_ms(record.at_ns)
         place = (record.group, record.topic)
         judged, came_ns = self._judged[place], self._came_ns.get(place, {})
         assert judged.asked is not None, "answered and never asked for"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import DeadReplayAsked, Delivered, Settled, SettleSent
 from tickwheel.chaos.sim.world import MS
 
@@ -20,10 +20,9 @@ class RetriesCome(Checker):
     """The drain waits until `outstanding` is empty."""
 
     promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (RunBegan, SettleSent, Settled, Delivered, DeadReplayAsked)
+    kinds: ClassVar[tuple[type[Record], ...]] = (SettleSent, Settled, Delivered, DeadReplayAsked)
 
     def __init__(self) -> None:
-        self._allowance_ms = 0
         self._asked: dict[tuple[_Key, int], tuple[int, int, int]] = {}
         """By attempt nacked with a delay: end of the earliest pause asked for, its delay in ms, and the longest delay.
         Two masters in a row may both deliver an attempt, and it is not known which of two nacks counts."""
@@ -62,8 +61,6 @@ class RetriesCome(Checker):
                 for uid in record.uids:
                     self._dead.pop((record.group, uid), None)
                     self._replayed.add((record.group, uid))
-            case RunBegan():
-                self._allowance_ms = record.clock_allowance_ms
 
     def _delivered(self, record: Delivered) -> None:
         key = (record.group, record.uid)
@@ -83,7 +80,7 @@ class RetriesCome(Checker):
             return  # it may have come back on another way: given back, or its lease ran out
         over_ns, delay_ms, _ = asked
         error_ms = max(record.clock_error_ms, nacked_ms)
-        allowed_ms = 2 * self._allowance_ms + 2 * error_ms + CLOCK_STEP_MS
+        allowed_ms = 2 * self.run.clock_allowance_ms + 2 * error_ms + CLOCK_STEP_MS
         early_ms = (over_ns - record.at_ns) / MS - allowed_ms
         if early_ms > 0:
             self.broken(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import (
     DelayCounted,
     Delivered,
@@ -26,7 +26,6 @@ class NeverEarly(Checker):
 
     promise: ClassVar[str] = "P3"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleSent,
         DelayCounted,
         RescheduleSent,
@@ -35,8 +34,6 @@ class NeverEarly(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
-        self._allowance_ms = 0
         self._due_ms: dict[int, int] = {}
         self._relative: set[int] = set()
         self._counted_ms: dict[int, float] = {}
@@ -48,7 +45,7 @@ class NeverEarly(Checker):
             case Delivered():
                 self._delivered(record)
             case ScheduleSent():
-                sent_ms = self._start_wall_ms + record.at_ns // MS
+                sent_ms = self.wall_ms(record.at_ns)
                 for row in record.rows:
                     due_ms = row.due_ms if row.due_ms is not None else sent_ms + (row.delay_ms or 0)
                     self._due_ms.setdefault(row.uid, due_ms)
@@ -64,20 +61,17 @@ class NeverEarly(Checker):
                 if record.outcome == "RESCHEDULED":
                     self._maybe_due_ms.pop(record.uid, None)
                     self._due_ms[record.uid] = record.due_ms
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._allowance_ms = record.clock_allowance_ms
 
     def _delivered(self, record: Delivered) -> None:
         due_ms = self._due_ms.get(record.uid)
         if due_ms is None:
             return  # nobody scheduled it: P2
-        allowed_ms = self._allowance_ms + record.clock_error_ms
+        allowed_ms = self.run.clock_allowance_ms + record.clock_error_ms
         if record.uid in self._relative:
-            allowed_ms += self._allowance_ms + self._counted_ms.get(record.uid, 0.0)
+            allowed_ms += self.run.clock_allowance_ms + self._counted_ms.get(record.uid, 0.0)
         allowed_ns = int(allowed_ms * MS)
         earliest_ms = min(due_ms, self._maybe_due_ms.get(record.uid, due_ms))
-        early_ns = (earliest_ms - self._start_wall_ms) * MS - allowed_ns - record.at_ns
+        early_ns = (earliest_ms - self.run.start_wall_ms) * MS - allowed_ns - record.at_ns
         if early_ns > 0:
             self.broken(
                 record.at_ns,

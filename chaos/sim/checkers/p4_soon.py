@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Healed, Record, RunBegan
+from tickwheel.chaos.sim.history import Healed, Record
 from tickwheel.chaos.sim.history_messages import (
     CreditGiven,
     Delivered,
@@ -63,7 +63,6 @@ class Soon(Checker):
 
     promise: ClassVar[str] = "P4"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         Healed,
         ScheduleSent,
         ScheduleAcknowledged,
@@ -81,9 +80,7 @@ class Soon(Checker):
 
     def __init__(self) -> None:
         self.latest_ns = 0
-        self._start_wall_ms = 0
         self._healed = False
-        self._calm = False
         self._awaited: dict[int, tuple[int, bool]] = {}  # uid -> (expected at ns, acknowledged after the heal)
         self._in_order: set[int] = set()
         self._moved: set[int] = set()
@@ -92,13 +89,18 @@ class Soon(Checker):
         self._paused: set[tuple[str, str]] = set()
         self._unpaused_ns: dict[tuple[str, str], int] = {}
 
+    @property
+    def _calm(self) -> bool:
+        """Nothing delays messages."""
+        return not self.run.faults and not self.run.slow_work
+
     def observe(self, record: Record) -> None:
         match record:
             case Delivered():
                 self._delivered(record)
             case ScheduleAcknowledged():
                 for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
-                    due_ns = (due_ms - self._start_wall_ms) * MS
+                    due_ns = (due_ms - self.run.start_wall_ms) * MS
                     self._awaited.setdefault(uid, (max(due_ns, record.at_ns), self._healed))
             case ScheduleSent():
                 label = record.rows[0].label
@@ -130,9 +132,6 @@ class Soon(Checker):
                 self._unpaused_ns[RESET, record.group] = record.at_ns
             case Healed():
                 self._healed = True
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._calm = not record.faults and not record.slow_work
 
     def _group(self, name: str) -> _Served:
         return self._served.setdefault(name, _Served())

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeasesGathered, LeasesKept, LeasesUnread, SyncHeard
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
@@ -52,7 +52,6 @@ class FewDuplicates(Checker):
 
     promise: ClassVar[str] = "P5"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleAcknowledged,
         Delivered,
         SettleSent,
@@ -71,9 +70,6 @@ class FewDuplicates(Checker):
 
     def __init__(self) -> None:
         self.reasons: dict[str, int] = {}
-        self._start_wall_ms = 0
-        self._push_first = False
-        self._allowance_ms = 0
         self._last: dict[_Chain, Delivered] = {}
         self._beside: dict[_Message, set[_Chain]] = {}
         """Chains of retries from an earlier epoch that have come in this one."""
@@ -162,10 +158,6 @@ class FewDuplicates(Checker):
                         record.at_ns,
                         f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids",
                     )
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._push_first = record.push_first
-                self._allowance_ms = record.clock_allowance_ms
 
     def _check_epoch(self, record: Delivered) -> None:
         place = (record.group, record.topic)
@@ -213,7 +205,7 @@ class FewDuplicates(Checker):
             f"message {again.uid} to {again.group} attempt {again.attempt} by {again.node} in term {again.term}, "
             f"after attempt {before.attempt} by {before.node} in term {before.term} at {before.at_ns / 1e9:.6f} s"
         )
-        if before.id != again.id and not (self._push_first and before.term != again.term):
+        if before.id != again.id and not (self.run.push_first and before.term != again.term):
             # (In push-first a dispatch may be lost after its delivery, and the message moved by the next master.)
             self.broken(again.at_ns, f"{what}: under another id ({before.id:#x}, {again.id:#x}): dispatched twice")
         if chain in self._acknowledged:
@@ -221,8 +213,8 @@ class FewDuplicates(Checker):
         if self._nacked.get((again.group, again.uid, again.epoch)) == before.attempt:
             return "nack"
         # Given by one clock and ended by another.
-        clock_error_ms = before.clock_error_ms + again.clock_error_ms + 2 * self._allowance_ms
-        if (before.lease_until_ms - self._start_wall_ms - clock_error_ms) * MS <= again.at_ns:
+        clock_error_ms = before.clock_error_ms + again.clock_error_ms + 2 * self.run.clock_allowance_ms
+        if (before.lease_until_ms - self.run.start_wall_ms - clock_error_ms) * MS <= again.at_ns:
             self._judge_extension(before, again, what)
             return "lease expired"
         if before.session in self._left:
@@ -244,8 +236,8 @@ class FewDuplicates(Checker):
         held = self._extended.get((again.group, again.uid))
         if held is None or (held.attempt, held.epoch) != (before.attempt, before.epoch):
             return
-        clock_error_ms = held.clock_error_ms + again.clock_error_ms + 2 * self._allowance_ms
-        holds = (held.until_ms - self._start_wall_ms - clock_error_ms) * MS > again.at_ns
+        clock_error_ms = held.clock_error_ms + again.clock_error_ms + 2 * self.run.clock_allowance_ms
+        holds = (held.until_ms - self.run.start_wall_ms - clock_error_ms) * MS > again.at_ns
         own = (held.node, held.boot) == (again.node, again.boot)
         if holds and (own or self._knows(again.node, held.node, held.term, held.at_ns)):
             self.broken(

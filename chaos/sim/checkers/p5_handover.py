@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded, Record, RunBegan
+from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded, Record
 from tickwheel.chaos.sim.history_machines import Booted, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import Delivered, SessionClosed, SessionOver, SettleSent
 from tickwheel.chaos.sim.world import MS, SECOND
@@ -26,7 +26,6 @@ class HandedOver(Checker):
 
     promise: ClassVar[str] = "P5"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         FaultBegan,
         FaultEnded,
         Booted,
@@ -40,8 +39,6 @@ class HandedOver(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
-        self._push_first = False
         self._active: set[str] = set()
         self._stirred_ns = 0
         self._masters: dict[int, tuple[str, int]] = {}
@@ -81,12 +78,9 @@ class HandedOver(Checker):
                 known(record.fault)
                 if " handover" not in record.fault:
                     self._stirred_ns = record.at_ns
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._push_first = record.push_first
 
     def _delivered(self, record: Delivered) -> None:
-        if record.broadcast or self._push_first:
+        if record.broadcast or self.run.push_first:
             return
         key = (record.group, record.uid, record.epoch)
         before = self._last.get(key)
@@ -94,7 +88,7 @@ class HandedOver(Checker):
         if before is None or before.term >= record.term or before.attempt > record.attempt:
             return
         error_ms = before.clock_error_ms + record.clock_error_ms
-        over = (before.lease_until_ms - self._start_wall_ms - error_ms) * MS <= record.at_ns
+        over = (before.lease_until_ms - self.run.start_wall_ms - error_ms) * MS <= record.at_ns
         if not over and self._nacked.get(key, 0) < before.attempt and before.session not in self._left:
             self._again.setdefault((before.term, record.term), []).append((before, record))
             self._judge((before.term, record.term))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import TermIgnored, VoteSeen
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, MemberRemoved, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import Delivered
@@ -21,7 +21,6 @@ class OneMaster(Checker):
 
     promise: ClassVar[str] = "P7"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         RoleSeen,
         LeaseSeen,
         VoteSeen,
@@ -38,7 +37,6 @@ class OneMaster(Checker):
         self._lease: dict[str, tuple[int, int]] = {}  # node -> (term, until_ns)
         self._leading_term = 0
         self._terms_seen: dict[str, int] = {}
-        self._nodes = 0
         self._votes: dict[tuple[str, int], str] = {}  # (voter, term) -> for whom
         self._removed: set[str] = set()
         self._wiped: set[str] = set()
@@ -59,8 +57,6 @@ class OneMaster(Checker):
                 self._removed.add(record.node)
             case DiskWiped():
                 self._wiped.add(record.node)
-            case RunBegan():
-                self._nodes = record.nodes
             case VoteSeen() if record.node not in self._wiped:
                 known = self._votes.setdefault((record.node, record.term), record.voted_for)
                 if known != record.voted_for:
@@ -95,7 +91,7 @@ class OneMaster(Checker):
             for (voter, term), name in self._votes.items()
             if term == record.term and name == record.node and (voter in voters or not voters)
         )
-        nodes = len(voters) or self._nodes
+        nodes = len(voters) or self.run.nodes
         if nodes > 1 and votes <= nodes // 2:
             self.broken(
                 record.at_ns, f"{record.node} is master of term {record.term} by {votes} votes of {nodes} nodes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
     Delivered,
@@ -13,7 +13,7 @@ from tickwheel.chaos.sim.history_messages import (
     RescheduleSent,
     ScheduleAcknowledged,
 )
-from tickwheel.chaos.sim.world import HOUR_MS, MS
+from tickwheel.chaos.sim.world import HOUR_MS
 
 DISPATCH_SLACK_MS = 42
 """A dispatch may be proposed this much earlier than a right clock would."""
@@ -31,7 +31,6 @@ class DefiniteCancel(Checker):
 
     promise: ClassVar[str] = "P9"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleAcknowledged,
         RescheduleSent,
         RescheduleAnswered,
@@ -40,10 +39,6 @@ class DefiniteCancel(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
-        self._push_first = False
-        self._hours_kept = 1
-        self._ahead_ms = DISPATCH_SLACK_MS
         self._due_ms: dict[int, int] = {}
         self._moving: set[int] = set()
         self._delivered: dict[int, int] = {}
@@ -71,16 +66,11 @@ class DefiniteCancel(Checker):
                 self._moving.discard(record.uid)
                 if record.outcome == "RESCHEDULED":
                     self._due_ms[record.uid] = record.due_ms
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._push_first = record.push_first
-                self._hours_kept = record.hours_kept
-                self._ahead_ms = record.dispatch_ahead_ms + DISPATCH_SLACK_MS
 
     def _answered(self, record: CancelAnswered) -> None:
         uid = record.uid
         if record.outcome == "CANCELLED":
-            if uid in self._delivered and not self._push_first:
+            if uid in self._delivered and not self.run.push_first:
                 self.broken(
                     record.at_ns,
                     f"message {uid} is CANCELLED; it was delivered at {self._delivered[uid] / 1e9:.6f} s",
@@ -91,8 +81,9 @@ class DefiniteCancel(Checker):
         elif record.outcome == "ALREADY_DISPATCHED":
             if uid in self._cancelled:
                 self.broken(record.at_ns, f"message {uid} is ALREADY_DISPATCHED; the answer before was CANCELLED")
-            wall_ms = self._start_wall_ms + record.at_ns // MS
-            if uid in self._due_ms and uid not in self._moving and wall_ms < self._due_ms[uid] - self._ahead_ms:
+            wall_ms = self.wall_ms(record.at_ns)
+            ahead_ms = self.run.dispatch_ahead_ms + DISPATCH_SLACK_MS
+            if uid in self._due_ms and uid not in self._moving and wall_ms < self._due_ms[uid] - ahead_ms:
                 self.broken(
                     record.at_ns,
                     f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time",
@@ -103,5 +94,5 @@ class DefiniteCancel(Checker):
 
     def _removed(self, record: CancelAnswered) -> bool:
         """Whether its hour may have been removed: the message was delivered, and the hour ended long enough ago."""
-        wall_ms = self._start_wall_ms + record.at_ns // MS
-        return record.uid in self._delivered and hour_may_be_gone(record.id, wall_ms, self._hours_kept)
+        wall_ms = self.wall_ms(record.at_ns)
+        return record.uid in self._delivered and hour_may_be_gone(record.id, wall_ms, self.run.hours_kept)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_operators import DeletionAnswered, DeletionAsked, PassingAccepted, PassingDelivered
-from tickwheel.chaos.sim.world import MS
 
 SURELY_MS = 500
 """What is due this long after the answer, besides clock error and dispatching ahead, was not dispatched before it."""
@@ -25,7 +24,6 @@ class DeletionsHold(Checker):
 
     promise: ClassVar[str] = "P9 (deletion)"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         PassingAccepted,
         PassingDelivered,
         DeletionAsked,
@@ -33,8 +31,6 @@ class DeletionsHold(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
-        self._ahead_ms = 0
         self._accepted: dict[str, dict[int, int]] = {}
         """By topic: ids of what was accepted before its deletion was asked for, and their due times."""
         self._asked: set[str] = set()
@@ -43,8 +39,6 @@ class DeletionsHold(Checker):
 
     def observe(self, record: Record) -> None:
         match record:
-            case RunBegan():
-                self._start_wall_ms, self._ahead_ms = record.start_wall_ms, record.dispatch_ahead_ms
             case PassingAccepted():
                 if record.topic not in self._asked:
                     rows = zip(record.ids, record.due_ms, strict=True)
@@ -69,8 +63,8 @@ class DeletionsHold(Checker):
             )
 
     def _counted(self, record: DeletionAnswered) -> None:
-        now_ms = self._start_wall_ms + record.at_ns // MS
-        surely_ms = now_ms + self._ahead_ms + SURELY_MS + record.clock_error_ms
+        now_ms = self.wall_ms(record.at_ns)
+        surely_ms = now_ms + self.run.dispatch_ahead_ms + SURELY_MS + record.clock_error_ms
         pending = sum(due_ms > surely_ms for due_ms in self._accepted.get(record.name, {}).values())
         if record.cancelled < pending:
             self.broken(

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, Label, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
-from tickwheel.chaos.sim.world import MS
 
 AHEAD_MS = 100
 """A dispatch may be proposed this long before its due time, the error of the clock included."""
@@ -52,7 +51,6 @@ class SweepsDone(Checker):
 
     promise: ClassVar[str] = "P9 (bulk)"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleSent,
         ScheduleAcknowledged,
         SweepAsked,
@@ -63,8 +61,6 @@ class SweepsDone(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
-        self._push_first = False
         self._messages: dict[int, _Message] = {}
         self._sweeps: dict[str, _Sweep] = {}
         self._movable: set[int] = set()
@@ -95,17 +91,11 @@ class SweepsDone(Checker):
             case SweepAsked():
                 self._asked(record)
             case SweepBegan():
-                self._sweeps[record.job].began_ms = self._wall_ms(record)
+                self._sweeps[record.job].began_ms = self.wall_ms(record.at_ns)
             case SweepEnded():
                 self._ended(record)
             case SweptSeen():
                 self._seen(record)
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
-                self._push_first = record.push_first
-
-    def _wall_ms(self, record: Record) -> int:
-        return self._start_wall_ms + record.at_ns // MS
 
     def _sent(self, uid: int, topic: str, label: Label) -> None:
         if uid in self._messages:
@@ -142,7 +132,7 @@ class SweepsDone(Checker):
 
     def _ended(self, record: SweepEnded) -> None:
         sweep = self._sweeps[record.job]
-        sweep.ended, sweep.ended_ms = record, self._wall_ms(record)
+        sweep.ended, sweep.ended_ms = record, self.wall_ms(record.at_ns)
         met = record.done + record.too_late + record.gone + record.too_far
         if met > len(sweep.touchable):
             self.broken(record.at_ns, f"{record.job} met {met} messages; it can mean {len(sweep.touchable)} at most")
@@ -213,11 +203,8 @@ class SweepsDone(Checker):
             self.broken(at_ns, f"{name}, has another id, and nobody moved it")
         self._moved.add(uid)
         targets = [sweep.selected.target_ms(message.due_ms) for sweep in moving]
-        if not any(due_ms == target or (due_ms > target and target < self._wall_of(at_ns)) for target in targets):
+        if not any(due_ms == target or (due_ms > target and target < self.wall_ms(at_ns)) for target in targets):
             self.broken(at_ns, f"{name}, was moved to {due_ms}; asked for was {targets}")
-
-    def _wall_of(self, at_ns: int) -> int:
-        return self._start_wall_ms + at_ns // MS
 
     def _seen(self, record: SweptSeen) -> None:
         uid = record.uid
@@ -226,7 +213,7 @@ class SweepsDone(Checker):
         if record.state == "MESSAGE_CANCELLED":
             if not self._cancelling(uid):
                 self.broken(record.at_ns, f"{name}, is cancelled, and no sweep means it")
-            if uid in self._delivered and not self._push_first:
+            if uid in self._delivered and not self.run.push_first:
                 self.broken(record.at_ns, f"{name}, is cancelled, and it was delivered")
             self._cancelled.add(uid)
             self._judge_time(record.at_ns, uid, record.id, record.due_ms, name, left_out=False)
@@ -241,7 +228,7 @@ class SweepsDone(Checker):
             self._judge_time(record.at_ns, uid, record.id, record.due_ms, name)
 
     def settle_accounts(self, at_ns: int) -> None:
-        if self._push_first:
+        if self.run.push_first:
             return  # what was delivered ahead of a lost dispatch may be cancelled or moved, and nobody looks it up
         for cancel, what, touched in ((True, "cancelled", self._cancelled), (False, "moved", self._moved)):
             sweeps = {job: sweep for job, sweep in self._sweeps.items() if sweep.selected.cancel == cancel}

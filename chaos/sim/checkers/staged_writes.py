@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_bulk import AbortAnswered, BlockStaged, CommitAnswered, CommitAsked, WriteSeen
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleSent
 from tickwheel.chaos.sim.world import MS
@@ -50,7 +50,6 @@ class WritesOnce(Checker):
 
     promise: ClassVar[str] = "staged"
     kinds: ClassVar[tuple[type[Record], ...]] = (
-        RunBegan,
         ScheduleSent,
         BlockStaged,
         CommitAsked,
@@ -61,7 +60,6 @@ class WritesOnce(Checker):
     )
 
     def __init__(self) -> None:
-        self._start_wall_ms = 0
         self._due_ms: dict[int, int] = {}
         """By uid: due time of every staged message."""
         self._staged: dict[int, set[int]] = {}
@@ -97,8 +95,6 @@ class WritesOnce(Checker):
                 self._abort_answered(record)
             case WriteSeen():
                 self._seen(record)
-            case RunBegan():
-                self._start_wall_ms = record.start_wall_ms
 
     def _known(self, job: str, batch: int) -> _Known:
         return self._batches.setdefault((job, batch), _Known())
@@ -166,7 +162,7 @@ class WritesOnce(Checker):
 
     def _lacking(self, known: _Known, at_ns: int) -> list[tuple[str, int]]:
         """(group, uid) of messages that have not come, for the possible winner that lacks the fewest."""
-        wall_ms = self._start_wall_ms + at_ns // MS
+        wall_ms = self.wall_ms(at_ns)
         least: list[tuple[str, int]] | None = None
         for commit in known.commits:
             rows = self._rows(commit)
