@@ -6,7 +6,7 @@ before it is answered, and more than once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -46,6 +46,14 @@ class Asking:
 
         self.ask(call, taken)
 
+    def served(self, request: Callable[[NodeCore], Coroutine[Any, Any, Any]], then: Callable[[Any], None]) -> None:
+        """As `command`, for a request that a core serves in steps."""
+        self.command(lambda core, answer: serve(core, request(core), answer), then)
+
+    def admin(self, command: AdminCommand, then: Callable[[Any], None]) -> None:
+        """As `command`, for a command of an operator."""
+        self.served(lambda core: core.parts.requests.admin(command), then)
+
     def set_up(self, commands: Sequence[AdminCommand], then: Callable[[], None]) -> None:
         """Commands of an operator, each once the one before is done; then `then`."""
         left = list(commands)
@@ -54,8 +62,7 @@ class Asking:
             if not left:
                 then()
                 return
-            command = left.pop(0)
-            self.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), go_on)
+            self.admin(left.pop(0), go_on)
 
         go_on()
 
@@ -82,3 +89,14 @@ class Asking:
             self._wires.machine(target), lambda core: call(core, lambda answer: self._wires.back(take, answer))
         )
         self._wires.world.after(TIMEOUT_NS, timed_out)
+
+
+class AskingClients:
+    """The base of clients that ask questions, with a stream of random numbers named after them."""
+
+    def __init__(self, wires: Wires, name: str) -> None:
+        self._wires = wires
+        self._world = wires.world
+        self._history = wires.history
+        self._rng = wires.world.stream(f"clients/{name}")
+        self._asking = Asking(wires, self._rng)

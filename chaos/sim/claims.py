@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tickwheel.chaos.sim import couriers
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.consumers import GROUPS
 from tickwheel.chaos.sim.history import Record
@@ -141,15 +141,11 @@ class _Key:
     """Times that a call may still move its message to."""
 
 
-class Claims:
+class Claims(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._history = wires.history
-        self._rng = wires.world.stream("clients/claims")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "claims")
         self._places = list(PLACES[:2])
         self._programs = [_Program("claim-1", True), _Program("claim-2", True), _Program("passer", False)]
         self._keys: dict[tuple[str, str], _Key] = {}
@@ -523,7 +519,7 @@ class Claims:
                 lambda core, answer: serve(core, core.parts.sweeper.get(request.job_id), answer), follow
             )
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.sweeper.begin_sweep(request), answer), follow)
+        self._asking.served(lambda core: core.parts.sweeper.begin_sweep(request), follow)
 
     def _delete(self) -> None:
         """Delete the passing topic; the next message makes it again."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.carriers import Bundle, Carrier, bundle_data
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
@@ -56,15 +56,11 @@ class _Part:
     loaded: bool = False
 
 
-class Cold:
+class Cold(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._history = wires.history
-        self._rng = wires.world.stream("clients/cold")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "cold")
         self._consumers = Consumers(wires, CROWDS, self._rng)
         self._carrier = Carrier(wires, self._rng, TOPIC)
         self._began = False
@@ -136,7 +132,7 @@ class Cold:
                 wait_ns = 0 if self._wires.winding_down else self._rng.randrange(LOAD_AFTER_NS_MOST)
                 self._world.after(wait_ns, self._load, part)
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.cold.register(request), answer), told)
+        self._asking.served(lambda core: core.parts.cold.register(request), told)
 
     def _build(self) -> _Part:
         """A part of messages due within the current day, most of them soon."""
@@ -196,7 +192,7 @@ class Cold:
             self._history.add(ColdListed(self._world.now_ns, asked_ns, known, waiting))
 
         request = cold_pb2.ListColdPartsRequest()
-        self._asking.command(lambda core, answer: serve(core, core.parts.cold.parts(request), answer), told)
+        self._asking.served(lambda core: core.parts.cold.parts(request), told)
 
     def _cancel(self, uid: int, number: int) -> None:
         if self._wires.winding_down:
@@ -207,7 +203,7 @@ class Cold:
             name = scheduler_pb2.CancelOutcome.Name(answer)
             self._history.add(CancelAnswered(self._world.now_ns, uid, number, name))
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.requests.cancel(number), answer), told)
+        self._asking.served(lambda core: core.parts.requests.cancel(number), told)
 
     def _move(self, uid: int, number: int) -> None:
         """Ask for a move once. If the answer is lost, the list of moved messages shows its effect."""
@@ -262,4 +258,4 @@ class Cold:
             self._carrier.load(f"moved-{bundle.name[:16]}", [bundle], cold, again)
 
         request = cold_pb2.ListColdMovedRequest(due_below_ms=self._world.wall_ms + (DAY_MS if winding_down else 2_000))
-        self._asking.command(lambda core, answer: serve(core, core.parts.cold.moved(request), answer), listed)
+        self._asking.served(lambda core: core.parts.cold.moved(request), listed)

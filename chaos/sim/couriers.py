@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.core import serve
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ResetGroupRequest
 from tickwheel.proto.consumer_pb2 import LATEST, TIME
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -21,14 +20,11 @@ RESET_EVERY_NS = 1_000 * MS
 CROWDS = (Crowd(GROUP, TOPICS), Crowd(RESET, TOPICS, consumers=1, nacks=0, deaths=0))
 
 
-class Couriers:
+class Couriers(AskingClients):
     """`clients.Clients`. One reset is under way at a time."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._rng = wires.world.stream("clients/couriers")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "couriers")
         self._producers = Producers(wires, (PRODUCER,), self._rows, (GROUP,), self._rng)
         self._consumers = Consumers(wires, CROWDS, self._rng)
 
@@ -70,11 +66,11 @@ class Couriers:
         else:
             from_ms = self._world.wall_ms + self._rng.randrange(-4_000, 500)
             request.start_from, request.start_ms = TIME, from_ms
-        self._wires.history.add(ResetAsked(self._world.now_ns, RESET, from_ms, topic))
+        self._history.add(ResetAsked(self._world.now_ns, RESET, from_ms, topic))
 
         def done(_: object) -> None:
-            self._wires.history.add(ResetAnswered(self._world.now_ns, RESET, from_ms, topic))
+            self._history.add(ResetAnswered(self._world.now_ns, RESET, from_ms, topic))
             self._world.after(self._wires.pause_ns(RESET_EVERY_NS, self._rng, cheap=True), self._reset)
 
         command = AdminCommand(reset_group=request)
-        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), done)
+        self._asking.admin(command, done)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.producers import Producers
-from tickwheel.node.core.core import serve
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ExponentialBackoff, RetryPolicy
 from tickwheel.proto.log_pb2 import AdminCommand
 
@@ -16,13 +15,11 @@ GROUP = "assembly"
 LANES = ("", "red", "green", "blue", "grey")
 
 
-class Lines:
+class Lines(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._rng = wires.world.stream("clients/lines")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "lines")
         self._producers = Producers(wires, ("fifo",), self._rows, (GROUP,), self._rng)
         self._consumers = Consumers(wires, (Crowd(GROUP, (TOPIC,), nacks=0.1, deaths=0.01),), self._rng)
 
@@ -32,23 +29,18 @@ class Lines:
         topic = AdminCommand(create_topic=CreateTopicRequest(name=TOPIC, fifo=True))
         group = AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC], retry=policy))
 
-        def created(_: object) -> None:
+        def created() -> None:
             self._producers.start()
             self._consumers.start()
 
-        self._asking.command(
-            lambda core, answer: serve(core, core.parts.requests.admin(topic), answer),
-            lambda _: self._asking.command(
-                lambda core, answer: serve(core, core.parts.requests.admin(group), answer), created
-            ),
-        )
+        self._asking.set_up([topic, group], created)
 
     def unfinished(self) -> str:
         return self._producers.unfinished() or self._consumers.unfinished()
 
     def _rows(self) -> tuple[Row, ...]:
         rng = self._rng
-        wall_ms = self._wires.world.wall_ms
+        wall_ms = self._world.wall_ms
         same_ms = wall_ms + rng.randrange(100, 2_500)
         rows = []
         for _ in range(rng.choice((1, 2, 3, 8))):

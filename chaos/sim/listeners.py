@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked, ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.core import serve
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest, SetGroupFilterRequest
 from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST, TIME
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -26,41 +25,32 @@ CROWDS = (
 )
 
 
-class Listeners:
+class Listeners(AskingClients):
     """`clients.Clients`. One change of the filter, and one reset, is under way at a time."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._rng = wires.world.stream("clients/listeners")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "listeners")
         self._producers = Producers(wires, ("news",), self._rows, (BROADCAST,), self._rng)
         self._consumers = Consumers(wires, CROWDS, self._rng)
 
     def start(self) -> None:
         """Start once all groups exist."""
         first = TAGS[:2]
-        groups = [
-            CreateGroupRequest(name=FILTERED, topics=[TOPIC], filter=" || ".join(first)),
-            CreateGroupRequest(name=BROADCAST, topics=[TOPIC], broadcasting=True),
+        groups = (
             CreateGroupRequest(name=RESET, topics=[TOPIC]),
-        ]
-        self._wires.history.add(FilterAsked(self._world.now_ns, FILTERED, first, TOPIC))
+            CreateGroupRequest(name=BROADCAST, topics=[TOPIC], broadcasting=True),
+            CreateGroupRequest(name=FILTERED, topics=[TOPIC], filter=" || ".join(first)),
+        )
+        self._history.add(FilterAsked(self._world.now_ns, FILTERED, first, TOPIC))
 
-        def create(_: object = None) -> None:
-            if groups:
-                command = AdminCommand(create_group=groups.pop())
-                self._asking.command(
-                    lambda core, answer: serve(core, core.parts.requests.admin(command), answer), create
-                )
-                return
-            self._wires.history.add(FilterAnswered(self._world.now_ns, FILTERED, first))
+        def created() -> None:
+            self._history.add(FilterAnswered(self._world.now_ns, FILTERED, first))
             self._producers.start()
             self._consumers.start()
             self._world.after(2 * SECOND, self._filter)
             self._world.after(2 * SECOND, self._reset)
 
-        create()
+        self._asking.set_up([AdminCommand(create_group=group) for group in groups], created)
 
     def unfinished(self) -> str:
         if self._asking.open:
@@ -88,14 +78,14 @@ class Listeners:
             return
         tags = tuple(tag for tag in TAGS if self._rng.random() < 0.5)
         request = SetGroupFilterRequest(name=FILTERED, filter=" || ".join(tags) or "*")
-        self._wires.history.add(FilterAsked(self._world.now_ns, FILTERED, tags, TOPIC))
+        self._history.add(FilterAsked(self._world.now_ns, FILTERED, tags, TOPIC))
 
         def done(_: object) -> None:
-            self._wires.history.add(FilterAnswered(self._world.now_ns, FILTERED, tags))
+            self._history.add(FilterAnswered(self._world.now_ns, FILTERED, tags))
             self._world.after(self._pause_ns(), self._filter)
 
         command = AdminCommand(set_group_filter=request)
-        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), done)
+        self._asking.admin(command, done)
 
     def _reset(self) -> None:
         if self._wires.winding_down:
@@ -109,11 +99,11 @@ class Listeners:
         else:
             from_ms = self._world.wall_ms + self._rng.randrange(-5_000, 1_000)
             request.start_from, request.start_ms = TIME, from_ms
-        self._wires.history.add(ResetAsked(self._world.now_ns, RESET, from_ms, TOPIC))
+        self._history.add(ResetAsked(self._world.now_ns, RESET, from_ms, TOPIC))
 
         def done(_: object) -> None:
-            self._wires.history.add(ResetAnswered(self._world.now_ns, RESET, from_ms, TOPIC))
+            self._history.add(ResetAnswered(self._world.now_ns, RESET, from_ms, TOPIC))
             self._world.after(self._pause_ns(), self._reset)
 
         command = AdminCommand(reset_group=request)
-        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), done)
+        self._asking.admin(command, done)

@@ -8,16 +8,14 @@ after it is due.
 from __future__ import annotations
 
 import hashlib
-from random import Random
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.carriers import Bundle, Carrier, Load, bundle_data
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Row
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.core import serve
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -30,15 +28,11 @@ OPEN_MOST = 2
 CANCELS_MOST = 6
 
 
-class Loads:
+class Loads(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._history = wires.history
-        self._rng: Random = wires.world.stream("clients/loads")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "loads")
         self._consumers = Consumers(wires, CROWDS, self._rng)
         self._carrier = Carrier(wires, self._rng, TOPIC, self._taken)
         self._jobs = 0
@@ -127,7 +121,7 @@ class Loads:
                 wait_ns = self._rng.randrange(3 * SECOND)
                 self._world.after(wait_ns, self._cancel, uid, id_.hour << 32 | id_.index)
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.pending.page(request), answer), told)
+        self._asking.served(lambda core: core.parts.pending.page(request), told)
 
     def _cancel(self, uid: int, id64: int) -> None:
         self._history.add(CancelSent(self._world.now_ns, uid, id64))
@@ -136,4 +130,4 @@ class Loads:
             name = scheduler_pb2.CancelOutcome.Name(answer)
             self._history.add(CancelAnswered(self._world.now_ns, uid, id64, name))
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.requests.cancel(id64), answer), told)
+        self._asking.served(lambda core: core.parts.requests.cancel(id64), told)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_messages import (
@@ -51,15 +51,11 @@ class _Puller:
     """Batches that it works on."""
 
 
-class Parcels:
+class Parcels(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._history = wires.history
-        self._rng = wires.world.stream("clients/parcels")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "parcels")
         self._producers = Producers(wires, ("depot",), self._rows, (GROUP,), self._rng)
         self._pullers = [_Puller(target=number) for number in range(PULLERS)]
         self._last: dict[int, tuple[int, int]] = {}
@@ -271,7 +267,7 @@ class Parcels:
             self._named.update(letter.number for letter in chosen)
             (self._replay if self._rng.random() < 0.7 else self._purge)(chosen)
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.dead.list(request), answer), told)
+        self._asking.served(lambda core: core.parts.dead.list(request), told)
 
     def _replay(self, letters: list[dead_pb2.DeadLetter]) -> None:
         known = [self._last[letter.id.hour << 32 | letter.id.index] for letter in letters]
@@ -287,7 +283,7 @@ class Parcels:
             if not answer.kept and not answer.more:
                 self._history.add(DeadReplayed(self._world.now_ns, GROUP, uids))
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.dead.replay(request), answer), told)
+        self._asking.served(lambda core: core.parts.dead.replay(request), told)
 
     def _purge(self, letters: list[dead_pb2.DeadLetter]) -> None:
         uids = tuple(self._last[letter.id.hour << 32 | letter.id.index][0] for letter in letters)
@@ -296,7 +292,7 @@ class Parcels:
         def told(_: object) -> None:
             self._history.add(DeadPurged(self._world.now_ns, GROUP, uids))
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.dead.purge(request), answer), told)
+        self._asking.served(lambda core: core.parts.dead.purge(request), told)
 
 
 def _rows_of(batch: consumer_pb2.DeliverBatch) -> list[tuple[int, int]]:

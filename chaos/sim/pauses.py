@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.core import serve
 from tickwheel.proto.admin_pb2 import SetPausedRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 
@@ -17,14 +16,11 @@ PAUSE_EVERY_NS = 1_200 * MS
 PAUSED_NS_MOST = 2_500 * MS
 
 
-class Pauses:
+class Pauses(AskingClients):
     """`clients.Clients`. `places` are ("topic" or "group", name); all of them go on at the end."""
 
     def __init__(self, wires: Wires, places: Sequence[tuple[str, str]]) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._rng = wires.world.stream("clients/pauses")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "pauses")
         self._places = places
         self._paused: set[tuple[str, str]] = set()
         """Paused, or asked for."""
@@ -51,17 +47,17 @@ class Pauses:
         kind, name = place
         request = SetPausedRequest(name=name, paused=paused)
         command = AdminCommand(set_topic_paused=request) if kind == "topic" else AdminCommand(set_group_paused=request)
-        self._wires.history.add(PauseAsked(self._world.now_ns, kind, name, paused))
+        self._history.add(PauseAsked(self._world.now_ns, kind, name, paused))
 
         def done(_: object) -> None:
-            self._wires.history.add(PauseAnswered(self._world.now_ns, kind, name, paused))
+            self._history.add(PauseAnswered(self._world.now_ns, kind, name, paused))
             if paused:
                 self._go_on_at(place, self._world.now_ns + self._rng.randrange(PAUSED_NS_MOST))
             else:
                 self._paused.discard(place)
                 self._world.after(self._pause_ns(), self._pause, place)
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), done)
+        self._asking.admin(command, done)
 
     def _go_on_at(self, place: tuple[str, str], at_ns: int) -> None:
         """Resume the place at `at_ns`, or once the faults are over."""

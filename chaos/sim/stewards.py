@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import Asking, Call
+from tickwheel.chaos.sim.asking import AskingClients, Call
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import Row
 from tickwheel.chaos.sim.history_operators import (
@@ -60,14 +60,11 @@ SETTINGS = (
 """None that makes another promise than those that the checkers know."""
 
 
-class Stewards:
+class Stewards(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._rng = wires.world.stream("clients/stewards")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "stewards")
         self._made = 0
 
     def start(self) -> None:
@@ -93,19 +90,19 @@ class Stewards:
             refused = isinstance(answer, Failure)
             if isinstance(answer, Failure) and "field" not in answer.metadata:
                 return False
-            self._wires.history.add(Administered(self._world.now_ns, what, not refused))
+            self._history.add(Administered(self._world.now_ns, what, not refused))
             return True
 
         self._asking.ask(request, taken)
 
     def _delete(self, kind: str, name: str, request: Call) -> None:
-        self._wires.history.add(DeletionAsked(self._world.now_ns, kind, name))
+        self._history.add(DeletionAsked(self._world.now_ns, kind, name))
 
         def call(core: NodeCore, answer: Callable[[Any], None]) -> None:
             def left(outcome: Sweep | Failure) -> None:
                 if not isinstance(outcome, Failure) and outcome.state == SWEEP_FINISHED:
                     error_ms = core.clock.error_ns() / MS
-                    self._wires.history.add(DeletionAnswered(self._world.now_ns, kind, name, outcome.done, error_ms))
+                    self._history.add(DeletionAnswered(self._world.now_ns, kind, name, outcome.done, error_ms))
                 answer(outcome)
 
             request(core, left)
@@ -158,7 +155,7 @@ class Stewards:
         machine = self._wires.machine(self._rng.randrange(3))
 
         def accepted(ids: Sequence[int], due_ms: Sequence[int]) -> None:
-            self._wires.history.add(PassingAccepted(self._world.now_ns, topic, tuple(ids), tuple(due_ms)))
+            self._history.add(PassingAccepted(self._world.now_ns, topic, tuple(ids), tuple(due_ms)))
 
         def answered(outcome: BatchOutcome | Failure) -> None:
             if not isinstance(outcome, Failure):
@@ -198,7 +195,7 @@ class Stewards:
         def left(answer: consumer_pb2.DeliverBatch | Failure) -> None:
             if not isinstance(answer, Failure) and answer.ids:
                 ids = tuple(np.frombuffer(answer.ids, "<u8").tolist())
-                self._wires.history.add(PassingDelivered(self._world.now_ns, machine.name, topic, ids))
+                self._history.add(PassingDelivered(self._world.now_ns, machine.name, topic, ids))
             self._wires.back(answered, answer)
 
         self._wires.call(machine, lambda core: serve(core, core.parts.consumers.pull(request), left))

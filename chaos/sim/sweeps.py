@@ -6,7 +6,7 @@ the end every message that may have been swept and never came is looked up.
 
 from __future__ import annotations
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history import Record
@@ -14,7 +14,6 @@ from tickwheel.chaos.sim.history_messages import Delivered, Label, RescheduleSen
 from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.core import serve
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest
 from tickwheel.proto.common_pb2 import MessageId
@@ -29,14 +28,11 @@ LOOKED_AT_ONCE = 20
 SERIES_NEWEST = 6
 
 
-class Sweeps:
+class Sweeps(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._rng = wires.world.stream("clients/sweeps")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "sweeps")
         self._producers = Producers(wires, ("bulk",), self._rows, (GROUP,), self._rng)
         self._consumers = Consumers(wires, (Crowd(GROUP, (TOPIC,)),), self._rng)
         self._series = 0
@@ -60,7 +56,7 @@ class Sweeps:
             self._world.after(SECOND, self._sweep)
             self._world.after(SECOND, self._look)
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.requests.admin(group), answer), created)
+        self._asking.admin(group, created)
 
     def unfinished(self) -> str:
         if self._running:
@@ -113,17 +109,17 @@ class Sweeps:
         selected = self._selected()
         self._jobs[job] = selected
         self._running.add(job)
-        self._wires.history.add(SweepAsked(self._world.now_ns, job, selected))
+        self._history.add(SweepAsked(self._world.now_ns, job, selected))
         for uid in sorted(self._undelivered):
             self._may_move(selected, self._rows_of[uid])
         request = request_of(job, selected)
 
         def begun(_: object) -> None:
-            self._wires.history.add(SweepBegan(self._world.now_ns, job))
+            self._history.add(SweepBegan(self._world.now_ns, job))
             stops = self._rng.random() < 0.1
             self._world.after(self._rng.randrange(20 * MS) if stops else 50 * MS, self._follow, job, stops)
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.sweeper.begin_sweep(request), answer), begun)
+        self._asking.served(lambda core: core.parts.sweeper.begin_sweep(request), begun)
 
     def _selected(self) -> Selected:
         rng = self._rng
@@ -147,7 +143,7 @@ class Sweeps:
         if selected.cancel or row.label is None or not selected.by_text(row.topic, row.label):
             return
         target_ms = selected.target_ms(self._due_ms[row.uid])
-        self._wires.history.add(RescheduleSent(self._world.now_ns, row.uid, 0, target_ms))
+        self._history.add(RescheduleSent(self._world.now_ns, row.uid, 0, target_ms))
 
     def _follow(self, job: str, stops: bool) -> None:
         """Ask until it is over."""
@@ -158,13 +154,13 @@ class Sweeps:
                 return
             finished = answer.state == scheduler_pb2.SWEEP_FINISHED
             counts = (answer.done, answer.too_late, answer.gone, answer.too_far)
-            self._wires.history.add(SweepEnded(self._world.now_ns, job, finished, *counts))
+            self._history.add(SweepEnded(self._world.now_ns, job, finished, *counts))
             self._running.discard(job)
 
         if stops:
-            self._asking.command(lambda core, answer: serve(core, core.parts.sweeper.stop(job), answer), told)
+            self._asking.served(lambda core: core.parts.sweeper.stop(job), told)
         else:
-            self._asking.command(lambda core, answer: serve(core, core.parts.sweeper.get(job), answer), told)
+            self._asking.served(lambda core: core.parts.sweeper.get(job), told)
 
     # -- what became of them
 
@@ -191,10 +187,10 @@ class Sweeps:
             state = scheduler_pb2.MessageState.Name(answer.state)
             now: MessageId = answer.message.id
             seen = SweptSeen(self._world.now_ns, uid, now.hour << 32 | now.index, state, answer.message.due_ms)
-            self._wires.history.add(seen)
+            self._history.add(seen)
             self._told.add(uid)
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.requests.get(id64, False), answer), told)
+        self._asking.served(lambda core: core.parts.requests.get(id64, False), told)
 
 
 def request_of(job: str, selected: Selected) -> scheduler_pb2.BeginSweepRequest:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history import Record
@@ -51,14 +51,11 @@ class _Crew(Consumers):
         return [self.uids.get(number, 0) for number in np.frombuffer(batch.ids, "<u8").tolist()]
 
 
-class Timetables:
+class Timetables(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._rng = wires.world.stream("clients/timetables")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "timetables")
         self._crew = _Crew(wires, (Crowd(GROUP, (TOPIC,)),), self._rng)
         self._uids: dict[int, int] = {}
         self._crew.uids = self._uids

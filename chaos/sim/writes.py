@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_bulk import AbortAnswered, BlockStaged, CommitAnswered, CommitAsked, WriteSeen
@@ -75,15 +74,11 @@ class _Driver:
     over: bool = False
 
 
-class Writes:
+class Writes(AskingClients):
     """`clients.Clients`."""
 
     def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._world = wires.world
-        self._history = wires.history
-        self._rng: Random = wires.world.stream("clients/writes")
-        self._asking = Asking(wires, self._rng)
+        super().__init__(wires, "writes")
         self._consumers = Consumers(wires, CROWDS, self._rng)
         self._drivers: list[_Driver] = []
         self._done: list[tuple[str, int]] = []
@@ -286,7 +281,7 @@ class Writes:
                 pause_ns = self._wires.pause_ns(BATCH_EVERY_NS, self._rng)
                 self._world.after(pause_ns, self._begin_next, driver)
 
-        self._asking.command(lambda core, answer: serve(core, core.parts.staging.job(request), answer), told)
+        self._asking.served(lambda core: core.parts.staging.job(request), told)
 
     def _begin_next(self, driver: _Driver) -> None:
         """The next batch of a stream."""
