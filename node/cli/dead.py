@@ -11,7 +11,7 @@ from rich.markup import escape
 from tickwheel.client import AsyncClient
 from tickwheel.client.dead import Changed, DeadLetter
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import ask, out, print_json, print_table, time_text
+from tickwheel.node.cli.output import ask, out, payload_as_dict, print_json, print_table, time_text
 
 dead_group = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups: list, show, replay, purge.")
 dead_app = typer.Typer()
@@ -23,15 +23,9 @@ All = Annotated[bool, typer.Option("--all", help="All that exist now.")]
 
 
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
-    """The letter as a JSON object. A payload is `payload` if it is UTF-8 text, else `payload_hex`."""
+    """The letter as a JSON object."""
     values = dataclasses.asdict(letter)
-    payload = values.pop("payload")
-    if payload is not None:
-        try:
-            values["payload"] = payload.decode()
-        except UnicodeDecodeError:
-            values["payload_hex"] = payload.hex()
-    return values
+    return values | payload_as_dict(values.pop("payload"))
 
 
 def _chosen(numbers: list[int] | None, everything: bool) -> list[int] | None:

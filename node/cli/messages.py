@@ -23,6 +23,7 @@ from tickwheel.node.cli.output import (
     moment_ms,
     open_client,
     out,
+    payload_as_dict,
     payload_of,
     place,
     print_json,
@@ -75,18 +76,9 @@ def _when(delay: str | None, at: str | None, level: int | None) -> dict[str, Any
     return {"due_ms": moment_ms("--at", at)} if at is not None else {"level": level}
 
 
-def _content(payload: bytes | None) -> dict[str, str]:
-    if payload is None:
-        return {}
-    try:
-        return {"payload": payload.decode()}
-    except UnicodeDecodeError:
-        return {"payload_hex": payload.hex()}
-
-
 def as_dict(message: Message) -> dict[str, Any]:
     values = dataclasses.asdict(message)
-    values.update(_content(values.pop("payload")))
+    values.update(payload_as_dict(values.pop("payload")))
     return values
 
 
@@ -203,7 +195,7 @@ def consume(
                     "headers": delivery.headers,
                     "message_group": delivery.message_group,
                     "unique_key": delivery.unique_key,
-                    **_content(delivery.payload),
+                    **payload_as_dict(delivery.payload),
                 }
             )
         else:

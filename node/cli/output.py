@@ -213,6 +213,16 @@ def payload_of(payload: str | None, file: Path | None) -> bytes:
     return sys.stdin.buffer.read() if payload == "-" else os.fsencode(str(payload))
 
 
+def payload_as_dict(payload: bytes | None) -> dict[str, str]:
+    """What JSON says of a payload: `payload` if it is UTF-8 text, else `payload_hex`; nothing for None."""
+    if payload is None:
+        return {}
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_hex": payload.hex()}
+
+
 def place(option: str, text: str) -> tuple[str, int]:
     """The start of a group for the clients: earliest, latest, or (`time`, milliseconds since 1970)."""
     return (text, 0) if text in {"earliest", "latest"} else ("time", moment_ms(option, text))

@@ -32,6 +32,7 @@ from tickwheel.node.cli.output import (
     err,
     moment_ms,
     out,
+    payload_as_dict,
     payload_of,
     print_json,
     print_table,
@@ -138,7 +139,7 @@ def _run_dict(run: ScheduleRun) -> dict[str, Any]:
 
 
 def as_dict(schedule: Schedule) -> dict[str, Any]:
-    """The schedule as a JSON object. A payload is `payload` if it is UTF-8 text, else `payload_hex`."""
+    """The schedule as a JSON object."""
     values: dict[str, Any] = {
         "name": schedule.name,
         "revision": schedule.revision,
@@ -169,16 +170,13 @@ def as_dict(schedule: Schedule) -> dict[str, Any]:
     }
     if schedule.payload is None:
         return values
-    values |= {
+    return values | {
         "key": schedule.key,
         "tags": list(schedule.tags),
         "headers": dict(schedule.headers),
         "message_group": schedule.message_group,
+        **payload_as_dict(schedule.payload),
     }
-    try:
-        return values | {"payload": schedule.payload.decode()}
-    except UnicodeDecodeError:
-        return values | {"payload_hex": schedule.payload.hex()}
 
 
 def _next_text(schedule: Schedule) -> str:

@@ -145,3 +145,10 @@ def test_a_damaged_file_is_named_and_left_alone(run: Run, text: str) -> None:
     with pytest.raises(ContextError):
         contexts.addresses_or("")
     assert contexts.addresses_or("a:1") == "a:1"
+
+
+def test_an_unknown_context_is_told_as_json(run: Run) -> None:
+    """With --json every error is JSON, also one that is found while options are read."""
+    code, _, err = run("--context", "gone", "topic", "list", "--json")
+    assert code == cli.EXIT_USAGE
+    assert json.loads(err)["reason"] == "CONTEXT"
