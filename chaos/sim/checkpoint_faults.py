@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.executor import HELD_NS
-from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Course, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import CheckpointTaken, MomentSeen
 from tickwheel.chaos.sim.moments import COPY_OF_LATER, COPY_RESUMED, HOURS_REMOVED
@@ -28,7 +28,7 @@ CHECKPOINT_WORK = Checkpointer._write.__qualname__  # noqa: SLF001  (its name al
 """Function of the work that writes a checkpoint."""
 
 
-def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave takes a checkpoint of a peer, and a moment later the master dies: the slave must still know all that it
     had heard before."""
     slave = _slave(scene, machine)
@@ -51,17 +51,16 @@ def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
             link.reset()
         scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
-    def end() -> None:
-        behind.end()
-        for one in scene.machines:
-            one.start()
-
     scene.history.subscribe((CheckpointTaken,), taken)
     behind = _Behind(scene, slave, rng)
-    return Active(end, lambda: state["killed"])
+    yield
+    behind.end()
+    for one in scene.machines:
+        one.start()
+    return state["killed"]
 
 
-def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave's own checkpoint hangs in its disk while one of a peer arrives. In the end it gets through to the disk,
     and the process dies before it hears of that."""
     slave = _slave(scene, machine)
@@ -69,33 +68,30 @@ def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
     slave.work_faults.hung_work = CHECKPOINT_WORK
     _ask_for_checkpoint(slave)
 
-    def end() -> None:
-        behind.end()
-        slave.work_faults.hung_work = ""
-        scene.world.after(rng.randrange(HELD_NS, 4 * HELD_NS), slave.kill)
-        scene.world.after(rng.randrange(4 * HELD_NS, 8 * HELD_NS), slave.start)
-
     behind = _Behind(scene, slave, rng)
-    return Active(end, lambda: slave.work_faults.hung - before)
+    yield
+    behind.end()
+    slave.work_faults.hung_work = ""
+    scene.world.after(rng.randrange(HELD_NS, 4 * HELD_NS), slave.kill)
+    scene.world.after(rng.randrange(4 * HELD_NS, 8 * HELD_NS), slave.start)
+    return slave.work_faults.hung - before
 
 
-def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave is far behind, and its copies of a peer's checkpoint break midway, several times. Meanwhile the slave or
     the peer dies, or the peer's checkpoint is replaced by a later one."""
     slave = _slave(scene, machine)
     breaks = _Breaks(scene, slave, rng)
     behind = _Behind(scene, slave, rng)
-
-    def end() -> None:
-        breaks.end()
-        behind.end()
-        for one in scene.machines:
-            one.start()
-
-    return Active(end, lambda: breaks.broken)
+    yield
+    breaks.end()
+    behind.end()
+    for one in scene.machines:
+        one.start()
+    return breaks.broken
 
 
-def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Again and again a checkpoint of the target hangs in its disk until the machine loses power."""
     state = {"lost": 0, "over": 0}
 
@@ -117,17 +113,16 @@ def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, r
             scene.world.after(rng.randrange(10 * MS, 100 * MS), machine.start)
         scene.world.after(rng.randrange(200 * MS, 700 * MS), again)
 
-    def end() -> None:
-        state["over"] = 1
-        machine.work_faults.hung_work = ""
-        machine.kill()
-        scene.world.after(1, machine.start)
-
     again()
-    return Active(end, lambda: state["lost"])
+    yield
+    state["over"] = 1
+    machine.work_faults.hung_work = ""
+    machine.kill()
+    scene.world.after(1, machine.start)
+    return state["lost"]
 
 
-def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node that removes an hour is made to write a checkpoint at once, and loses power in the middle of it."""
     machines = scene.fabric.machines
     before = sum(one.powers_lost for one in machines.values())
@@ -140,14 +135,13 @@ def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
             _ask_for_checkpoint(one)
             one.disk.lose_power_after(rng.randrange(STEPS_MOST))
 
-    def end() -> None:
-        state["over"] = 1
-        for one in scene.machines:
-            one.disk.lose_power_after(-1)
-            scene.world.after(1, one.start)
-
     scene.history.subscribe((MomentSeen,), removed)
-    return Active(end, lambda: sum(one.powers_lost for one in machines.values()) - before)
+    yield
+    state["over"] = 1
+    for one in scene.machines:
+        one.disk.lose_power_after(-1)
+        scene.world.after(1, one.start)
+    return sum(one.powers_lost for one in machines.values()) - before
 
 
 def _slave(scene: Scene, machine: Machine) -> Machine:
@@ -230,7 +224,7 @@ class _Behind:
         self._scene = scene
         self._slave = slave
         self._links = links_of(scene, slave)
-        self._cut = block(self._links)
+        self._cut = Active(block(self._links))
         self._back = False
         self.over = False
         cut_ns = rng.randrange(500 * MS, 1_200 * MS)

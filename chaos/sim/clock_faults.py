@@ -8,13 +8,12 @@ tests (tests/chaos/test_clock_cases.py) cover the rest: all clocks wrong, or non
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tickwheel.chaos.sim.world import MS
 
 if TYPE_CHECKING:
-    from tickwheel.chaos.sim.fault import Scene
+    from tickwheel.chaos.sim.fault import Course, PlannedFault, Scene
     from tickwheel.chaos.sim.node import Machine
 
 SKEWS_MS = (-3_600_000, -600_000, -5_000, -200, -20, 20, 200, 5_000, 600_000, 3_600_000)
@@ -25,18 +24,13 @@ DRIFT_ALLOWANCE_MS = 5
 ECHO_NS = 2_000 * MS
 """Other nodes still believe readings of a wrong clock for this long after it was set right."""
 
-Begun = tuple[Callable[[], None], Callable[[], int]]
-"""How to end it, and the evidence of its effect."""
-Clockwork = Callable[["Scene", "Machine", random.Random], Begun]
-"""Begins a fault of a machine's clock."""
 
-
-def _strike(scene: Scene, machine: Machine, rng: random.Random) -> tuple[Machine, Begun]:
+def _strike(scene: Scene, machine: Machine, rng: random.Random) -> Machine:
     """Choose the machine whose clock becomes wrong: `machine`, unless that would leave no majority of right clocks.
 
     Newcomers that do not count yet are none, and members beyond the founders' number may leave again.
     """
-    world, operators = scene.world, scene.operators
+    operators = scene.operators
     wrong = [one for one in scene.machines if one.clock.faults]
     counting = [
         one for one in scene.machines if not one.joining or (operators is not None and one.name in operators.promoted)
@@ -46,44 +40,48 @@ def _strike(scene: Scene, machine: Machine, rng: random.Random) -> tuple[Machine
         machine = rng.choice(newcomers)  # alone it is the majority
     elif wrong and machine not in wrong and len(wrong) >= (min(len(counting), len(scene.founders)) - 1) // 2:
         machine = rng.choice(wrong)
-    clock = machine.clock
+    return machine
+
+
+def _wrong(scene: Scene, struck: Machine) -> Course:
+    """The machine's clock is wrong."""
+    clock = struck.clock
     before = clock.wrong_readings
     clock.faults += 1
 
     def over() -> None:
         clock.faults -= 1
 
-    def end() -> None:
-        clock.heal()
-        world.after(ECHO_NS, over)
+    yield
+    clock.heal()
+    scene.world.after(ECHO_NS, over)
+    return clock.wrong_readings - before
 
-    return machine, (end, lambda: clock.wrong_readings - before)
 
-
-def skew(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
+def skew(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The wall clock is off by up to an hour."""
-    struck, begun = _strike(scene, machine, rng)
+    struck = _strike(scene, machine, rng)
     struck.clock.skew_ms = rng.choice(SKEWS_MS)
-    return begun
+    return _wrong(scene, struck)
 
 
-def ahead(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
+def ahead(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The wall clock is ahead by seconds or more: what is delivered by it is early."""
-    struck, begun = _strike(scene, machine, rng)
+    struck = _strike(scene, machine, rng)
     struck.clock.skew_ms = rng.choice([skew_ms for skew_ms in SKEWS_MS if skew_ms >= 1_000])
-    return begun
+    return _wrong(scene, struck)
 
 
-def drift(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
+def drift(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Wall and monotonic clock run fast or slow, by up to 2 %; in the end the wall clock is set right."""
-    struck, begun = _strike(scene, machine, rng)
+    struck = _strike(scene, machine, rng)
     struck.clock.set_drift(rng.choice(DRIFTS_PPM))
-    return begun
+    return _wrong(scene, struck)
 
 
-def steps(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
+def steps(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The wall clock steps forth and back, again and again."""
-    struck, (heal, effect) = _strike(scene, machine, rng)
+    struck = _strike(scene, machine, rng)
     over = {"yes": False}
 
     def step() -> None:
@@ -91,9 +89,7 @@ def steps(scene: Scene, machine: Machine, rng: random.Random) -> Begun:
             struck.clock.skew_ms = rng.choice((0, *SKEWS_MS))
             scene.world.after(rng.randrange(20 * MS, 1_500 * MS), step)
 
-    def end() -> None:
-        over["yes"] = True
-        heal()
-
     step()
-    return end, effect
+    evidence = yield from _wrong(scene, struck)
+    over["yes"] = True
+    return evidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scene, excuse_over, nothing
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Course, PlannedFault, Scene, excuse_over
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
@@ -12,50 +12,45 @@ STEPS_MOST = 40
 """The power fails within this many disk steps: about as many as a checkpoint takes."""
 
 
-def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     factor = rng.choice((5.0, 20.0, 60.0))
     before = machine.disk.counters().fsyncs
     machine.work_faults.slowness *= factor
-
-    def end() -> None:
-        machine.work_faults.slowness /= factor
-
-    return Active(end, lambda: machine.disk.counters().fsyncs - before)
+    yield
+    machine.work_faults.slowness /= factor
+    return machine.disk.counters().fsyncs - before
 
 
-def failed_sync(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def failed_sync(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     before = machine.disk.counters().fsyncs_failed
     machine.excuses += 1
     machine.disk.fail_fsync(1)
-
-    def end() -> None:
-        machine.disk.fail_fsync(0)
-        scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
-
-    return Active(end, lambda: machine.disk.counters().fsyncs_failed - before)
+    yield
+    machine.disk.fail_fsync(0)
+    scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+    return machine.disk.counters().fsyncs_failed - before
 
 
-def disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     before = machine.disk.counters().writes_refused
     machine.excuses += 1
     machine.disk.fill(rng.choice((0, 4_096, 100_000)))
-
-    def end() -> None:
-        machine.disk.make_room()
-        scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
-
-    return Active(end, lambda: machine.disk.counters().writes_refused - before)
+    yield
+    machine.disk.make_room()
+    scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+    return machine.disk.counters().writes_refused - before
 
 
-def hung_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def hung_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """No work of the disk returns until the end, without an error."""
     faults = machine.work_faults
     before = faults.hung
     faults.hangs_until_ns = max(faults.hangs_until_ns, scene.world.now_ns + planned.length_ns)
-    return Active(nothing, lambda: faults.hung - before)
+    yield
+    return faults.hung - before
 
 
-def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Again and again the machine loses power between two writes or syncs, wherever it is: what a worker does as one
     piece is cut in the middle too."""
     before = machine.powers_lost
@@ -66,16 +61,15 @@ def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
             machine.disk.lose_power_after(rng.randrange(STEPS_MOST))
             scene.world.after(rng.randrange(300 * MS, 1_500 * MS), arm)
 
-    def end() -> None:
-        state["over"] = 1
-        machine.disk.lose_power_after(-1)
-        scene.world.after(1, machine.start)
-
     arm()
-    return Active(end, lambda: machine.powers_lost - before)
+    yield
+    state["over"] = 1
+    machine.disk.lose_power_after(-1)
+    scene.world.after(1, machine.start)
+    return machine.powers_lost - before
 
 
-def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Some existing files cannot be read. Half of the time the process restarts and must read them."""
     before = machine.disk.counters().reads_failed
     machine.excuses += 1
@@ -85,10 +79,8 @@ def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
     if rng.random() < 0.5:
         machine.kill()
         scene.world.after(rng.randrange(1, 100 * MS), machine.start)
-
-    def end() -> None:
-        machine.disk.heal_reads()
-        scene.world.after(1, machine.start)
-        scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
-
-    return Active(end, lambda: machine.disk.counters().reads_failed - before)
+    yield
+    machine.disk.heal_reads()
+    scene.world.after(1, machine.start)
+    scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+    return machine.disk.counters().reads_failed - before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.fault import Active, Course, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import VoteSeen
 from tickwheel.chaos.sim.history_machines import RoleSeen
@@ -13,17 +13,18 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
 
-def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     done = {"yes": 0}
 
     def ended(came_about: bool) -> None:
         done["yes"] += int(came_about)
 
     scene.hand_over(ended)
-    return Active(nothing, lambda: done["yes"])
+    yield
+    return done["yes"]
 
 
-def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node that votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
     hit = {"voters": 0, "over": 0}
     machines = scene.fabric.machines
@@ -45,18 +46,17 @@ def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
             voter.lose_power()
         scene.world.after(rng.randrange(10 * MS, 400 * MS), voter.start)
 
-    def end() -> None:
-        hit["over"] = 1
-        for one in scene.machines:
-            one.start()
-
     scene.history.subscribe((VoteSeen,), voted)
     if machine.process is not None:
         machine.kill()  # else there would be no election
-    return Active(end, lambda: hit["voters"])
+    yield
+    hit["over"] = 1
+    for one in scene.machines:
+        one.start()
+    return hit["voters"]
 
 
-def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The connections of a candidate break at once: its requests for votes are lost."""
     hit = {"candidates": 0, "over": 0}
     machines = scene.fabric.machines
@@ -72,20 +72,19 @@ def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
             if rng.random() < 0.8:
                 link.reset()
 
-    def end() -> None:
-        hit["over"] = 1
-        machine.start()
-
     scene.history.subscribe((RoleSeen,), stands)
     if machine.process is not None:
         machine.kill()
-    return Active(end, lambda: hit["candidates"])
+    yield
+    hit["over"] = 1
+    machine.start()
+    return hit["candidates"]
 
 
-def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Only the target sees both sides of a cut, and it restarts in a moment, now and then: what it had promised to
     one side it must not forget towards the other."""
-    cut = bridge(scene, machine, planned, rng)
+    cut = Active(bridge(scene, machine, planned, rng))
     state = {"restarts": 0, "over": 0}
 
     def again() -> None:
@@ -97,10 +96,9 @@ def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
             scene.world.after(rng.randrange(5 * MS, 100 * MS), machine.start)
         scene.world.after(rng.randrange(300 * MS, 1_500 * MS), again)
 
-    def end() -> None:
-        state["over"] = 1
-        cut.end()
-        machine.start()
-
     scene.world.after(rng.randrange(600 * MS, 1_200 * MS), again)
-    return Active(end, lambda: state["restarts"])
+    yield
+    state["over"] = 1
+    cut.end()
+    machine.start()
+    return state["restarts"]

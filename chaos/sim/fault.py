@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,12 +81,28 @@ class PlannedFault:
     seed: int
 
 
-@dataclass(slots=True)
-class Active:
-    """A fault that has begun. `effect` counts its evidence, read at its end."""
+Course = Generator[None, None, int]
+"""A fault from its beginning: it strikes, yields until its end, undoes what it did, and returns the evidence of its
+effect. One that cannot strike returns 0 at once."""
 
-    end: Callable[[], None]
-    effect: Callable[[], int]
+
+class Active:
+    """A fault that has begun. `evidence` of its effect is counted at its end."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self.evidence = 0
+        self._go_on()
+
+    def end(self) -> None:
+        """End it, if it has not ended."""
+        self._go_on()
+
+    def _go_on(self) -> None:
+        try:
+            next(self._course)
+        except StopIteration as over:
+            self.evidence = over.value or self.evidence
 
 
 @dataclass(slots=True)
@@ -105,7 +121,7 @@ class Tally:
         self.unit = self.unit or other.unit
 
 
-Begin = Callable[[Scene, Machine, PlannedFault, random.Random], Active]
+Begin = Callable[[Scene, Machine, PlannedFault, random.Random], Course]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +139,6 @@ class Kind:
     """Begins with the run, once at most; only for kinds that are drawn apart."""
     node_only: bool = False
     """Needs whole nodes: a run of the log alone has no target for it."""
-
-
-def nothing() -> None:
-    """The end of a fault that ends by itself."""
 
 
 def excuse_over(machine: Machine) -> None:

@@ -2,7 +2,7 @@
 
 `plan` draws from a seed once, before the run: a list of numbered faults, each with its time, length and target. To
 leave one out (`only`) changes no other fault; that is how a failing run is shrunk. A kind is a function that begins a
-fault and returns its `Active`, which ends the fault and counts its effects.
+fault, yields until its end, ends it, and returns the count of its effects.
 
 To add one: write such a function in the module of its noun (`network_faults.py` ...), put it into `KINDS` with the
 range of its length.
@@ -26,19 +26,11 @@ from tickwheel.chaos.sim import (
     process_faults,
     repeated_faults,
 )
-from tickwheel.chaos.sim.fault import Active, Begin, Kind, PlannedFault, Scene, Tally
+from tickwheel.chaos.sim.fault import Active, Kind, PlannedFault, Scene, Tally
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded
-from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS, SECOND, World
 
 MASTER = "master"
-
-
-def _clock(begin: clock_faults.Clockwork) -> Begin:
-    def begun(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-        return Active(*begin(scene, machine, rng))
-
-    return begun
 
 
 KINDS: dict[str, Kind] = {
@@ -125,9 +117,9 @@ KINDS: dict[str, Kind] = {
     "strangers": Kind(
         member_faults.strangers, (6_000, 12_000), "slaves that came back to strangers", default=False, node_only=True
     ),
-    "skew": Kind(_clock(clock_faults.skew), (500, 10_000), "readings of a wrong clock"),
-    "drift": Kind(_clock(clock_faults.drift), (2_000, 20_000), "readings of a wrong clock"),
-    "clock-steps": Kind(_clock(clock_faults.steps), (500, 8_000), "readings of a wrong clock"),
+    "skew": Kind(clock_faults.skew, (500, 10_000), "readings of a wrong clock"),
+    "drift": Kind(clock_faults.drift, (2_000, 20_000), "readings of a wrong clock"),
+    "clock-steps": Kind(clock_faults.steps, (500, 8_000), "readings of a wrong clock"),
 }
 DEFAULT_KINDS = tuple(name for name, kind in KINDS.items() if kind.default)
 MEAN_GAP_NS = 2_500 * MS
@@ -202,7 +194,7 @@ class Injector:
         name = f"#{planned.number} {planned.kind} {machine.name}"
         scene.history.add(FaultBegan(scene.world.now_ns, name))
         scene.world.tell("fault", f"begins: {name} for {planned.length_ns / SECOND:.3f} s")
-        active = KINDS[planned.kind].begin(scene, machine, planned, random.Random(planned.seed))
+        active = Active(KINDS[planned.kind].begin(scene, machine, planned, random.Random(planned.seed)))
         self._active[planned.number] = (planned, name, active)
         scene.world.after(planned.length_ns, self._end, planned.number)
 
@@ -212,7 +204,7 @@ class Injector:
             return
         planned, name, active = entry
         active.end()
-        evidence = active.effect()
+        evidence = active.evidence
         tally = self.tallies.setdefault(planned.kind, Tally(unit=KINDS[planned.kind].unit))
         tally.add(Tally(1, int(evidence > 0), evidence))
         self.scene.history.add(FaultEnded(self.scene.world.now_ns, name))

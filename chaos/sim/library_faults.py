@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scene, excuse_over
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Course, PlannedFault, Scene, excuse_over
 from tickwheel.chaos.sim.history_log import Unpickled
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -30,7 +30,7 @@ def log_of(machine: Machine) -> RaftLog | None:
     return log if isinstance(log, RaftLog) else None
 
 
-def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """pysyncobj is told to write a dump, and to take a command into its own queue: both must come to nothing."""
     called = {"times": 0}
     over = {"yes": False}
@@ -45,11 +45,10 @@ def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
             machine.deliver(log.engine._applyCommand, REGULAR + UNPROPOSED, None)  # noqa: SLF001  (pysyncobj's own)
         scene.world.after(rng.randrange(50 * MS, 500 * MS), call)
 
-    def end() -> None:
-        over["yes"] = True
-
     call()
-    return Active(end, lambda: called["times"])
+    yield
+    over["yes"] = True
+    return called["times"]
 
 
 def _excuse(scene: Scene, machine: Machine) -> Callable[[], None]:
@@ -58,18 +57,16 @@ def _excuse(scene: Scene, machine: Machine) -> Callable[[], None]:
     return lambda: scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
 
 
-def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node reads a command of pysyncobj's own in its log where there is one of a client: it must stop, once."""
     read = {"times": 0}
     over = {"yes": False}
     log, excuse_ends = log_of(machine), _excuse(scene, machine)
 
-    def end() -> None:
-        over["yes"] = True
-        excuse_ends()
-
     if log is None:
-        return Active(end, lambda: 0)
+        yield
+        excuse_ends()
+        return 0
     apply_entry = log.apply_entry
     foreign = MEMBERSHIP + pickle.dumps(["add", "stranger:1", None])
 
@@ -81,7 +78,10 @@ def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
         return apply_entry(index, term, command)
 
     log.apply_entry = altered  # type: ignore[method-assign]
-    return Active(end, lambda: read["times"])
+    yield
+    over["yes"] = True
+    excuse_ends()
+    return read["times"]
 
 
 _witnesses: dict[int, Callable[[], None]] = {}
@@ -104,7 +104,7 @@ def _run(number: int) -> tuple[()]:
     return ()
 
 
-def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave's pysyncobj gets what a pysyncobj of the shelf would send: an entry in pieces, pickled. It must not read
     it: the process stops, once."""
     state = {"sent": 0, "over": 0}
@@ -140,10 +140,9 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
         engine.deliver(master, {**message, "transmission": "start", "data": pickle.dumps(_Stranger(number))})
         log.run_checked(lambda: engine.deliver(master, {**message, "transmission": "finish", "data": b""}))
 
-    def end() -> None:
-        state["over"] = 1
-        del _witnesses[number]
-        excuse_ends()
-
     attempt()
-    return Active(end, lambda: state["sent"])
+    yield
+    state["over"] = 1
+    del _witnesses[number]
+    excuse_ends()
+    return state["sent"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Active, Operators, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.fault import Active, Course, Operators, PlannedFault, Scene
 from tickwheel.chaos.sim.history_machines import MomentSeen
 from tickwheel.chaos.sim.moments import FOUNDER_REFUSED, FOUNDERS_CONNECTED
 from tickwheel.chaos.sim.network_faults import block, links_of
@@ -24,21 +24,22 @@ WORKED_NS_MOST = 1_800 * MS
 """A cluster without some of its founders has elected and accepted messages by then."""
 
 
-def newcomer(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def newcomer(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node with an empty disk joins: it learns, and counts once it has everything."""
     operators = scene.operators
     if operators is None or len(scene.machines) >= MEMBERS_MOST:
-        return Active(nothing, lambda: 0)
+        return 0
     joined = scene.join()
     operators.add(joined)
-    return Active(nothing, lambda: int(joined.name in operators.promoted))
+    yield
+    return int(joined.name in operators.promoted)
 
 
-def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A newcomer, and the target is removed: before it is there, while it learns, or once it counts."""
     operators = scene.operators
     if operators is None or len(scene.machines) >= MEMBERS_MOST:
-        return Active(nothing, lambda: 0)
+        return 0
     state = {"over": 0}
     first = rng.random() < 0.3 and len(scene.machines) >= MEMBERS_LEAST
     waits = rng.random() < 0.7
@@ -55,22 +56,21 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
             return
         scene.world.after(LOOK_NS, follow)
 
-    def end() -> None:
-        state["over"] = 1
-
     if not first:
         scene.world.after(rng.randrange(500 * MS), follow)
-    return Active(end, lambda: int(machine.name in operators.removed))
+    yield
+    state["over"] = 1
+    return int(machine.name in operators.removed)
 
 
-def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A member is killed and comes back with an empty disk, as often as it is turned away, until it is replaced.
 
     One at a time, and only where all others know its disk: else data of a majority is lost, and no promise holds."""
     operators = scene.operators
     room = MEMBERS_LEAST <= len(scene.machines) < MEMBERS_MOST
     if operators is None or not room or not operators.can_lose(machine):
-        return Active(nothing, lambda: 0)
+        return 0
     machine.wipe()
     scene.world.after(rng.randrange(1, 500 * MS), machine.start)
     operators.lost = machine.name
@@ -82,15 +82,13 @@ def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
             operators.replace_lost(machine, scene.join())
 
     scene.world.after(rng.randrange(planned.length_ns), replaced)
-
-    def end() -> None:
-        replaced()
-        machine.start()
-
-    return Active(end, lambda: machine.turned_away)
+    yield
+    replaced()
+    machine.start()
+    return machine.turned_away
 
 
-def stale_founders(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def stale_founders(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A minority of the founders dies once the cluster is founded, mostly before it has any entry of the log. The
     others accept messages, then all of them die, and the target loses its disk for good. It meets those that were away
     while nobody else is up: together they would be a majority, and nobody among them has what was accepted.
@@ -98,9 +96,11 @@ def stale_founders(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     Half of the time the directories are left as by a version that did not record the founding."""
     operators = scene.operators
     if operators is None or len(scene.machines) < MEMBERS_LEAST:
-        return Active(nothing, lambda: 0)
+        return 0
     fault = _StaleFounders(scene, operators, machine, rng)
-    return Active(fault.end, lambda: fault.meetings)
+    yield
+    fault.end()
+    return fault.meetings
 
 
 class _StaleFounders:
@@ -202,16 +202,18 @@ class _StaleFounders:
             one.start()
 
 
-def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave is cut off, half of the time dead too, while all other members are replaced: on its return it knows
     none of them. Half of the time so many of them die just then that the cluster has no majority without it."""
     operators = scene.operators
     if operators is None or operators.unfinished() or any(link.blocked for link in scene.fabric.links.values()):
-        return Active(nothing, lambda: 0)
+        return 0
     master = scene.master()
     slave = machine if machine is not master else next(one for one in scene.machines if one is not master)
     fault = _Strangers(scene, operators, slave, rng)
-    return Active(fault.end, lambda: fault.came_back)
+    yield
+    fault.end()
+    return fault.came_back
 
 
 class _Strangers:
@@ -226,7 +228,7 @@ class _Strangers:
         self._new: list[Machine] = []
         self._leaving = 0
         self._dead: list[Machine] = []
-        self._cuts = [block(links_of(scene, slave))]
+        self._cuts = [Active(block(links_of(scene, slave)))]
         self._back = False
         self.came_back = 0
         """1 if the slave knew none of the members when it came back."""
@@ -243,7 +245,7 @@ class _Strangers:
             between = [
                 link for link in links_of(self._scene, joined) if self._slave.name in (link.sender, link.receiver)
             ]
-            self._cuts.append(block(between))
+            self._cuts.append(Active(block(between)))
             self._operators.add(joined)
             self._new.append(joined)
         while self._leaving < sum(one.name in self._operators.promoted for one in self._new):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Course, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import CheckpointBegan
 from tickwheel.chaos.sim.history_messages import STREAM_BROKE, Delivered, SessionClosed, SettleSent
@@ -15,7 +15,7 @@ from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.promise import Reply
 
 
-def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Backups are asked for, and a node that begins a checkpoint loses power before it is durable, or just then."""
     state = {"lost": 0, "over": 0}
     machines = scene.fabric.machines
@@ -34,11 +34,6 @@ def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng:
         state["lost"] += after.pages_lost + after.dir_changes_lost - before.pages_lost - before.dir_changes_lost
         scene.world.after(rng.randrange(10 * MS, 400 * MS), struck.start)
 
-    def end() -> None:
-        state["over"] = 1
-        for one in scene.machines:
-            one.start()
-
     def ask() -> None:
         if state["over"]:
             return
@@ -51,10 +46,14 @@ def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng:
 
     scene.history.subscribe((CheckpointBegan,), begun)
     ask()
-    return Active(end, lambda: state["lost"])
+    yield
+    state["over"] = 1
+    for one in scene.machines:
+        one.start()
+    return state["lost"]
 
 
-def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The master dies a moment after consumers left or handed back: its slaves may not have heard of it all."""
     state = {"masters": 0, "over": 0, "last_ns": 0}
 
@@ -73,16 +72,15 @@ def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
         master.kill()
         scene.world.after(rng.randrange(10 * MS, 400 * MS), master.start)
 
-    def end() -> None:
-        state["over"] = 1
-        for one in scene.machines:
-            one.start()
-
     scene.history.subscribe((SessionClosed, SettleSent), returned)
-    return Active(end, lambda: state["masters"])
+    yield
+    state["over"] = 1
+    for one in scene.machines:
+        one.start()
+    return state["masters"]
 
 
-def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Planned handovers, each just after a delivery: of its lease no sync has told yet."""
     state = {"done": 0, "over": 0, "next_ns": 0}
 
@@ -98,14 +96,13 @@ def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, r
     def ended(came_about: bool) -> None:
         state["done"] += int(came_about)
 
-    def end() -> None:
-        state["over"] = 1
-
     scene.history.subscribe((Delivered,), delivered)
-    return Active(end, lambda: state["done"])
+    yield
+    state["over"] = 1
+    return state["done"]
 
 
-def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The streams of all consumers break; what they held comes back, and before anybody takes it the master dies."""
     state = {"masters": 0, "over": 0}
 
@@ -132,10 +129,9 @@ def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
         master.kill()
         scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
-    def end() -> None:
-        state["over"] = 1
-        for one in scene.machines:
-            one.start()
-
     leave()
-    return Active(end, lambda: state["masters"])
+    yield
+    state["over"] = 1
+    for one in scene.machines:
+        one.start()
+    return state["masters"]

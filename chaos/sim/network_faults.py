@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.fault import Active, Course, PlannedFault, Scene
 from tickwheel.chaos.sim.network import Link
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -15,82 +15,74 @@ def links_of(scene: Scene, machine: Machine) -> list[Link]:
     return scene.fabric.of(machine.name)
 
 
-def frames_hit(links: Sequence[Link]) -> Callable[[], int]:
-    before = sum(link.lost + link.held_back for link in links)
-    epochs = sum(link.epoch for link in links)
-    return lambda: (
-        sum(link.lost + link.held_back for link in links) - before + sum(link.epoch for link in links) - epochs
-    )
+def frames_hit(links: Sequence[Link]) -> int:
+    return sum(link.lost + link.held_back + link.epoch for link in links)
 
 
-def block(links: Sequence[Link]) -> Active:
+def block(links: Sequence[Link]) -> Course:
     for link in links:
         link.block()
+    before = frames_hit(links)
+    yield
+    for link in links:
+        link.unblock()
+    return frames_hit(links) - before
 
-    def end() -> None:
-        for link in links:
-            link.unblock()
 
-    return Active(end, frames_hit(links))
-
-
-def reset(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def reset(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     links = links_of(scene, machine)
     hit = rng.sample(links, rng.randint(1, len(links)))
-    effect = frames_hit(hit)
+    before = frames_hit(hit)
     for link in hit:
         link.reset()
-    return Active(nothing, effect)
+    yield
+    return frames_hit(hit) - before
 
 
-def delay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def delay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     links = [link for link in links_of(scene, machine) if rng.random() < 0.7] or links_of(scene, machine)[:1]
     extra_ns = rng.randrange(5 * MS, 300 * MS)
     before = sum(link.delivered for link in links)
     for link in links:
         link.extra_delay_ns += extra_ns
-
-    def end() -> None:
-        for link in links:
-            link.extra_delay_ns -= extra_ns
-
-    return Active(end, lambda: sum(link.delivered for link in links) - before)
+    yield
+    for link in links:
+        link.extra_delay_ns -= extra_ns
+    return sum(link.delivered for link in links) - before
 
 
-def replay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def replay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     links = links_of(scene, machine)
     before = sum(link.replayed for link in links)
     rate = rng.uniform(0.05, 0.5)
     for link in links:
         link.replay_rate += rate
-
-    def end() -> None:
-        for link in links:
-            link.replay_rate = max(0.0, link.replay_rate - rate)
-            if link.replay_rate < 1e-9:
-                link.replay_rate = 0.0
-
-    return Active(end, lambda: sum(link.replayed for link in links) - before)
+    yield
+    for link in links:
+        link.replay_rate = max(0.0, link.replay_rate - rate)
+        if link.replay_rate < 1e-9:
+            link.replay_rate = 0.0
+    return sum(link.replayed for link in links) - before
 
 
-def one_way(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def one_way(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     outward = rng.random() < 0.5
     ends = [link for link in links_of(scene, machine) if (link.sender == machine.name) == outward]
     return block(rng.sample(ends, rng.randint(1, len(ends))))
 
 
-def partition(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def partition(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     names = [m.name for m in scene.machines if m is not machine]
     side = {machine.name, *rng.sample(names, rng.randint(0, len(names) - 1))}
     links = [link for _, link in sorted(scene.fabric.links.items()) if (link.sender in side) != (link.receiver in side)]
     return block(links)
 
 
-def isolate(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def isolate(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     return block(links_of(scene, machine))
 
 
-def bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """All others see the target and not each other across a cut: it connects two sides."""
     names = [m.name for m in scene.machines if m is not machine]
     side = set(rng.sample(names, max(1, len(names) // 2)))
@@ -102,11 +94,11 @@ def bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ra
     return block(links)
 
 
-def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The master is alone for long, with entries that nobody else has. Back among the others it only hears of what they
     have committed: their logs begin above, and copies of their checkpoints do not arrive."""
     alone = scene.master() or machine
-    cut = block(links_of(scene, alone))
+    cut = Active(block(links_of(scene, alone)))
     before = alone.copies_failed
     alone.copies_fail += 1
     over = {"yes": False}
@@ -116,17 +108,16 @@ def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
             over["yes"] = True
             cut.end()
 
-    def end() -> None:
-        back()
-        alone.copies_fail -= 1
-
     scene.world.after(planned.length_ns * 2 // 3, back)
-    return Active(end, lambda: alone.copies_failed - before)
+    yield
+    back()
+    alone.copies_fail -= 1
+    return alone.copies_failed - before
 
 
-def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     links = links_of(scene, machine)
-    effect = frames_hit(links)
+    before = frames_hit(links)
     state = {"blocked": False, "over": False}
 
     def turn() -> None:
@@ -140,11 +131,10 @@ def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Rand
         state["blocked"] = not state["blocked"]
         scene.world.after(rng.randrange(20 * MS, 600 * MS), turn)
 
-    def end() -> None:
-        if state["blocked"]:
-            for link in links:
-                link.unblock()
-        state["over"] = True
-
     turn()
-    return Active(end, effect)
+    yield
+    if state["blocked"]:
+        for link in links:
+            link.unblock()
+    state["over"] = True
+    return frames_hit(links) - before

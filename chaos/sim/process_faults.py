@@ -3,127 +3,126 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from tickwheel.chaos.sim import clock_faults
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scene, excuse_over, nothing
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, Course, PlannedFault, Scene, excuse_over
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
 
-def kill(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def kill(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     was_running = machine.process is not None
     machine.kill()
-    return Active(machine.start, lambda: int(was_running))
+    yield
+    machine.start()
+    return int(was_running)
 
 
-def power(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def power(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     before = machine.disk.counters()
     machine.lose_power()
     after = machine.disk.counters()
     lost = after.pages_lost + after.dir_changes_lost - before.pages_lost - before.dir_changes_lost
-    return Active(machine.start, lambda: lost)
+    yield
+    machine.start()
+    return lost
 
 
-def kill_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def kill_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     running = [m for m in scene.machines if m.process is not None]
-    left, start = list(running), start_all(scene, rng)
+    left = list(running)
 
     def kill(one: Machine) -> None:
         if one in left:
             left.remove(one)
             one.kill()
 
-    def end() -> None:
-        """Kill the processes still alive before starting all: nothing would start them after a later kill."""
-        for one in list(left):
-            kill(one)
-        start()
-
     for one in running:
         scene.world.after(rng.randrange(1, 50 * MS), kill, one)
-    return Active(end, lambda: len(running))
+    yield
+    # Kill the processes still alive before starting all: nothing would start them after a later kill.
+    for one in list(left):
+        kill(one)
+    start_all(scene, rng)
+    return len(running)
 
 
-def power_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def power_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     before = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in scene.machines)
     for one in scene.machines:
         one.lose_power()
     lost = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in scene.machines) - before
-    return Active(start_all(scene, rng), lambda: lost)
+    yield
+    start_all(scene, rng)
+    return lost
 
 
-def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """All but the master lose power and come back to elect one of themselves: the master is cut off and dies."""
-    isolation = block(links_of(scene, machine))
+    isolation = Active(block(links_of(scene, machine)))
     slaves = [one for one in scene.machines if one is not machine]
     before = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in slaves)
     for one in slaves:
         one.lose_power()
         scene.world.after(rng.randrange(1, 200 * MS), one.start)
     lost = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in slaves) - before
-
-    def end() -> None:
-        machine.lose_power()
-        isolation.end()
-        scene.world.after(rng.randrange(1, 200 * MS), machine.start)
-
-    return Active(end, lambda: lost)
+    yield
+    machine.lose_power()
+    isolation.end()
+    scene.world.after(rng.randrange(1, 200 * MS), machine.start)
+    return lost
 
 
-def wrong_start(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def wrong_start(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """All processes are killed and start again while one machine's wall clock is ahead."""
-    end, effect = clock_faults.ahead(scene, machine, rng)
-    kill_all(scene, machine, planned, rng)
+    clock = Active(clock_faults.ahead(scene, machine, planned, rng))
+    Active(kill_all(scene, machine, planned, rng))
     for one in scene.machines:
         scene.world.after(rng.randrange(60 * MS, 300 * MS), one.start)
-    return Active(end, effect)
+    yield
+    clock.end()
+    return clock.evidence
 
 
-def start_all(scene: Scene, rng: random.Random) -> Callable[[], None]:
-    def start() -> None:
-        for one in scene.machines:
-            scene.world.after(rng.randrange(1, 400 * MS), one.start)
-
-    return start
+def start_all(scene: Scene, rng: random.Random) -> None:
+    for one in scene.machines:
+        scene.world.after(rng.randrange(1, 400 * MS), one.start)
 
 
-def restart(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def restart(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     was_running = machine.process is not None
     machine.stop()
-    return Active(machine.start, lambda: int(was_running))
+    yield
+    machine.start()
+    return int(was_running)
 
 
-def freeze(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def freeze(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     if machine.process is None or machine.frozen:
-        return Active(nothing, lambda: 0)
+        return 0
     turns, boot = machine.turns, machine.boot
     waited = {"inputs": 0}
     machine.freeze()
-
-    def end() -> None:
-        if machine.boot == boot and machine.frozen:
-            waited["inputs"] = machine.waiting + int(machine.turns == turns)
-            machine.thaw()
-
-    return Active(end, lambda: waited["inputs"])
+    yield
+    if machine.boot == boot and machine.frozen:
+        waited["inputs"] = machine.waiting + int(machine.turns == turns)
+        machine.thaw()
+    return waited["inputs"]
 
 
-def failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A bug of ours: what a log entry does to the state raises. The process must stop, once."""
     before = machine.applies_failed
     machine.excuses += 1
     machine.fail_applies = 1
-
-    def end() -> None:
-        machine.fail_applies = 0
-        scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
-
-    return Active(end, lambda: machine.applies_failed - before)
+    yield
+    machine.fail_applies = 0
+    scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+    return machine.applies_failed - before
 
 
-def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave's disk is full when the others go on to another term; killed, it comes back with room on its disk."""
     slave = machine if machine is not scene.master() else next(one for one in scene.machines if one is not machine)
     before = slave.disk.counters().writes_refused
@@ -137,12 +136,11 @@ def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
             master.kill()
             scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
-    def end() -> None:
-        over["yes"] = True
-        slave.kill()
-        slave.disk.make_room()
-        scene.world.after(rng.randrange(1, 100 * MS), slave.start)
-        scene.world.after(EXCUSE_ECHO_NS, excuse_over, slave)
-
     scene.world.after(rng.randrange(1, 200 * MS), lose_master)
-    return Active(end, lambda: slave.disk.counters().writes_refused - before)
+    yield
+    over["yes"] = True
+    slave.kill()
+    slave.disk.make_room()
+    scene.world.after(rng.randrange(1, 100 * MS), slave.start)
+    scene.world.after(EXCUSE_ECHO_NS, excuse_over, slave)
+    return slave.disk.counters().writes_refused - before

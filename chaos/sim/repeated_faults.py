@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.fault import Active, Course, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import RoleSeen
 from tickwheel.chaos.sim.library_faults import log_of
@@ -32,7 +32,7 @@ def _others(scene: Scene, *machines: Machine) -> list[Machine]:
     return [one for one in scene.machines if one not in machines]
 
 
-def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Nobody hears the master, whose connections hold: again and again another one is elected, and a moment after it
     leads, what the deposed one had sent arrives at last."""
     state = {"over": 0, "late": 0}
@@ -59,17 +59,16 @@ def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
         if held and record.role == "master" and record.node != held[0].sender:
             scene.world.after(rng.randrange(SYNCED_NS, 3 * SYNCED_NS), arrive)
 
-    def end() -> None:
-        state["over"] = 1
-        if held:
-            arrive()
-
     scene.history.subscribe((RoleSeen,), elected)
     hold()
-    return Active(end, lambda: state["late"])
+    yield
+    state["over"] = 1
+    if held:
+        arrive()
+    return state["late"]
 
 
-def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The master dies. One node is near to all, the others far from each other, and every vote comes twice: the near
     one's, counted twice, is there before any other has voted."""
     master = scene.master()
@@ -89,16 +88,14 @@ def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
         link.extra_delay_ns += FAR_NS
     if master is not None:
         master.kill()
-
-    def end() -> None:
-        for link in links:
-            link.watchers.remove(twice)
-        for link in far:
-            link.extra_delay_ns -= FAR_NS
-        if master is not None:
-            master.start()
-
-    return Active(end, lambda: state["votes"])
+    yield
+    for link in links:
+        link.watchers.remove(twice)
+    for link in far:
+        link.extra_delay_ns -= FAR_NS
+    if master is not None:
+        master.start()
+    return state["votes"]
 
 
 class _OldAnswers:
@@ -117,7 +114,7 @@ class _OldAnswers:
         self.repeated = 0
         pair = (self._master.name, self._slave.name)
         links = list(scene.fabric.links.values())
-        self._cut = block([link for link in links if (link.sender in pair) != (link.receiver in pair)])
+        self._cut = Active(block([link for link in links if (link.sender in pair) != (link.receiver in pair)]))
         self._link.watchers.append(self._keep)
         scene.history.subscribe((RoleSeen,), self._role)
         self._fill(PORTIONS)
@@ -151,8 +148,7 @@ class _OldAnswers:
             self._scene.world.after(0, self._strike)
 
     def _heal(self) -> None:
-        cut, self._cut = self._cut, Active(nothing, lambda: 0)
-        cut.end()
+        self._cut.end()
         if self._keep in self._link.watchers:
             self._link.watchers.remove(self._keep)
 
@@ -171,7 +167,7 @@ class _OldAnswers:
             return
         self._over = True
         deaf = _others(self._scene, self._master, self._ally)
-        cut = block([self._scene.fabric.links[self._master.name, one.name] for one in deaf])
+        cut = Active(block([self._scene.fabric.links[self._master.name, one.name] for one in deaf]))
         self._scene.world.after(ALONE_NS, cut.end)
         self._master.deliver(self._propose, PORTION * PORTIONS)
         self._master.deliver(self._hear_again)
@@ -191,9 +187,11 @@ class _OldAnswers:
         self._heal()
 
 
-def old_answers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+def old_answers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A master and one slave are cut off and write what nobody else gets; the others elect, the two follow and cut it
     away again. Then the old master leads again, heard by one other, and an earlier answer of the slave arrives again:
     it reports entries that the slave has lost since."""
     fault = _OldAnswers(scene, machine, rng)
-    return Active(fault.end, lambda: fault.repeated)
+    yield
+    fault.end()
+    return fault.repeated
