@@ -28,7 +28,7 @@ from tickwheel.pipeline.cli_app import (
     app,
     connection_to,
     failed,
-    failed_in_spark,
+    refusing,
     source_options,
     spark_session,
 )
@@ -61,21 +61,15 @@ def build(
     memory: Memory = "2g",
 ) -> None:
     """Turn rows into bundles that a cluster takes over as they are."""
-    from pyspark.errors import PySparkException
-
     from tickwheel.pipeline.build import BuildConfig, BuildError, build_parquet
     from tickwheel.pipeline.sink_rows import SchemaError
 
-    try:
+    with refusing(BuildError, SchemaError, where=source):
         config = BuildConfig(topic=topic, slot_ms=slot_ms, on_rejected=on_rejected, tasks=tasks)
         with spark_session(master, memory, quick=True) as spark:
             started = time.monotonic()
             made = build_parquet(spark, source, out, config)
             seconds = time.monotonic() - started
-    except (BuildError, SchemaError) as error:
-        raise failed(str(error)) from None
-    except PySparkException as error:
-        raise failed_in_spark(error, source) from None
     print(
         f"{made.units:,} messages in {len(made.bundles)} bundles ({made.bytes / 1e6:,.0f} MB), "
         f"{made.rejected:,} rows rejected; {seconds:.1f} s, {made.units / seconds:,.0f} messages/s"
@@ -179,15 +173,13 @@ def forecast(
     memory: Memory = "2g",
 ) -> None:
     """Tell what is coming: load by topic and hour, hot seconds, and the jitter window that would flatten them."""
-    from pyspark.errors import PySparkException
-
     from tickwheel.pipeline import forecast as looking
 
     if bool(source) == bool(addresses):
         raise failed("either a Parquet file or --addresses must be given")
     if addresses:
         connection_to(addresses, ca_file, cert_file, key_file)
-    try:
+    with refusing(looking.ForecastError, where=source or addresses):
         config = looking.ForecastConfig(start_ms or int(time.time() * 1_000), days, capacity)
         with spark_session(master, memory) as spark:
             if source:
@@ -198,10 +190,6 @@ def forecast(
                 reader = reader.option("due_ms_min", str(config.start_ms)).option("due_ms_max", str(config.end_ms))
                 frame = reader.load()
             found = looking.forecast(frame, config)
-    except looking.ForecastError as error:
-        raise failed(str(error)) from None
-    except PySparkException as error:
-        raise failed_in_spark(error, source or addresses) from None
     print(looking.tables(found))
     for path in looking.plots(found, out) if out is not None else []:
         print(path)
@@ -228,8 +216,6 @@ def archive(
     Run it at least every hour: messages go from the nodes soon after all groups have settled their hour. What a run
     came too late for is counted and told.
     """
-    from pyspark.errors import PySparkException
-
     from tickwheel.pipeline.archive import archive as add
     from tickwheel.pipeline.archive_place import ArchiveError
     from tickwheel.pipeline.settled import LettersGoingError
@@ -237,13 +223,8 @@ def archive(
     connection = connection_to(addresses, ca_file, cert_file, key_file)
     names = [name.strip() for name in group.split(",") if name.strip()]
     from_ms, to_ms = _time_ms("--from", from_), _time_ms("--to", to)
-    try:
-        with spark_session(master, memory) as spark:
-            added = add(spark, folder, connection, names, from_ms=from_ms, to_ms=to_ms)
-    except (ArchiveError, LettersGoingError) as error:
-        raise failed(str(error)) from None
-    except PySparkException as error:
-        raise failed_in_spark(error, folder) from None
+    with refusing(ArchiveError, LettersGoingError, where=folder), spark_session(master, memory) as spark:
+        added = add(spark, folder, connection, names, from_ms=from_ms, to_ms=to_ms)
     for one in added:
         how = ", ".join(f"{count:,} {what}" for what, count in sorted(one.how.items()) if what != "dead")
         print(
@@ -283,8 +264,6 @@ def replay(
     memory: Memory = "2g",
 ) -> None:
     """Schedule messages of an archive again, exactly once by job id."""
-    from pyspark.errors import PySparkException
-
     from tickwheel.client import KeyConflict
     from tickwheel.pipeline import replay as again
     from tickwheel.pipeline.archive import read_archive
@@ -292,17 +271,12 @@ def replay(
 
     connection = connection_to(addresses, ca_file, cert_file, key_file)
     config = again.ReplayConfig(where, shift, due, topic, on_key_conflict.replace("-", "_"))
-    try:
-        with spark_session(master, memory) as spark:
-            rows = read_archive(spark, folder)
-            if dry_run:
-                print(again.summary(again.selected(rows, config)))
-                return
-            count = again.replay(rows, connection, job_id, config)
-    except (ArchiveError, again.ReplayError) as error:
-        raise failed(str(error)) from None
-    except PySparkException as error:
-        raise failed_in_spark(error) from None
+    with refusing(ArchiveError, again.ReplayError), spark_session(master, memory) as spark:
+        rows = read_archive(spark, folder)
+        if dry_run:
+            print(again.summary(again.selected(rows, config)))
+            return
+        count = again.replay(rows, connection, job_id, config)
     left = ", but for those whose unique key was held" if config.on_key_conflict == KeyConflict.USE_EXISTING else ""
     print(f"{count:,} messages scheduled as job {job_id}{left}; under that name none of them is scheduled again")
 

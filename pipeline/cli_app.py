@@ -55,6 +55,19 @@ def failed_in_spark(error: PySparkException, where: str = "") -> RequestRefused:
 
 
 @contextmanager
+def refusing(*kinds: type[Exception], where: str = "") -> Iterator[None]:
+    """Errors of these kinds become those of a command, and so do errors of Spark, whose text begins with `where`."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except kinds as error:
+        raise failed(str(error)) from None
+    except PySparkException as error:
+        raise failed_in_spark(error, where) from None
+
+
+@contextmanager
 def spark_session(master: str, memory: str, *, quick: bool = False) -> Iterator[SparkSession]:
     """A session; one that this process had before is left as it is."""
     from pyspark.sql import SparkSession

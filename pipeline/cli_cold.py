@@ -21,7 +21,7 @@ from tickwheel.pipeline.cli_app import (
     app,
     connection_to,
     failed,
-    failed_in_spark,
+    refusing,
     spark_session,
 )
 
@@ -76,8 +76,6 @@ def freeze(
     memory: Memory = "2g",
 ) -> None:
     """Put far rows into the cold tier and give them ids. Repeating it goes on where it was; nothing is there twice."""
-    from pyspark.errors import PySparkException
-
     from tickwheel.client.cold import ColdJob
     from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
     from tickwheel.pipeline.cold_store import IDS, NEAR, REJECTED, ColdError, ColdStore
@@ -90,7 +88,7 @@ def freeze(
             await client.admin.master_status()
 
     started = time.monotonic()
-    try:
+    with refusing(ColdError, SchemaError, where=source):
         job = job_id or content_job_id(source, topic)
         store = ColdStore(folder)
         manifest = store.manifest(job)
@@ -101,10 +99,6 @@ def freeze(
                 _run(reach())  # rather than write all parts and then find nobody who takes them
                 config = FreezeConfig(topic, horizon_days, tasks)
                 manifest = write_parts(spark.read.parquet(source), folder, job, config)
-    except (ColdError, SchemaError) as error:
-        raise failed(str(error)) from None
-    except PySparkException as error:
-        raise failed_in_spark(error, source) from None
     written = manifest
 
     async def go() -> ColdJob | None:
