@@ -7,24 +7,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_machines import OfBoot
 
 
 @dataclass(slots=True)
-class VoteSeen(Record):
+class VoteSeen(OfBoot):
     """A node has recorded its vote in a term."""
 
-    node: str
-    boot: int
     term: int
     voted_for: str
 
 
 @dataclass(slots=True)
-class TermIgnored(Record):
+class TermIgnored(OfBoot):
     """A node took a frame of a higher term and stays in its own."""
 
-    node: str
-    boot: int
     term: int
     heard: int
 
@@ -41,21 +38,17 @@ class CommitSeen(Record):
 
 
 @dataclass(slots=True)
-class CommittedCut(Record):
+class CommittedCut(OfBoot):
     """A node cut an entry from its log that was applied somewhere."""
 
-    node: str
-    boot: int
     index: int
     term: int
 
 
 @dataclass(slots=True)
-class Recovered(Record):
+class Recovered(OfBoot):
     """A node's log after a start; `durable_before` is the last committed entry that was on stable storage before."""
 
-    node: str
-    boot: int
     last_index: int
     durable_before: int
 
@@ -71,32 +64,25 @@ class SentAgain(Record):
 
 
 @dataclass(slots=True)
-class AskedUnread(Record):
+class AskedUnread(OfBoot):
     """A node asks for an election after a stall while input waits for it unread. A shorter pause counts as none: there
     the server's loop reads first (node/server/driver.py), which a simulated machine does not have."""
 
-    node: str
-    boot: int
     waiting: int
 
 
 @dataclass(slots=True)
-class Unpickled(Record):
+class Unpickled(OfBoot):
     """Code pickled by a stranger ran inside a node."""
-
-    node: str
-    boot: int
 
 
 # -- the log alone
 
 
 @dataclass(slots=True)
-class Applied(Record):
+class Applied(OfBoot):
     """A node applied an entry; `command` 0 is an entry that no client proposed."""
 
-    node: str
-    boot: int
     index: int
     term: int
     command: int

@@ -8,15 +8,20 @@ from tickwheel.chaos.sim.history import Record
 
 
 @dataclass(slots=True)
-class Booted(Record):
+class OfBoot(Record):
+    """Of one life of a node's process."""
+
     node: str
     boot: int
 
 
 @dataclass(slots=True)
-class Stopped(Record):
-    node: str
-    boot: int
+class Booted(OfBoot):
+    """A node's process has begun."""
+
+
+@dataclass(slots=True)
+class Stopped(OfBoot):
     why: str  # kill, power, stop, fatal
     reason: str
     explained: bool
@@ -31,11 +36,9 @@ class DiskWiped(Record):
 
 
 @dataclass(slots=True)
-class RoleSeen(Record):
+class RoleSeen(OfBoot):
     """Role or term of a node, when it changed."""
 
-    node: str
-    boot: int
     role: str
     term: int
     voters: tuple[str, ...] = ()
@@ -50,11 +53,9 @@ class MemberRemoved(Record):
 
 
 @dataclass(slots=True)
-class LeaseSeen(Record):
+class LeaseSeen(OfBoot):
     """A node holds the master's lease until this true time if nothing more arrives; 0: not held."""
 
-    node: str
-    boot: int
     term: int
     until_ns: int
     refused_until_ns: int = 1 << 63
@@ -62,11 +63,9 @@ class LeaseSeen(Record):
 
 
 @dataclass(slots=True)
-class CursorSeen(Record):
+class CursorSeen(OfBoot):
     """The cursor a node shows, when it changed. `recovering`: it says that it is not yet where it was."""
 
-    node: str
-    boot: int
     term: int
     due_ms: int
     index: int
@@ -74,55 +73,40 @@ class CursorSeen(Record):
 
 
 @dataclass(slots=True)
-class SyncedSeen(Record):
+class SyncedSeen(OfBoot):
     """The synced (tick, local index) a slave shows in a term."""
 
-    node: str
-    boot: int
     term: int
     tick: int
     local_index: int
 
 
 @dataclass(slots=True)
-class SyncHeard(Record):
+class SyncHeard(OfBoot):
     """A slave took a 50 ms sync of a term's master, which had left at `sent_ns` (true time)."""
 
-    node: str
-    boot: int
     master: str
     term: int
     sent_ns: int
 
 
 @dataclass(slots=True)
-class LeasesGathered(Record):
+class LeasesGathered(OfBoot):
     """A node begins to write down the leases that it knows now."""
 
-    node: str
-    boot: int
-
 
 @dataclass(slots=True)
-class LeasesKept(Record):
+class LeasesKept(OfBoot):
     """The leases that the node gathered last are on stable storage."""
 
-    node: str
-    boot: int
-
 
 @dataclass(slots=True)
-class LeasesUnread(Record):
+class LeasesUnread(OfBoot):
     """A fault keeps a starting node from reading the leases on its disk."""
 
-    node: str
-    boot: int
-
 
 @dataclass(slots=True)
-class DigestSeen(Record):
-    node: str
-    boot: int
+class DigestSeen(OfBoot):
     applied_index: int
     digest: bytes
     parts: tuple[tuple[str, bytes], ...] = ()
@@ -137,35 +121,25 @@ class SizesSeen(Record):
 
 
 @dataclass(slots=True)
-class CheckpointBegan(Record):
+class CheckpointBegan(OfBoot):
     """A node writes a checkpoint of its own."""
 
-    node: str
-    boot: int
-
 
 @dataclass(slots=True)
-class CheckpointTaken(Record):
+class CheckpointTaken(OfBoot):
     """A node has put a peer's checkpoint in place: it was too far behind, or new."""
 
-    node: str
-    boot: int
-
 
 @dataclass(slots=True)
-class MomentSeen(Record):
+class MomentSeen(OfBoot):
     """A node came to a moment that a run is to reach now and then (moments.py)."""
 
-    node: str
-    boot: int
     what: str
 
 
 @dataclass(slots=True)
-class ContentSeen(Record):
+class ContentSeen(OfBoot):
     """A checksum of the units that a node appended for the entry at an index."""
 
-    node: str
-    boot: int
     index: int
     checksum: int
