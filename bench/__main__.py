@@ -19,6 +19,7 @@ from rich.console import Console
 
 from tickwheel.bench.bulk import t14
 from tickwheel.bench.cases import CASES, t16
+from tickwheel.bench.console import t22
 from tickwheel.bench.figures import Figure, loads_table, medians, others_table, plot
 from tickwheel.bench.groups import t11, t12, t13
 from tickwheel.bench.keyed import t21
@@ -28,10 +29,10 @@ from tickwheel.bench.sink import t15
 from tickwheel.bench.wheel_alone import t10
 
 RESULTS = Path("bench/results/latest.json")
-_OTHERS = (t10, t11, t12, t13, t14, t15, t16, t17, t18, t19, t20, t21)
+_OTHERS = (t10, t11, t12, t13, t14, t15, t16, t17, t18, t19, t20, t21, t22)
 ALL = CASES | {case.__name__.upper(): case for case in _OTHERS}
 """By number."""
-ONCE = {"T6", "T7", "T8", "T14", "T16"}
+ONCE = {"T6", "T7", "T8", "T14", "T16", "T22"}
 
 
 def settings(quick: bool) -> dict[str, object]:
@@ -78,7 +79,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tickwheel.bench", description=__doc__)
     parser.add_argument("--case", choices=list(ALL), help="only this one")
     parser.add_argument("--quick", action="store_true", help="each in seconds, once; figures are not written")
-    parser.add_argument("--runs", type=int, default=3, help="how often each is run (T6 to T8, T14, T16: once)")
+    parser.add_argument("--runs", type=int, default=3, help="how often each is run (T6 to T8, T14, T16, T22: once)")
     arguments = parser.parse_args()
     # Ended like by Ctrl-C: the cluster of the case that runs is stopped, no node is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

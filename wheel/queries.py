@@ -25,8 +25,8 @@ WINDOW_UNITS_MAX = 131_072
 """this many (12 MiB at once; more only if a single tick has more)."""
 HOURS_MAX = 256
 """Hours that one job reads: each needs three open files."""
-EXAMINED_MAX = 524_288
-"""Units that one job examines, roughly: it ends after the window that reaches this."""
+EXAMINED_MAX = 131_072
+"""Units that one job examines, roughly: it ends after the window that reaches this. Some 20 ms of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class Schedule:
     blocks: list[Block]
     marks: Mapping[int, NDArray[np.uint32]]
     """Hour -> indexes of cancelled and moved units."""
+    units: Mapping[int, int]
+    """Hour -> its units, marked ones included."""
 
     def close(self) -> None:
         """Close the files."""
@@ -262,7 +264,8 @@ class CountJob:
         self.done = False
 
     def run(self) -> None:
-        """Count hour by hour. An hour that is wanted as a whole is counted from its directory alone."""
+        """Count hour by hour. Units are read only if some of an hour's are not wanted. If all of them are, in one bucket,
+        the numbers of its units and marks are enough; if no unit has a mark, its directory is."""
         counts: dict[int, int] = {}
         schedule = self._schedule
         try:
@@ -278,6 +281,11 @@ class CountJob:
         for hour in schedule.hours:
             begin_ms = hour.hour * HOUR_MS
             low_ms, high_ms = max(schedule.due_min, begin_ms), min(schedule.due_max, begin_ms + HOUR_MS)
+            ahead = self._wanted.everything and schedule.cursor.due_ms < begin_ms
+            if ahead and self._bucket_ms == high_ms - low_ms == HOUR_MS:
+                marked = schedule.marks.get(hour.hour)
+                yield begin_ms, schedule.units[hour.hour] - (0 if marked is None else len(marked))
+                continue
             # Whole ticks behind the cursor's are counted without reading units if every unit is wanted.
             whole_ms = max(-(-low_ms // slot_ms) * slot_ms, (schedule.cursor.due_ms // slot_ms + 1) * slot_ms)
             whole_end_ms = high_ms // slot_ms * slot_ms

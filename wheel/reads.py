@@ -88,6 +88,7 @@ class Reads:
             hours_end_ms=end_ms,
             blocks=holdings.blocks(),
             marks=self._marks.copy(hours),
+            units={hour: holdings.hours.units(hour) for hour in hours},
         )
 
     def pin(self, due_min: int, due_max: int) -> Pinned:
@@ -121,5 +122,6 @@ class Reads:
             hours_end_ms=held[QUERY_HOURS_MAX] * HOUR_MS if len(held) > QUERY_HOURS_MAX else None,
             blocks=self._holdings.blocks(),
             marks=pinned.marks,
+            units={},
         )
         return ScanJob(schedule, start, limit, wanted or Wanted())

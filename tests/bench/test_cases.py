@@ -16,7 +16,7 @@ PLOTTED = {"T4", "T17", "T18", "T21"}
 """Their messages go all the way: repeats, elections and lateness stand beside the rate, and what it cost."""
 
 
-@pytest.mark.parametrize("case", ["T2", "T4", "T9", "T10", "T11", "T12", "T13", "T17", "T18", "T19", "T20", "T21"])
+@pytest.mark.parametrize("case", ["T2", "T4", "T9", "T10", "T11", "T12", "T13", "T17", "T18", "T19", "T20", "T21", "T22"])
 async def test_a_case_runs(case: str) -> None:
     """Against three real nodes, for seconds: every figure is a number, nothing was early, what can be plotted is."""
     TIMELINES.clear()
@@ -32,8 +32,8 @@ async def test_a_case_runs(case: str) -> None:
 
 
 def test_every_case_of_the_table_is_there() -> None:
-    """T1 to T21, each described by what it does."""
-    assert list(bench.ALL) == [f"T{number}" for number in range(1, 22)]
+    """T1 to T22, each described by what it does."""
+    assert list(bench.ALL) == [f"T{number}" for number in range(1, 23)]
     assert all(case.__doc__ for case in bench.ALL.values())
 
 

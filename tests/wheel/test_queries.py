@@ -9,7 +9,9 @@ import pytest
 
 from tests.wheel.test_engine_model import HOUR_MS, START_MS, History
 from tickwheel.wheel import queries, reads
-from tickwheel.wheel.queries import Wanted
+from tickwheel.wheel.buffer import Block
+from tickwheel.wheel.jobs import HourChunks
+from tickwheel.wheel.queries import Schedule, Wanted
 from tickwheel.wheel.units import CursorKey, ids_of
 
 END_MS = START_MS + 1_000 * HOUR_MS
@@ -46,6 +48,30 @@ def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(queries, "WINDOW_UNITS_MAX", 9)
         monkeypatch.setattr(queries, "EXAMINED_MAX", 20)
         monkeypatch.setattr(reads, "QUERY_HOURS_MAX", 2)
+
+
+def test_whole_hours_are_counted_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console asks every other second for the load of 24 hours. Of hours ahead it costs no read, even if some of
+    their messages have been cancelled."""
+    history = grown(4)
+    for _ in range(10):
+        history.cancel()
+    read: list[int] = []
+    between = Schedule.between
+
+    def watched(self: Schedule, hour: HourChunks, low_ms: int, high_ms: int) -> Block | None:
+        read.append(hour.hour)
+        return between(self, hour, low_ms, high_ms)
+
+    monkeypatch.setattr(Schedule, "between", watched)
+    job = history.wheel.reads.count(0, END_MS, HOUR_MS)
+    job.run()
+    hours = [item.key[0] // HOUR_MS for item in history.pending]
+    assert job.buckets == [(hour * HOUR_MS, hours.count(hour)) for hour in sorted(set(hours))]
+    assert set(read) <= {history.wheel.cursor.due_ms // HOUR_MS}
+    job = history.wheel.reads.count(0, END_MS, 60_000)
+    job.run()
+    assert len(set(read)) > 1, "some hours have marks"
 
 
 @pytest.mark.usefixtures("budget")

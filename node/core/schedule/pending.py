@@ -2,8 +2,9 @@
 
 A worker selects units by their own columns (topic, hashes, masks). If hashes cannot decide, a worker reads the metas
 and compares them with the text. Every step is bounded: a job over units (wheel/queries.py), then a job over at most
-MATCHES_MAX metas. A call takes at most STEPS_MAX steps and then returns where the next call continues. Workers decode
-the metas, unless they are few and small: one of 32 KB with thousands of headers takes almost a millisecond.
+MATCHES_MAX metas. A call ends after STEPS_MAX steps, or with the first step that is over after CALL_MS, and then returns
+where the next call continues. Workers decode the metas, unless they are few and small: one of 32 KB with thousands of
+headers takes almost a millisecond.
 
 Answers describe the moment of each step. A message that is pending before the first step and after the last appears
 exactly once. A message scheduled or dispatched in between may appear or not.
@@ -37,9 +38,10 @@ BUCKET_WIDTHS_MS = (1_000, 60_000, 3_600_000)
 MATCHES_MAX = 1_000
 """Metas compared in one step: mostly some 2 ms of a worker, 600 ms if all are as large as may be."""
 STEPS_MAX = 16
-"""Steps of one call: about eight million units examined, or sixteen thousand metas compared."""
-PARTIAL_MS = 50
-"""A partial count ends with the first step that is over after this long, so that whoever watches sees it grow."""
+"""Steps of one call: about two million units examined, or sixteen thousand metas compared."""
+CALL_MS = 50
+"""A page or a partial count ends with the first step that is over after this long, so that whoever watches sees it
+grow. A page for which everything had to be examined took seconds."""
 CALLS_MAX = 32
 """Calls under way at a time; further ones are refused with a retry hint."""
 INDEX_MAX = 1 << 32
@@ -234,12 +236,13 @@ class PendingRequests:
         with self._call():
             parts: list[Units] = []
             count = 0
+            until_ms = self._core.steady_ms() + CALL_MS
             for _ in range(STEPS_MAX):
                 found = await self._finder.step(query, next_key, size - count)
                 next_key = found.next_key
                 parts.append(found.units)
                 count += len(found.units)
-                if next_key is None or count >= size:
+                if next_key is None or count >= size or self._core.steady_ms() >= until_ms:
                     break
             units = join_units([part for part in parts if len(part)]) if count else np.zeros(0, UNIT)
             if request.content or request.meta:
@@ -307,10 +310,10 @@ class PendingRequests:
     async def _count(
         self, query: Query, start: CursorKey | None, bucket_ms: int, partial: bool
     ) -> scheduler_pb2.CountPendingResponse:
-        """Count from `start` on. `partial`: the answer may end early, after STEPS_MAX steps, PARTIAL_MS or BUCKETS_MAX
+        """Count from `start` on. `partial`: the answer may end early, after STEPS_MAX steps, CALL_MS or BUCKETS_MAX
         buckets."""
         counts: dict[int, int] = {}
-        until_ms = self._core.steady_ms() + PARTIAL_MS
+        until_ms = self._core.steady_ms() + CALL_MS
         next_key = start
         for step in itertools.count(1):
             self._core.require_master()
