@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import itertools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -189,6 +189,23 @@ def encode(record: EventRecord) -> bytes:
     return b"".join((header, struct.pack("<I", crc), text, body))
 
 
+def _checked(data: bytes, at: int) -> tuple[int, int, int, int, int, int] | None:
+    """End, kind, columns, count, at_ms and begin of the body of the record at offset `at`; None: there is no complete
+    and correct record."""
+    if at + _HEADER.size > len(data):
+        return None
+    magic, version, kind, columns, _, count, body_bytes, at_ms, _, _, _, text_bytes, _, crc = _HEADER.unpack_from(
+        data, at
+    )
+    text_at = at + _HEADER.size
+    end = text_at + text_bytes + body_bytes
+    if magic != _MAGIC or version > FORMAT_VERSION or end > len(data):
+        return None
+    if google_crc32c.value(data[at : text_at - 4] + data[text_at:end]) != crc:
+        return None
+    return end, kind, columns, count, at_ms, text_at + text_bytes
+
+
 def decode(data: bytes, at: int) -> tuple[EventRecord, int] | None:
     """The record at offset `at`, and the offset of the next; None: there is no complete and correct record."""
     if at + _HEADER.size > len(data):
@@ -225,27 +242,123 @@ def paths(disk: Disk, directory: str) -> list[str]:
 
 def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
     """Records of one file in order, up to its end or to a torn or damaged record. Empty if the file is gone."""
-    data, at = _content(disk, path), 0
+    data, at = content(disk, path), 0
     while (found := decode(data, at)) is not None:
         record, at = found
         yield record
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where the records of one file are, and which ids each may hold: 20 bytes a record. Immutable."""
+
+    end: int = 0
+    """Behind the last complete record."""
+    first_ms: int = 0
+    """Time of the first record; 0: there is none."""
+    lost: int = 0
+    """Records that the writer left out."""
+    offsets: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    """Of the records that name messages, rising."""
+    low: Column = field(default_factory=lambda: np.zeros(0, np.uint64))
+    high: Column = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """For each a lower and an upper bound of its ids; of a record of a bundle, of all ids."""
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        """Offsets of the records that may hold one of the ids, rising."""
+        found = np.zeros(len(self.offsets), np.bool_)
+        for number in ids:
+            found |= (self.low <= np.uint64(number)) & (self.high >= np.uint64(number))
+        offsets: list[int] = self.offsets[found].tolist()
+        return offsets
+
+
+NAMING = ("id", "new_id", "unit")
+"""Columns that name messages."""
+
+
+def locate(disk: Disk, path: str, known: Places) -> Places:
+    """The records of a file, of which those up to `known.end` are known already. As far as `read_events` reads it."""
+    data = content(disk, path, known.end)
+    places: list[tuple[int, int, int]] = []
+    at, first_ms, lost = 0, known.first_ms, known.lost
+    while (header := _checked(data, at)) is not None:
+        end, kind, columns, count, at_ms, body_at = header
+        first_ms = first_ms or at_ms
+        if kind == EventKind.LOST:
+            lost += count
+        elif kind == EventKind.LOADED:
+            places.append((known.end + at, 0, _MODULUS - 1))
+        elif kind in COLUMNS:
+            bounds = list(_bounds(data, body_at, count, COLUMNS[EventKind(kind)][:columns]))
+            if bounds:
+                places.append((known.end + at, min(low for low, _ in bounds), max(high for _, high in bounds)))
+        at = end
+    if not at:
+        return known
+    rows = list(zip(*places, strict=True)) or [(), (), ()]
+    return Places(
+        known.end + at,
+        first_ms,
+        lost,
+        np.concatenate([known.offsets, np.array(rows[0], np.uint32)]),
+        np.concatenate([known.low, np.array(rows[1], np.uint64)]),
+        np.concatenate([known.high, np.array(rows[2], np.uint64)]),
+    )
+
+
+def _bounds(data: bytes, at: int, count: int, names: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Bounds of each column that names messages."""
+    for name in names:
+        width, base, step = _COLUMN.unpack_from(data, at)
+        at += _COLUMN.size + width * count
+        if name not in NAMING or not count:
+            continue
+        last = base + step * (count - 1) if width == 0 else base + (1 << 8 * width) - 1
+        within = 0 <= last < _MODULUS
+        yield (min(base, last), max(base, last)) if within else (0 if last < 0 else base, _MODULUS - 1)
+
+
+def holding(data: bytes, offsets: Iterable[int], ids: Sequence[int]) -> Iterator[EventRecord]:
+    """Of the records at these offsets of a file, those that hold one of the ids, or that may. Only they are decoded."""
+    for at in offsets:
+        if _may_hold(data, at, ids) and (found := decode(data, at)) is not None:
+            yield found[0]
+
+
+def _may_hold(data: bytes, at: int, ids: Sequence[int]) -> bool:
+    _, _, kind, columns, _, count, _, _, _, _, _, text_bytes, *_ = _HEADER.unpack_from(data, at)
+    if kind == EventKind.LOADED or count <= SMALL_MAX:
+        return True
+    at += _HEADER.size + text_bytes
+    for name in COLUMNS[EventKind(kind)][:columns]:
+        width, base, _ = _COLUMN.unpack_from(data, at)
+        at += _COLUMN.size
+        if width == 0 and name in NAMING:
+            return True
+        if name in NAMING:
+            offsets = np.frombuffer(data, f"<u{width}", count, at)
+            if any(0 <= number - base < 1 << 8 * width and bool((offsets == number - base).any()) for number in ids):
+                return True
+        at += width * count
+    return False
+
+
 def newest_index(disk: Disk, directory: str) -> int:
     """Index of the last log entry in the files; 0: none. Reads from the newest file on, without columns."""
     for path in reversed(paths(disk, directory)):
-        newest = _newest_index(_content(disk, path))
+        newest = _newest_index(content(disk, path))
         if newest:
             return newest
     return 0
 
 
-def _content(disk: Disk, path: str) -> bytes:
-    """The bytes of a file; none if it is gone or cannot be read."""
+def content(disk: Disk, path: str, begin: int = 0) -> bytes:
+    """The bytes of a file from a place on; none if it is gone or cannot be read."""
     try:
         file = disk.open(path)
         try:
-            return file.read_at(0, file.size())
+            return file.read_at(begin, max(0, file.size() - begin))
         finally:
             file.close()
     except DiskError:

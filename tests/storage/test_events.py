@@ -8,7 +8,21 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.storage.events import COLUMNS, EventKind, EventRecord, EventWriter, decode, encode, paths, read_events
+from tickwheel.storage.events import (
+    COLUMNS,
+    NAMING,
+    EventKind,
+    EventRecord,
+    EventWriter,
+    Places,
+    content,
+    decode,
+    encode,
+    holding,
+    locate,
+    paths,
+    read_events,
+)
 from tickwheel.storage.simulated import SimulatedDisk
 
 VALUES = st.one_of(st.integers(0, 300), st.integers(0, 1 << 33), st.integers(0, (1 << 64) - 1))
@@ -71,6 +85,35 @@ def test_what_was_written_is_read_until_it_is_damaged(written: list[EventRecord]
         whole += 1
         at = found[1]
     assert whole == next(number for number in range(len(parts)) if place < sum(map(len, parts[: number + 1])))
+
+
+def ids_in(record: EventRecord) -> set[int]:
+    """Of the messages that a record names."""
+    return {int(value) for name in NAMING if name in record.columns for value in record.columns[name]}
+
+
+@given(st.lists(records(), min_size=1, max_size=8), st.data())
+@settings(max_examples=60)
+def test_a_search_decodes_what_may_hold_an_id(written: list[EventRecord], data: st.DataObject) -> None:
+    """Every record with the id is found, also if the file has grown since the search before, and so is every bundle;
+    of the others only those that arrays could not rule out for less than a decoding costs."""
+    disk = SimulatedDisk(random.Random(1))
+    writer = EventWriter(disk, "events", 64 << 20)
+    places, path = Places(), "events/1.events"
+    cut = data.draw(st.integers(0, len(written)))
+    for part in (written[:cut], written[cut:]):
+        if part:
+            writer.append(part)
+            places = locate(disk, path, places)
+    assert places.end == len(content(disk, path))
+    assert places.first_ms == next((one.at_ms for one in written if one.at_ms), 0)
+    assert places.lost == sum(one.count for one in written if one.kind is EventKind.LOST)
+    named = sorted(set().union(*map(ids_in, written)))
+    wanted = data.draw(st.lists(st.sampled_from(named) if named else VALUES, min_size=1, max_size=3))
+    found = list(holding(content(disk, path), places.of(wanted), wanted))
+    holders = [one for one in written if one.kind is EventKind.LOADED or ids_in(one) & set(wanted)]
+    kept = [one for one in found if one.kind is EventKind.LOADED or ids_in(one) & set(wanted)]
+    assert len(kept) == len(holders) and all(map(same, kept, holders))
 
 
 def record(number: int) -> EventRecord:

@@ -46,14 +46,18 @@ from tickwheel.storage.disk import Disk
 from tickwheel.storage.events import (
     COLUMNS,
     FROM_NOW_MS,
+    NAMING,
     Column,
     EventKind,
     EventRecord,
     EventWriter,
     GroupChange,
+    Places,
+    content,
+    holding,
+    locate,
     newest_index,
     paths,
-    read_events,
 )
 from tickwheel.storage.loaded_events import messages_of, note_texts, rows_of
 from tickwheel.storage.unit import HOUR_MS
@@ -122,6 +126,8 @@ class Events(Part):
         """Records left out since the start because the queue was full."""
         self.written_bytes = 0
         self.failures = 0
+        self._places: dict[str, Places] = {}
+        """Of the event files, by path: what searches have found out. A file never changes but at its end."""
 
     def _put(self, make: Make, size: int) -> None:
         if self._queue_bytes + size > QUEUE_BYTES_MAX:
@@ -373,7 +379,7 @@ class Events(Part):
 
     def find(self, ids: np.ndarray, done: Callable[[FindJob | None, BaseException | None], None]) -> None:
         """Find the events of some ids. Queued records are written first, unless a write is under way."""
-        job = FindJob(self._disk, ids.astype(np.uint64))
+        job = FindJob(self._disk, ids.astype(np.uint64), self._places)
         write = None
         if self._queue and not self._writing:
             self._writing = True
@@ -397,11 +403,17 @@ FEW_ROWS = 64
 
 
 class FindJob:
-    """Searches the event files in a worker, newest first. After `run`, `found` lists (record, row), oldest first."""
+    """Searches the event files in a worker, newest first. After `run`, `found` lists (record, row), oldest first.
 
-    def __init__(self, disk: Disk, ids: Column) -> None:
+    The first search reads every record; it keeps in `places` where each lies and which ids it may hold. Later ones
+    read what is new, and those records.
+    """
+
+    def __init__(self, disk: Disk, ids: Column, places: dict[str, Places]) -> None:
+        """`places` may be shared by searches that run at the same time."""
         self._disk = disk
         self._ids = ids
+        self._places = places
         self._known: frozenset[int] = frozenset()
         """The same as whole numbers."""
         self.found: list[tuple[EventRecord, int]] = []
@@ -424,19 +436,22 @@ class FindJob:
     def _pass(self) -> None:
         self.found, self.lost, self.complete, self.oldest_ms = [], 0, True, 0
         self._known = frozenset(self._ids.tolist())
-        for path in reversed(paths(self._disk, DIRECTORY)):
+        present = paths(self._disk, DIRECTORY)
+        for path in [path for path in list(self._places) if path not in present]:
+            self._places.pop(path, None)
+        ids = self._ids.tolist()
+        for path in reversed(present):
+            places = self._places[path] = locate(self._disk, path, self._places.get(path, Places()))
+            self.lost += places.lost
+            self.oldest_ms = places.first_ms or self.oldest_ms
             here: list[tuple[EventRecord, int]] = []
-            first_ms = 0
-            for record in read_events(self._disk, path):
-                first_ms = first_ms or record.at_ms
-                if record.kind is EventKind.LOST:
-                    self.lost += record.count
-                elif record.kind is EventKind.LOADED:
+            offsets = places.of(ids)
+            for record in holding(content(self._disk, path), offsets, ids) if offsets else ():
+                if record.kind is EventKind.LOADED:
                     rows = rows_of(record, np.unique(self._ids))
                     if len(rows):
                         record = messages_of(record, [self._disk], rows)
                 here += [(record, row) for row in self._rows(record)]
-            self.oldest_ms = first_ms or self.oldest_ms
             room = FOUND_MAX - len(self.found)
             if len(here) > room:
                 self.complete = False
@@ -454,7 +469,7 @@ class FindJob:
 
     def _rows(self, record: EventRecord) -> list[int]:
         rows: set[int] = set()
-        for name in ("id", "new_id", "unit"):
+        for name in NAMING:
             if name not in COLUMNS[record.kind]:
                 continue
             column = record.columns[name]

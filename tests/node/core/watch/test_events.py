@@ -16,6 +16,8 @@ from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import TraceEvent
+from tickwheel.storage import events as event_files
+from tickwheel.wheel.units import HOUR_MS
 
 
 def noting(bytes_max: int = 1 << 20) -> World:
@@ -162,6 +164,28 @@ def test_a_full_queue_leaves_out_and_says_so(monkeypatch: pytest.MonkeyPatch) ->
     answer = traced(world, master, ids[0])
     assert answer.lost > 0
     assert master.host.core.parts.events.lost == answer.lost
+
+
+def test_a_further_search_decodes_only_what_may_name_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node keeps hundreds of megabytes of notes: what the first search has learnt of them spares the later ones the
+    reading. What has been noted since is found."""
+    world = noting(16 << 20)
+    ids = [number for n in range(40) for number in schedule(world, [("t", HOUR_MS * (1 + n % 5), f"k{n}", [])])]
+    master = world.master()
+    assert master is not None
+    first = traced(world, master, ids[3])
+    decoded: list[int] = []
+    decode = event_files.decode
+
+    def counted(data: bytes, at: int) -> tuple[event_files.EventRecord, int] | None:
+        decoded.append(at)
+        return decode(data, at)
+
+    monkeypatch.setattr(event_files, "decode", counted)
+    assert kinds(traced(world, master, ids[3])) == kinds(first) == ["SCHEDULED"]
+    assert len(decoded) == 1
+    [late] = schedule(world, [("t", HOUR_MS, "late", [])])
+    assert kinds(traced(world, master, late)) == ["SCHEDULED"]
 
 
 def test_bad_and_many_traces_are_refused() -> None:
