@@ -38,6 +38,7 @@ _COLUMN = struct.Struct("<BxxxxxxxQq")
 
 SMALL_MAX = 48
 _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_DTYPES = {width: np.dtype(f"<u{width}") for width in _CODES}
 _MODULUS, _SIGN = 1 << 64, 1 << 63
 
 
@@ -331,15 +332,16 @@ def _may_hold(data: bytes, at: int, ids: Sequence[int]) -> bool:
     if kind == EventKind.LOADED or count <= SMALL_MAX:
         return True
     at += _HEADER.size + text_bytes
-    for name in COLUMNS[EventKind(kind)][:columns]:
+    for name in COLUMNS[kind][:columns]:
         width, base, _ = _COLUMN.unpack_from(data, at)
         at += _COLUMN.size
-        if width == 0 and name in NAMING:
-            return True
         if name in NAMING:
-            offsets = np.frombuffer(data, f"<u{width}", count, at)
-            if any(0 <= number - base < 1 << 8 * width and bool((offsets == number - base).any()) for number in ids):
+            if width == 0:
                 return True
+            offsets = np.frombuffer(data, _DTYPES[width], count, at)
+            for number in ids:
+                if 0 <= number - base < 1 << 8 * width and np.count_nonzero(offsets == number - base):
+                    return True
         at += width * count
     return False
 

@@ -16,7 +16,9 @@ PLOTTED = {"T4", "T17", "T18", "T21"}
 """Their messages go all the way: repeats, elections and lateness stand beside the rate, and what it cost."""
 
 
-@pytest.mark.parametrize("case", ["T2", "T4", "T9", "T10", "T11", "T12", "T13", "T17", "T18", "T19", "T20", "T21", "T22"])
+@pytest.mark.parametrize(
+    "case", ["T2", "T4", "T9", "T10", "T11", "T12", "T13", "T17", "T18", "T19", "T20", "T21", "T22"]
+)
 async def test_a_case_runs(case: str) -> None:
     """Against three real nodes, for seconds: every figure is a number, nothing was early, what can be plotted is."""
     TIMELINES.clear()
