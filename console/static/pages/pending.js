@@ -14,6 +14,7 @@ const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
 const STEPS = [1, 2, 5, 10, 15, 30].map((n) => n * SECOND).concat([1, 2, 5, 10, 15, 30].map((n) => n * MINUTE), [1, 2, 3, 6, 12].map((n) => n * HOUR), [1, 2, 5, 10, 30].map((n) => n * DAY));
 const BARS = 120;
+const PAGE = 50;
 const SPANS = [["10m", "10 min", 10 * MINUTE], ["1h", "1 hour", HOUR], ["24h", "24 hours", DAY], ["7d", "7 days", 7 * DAY], ["all", "All", 0]];
 const CONDITIONS = ["topic", "key", "key_prefix", "tag"];
 
@@ -83,19 +84,28 @@ export function pending(main, { query, readOnly, keep }) {
     counted.to = last === undefined ? now() + DAY : last + counted.step;
   }
 
-  async function list(next, signal) {
-    const [from, to] = range();
+  // One answer looks at a bounded number of messages: ask on until there is a page of those that match.
+  async function list(from, signal) {
+    const [begin, end] = range();
+    let next = from;
+    let found = 0;
     listed.busy = true;
+    if (from) draw();
     try {
-      const page = await read("pending", { ...selection(), due_ms_min: from || "", due_ms_max: to ? Math.ceil(to) : "", next }, signal);
-      listed.items = next ? [...listed.items, ...page.items] : page.items;
-      Object.assign(listed, { next: page.next, error: null });
+      do {
+        const page = await read("pending", { ...selection(), due_ms_min: begin || "", due_ms_max: end ? Math.ceil(end) : "", next }, signal);
+        const grows = page.items.length > 0 || next === "";
+        listed.items = next ? [...listed.items, ...page.items] : page.items;
+        ({ next } = page);
+        found += page.items.length;
+        Object.assign(listed, { next, error: null, busy: next !== "" && found < PAGE });
+        if (grows || !listed.busy) draw();
+      } while (listed.busy);
     } catch (error) {
       if (error.name === "AbortError") return;
-      Object.assign(listed, { error, ...(next ? {} : { items: [], next: "" }) });
+      Object.assign(listed, { error, busy: false, ...(from ? {} : { items: [], next: "" }) });
+      draw();
     }
-    listed.busy = false;
-    draw();
   }
 
   function zoom(from, to) {
@@ -224,10 +234,9 @@ export function pending(main, { query, readOnly, keep }) {
         listed.error ? h("div", { class: "inside" }, trouble(listed.error))
           : listed.items.length ? table("Pending messages", [["Due (UTC)"], ["From now", "less"], ["Message"], ["Topic"], ["Key"], ["Tags", "less"], ["Size", "num"]], rows())
             : listed.busy ? h("div", { class: "empty" }, "Looking…")
-              : listed.next ? empty("Nothing on this page", "The search looks at a bounded number of messages at once: go on below.")
                 : selective() ? empty("Nothing matches", "A key must be exact; use “Key begins with” for a part of it. Messages that are due already are no longer pending.")
                   : empty("Nothing is pending here", "Choose a longer span, or schedule a message: ", h("code", null, "tickwheel schedule reminders \"stand up\" --delay 5m")),
-        listed.next ? h("div", { class: "pager" }, h("span", null, `${short(listed.items.length)} shown`), h("button", { type: "button", class: "small", disabled: listed.busy, onclick: () => list(listed.next, asking.signal) }, "Show more")) : null)));
+        listed.next ? h("div", { class: "pager" }, h("span", null, `${short(listed.items.length)} shown${listed.busy ? ", looking for more…" : ""}`), listed.busy ? null : h("button", { type: "button", class: "small", onclick: () => list(listed.next, asking.signal) }, "Show more")) : null)));
     bars();
   }
 
