@@ -93,7 +93,7 @@ class Sweep:
     begun_ms: int
     ended_ms: int
     pending: int
-    """Messages pending when the job began, selected or not."""
+    """Messages pending when the job began, selected or not; while it runs, of the selection's time range alone."""
     examined: int
     """Approximate number of those that were examined so far."""
     done: int

@@ -1093,7 +1093,7 @@ class Sweep(_message.Message):
     stamped_ms_max: _builtins.int
     """It covers what was scheduled, moved or retried by a command stamped no later."""
     pending: _builtins.int
-    """Messages pending when it began, selected or not."""
+    """Messages pending when it began, selected or not; while it runs, of the selection's time range alone."""
     examined: _builtins.int
     """Of those, looked at so far, about."""
     done: _builtins.int

@@ -25,8 +25,8 @@ WINDOW_UNITS_MAX = 131_072
 """this many (12 MiB at once; more only if a single tick has more)."""
 HOURS_MAX = 256
 """Hours that one job reads: each needs three open files."""
-EXAMINED_MAX = 131_072
-"""Units that one job examines, roughly: it ends after the window that reaches this. Some 20 ms of a worker."""
+EXAMINED_MAX = 65_536
+"""Units that one job examines, roughly: it ends after the window that reaches this. Some 10 ms of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,16 @@ class Wanted:
         keep = self._rows(units)
         return units if keep is None else picked(units, keep)
 
-    def ranked(self, units: Units) -> tuple[Units, NDArray[np.int64]]:
-        """The selected units, and for each the number of units up to and including it, selected or not."""
+    def ranked(self, units: Units) -> tuple[Units, NDArray[np.int64], int]:
+        """The selected units, for each the number of units up to and including it, selected or not, and that of all.
+        Units that came after `stamped_ms_max` do not count: a sweep meets again what it has moved."""
         keep = self._rows(units)
-        if keep is None:
-            return units, np.arange(1, len(units) + 1)
-        return picked(units, keep), np.flatnonzero(keep) + 1
+        if self.stamped_ms_max is None or not len(units):
+            numbers, count = np.arange(1, len(units) + 1), len(units)
+        else:
+            numbers = np.cumsum(units["scheduled_ms"] <= self.stamped_ms_max)
+            count = int(numbers[-1])
+        return (units, numbers, count) if keep is None else (picked(units, keep), numbers[keep], count)
 
     def _rows(self, units: Units) -> NDArray[np.bool_] | None:
         """True for each selected unit; None: all are."""
@@ -192,9 +196,10 @@ class ScanJob:
         """Units read, about: what the job costs."""
         self.units: Units = np.zeros(0, dtype=UNIT)
         self.ranks: NDArray[np.int64] = np.zeros(0, np.int64)
-        """For each of `units` the number of pending units from `start` up to and including it, selected or not."""
+        """For each of `units` the number of pending units from `start` up to and including it, selected or not, as
+        `Wanted.ranked` counts them."""
         self.passed = 0
-        """Pending units from `start` up to `next_key`, selected or not."""
+        """Pending units from `start` up to `next_key`, counted so."""
         self.next_key: CursorKey | None = None
         self.done = False
 
@@ -205,7 +210,7 @@ class ScanJob:
         missing = self._limit
         try:
             for units, high_ms in self._windows():
-                wanted, numbers = self._wanted.ranked(units)
+                wanted, numbers, count = self._wanted.ranked(units)
                 if len(wanted) >= missing:
                     taken = missing + self._surplus
                     # A copy, because a surplus is kept for long and a window has up to some megabytes.
@@ -219,7 +224,7 @@ class ScanJob:
                 if len(wanted):
                     parts.append(wanted)
                     ranks.append(self.passed + numbers)
-                self.passed += len(units)
+                self.passed += count
                 if self._examined >= EXAMINED_MAX:
                     self.next_key = CursorKey(high_ms, 0)
                     break

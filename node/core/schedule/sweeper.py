@@ -28,6 +28,7 @@ from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
 from tickwheel.proto.log_pb2 import Command, DeadRange, Publish, PublishRequest, SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
+from tickwheel.wheel.queries import Wanted
 from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of, picked
 
 STEP_HOURS_MAX = 256
@@ -52,6 +53,8 @@ class Sweeper(Part):
         """By running job, for each group: the letters below this number have been looked through."""
         self._under_way: set[str] = set()
         self._wait_until_ms: dict[str, int] = {}
+        self._in_range: dict[str, int] = {}
+        """By running job whose selection has a time range: messages in it when the job began, about."""
         self.failures = 0
         """Steps that failed and had to be repeated."""
 
@@ -97,11 +100,36 @@ class Sweeper(Part):
         job = self._core.state.sweeps.get(job_id)
         if job is None:
             raise RequestError(unknown_sweep(job_id))
-        return job
+        return await self._told(job)
 
     async def list(self) -> ListSweepsResponse:
         """All remembered jobs."""
-        return ListSweepsResponse(sweeps=self._core.state.sweeps)
+        return ListSweepsResponse(sweeps=[await self._told(job) for job in list(self._core.state.sweeps)])
+
+    async def _told(self, job: Sweep) -> Sweep:
+        """A job for its answer. Its progress is that in the time range of its selection: of what lies outside nothing
+        is examined."""
+        chosen = job.selection
+        if job.state != SWEEP_RUNNING or not (chosen.due_ms_min or chosen.due_ms_max):
+            return job
+        total = self._in_range.get(job.job_id)
+        if total is None:
+            total = self._in_range[job.job_id] = job.examined + await self._left(job)
+        told = Sweep()
+        told.CopyFrom(job)
+        told.pending = total
+        return told
+
+    async def _left(self, job: Sweep) -> int:
+        """Messages between the place of a job and the end of its time range."""
+        total, start_ms = 0, max(job.selection.due_ms_min, job.next_due_ms)
+        end_ms = job.selection.due_ms_max or DUE_MS_LIMIT
+        while True:
+            count = await self._core.background.count(start_ms, end_ms, HOUR_MS, Wanted())
+            total += sum(number for _, number in count.buckets)
+            if count.next_ms is None:
+                return total
+            start_ms = count.next_ms
 
     async def stop(self, job_id: str) -> Sweep:
         """Stop a job; its changes so far stay."""
@@ -128,11 +156,13 @@ class Sweeper(Part):
         if not now.acting or not core.state.sweeps.running or not core.clock.known:
             self._finders.clear()
             self._looked.clear()
+            self._in_range.clear()
             return
         for job in core.state.sweeps:
             if job.state != SWEEP_RUNNING:
                 self._finders.pop(job.job_id, None)
                 self._looked.pop(job.job_id, None)
+                self._in_range.pop(job.job_id, None)
                 continue
             if job.job_id in self._under_way:
                 continue
@@ -163,6 +193,7 @@ class Sweeper(Part):
         self._wait_until_ms.clear()
         self._finders.clear()
         self._looked.clear()
+        self._in_range.clear()
 
 
 class _Step:

@@ -256,10 +256,32 @@ def test_a_full_tick_is_read_once_and_its_progress_is_true(
     while (found := job(world, "job")).state == scheduler_pb2.SWEEP_RUNNING:
         seen.append((found.done, found.examined))
         world.run(1)
-    assert (found.done, found.examined) == (300, 600 if action == "cancel" else 900), (
-        "a move's successors are passed, too"
-    )
+    assert (found.done, found.examined) == (300, 600), "a move's successors do not count: they were not there before"
     halfway = [(done, examined) for done, examined in seen if 0 < done < 300]
     assert len(set(halfway)) > 20
     assert all(0 <= examined - 2 * done + 1 <= 1 for done, examined in halfway), halfway
     assert len(scans) <= 3
+
+
+def test_the_progress_in_a_time_range_is_that_of_the_range() -> None:
+    """A sweep over the first hour is half done when half of that hour is, whatever lies behind it; and so says the next
+    master."""
+    world = trio(step_messages=5)
+    schedule(world, [("t", 2 * HOUR_MS + n, "k", []) for n in range(100)] + [("t", 9 * HOUR_MS, "k", [])] * 300)
+    begun(world, "job", selection=Selection(topic="t", due_ms_max=world.now_ms + 5 * HOUR_MS), cancel=True)
+    shares: list[tuple[int, int]] = []
+    for steps in (4, 10):
+        world.run_until(partial(has_come_to, world, steps))
+        told = ask(world, core_of(world).parts.sweeper.get("job"))
+        assert told.state == scheduler_pb2.SWEEP_RUNNING
+        shares.append((told.examined, told.pending))
+        master = world.master()
+        assert master is not None
+        master.kill()
+        world.run_until(lambda: world.master() is not None)
+        master.start()
+        world.heal()
+    assert all(pending == 100 and 20 <= examined < 100 for examined, pending in shares), shares
+    assert finish(world, "job").done == 100
+    [ended] = ask(world, core_of(world).parts.sweeper.list()).sweeps
+    assert (ended.examined, ended.pending) == (100, 400)
