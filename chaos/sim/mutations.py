@@ -137,9 +137,7 @@ def settled_before_commit(patches: Patches) -> None:
         original(self, columns, UNHEARD)
         reply.done(SettleResult(settled=len(columns.ids) // 8))
 
-    def propose_together(
-        original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]
-    ) -> None:
+    def propose_together(original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
         original(self, columns, [UNHEARD] * len(columns))
         for some, answer in zip(columns, answers, strict=True):
             answer.done(SettleResult(settled=len(some.ids) // 8))

@@ -32,9 +32,7 @@ def rows_under_the_next_topic(original: Any, shares: Any, *args: Any) -> Any:
     "propose_together",
     aim=MANY_TOPICS,
 )
-def first_topic_settled_only(
-    original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]
-) -> None:
+def first_topic_settled_only(original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
     original(self, columns[:1], answers[:1])
     for some, answer in zip(columns[1:], answers[1:], strict=True):
         answer.done(SettleResult(settled=len(some.ids) // 8))
