@@ -155,9 +155,8 @@ class CoreListener:
             self._parts.filter_skips.refresh()
             self._parts.delivery.administered()
 
-    def problem_of(self, entry: bytes, start: int) -> str:
-        """Why this node cannot apply the command; empty if it can. No command of a newer version is half understood."""
-        return command_problem(entry, start)
+    problem_of = staticmethod(command_problem)
+    """Why this node cannot apply a command. No command of a newer version is half understood."""
 
     @_attempted
     def role_changed(self, status: LogStatus) -> None:

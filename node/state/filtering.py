@@ -73,7 +73,7 @@ def arrived(group: Group, subscription: Subscription, first: int, units: Units) 
     at = subscription.unchecked
     if wanted_by is None or not first <= at < first + len(units):
         return 0
-    end = min(first + len(units), subscription.check_stop)
+    end = min(first + len(units), subscription.stop)
     if end <= at:
         return 0
     return subscription.check(at, wanted_by.wanted(units[at - first : end - first]))
@@ -97,7 +97,7 @@ def apply(group: Group | None, subscription: Subscription | None, command: Filte
         or subscription.checked is None
         or command.first != subscription.unchecked
         or not total
-        or command.first + total > subscription.check_stop
+        or command.first + total > subscription.stop
     ):
         return FilteredResult()
     wanted = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)

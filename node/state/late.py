@@ -56,10 +56,6 @@ class LateSettlements:
     def __init__(self) -> None:
         self._dead: OrderedDict[int, tuple[tuple[int, int, int], _Column]] = OrderedDict()
 
-    def search(self, cursor: CursorKey) -> LateSearch:
-        """The search for one command."""
-        return LateSearch(self, cursor)
-
     def dead(self, group: Group) -> _Column:
         """Ids of the messages of a group's newest dead letters."""
         version = group.dead.version
@@ -74,6 +70,8 @@ class LateSettlements:
 
 
 class LateSearch:
+    """The search for one command."""
+
     def __init__(self, kept: LateSettlements, cursor: CursorKey) -> None:
         self._kept = kept
         self._cursor = cursor

@@ -280,8 +280,8 @@ class StateMachine(StateView):
             return Refused(error.failure)
 
     def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
-        budget, late = Budget(), self._late.search(self.wheel.cursor)
-        return SettleResult.of(tuple(self._settle_batch(batch, stamped_ms, budget, late) for batch in settle.batches))
+        budget, late = Budget(), LateSearch(self._late, self.wheel.cursor)
+        return SettleResult.of(tuple([self._settle_batch(batch, stamped_ms, budget, late) for batch in settle.batches]))
 
     def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget, late: LateSearch) -> SettleResult:
         count = len(batch.ids) // 8

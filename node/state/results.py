@@ -82,7 +82,11 @@ class PublishResult:
     @property
     def scheduled(self) -> int:
         """Messages that it scheduled; repeats count nothing."""
-        return sum(outcome.scheduled for outcome in self.requests if not outcome.repeated)
+        count = 0
+        for outcome in self.requests:
+            if not outcome.repeated:
+                count += outcome.scheduled
+        return count
 
 
 class MadeReady(NamedTuple):

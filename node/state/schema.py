@@ -148,15 +148,15 @@ def entry_problem(entry: LogEntry) -> str:
     return "" if known else unknown_in(entry)
 
 
-def command_problem(data: bytes, start: int = 0) -> str:
-    """`entry_problem` of an entry that is not parsed yet, in `data[start:]`; nearly free for one of this version."""
-    if data.endswith(_TAIL):
+def command_problem(entry: bytes, start: int = 0) -> str:
+    """`entry_problem` of an entry that is not parsed yet, in `entry[start:]`; nearly free for one of this version."""
+    if entry.endswith(_TAIL):
         return ""
     try:
-        entry = read_entry(data[start:])
+        parsed = read_entry(entry[start:])
     except DecodeError as error:
         return f"bytes that are no entry ({error})"
-    return "" if entry is None else entry_problem(entry)
+    return "" if parsed is None else entry_problem(parsed)
 
 
 def state_problem(snapshot: StateSnapshot, windows: StateWindows) -> str:

@@ -129,7 +129,7 @@ class Subscription:
 
     @property
     def stop(self) -> int:
-        """First position that may not be handed out now."""
+        """First position that may not be handed out, or meet the filter, now."""
         return min(self._ready.count, self.floor + self.window_messages_max)
 
     @property
@@ -137,16 +137,11 @@ class Subscription:
         """First position that has yet to meet the filter."""
         return self._ready.count if self.checked is None else max(self.checked, self.floor)
 
-    @property
-    def check_stop(self) -> int:
-        """First position that may not meet the filter now."""
-        return min(self._ready.count, self.floor + self.window_messages_max)
-
     def unchecked_ids(self, limit: int) -> tuple[int, Ids]:
         """The first position that has yet to meet the filter, and up to `limit` ids from there on that may meet it
         now."""
         first = self.unchecked
-        return first, self._ready.read(first, max(0, min(limit, self.check_stop - first)))
+        return first, self._ready.read(first, max(0, min(limit, self.stop - first)))
 
     @property
     def _hand_out_stop(self) -> int:
@@ -366,7 +361,7 @@ class Subscription:
         return result, changed
 
     def check(self, first: int, wanted: NDArray[np.bool_]) -> int:
-        """Note that positions from `first` on, all below `check_stop`, met the filter; returns how many are thereby
+        """Note that positions from `first` on, all below `stop`, met the filter; returns how many are thereby
         skipped."""
         self.checked = first + len(wanted)
         return 0 if wanted.all() else self._window.settle_unwanted(first, wanted)

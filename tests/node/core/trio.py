@@ -388,7 +388,7 @@ class Client:
             else:
                 self.acked.update(zip(records, due, strict=True))
 
-        master.host.core.parts.requests.schedule(batch, Reply.either(done))
+        master.host.core.parts.requests.schedule(batch, Reply(done, done))
         master.wake()
 
     def consume(self, credits: int = 10_000, lease_ms: int = 5_000) -> None:
@@ -423,7 +423,7 @@ class Client:
             if isinstance(receipt, Failure):
                 self.unsettled.append(settle)
 
-        session.settle(settle, Reply.either(done))
+        session.settle(settle, Reply(done, done))
 
     def _closed(self, failure: Failure) -> None:
         self.closed = True
