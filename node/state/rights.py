@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tickwheel.node.failure import Failure, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.name_patterns import EVERYTHING, NamePatterns
 from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX, check_topic_name, is_name_pattern
 from tickwheel.node.state.results import AdminResult
@@ -334,7 +334,10 @@ class AccessControl:
             return _refuse(pb.NAME_TAKEN, f"{ADMINISTRATOR} is built in and cannot be changed", "name", ADMINISTRATOR)
         if len(wanted.grants) > GRANTS_MAX:
             return AdminResult(invalid("grants", len(wanted.grants), f"at most {GRANTS_MAX}").failure)
-        grants = [_grant_of(message) for message in wanted.grants]
+        try:
+            grants = [_grant_of(message) for message in wanted.grants]
+        except RequestError as error:
+            return AdminResult(error.failure)
         if wanted.name not in self._roles and len(self._roles) >= ROLES_MAX:
             return AdminResult(limit_reached("roles", ROLES_MAX))
         if rights_on and self._locks(role=wanted.name, grants=tuple(grants)):
