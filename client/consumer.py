@@ -38,7 +38,7 @@ from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
 from tickwheel.client.requests import request_of
-from tickwheel.client.settling import acknowledge, by_topic, extend, extend_batch, receipts, settle_batch, together
+from tickwheel.client.settling import acknowledge, by_topic, extend, receipts, settle_batch, together
 from tickwheel.client.timing import sleep
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
@@ -272,8 +272,8 @@ class Consumer:
 
     async def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> int:
         """Extend the leases of rows of a batch; None: of all rows. Returns the number of leases extended."""
-        extend = extend_batch(batch, rows, lease_ms)
-        receipt = await self._submit(consumer_pb2.ConsumeRequest(extend=extend))
+        request = extend([(batch, rows)], lease_ms)
+        receipt = await self._submit(consumer_pb2.ConsumeRequest(extend=request))
         if receipt.extended:
             self._held.hold(batch, lease_ms / 1_000 or self._lease_s)
         return int(receipt.extended)

@@ -18,9 +18,8 @@ from tickwheel.proto import consumer_pb2
 Rows = NDArray[np.int64]
 
 
-def _positions(batch: DeliveredBatch, rows: Rows | None) -> bytes:
-    positions = batch.positions
-    return (positions if rows is None or not len(positions) else positions[rows]).tobytes()
+def _some(column: NDArray[Any], rows: Rows | None) -> bytes:
+    return (column if rows is None else column[rows]).tobytes()
 
 
 def settle_batch(
@@ -33,18 +32,9 @@ def settle_batch(
     reason: str = "",
 ) -> consumer_pb2.SettleBatch:
     """The request that settles rows of one batch."""
-    wire = batch.wire
+    columns = _columns([(batch, rows)])
     return consumer_pb2.SettleBatch(
-        group=wire.group,
-        topic=wire.topic,
-        outcome=outcome,
-        ids=(batch.ids if rows is None else batch.ids[rows]).tobytes(),
-        attempts=(batch.attempts if rows is None else batch.attempts[rows]).tobytes(),
-        delay_ms=delay_ms,
-        delay_level=delay_level,
-        reason=reason,
-        epoch=wire.epoch,
-        positions=_positions(batch, rows),
+        outcome=outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason, **columns
     )
 
 
@@ -53,7 +43,7 @@ def acknowledge(parts: Sequence[tuple[DeliveredBatch, Rows]]) -> consumer_pb2.Se
     return consumer_pb2.SettleBatch(outcome=consumer_pb2.ACK, **_columns(parts))
 
 
-def extend(parts: Sequence[tuple[DeliveredBatch, Rows]], lease_ms: int) -> consumer_pb2.ExtendBatch:
+def extend(parts: Sequence[tuple[DeliveredBatch, Rows | None]], lease_ms: int) -> consumer_pb2.ExtendBatch:
     """One request that extends leases to `lease_ms` from now, for rows of several batches of one topic and epoch."""
     return consumer_pb2.ExtendBatch(lease_ms=lease_ms, **_columns(parts))
 
@@ -146,28 +136,14 @@ def by_topic(wire: consumer_pb2.DeliverBatch) -> list[consumer_pb2.DeliverBatch]
     return parts
 
 
-def _columns(parts: Sequence[tuple[DeliveredBatch, Rows]]) -> dict[str, Any]:
+def _columns(parts: Sequence[tuple[DeliveredBatch, Rows | None]]) -> dict[str, Any]:
     wire = parts[0][0].wire
     with_positions = all(len(batch.positions) for batch, _ in parts)
     return {
         "group": wire.group,
         "topic": wire.topic,
-        "ids": b"".join([batch.ids[rows].tobytes() for batch, rows in parts]),
-        "attempts": b"".join([batch.attempts[rows].tobytes() for batch, rows in parts]),
+        "ids": b"".join([_some(batch.ids, rows) for batch, rows in parts]),
+        "attempts": b"".join([_some(batch.attempts, rows) for batch, rows in parts]),
         "epoch": wire.epoch,
-        "positions": b"".join([_positions(batch, rows) for batch, rows in parts]) if with_positions else b"",
+        "positions": b"".join([_some(batch.positions, rows) for batch, rows in parts]) if with_positions else b"",
     }
-
-
-def extend_batch(batch: DeliveredBatch, rows: Rows | None, lease_ms: int) -> consumer_pb2.ExtendBatch:
-    """The request that extends leases of rows of one batch to `lease_ms` from now."""
-    wire = batch.wire
-    return consumer_pb2.ExtendBatch(
-        group=wire.group,
-        topic=wire.topic,
-        lease_ms=lease_ms,
-        ids=(batch.ids if rows is None else batch.ids[rows]).tobytes(),
-        attempts=(batch.attempts if rows is None else batch.attempts[rows]).tobytes(),
-        epoch=wire.epoch,
-        positions=_positions(batch, rows),
-    )
