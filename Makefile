@@ -18,7 +18,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: chart image help demo pipeline-demo test conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
+.PHONY: chart image pictures help demo pipeline-demo test conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -69,6 +69,10 @@ dist: $(DEV_STAMP)  ## Build sdist and wheel into dist/
 constraints: $(DEV_STAMP) $(DOCS_STAMP)  ## Write constraints.txt, and requirements by hash, anew from what is installed
 	@$(BIN)/python scripts/freeze_constraints.py > constraints.new && mv constraints.new constraints.txt
 	@$(BIN)/python scripts/freeze_requirements.py
+
+pictures: $(DEV_STAMP) compiled  ## Make the console's pictures in docs/img anew, some minutes; SCREENS=DIR: every page, both themes and widths
+	@$(INSTALL) -e '.[browser]'
+	@$(BIN)/python scripts/console_pictures.py $(if $(SCREENS),--screens $(SCREENS)) $(ARGS)
 
 chart: $(DEV_STAMP)  ## Lint, render and check the Helm chart; brings helm (Go, some minutes) and Kubernetes' schemas
 	@test -x $(BIN)/helm || GOBIN=$(abspath $(BIN)) go install helm.sh/helm/v3/cmd/helm@v3.19.0

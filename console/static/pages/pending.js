@@ -55,19 +55,19 @@ export function pending(main, { query, readOnly, keep }) {
   async function countAll(signal) {
     const [from, to] = range();
     const begin = from || now();
-    counted.step = to ? stepOf(to - begin) : DAY;
-    Object.assign(counted, { steps: [], total: 0, done: false, error: null, from: begin, to });
+    const asked = to ? stepOf(to - begin) : HOUR;
+    Object.assign(counted, { steps: [], total: 0, done: false, error: null, from: begin, to: to || begin + DAY, step: asked });
     const sums = new Map();
     let next = "";
     draw();
     try {
       do {
-        const piece = await read("count", { ...selection(), due_ms_min: from || "", due_ms_max: to ? Math.ceil(to) : "", step_ms: counted.step, next }, signal);
+        const piece = await read("count", { ...selection(), due_ms_min: from || "", due_ms_max: to ? Math.ceil(to) : "", step_ms: asked, next }, signal);
         for (const [start, number] of piece.steps) sums.set(start, (sums.get(start) ?? 0) + number);
         counted.total += piece.total;
         next = piece.next;
         counted.steps = [...sums].sort((one, other) => one[0] - other[0]);
-        if (!to) coarser();
+        if (!to) coarser(begin);
         counted.done = !next;
         draw();
       } while (next);
@@ -78,10 +78,17 @@ export function pending(main, { query, readOnly, keep }) {
     }
   }
 
-  // All of the future is counted by days; a short future is counted again by something finer.
-  function coarser() {
+  // All of the future is counted by hours; only then is it known how long it is, and how wide its bars are.
+  function coarser(begin) {
     const last = counted.steps.at(-1)?.[0];
-    counted.to = last === undefined ? now() + DAY : last + counted.step;
+    counted.to = last === undefined ? begin + DAY : last + HOUR;
+    counted.step = Math.max(HOUR, stepOf(counted.to - begin));
+    const sums = new Map();
+    for (const [start, number] of counted.steps) {
+      const bar = Math.floor(start / counted.step) * counted.step;
+      sums.set(bar, (sums.get(bar) ?? 0) + number);
+    }
+    counted.steps = [...sums];
   }
 
   // One answer looks at a bounded number of messages: ask on until there is a page of those that match.
@@ -131,8 +138,9 @@ export function pending(main, { query, readOnly, keep }) {
     const begin = Math.floor(from / step) * step;
     const loads = new Map(steps);
     const length = Math.min(2_000, Math.max(1, Math.ceil((to - begin) / step)));
-    const times = Array.from({ length }, (_, at) => begin + at * step);
-    chart.show([times.map((ms) => ms / 1_000), times.map((ms) => loads.get(ms) ?? 0)]);
+    // One more, without a bar: the axis ends where the last bar does.
+    const times = Array.from({ length: length + 1 }, (_, at) => begin + at * step);
+    chart.show([times.map((ms) => ms / 1_000), times.map((ms, at) => (at < length ? loads.get(ms) ?? 0 : null))]);
   }
 
   const input = (name, label, placeholder) => h("label", { class: "field grow" }, label,

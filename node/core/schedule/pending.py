@@ -39,7 +39,7 @@ MATCHES_MAX = 1_000
 """Metas compared in one step: mostly some 2 ms of a worker, 600 ms if all are as large as may be."""
 STEPS_MAX = 16
 """Steps of one call: about a million units examined, or sixteen thousand metas compared."""
-CALL_MS = 50
+CALL_MS = 25
 """A page or a partial count ends with the first step that is over after this long, so that whoever watches sees it
 grow. A page for which everything had to be examined took seconds."""
 CALLS_MAX = 32
