@@ -171,7 +171,7 @@ def questions(message_id: str, size: Size) -> list[Asked]:
     """Everything that pages ask, but for reports of chaos runs, which no node is asked for."""
     now, minute = now_ms(), (now_ms() // DAY_MS + 1) * DAY_MS + 9 * HOUR_MS
     day: dict[str, object] = {"due_ms_max": now + DAY_MS, "step_ms": 900_000}
-    everything: dict[str, object] = {"step_ms": DAY_MS}
+    everything: dict[str, object] = {"step_ms": HOUR_MS}
     found = [
         Asked("session", "session"),
         Asked("overview", "picture"),

@@ -269,8 +269,8 @@ class CountJob:
         self.done = False
 
     def run(self) -> None:
-        """Count hour by hour. Units are read only if some of an hour's are not wanted. If all of them are, in one
-        bucket, the numbers of its units and marks are enough; if no unit has a mark, its directory is."""
+        """Count hour by hour. Units are read only if some of an hour's are not wanted. If all are, in one bucket, the
+        numbers of its units and marks are enough; if no unit has a mark, its directory is."""
         counts: dict[int, int] = {}
         schedule = self._schedule
         try:

@@ -2,9 +2,9 @@
 
 A worker selects units by their own columns (topic, hashes, masks). If hashes cannot decide, a worker reads the metas
 and compares them with the text. Every step is bounded: a job over units (wheel/queries.py), then a job over at most
-MATCHES_MAX metas. A call ends after STEPS_MAX steps, or with the first step that is over after CALL_MS, and then
-returns where the next call continues. Workers decode the metas, unless they are few and small: one of 32 KB with
-thousands of headers takes almost a millisecond.
+MATCHES_MAX metas. A call ends after STEPS_MAX steps, or with the first step that is over after CALL_MS, and returns
+where the next call continues. Workers decode the metas, unless they are few and small: one of 32 KB with thousands of
+headers takes almost a millisecond.
 
 Answers describe the moment of each step. A message that is pending before the first step and after the last appears
 exactly once. A message scheduled or dispatched in between may appear or not.
