@@ -315,9 +315,9 @@ def _bounds(data: bytes, at: int, count: int, names: Sequence[str]) -> Iterator[
         at += _COLUMN.size + width * count
         if name not in NAMING or not count:
             continue
-        last = base + step * (count - 1) if width == 0 else base + (1 << 8 * width) - 1
-        within = 0 <= last < _MODULUS
-        yield (min(base, last), max(base, last)) if within else (0 if last < 0 else base, _MODULUS - 1)
+        last = base + step * (count - 1) if width == 0 else min(base + (1 << 8 * width), _MODULUS) - 1
+        within = 0 <= last < _MODULUS  # a run may go around
+        yield (min(base, last), max(base, last)) if within else (0, _MODULUS - 1)
 
 
 def holding(data: bytes, offsets: Iterable[int], ids: Sequence[int]) -> Iterator[EventRecord]:
