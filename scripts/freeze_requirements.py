@@ -16,7 +16,7 @@ from pathlib import Path
 from freeze_constraints import closure  # type: ignore[import-not-found]  # beside this script
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 LIBCS = ("manylinux2014", "manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux_2_24", "manylinux_2_17")
 BUILD = ("setuptools",)

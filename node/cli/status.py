@@ -60,6 +60,25 @@ def _by_node(answer: tuple[str, Seen]) -> tuple[bool, str]:
     return (isinstance(status, Fault), address if isinstance(status, Fault) else status.node_id)
 
 
+def each_once(answers: Mapping[str, Seen]) -> dict[str, Seen]:
+    """The answers without those of a node that answers under an earlier address: it may have an address of its own for
+    each caller, as in a container, of which this host dials only some."""
+    nodes: dict[str, str] = {}
+    own: dict[str, str] = {}
+    for address, (status, _) in answers.items():
+        if isinstance(status, NodeStatus):
+            nodes.setdefault(status.node_id, address)
+            own |= {peer.client_address: peer.node_id for peer in status.peers}
+            if status.role is NodeRole.MASTER:
+                own[status.master_address] = status.node_id
+
+    def first(address: str, status: NodeStatus | Fault) -> str:
+        node_id = own.get(address, "") if isinstance(status, Fault) else status.node_id
+        return nodes.get(node_id, address)
+
+    return {address: seen for address, seen in answers.items() if first(address, seen[0]) == address}
+
+
 def unanswered(answers: Mapping[str, object], why: Callable[[Fault], str]) -> ClusterUnavailable:
     """The error because no node answered, with the reason for each."""
     said = "; ".join(f"{address}: {why(fault)}" for address, fault in answers.items() if isinstance(fault, Fault))
@@ -174,7 +193,7 @@ def status(
             if any(known not in statuses for known in client.cluster.addresses):
                 statuses = await client.admin.statuses()
             infos = await client.admin.server_infos()
-            return {address: (status, infos[address]) for address, status in statuses.items()}
+            return each_once({address: (status, infos[address]) for address, status in statuses.items()})
 
         async def members() -> None:
             """Learn the other nodes from the answers: one address is enough to see all."""

@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import subprocess
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +35,27 @@ def taken(text: str, path: Path, environment: dict[str, str] | None = None) -> N
 
 
 def test_compose_starts_three_nodes_that_find_each_other(tmp_path: Path) -> None:
-    """Each service's environment over the common file: its own id and address among the members, no port twice."""
+    """Each service's environment: its own id and address among the members, no port twice. Nothing but the environment,
+    since podman-compose passes over `configs`."""
     text = (ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8")
-    content = textwrap.dedent(text.partition("content: |\n")[2])
-    services = re.findall(r"^  (n\d):\n((?:    .*\n)+)", text.partition("\nservices:\n")[2], re.MULTILINE)
+    head, _, body_of_all = text.partition("\nservices:\n")
+    variable = re.compile(r"^ +(TICKWHEEL_\w+): \"?([^\s\"]+)\"?$", re.MULTILINE)
+    common = dict(variable.findall(head))
+    assert "configs" not in re.findall(r"^ *(\w+):", text, re.MULTILINE) and "command: [node]" in head
+    services = re.findall(r"^  (n\d):\n((?:    .*\n)+)", body_of_all, re.MULTILINE)
     services = [(name, body) for name, body in services if "<<: *node" in body]
     assert [name for name, _ in services] == ["n1", "n2", "n3"]
     published: list[str] = []
     for name, body in services:
-        environment = dict(re.findall(r"^      (TICKWHEEL_\w+): (\S+)$", body, re.MULTILINE))
-        config = taken(content, tmp_path / "node.toml", environment)
+        assert "<<: *environment" in body
+        config = taken("", tmp_path / "node.toml", common | dict(variable.findall(body)))
         assert config.node.id == name == re.findall(r"hostname: (\S+)", body)[0]
         own = next(member for member in config.cluster.members if member.node_id == name)
         port = config.listen.client_bind.rpartition(":")[2]
         assert own.client_address == f"{name}:{port}" and own.peer_address == f"{name}:7701"
         assert f"127.0.0.1:{port}:{port}" in body
         published += re.findall(r"127\.0\.0\.1:(\d+):", body)
-        assert f'["{name}:/var/lib/tickwheel"]' in body
+        assert f'["{name}:{config.node.data_dir.removesuffix("/data")}"]' in body
     assert len(published) == len(set(published)) == 6
     assert all(line.count("127.0.0.1") for line in re.findall(r"ports: (\[.*\])", text)), "no port for the world"
 
