@@ -156,7 +156,8 @@ def _read(path: str | Path, field: str) -> bytes:
         raise _refused_file(field, path, f"cannot be read: {error.strerror}") from error
 
 
-def _checked(address: str) -> str:
+def checked_address(address: str) -> str:
+    """The address, if it is host:port. Raises RequestRefused."""
     if not isinstance(address, str) or not _is_address(address):
         limit = "host:port, a port from 1 to 65535"
         metadata = {"field": "addresses", "value": str(address), "limit": limit}
@@ -191,7 +192,7 @@ class Cluster:
     def __init__(self, addresses: Sequence[str], tls: TlsFiles | None = None, token: str = "") -> None:
         if not addresses:
             raise RequestRefused("addresses: at least one", "INVALID_FIELD", {"field": "addresses", "limit": "1"})
-        self._addresses = list(dict.fromkeys(map(_checked, addresses)))
+        self._addresses = list(dict.fromkeys(map(checked_address, addresses)))
         self._tls = tls
         self._stamps = self._seen = tls.stamps() if tls else ()
         self._credentials = tls.credentials() if tls else None

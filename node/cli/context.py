@@ -63,6 +63,10 @@ def add(
     """Add a context. The first one is used from then on."""
     if not contexts.split(addresses):
         raise typer.BadParameter(f"--addresses {addresses!r}: host:port, separated by commas")
+    from tickwheel.client.cluster import checked_address
+
+    for address in contexts.split(addresses):
+        checked_address(address)
     if (tls_cert is None) != (tls_key is None):
         raise typer.BadParameter("--tls-cert and --tls-key go together")
     if tls_ca is None and (tls_cert is not None or tls_name):

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tickwheel.client import AsyncClient, DiskUse, Group
+from tickwheel.client import AsyncClient, DiskUse, Group, TickwheelError
+from tickwheel.client.errors import Fault
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ask, out, place, print_json, print_table, time_text
-from tickwheel.node.cli.status import status_app
+from tickwheel.node.cli.output import as_dict, ask, out, place, print_json, print_table, time_text, warn
+from tickwheel.node.cli.status import status_app, unanswered
 from tickwheel.node.cli.topics import Name, group_app, topic_app
 
 
@@ -93,14 +94,27 @@ def disk(
 ) -> None:
     """Show what the data directory of each node at the given addresses holds: by part, hour and topic."""
 
-    async def of_each(client: AsyncClient) -> list[DiskUse]:
-        return [await client.admin.disk_use(one, by_topic=topics) for one in list(client.cluster.addresses)]
+    async def of_each(client: AsyncClient) -> tuple[dict[str, DiskUse], dict[str, str]]:
+        uses: dict[str, DiskUse] = {}
+        faults: dict[str, Fault] = {}
+        for one in list(client.cluster.addresses):
+            try:
+                uses[one] = await client.admin.disk_use(one, by_topic=topics)
+            except TickwheelError as error:
+                if error.reason not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+                    raise
+                faults[one] = Fault(error.reason, str(error))
+        if not uses:
+            raise unanswered(faults, client.cluster.why)
+        return uses, {one: client.cluster.why(fault) for one, fault in faults.items()}
 
-    uses = ask(address, of_each, timeout_s=60.0)
+    uses, silent = ask(address, of_each, timeout_s=60.0)
     if as_json:
-        print_json([as_dict(use) for use in uses])
+        print_json([*map(as_dict, uses.values()), *({"address": one, "error": why} for one, why in silent.items())])
         return
-    for use in uses:
+    for one, why in silent.items():
+        warn(f"{one}: no answer: {why}")
+    for use in uses.values():
         used = 100 * (1 - use.bytes_free / use.bytes_total) if use.bytes_total else 0.0
         mark = f", mark {use.high_water_percent} %" if use.high_water_percent else ""
         above = " schedules are refused" if use.above_high_water else ""

@@ -79,6 +79,8 @@ _BY_FIELD = {
     "node_id": "`tickwheel member list` shows the members",
     "user": "`tickwheel user list` shows the users",
     "role": "`tickwheel role list` shows the roles",
+    "roles": "`tickwheel role list` shows the roles",
+    "number": "`tickwheel dead list GROUP` shows the dead letters and their numbers",
 }
 """Of an unknown name."""
 

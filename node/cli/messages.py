@@ -20,6 +20,7 @@ from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
     ask,
     duration,
+    headers_of,
     moment_ms,
     open_client,
     out,
@@ -119,9 +120,7 @@ def schedule(
     when = _when(delay, at, level)
     if jitter is not None:
         when["jitter"] = duration("--jitter", jitter)
-    if any("=" not in item for item in header):
-        raise typer.BadParameter("--header needs NAME=VALUE")
-    headers = dict(item.split("=", 1) for item in header)
+    headers = headers_of(header)
     if unique_key is None and (on_key_conflict is not None or key_until_settled):
         raise typer.BadParameter("--on-key-conflict and --key-until-settled go with --unique-key")
     conflict = KeyConflict[on_key_conflict.name] if on_key_conflict is not None else None

@@ -11,12 +11,14 @@ from typing import Annotated
 
 import typer
 
+from tickwheel.node.cli.hints import HINTS
 from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import AsJson
 from tickwheel.node.config import ConfigError, read_config
 from tickwheel.node.config.fields import NAME
 
 EXIT_CONFIG = 2
+_HINT = f"Hint: {HINTS['CONFIG']}."
 
 node_app = typer.Typer(no_args_is_help=True)
 config_app = typer.Typer(no_args_is_help=True, help="Check a configuration, or print its reference.")
@@ -41,7 +43,7 @@ def check(
             print_json({"file": str(file), "problems": [str(problem) for problem in error.problems]})
         else:
             typer.echo(str(error), err=True)
-            typer.echo(f"{file}: {len(error.problems)} problem(s)", err=True)
+            typer.echo(f"{file}: {len(error.problems)} problem(s)\n{_HINT}", err=True)
         raise typer.Exit(EXIT_CONFIG) from None
     if as_json:
         print_json({"file": str(file), "node": config.node.id, "cluster": config.cluster.id, "problems": []})
@@ -81,7 +83,7 @@ def node_command(
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals:
-            typer.echo(f"--set {text}: name=value", err=True)
+            typer.echo(f"--set {text}: name=value\n{_HINT}", err=True)
             raise typer.Exit(EXIT_CONFIG)
         flags[name.strip()] = value
     if insecure:
@@ -89,7 +91,7 @@ def node_command(
     try:
         read = read_config(config, os.environ, flags)
     except ConfigError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(f"{error}\n{_HINT}", err=True)
         raise typer.Exit(EXIT_CONFIG) from None
     raise typer.Exit(run_node(read))
 

@@ -223,6 +223,17 @@ def payload_as_dict(payload: bytes | None) -> dict[str, str]:
         return {"payload_hex": payload.hex()}
 
 
+def headers_of(texts: Sequence[str]) -> dict[str, str]:
+    """Headers by name, of arguments NAME=VALUE; otherwise a usage error."""
+    headers = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{text[:40]!r}: NAME=VALUE", param_hint="--header")
+        headers[name] = value
+    return headers
+
+
 def place(option: str, text: str) -> tuple[str, int]:
     """The start of a group for the clients: earliest, latest, or (`time`, milliseconds since 1970)."""
     return (text, 0) if text in {"earliest", "latest"} else ("time", moment_ms(option, text))

@@ -187,7 +187,7 @@ def histogram(
 ) -> None:
     """Draw when pending messages are due. A row is a day by hour, an hour by minute, or a minute by second, in UTC."""
     if by not in {*WIDTHS_MS, "auto"}:
-        raise typer.BadParameter("--by must be second, minute, hour or auto")
+        raise typer.BadParameter(f"{by[:40]!r}: second, minute, hour or auto", param_hint="--by")
     chosen = selection(topic, tag, key, key_prefix, after, until)
     width = by if by != "auto" else "hour"
     counted, cold = _count(chosen, WIDTHS_MS[width], address)

@@ -99,18 +99,20 @@ def _with_value(problem: Mapping[str, Any]) -> str:
     return text if shown in text else f"{shown}: {text.removeprefix('Input should be ')}"
 
 
-def _wrong_usage(error: Any) -> int:
+def _wrong_usage(error: Any, words: list[str]) -> int:
     """Tell what is wrong with the arguments, and where their help is."""
     context = getattr(error, "ctx", None)
     problems = getattr(error.__cause__, "errors", None)
     if problems is not None:
         error.message = _with_value(problems()[0])
-    if context is not None:
+    as_json = "--json" in words[: words.index("--") if "--" in words else None]
+    if context is not None and not as_json:
         error.show()
     else:
-        # Found by the command itself, which no context goes with.
-        from tickwheel.node.cli.output import fail
+        # Found by the command itself, which no context goes with; or a program reads it.
+        from tickwheel.node.cli.output import fail, use_json
 
+        use_json(as_json)
         fail(error.format_message(), "USAGE", {})
     return EXIT_USAGE
 
@@ -125,7 +127,7 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         result = command.main(args=arguments, prog_name="tickwheel", standalone_mode=False)
     except USAGE_ERROR as error:
-        return _wrong_usage(error)
+        return _wrong_usage(error, words)
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:

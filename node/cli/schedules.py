@@ -30,6 +30,7 @@ from tickwheel.node.cli.output import (
     ask,
     duration,
     err,
+    headers_of,
     moment_ms,
     out,
     payload_as_dict,
@@ -230,8 +231,6 @@ def put(
 ) -> None:
     """Create a schedule, or replace the one of this name. Repeating the same changes nothing."""
     timing = _timing(cron, every, zone, start, end)
-    if any("=" not in item for item in header):
-        raise typer.BadParameter("--header needs NAME=VALUE")
     content = payload_of(payload, file)
 
     async def go(client: AsyncClient) -> PutResult:
@@ -248,7 +247,7 @@ def put(
             overlap=overlap,
             key=key,
             tags=tag,
-            headers=dict(item.split("=", 1) for item in header),
+            headers=headers_of(header),
             message_group=message_group,
             paused=paused,
             if_absent=if_absent,

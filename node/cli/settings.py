@@ -74,7 +74,10 @@ def _value(kind: type, text: str) -> object:
         return text == "true"
     if kind is timedelta:
         return timedelta(milliseconds=int(text)) if text.lstrip("-").isdigit() else duration_of(text)
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
 
 
 def _show_settings(settings: Settings, as_json: bool) -> None:

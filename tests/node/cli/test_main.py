@@ -28,7 +28,7 @@ from tickwheel.client import AsyncClient, Client, HeldFile, Receipt, RequestRefu
 from tickwheel.client.errors import Fault
 from tickwheel.client.nodes import node_status_of, server_info_of
 from tickwheel.node.cli import program as cli
-from tickwheel.node.cli.status import Seen, status_table
+from tickwheel.node.cli.status import Seen, each_once, status_table
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
 
@@ -286,6 +286,33 @@ def test_status_of_an_older_node_lacks_what_it_is() -> None:
     assert (
         "1 day, 1:01:01" in shown and "push-first, tls, rights" in shown and "no answer" in shown and "[gone]" in shown
     )
+
+
+def test_a_node_with_two_addresses_is_shown_once(run: Run, address: str) -> None:
+    """The one that the caller dials and the one that the node advertises; also if only one of them can be dialled."""
+    other = address.replace("127.0.0.1", "localhost")
+    assert [node["address"] for node in run("status", "--json", "-a", other).json] == [other]
+    peer = {"node_id": "b", "client_address": "b:1"}
+    wire = admin_pb2.NodeStatus(node_id="a", role=admin_pb2.MASTER, master_address="a:1", peers=[peer])
+    gone = Fault("UNAVAILABLE", "gone")
+    seen: dict[str, Seen] = {
+        "127.0.0.1:1": (node_status_of(wire), gone),
+        "127.0.0.1:2": (node_status_of(admin_pb2.NodeStatus(node_id="b")), gone),
+        "127.0.0.1:3": (gone, gone),
+        "a:1": (gone, gone),
+        "b:1": (gone, gone),
+        "c:1": (gone, gone),
+    }
+    assert list(each_once(seen)) == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "c:1"]
+
+
+def test_disk_use_is_shown_although_a_node_is_away(run: Run, address: str) -> None:
+    """What the others hold; the node without an answer is named."""
+    both = f"127.0.0.1:1,{address}"
+    shown = run("disk", "-a", both)
+    assert shown.code == 0 and "journal" in shown.out and "127.0.0.1:1: no answer: connection refused" in shown.err
+    use, away = run("disk", "--json", "-a", both).json
+    assert use["node_id"] == "n1" and away["address"] == "127.0.0.1:1"
 
 
 async def test_concurrent_calls_of_one_client_at_a_real_node(address: str) -> None:

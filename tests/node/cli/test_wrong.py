@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Any
 
@@ -94,6 +95,12 @@ def test_wrong_places(arguments: list[str], code: int, capsys: pytest.CaptureFix
         (["schedules", "put", "n", "t", "x", "--every", "1y"], "--every: '1y': a duration is"),
         (["group", "create", "g", "t", "--retry-initial", "1y"], "--retry-initial: '1y': a duration is"),
         (["settings", "set", "retention=7x"], "retention=7x: a duration is"),
+        (["settings", "set", "pending_max=abc"], "pending_max=abc: a whole number"),
+        (["schedule", "t", "x", "--delay", "1s", "--header", "=y"], "--header: '=y': NAME=VALUE"),
+        (["schedules", "put", "n", "t", "x", "--every", "1h", "--header", "z"], "--header: 'z': NAME=VALUE"),
+        (["pending", "histogram", "--by", "year"], "--by: 'year': second, minute, hour or auto"),
+        (["context", "add", "c", "-a", "nohost"], "addresses: 'nohost': host:port, a port from 1 to 65535"),
+        (["disk", "-a", "127.0.0.1:1"], "127.0.0.1:1: connection refused: no node listens there"),
         (["status", "-a", "host:99999"], "addresses: 'host:99999': host:port, a port from 1 to 65535"),
         (["certs", "--out", "/dev/null/x", "--node", "n1"], "cannot be made in /dev/null/x: Not a directory"),
         (["certs", "--out", "/dev/null/x", "--node", "n 1=h"], "name: 'n 1': 1 to 64 characters"),
@@ -103,9 +110,25 @@ def test_what_is_wrong_is_named_with_value_and_limit(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In words of ours: which option, what it was given and what it takes."""
-    assert cli.run(arguments) in (cli.EXIT_FAILED, cli.EXIT_USAGE)
+    assert cli.run(arguments) in (cli.EXIT_FAILED, cli.EXIT_USAGE, cli.EXIT_UNAVAILABLE)
     told = " ".join(capsys.readouterr().err.split())
     assert said in told and "Value error" not in told and "Input should" not in told
+
+
+@pytest.mark.parametrize("words", [["list", "--json", "--limit", "x"], ["pending", "histogram", "--json", "--by", "y"]])
+def test_wrong_usage_is_json_where_it_is_asked_for(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As every other error, with a hint."""
+    assert cli.run(words) == cli.EXIT_USAGE
+    told = json.loads(capsys.readouterr().err)
+    assert words[-2] in told["error"] and told["reason"] == "USAGE" and told["hint"]
+
+
+@pytest.mark.parametrize(
+    "words", [["node", "--set", "x"], ["node", "--config", "/nowhere"], ["config", "check", "/dev"]]
+)
+def test_a_wrong_configuration_ends_with_a_hint(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(words) == cli.EXIT_USAGE
+    assert capsys.readouterr().err.splitlines()[-1].startswith("Hint: ")
 
 
 def test_an_unreadable_configuration_is_one_problem(capsys: pytest.CaptureFixture[str]) -> None:
