@@ -36,8 +36,8 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 T = TypeVar("T")
 
-# Without markup: errors, paths and what users name may have brackets.
-out = Console(highlight=False, markup=False)
+# Without markup: errors, paths and what users name may have brackets. A program that reads a pipe gets whole lines.
+out = Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, highlight=False, markup=False)
 
 

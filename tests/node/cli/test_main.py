@@ -167,6 +167,19 @@ def test_schedule_and_consume(run: Run) -> None:
     assert time.time_ns() // 1_000_000 >= due_ms
 
 
+def test_a_line_in_a_pipe_is_not_broken(address: str) -> None:
+    """However long names and payloads are; a program reads it line by line."""
+    topic, payload = "t" * 120, "word " * 60 + "end"
+
+    def piped(*words: str) -> str:
+        command = [sys.executable, "-m", "tickwheel.node.cli.main", *words, "-a", address]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert piped("topic", "create", topic) == f"topic {topic}\n"
+    piped("schedule", topic, payload, "--delay", "1ms")
+    assert piped("consume", topic, "-n", "1").endswith(f"  {payload}\n")
+
+
 def test_what_is_printed_may_be_sent_back(run: Run) -> None:
     """A nack with its own delay, one by the group's policy, and a declared death with its reason; not two of them."""
     run("group", "create", "back", "back", "--retry-initial", "10ms")
@@ -292,7 +305,7 @@ def test_a_node_with_two_addresses_is_shown_once(run: Run, address: str) -> None
     """The one that the caller dials and the one that the node advertises; also if only one of them can be dialled."""
     other = address.replace("127.0.0.1", "localhost")
     assert [node["address"] for node in run("status", "--json", "-a", other).json] == [other]
-    peer = {"node_id": "b", "client_address": "b:1"}
+    peer = admin_pb2.PeerStatus(node_id="b", client_address="b:1")
     wire = admin_pb2.NodeStatus(node_id="a", role=admin_pb2.MASTER, master_address="a:1", peers=[peer])
     gone = Fault("UNAVAILABLE", "gone")
     seen: dict[str, Seen] = {
