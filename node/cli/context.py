@@ -21,15 +21,7 @@ context_app = typer.Typer()
 context_app.add_typer(_commands, name="context")
 
 
-def _names(incomplete: str) -> list[str]:
-    """For completion."""
-    try:
-        return [name for name in contexts.read().known if name.startswith(incomplete)]
-    except ContextError:
-        return []
-
-
-Name = Annotated[str, typer.Argument(help="Name of the context.", autocompletion=_names)]
+Name = Annotated[str, typer.Argument(help="Name of the context.", autocompletion=contexts.known_names)]
 
 
 def _checked(name: str) -> str:

@@ -102,6 +102,14 @@ def _context(values: Mapping[str, object]) -> Context:
     return Context(**{name: str(value) for name, value in values.items()})
 
 
+def known_names(incomplete: str) -> list[str]:
+    """For completion."""
+    try:
+        return [name for name in read().known if name.startswith(incomplete)]
+    except ContextError:
+        return []
+
+
 @contextlib.contextmanager
 def changing() -> Iterator[Contexts]:
     """The contexts, to be changed inside and written at the end. Two commands do so one after the other."""

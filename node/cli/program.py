@@ -18,7 +18,7 @@ import typer
 from typer.completion import get_completion_inspect_parameters
 
 from tickwheel.node.cli.commands import Root
-from tickwheel.node.cli.contexts import ContextError, choose
+from tickwheel.node.cli.contexts import ContextError, choose, known_names
 from tickwheel.node.cli.interrupts import EXIT_INTERRUPTED
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNKNOWN, EXIT_PERMISSION = 1, 2, 3, 4, 5
@@ -52,7 +52,11 @@ def root(
     ] = False,
     context: Annotated[
         str | None,
-        typer.Option("--context", help="Use this context (tickwheel context list). TICKWHEEL_CONTEXT does the same."),
+        typer.Option(
+            "--context",
+            autocompletion=known_names,
+            help="Use this context (tickwheel context list). TICKWHEEL_CONTEXT does the same.",
+        ),
     ] = None,
 ) -> None:
     """A scheduler for delayed messages that keeps delivering when its master dies."""

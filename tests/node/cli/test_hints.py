@@ -72,7 +72,7 @@ def test_a_shell_completes_commands_options_and_contexts(tmp_path: Path) -> None
     program = f"""
 tickwheel() {{ {tickwheel} "$@"; }}
 eval "$({tickwheel} completion bash | sed 's/ \\$1 ) )/ {tickwheel.replace("/", chr(92) + "/")} ) )/')"
-for words in "tickwheel cont" "tickwheel status --addr" "tickwheel context use pr"; do
+for words in "tickwheel cont" "tickwheel status --addr" "tickwheel context use pr" "tickwheel --context pr"; do
   COMP_WORDS=($words); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
   _tickwheel_completion tickwheel; echo "${{COMPREPLY[*]}}"
 done
@@ -81,7 +81,7 @@ done
     done = subprocess.run(
         ["bash", "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.splitlines() == ["context", "--addresses --address", "production"], done
+    assert done.stdout.splitlines() == ["context", "--addresses --address", "production", "production"], done
     for shell, word in (("zsh", "compdef"), ("fish", "complete --command tickwheel")):
         script = subprocess.run(
             [*tickwheel.split(), "completion", shell], capture_output=True, text=True, check=True, timeout=60
