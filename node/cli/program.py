@@ -114,7 +114,8 @@ def _wrong_usage(error: Any, words: list[str]) -> int:
         error.show()
     else:
         # Found by the command itself, which no context goes with; or a program reads it.
-        from tickwheel.node.cli.output import fail, use_json
+        from tickwheel.node.cli.options import use_json
+        from tickwheel.node.cli.output import fail
 
         use_json(as_json)
         fail(error.format_message(), "USAGE", {})

@@ -27,8 +27,8 @@ class Checker:
 
     promise: ClassVar[str] = ""
     kinds: ClassVar[tuple[type[Record], ...]] = ()
-    run: RunBegan = RunBegan(0, 0, (), ())
-    """The first record of the history: what the run is like."""
+    run: RunBegan = RunBegan(0, 0, ("not said",), ())
+    """The first record of the history: what the run is like. Without one, a run with faults."""
 
     def begin(self, run: Record) -> None:
         """Called before the first record of `kinds`."""

@@ -50,18 +50,12 @@ class Live(Checker):
         self._healed_ns: int | None = None
         self._asked_ns: int | None = None
         """Time of the first schedule request after the heal: in a long run producers may pause first."""
-        self._faultless = False
-        """Known to be so: a script that a test plays has faults of its own."""
         self._terms: set[int] = set()
         self._leases: dict[str, tuple[int, int]] = {}  # node -> (held since, until)
         self._active: set[str] = set()
         self._wiped: set[str] = set()
         """Nodes that lost their disk: they may stand for election in vain, since nobody hears them."""
         self._stirred_ns = 0
-
-    def begin(self, run: Record) -> None:
-        super().begin(run)
-        self._faultless = not self.run.faults
 
     def observe(self, record: Record) -> None:
         match record:
@@ -101,7 +95,7 @@ class Live(Checker):
                     self._stands(record)
                 if record.role == "master":
                     self._terms.add(record.term)
-                    if self._faultless and len(self._terms) > 1:
+                    if not self.run.faults and len(self._terms) > 1:
                         self.broken(record.at_ns, f"{record.node} was elected without any fault")
             case Drained():
                 if record.reason:
