@@ -46,7 +46,7 @@ WORK_MS = (0, 0, 1_000, 2_500)
 BUFFER_BYTES = (64 << 10, 64 << 10, 64 << 10, 4 << 10)
 PRELOAD_MS = (10_000, 10_000, 3_000)
 HOURS_KEPT = (1, 0)
-DISPATCH_AHEAD_MS = (8,)
+DISPATCH_AHEAD_MS = (12,)
 CHECKPOINT_MS = (5_000, 5_000, 5_000, 1_500)
 DENSE_SECONDS = 3
 """Length of a dense run with about as many messages as a long run."""
@@ -135,7 +135,7 @@ class Shape:
     """Time between two checkpoints."""
     hour_after_ms: int = 0
     """How long before a full hour the run begins; 0: drawn from the seed."""
-    dispatch_ahead_ms: int = 8
+    dispatch_ahead_ms: int = 12
     """How long before messages are due their dispatch is proposed."""
     extra_stay: int = 1
     """0: a member leaves for each newcomer that counts."""

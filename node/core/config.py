@@ -38,13 +38,13 @@ class CoreConfig:
     dispatch_messages_max: int = 8_192
     """Messages that one dispatch command moves at most; more only if they arrive between proposal and apply."""
 
-    dispatch_ahead_ms: int = 8
+    dispatch_ahead_ms: int = 12
     """A dispatch is proposed this long before its messages are due: that hides the majority's fdatasync."""
 
-    dispatch_period_ms: int = 5
+    dispatch_period_ms: int = 8
     """Least pause between dispatches that are not full: bounds the log's growth."""
 
-    delivery_period_ms: int = 3
+    delivery_period_ms: int = 4
     """Least pause between batches of one group and topic that are not full: many tiny ones would cost the node and its
     consumers more time than they save."""
 
