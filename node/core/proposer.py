@@ -69,7 +69,8 @@ class _Waiting:
     """Needs an entry of its own. `voters`: ids of the voters from that entry on, if the command changes them."""
     voters: Sequence[str] | None = None
     scheduled_bytes: int = 0
-    """Bytes of schedules in it."""
+    """Bytes of schedules in it. `callers`: requests that brought them."""
+    callers: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +80,7 @@ class _Flight:
     replies: list[Answer]
     bytes: int
     scheduled_bytes: int
+    callers: int
     changes_from_ms: int
     """First due time that it can change; NO_CHANGE: none."""
     proposed_ms: int
@@ -86,6 +88,11 @@ class _Flight:
 
 class PublishSource(Protocol):
     """The source of publish commands: the publisher."""
+
+    @property
+    def waiting(self) -> int:
+        """Waiting requests."""
+        ...
 
     @property
     def waiting_bytes(self) -> int:
@@ -141,7 +148,8 @@ class ReturningCallers:
     Callers that each wait for their answer otherwise fall into two groups that take turns: one waits while the entry of
     the other is under way. Then each entry has half of them, and each call takes two rounds. Disks are scheduled in the
     same way (S. Iyer and P. Druschel, "Anticipatory scheduling", SOSP 2001). If the callers stay away, ever more
-    entries leave at once before the next one is held. All sizes are bytes of schedules.
+    entries leave at once before the next one is held. Callers are counted by their requests, whatever their sizes: who
+    calls alone is never held up.
     """
 
     def __init__(self) -> None:
@@ -153,8 +161,9 @@ class ReturningCallers:
         """Entries that leave at once before one is held again."""
         self._skips_next = 1
 
-    def answered(self, size: int, took_ms: int, waiting: int, now_ms: int) -> None:
-        """An entry with schedules has been answered, and no other is under way; so much waits for the next."""
+    def answered(self, callers: int, size: int, took_ms: int, waiting: int, now_ms: int) -> None:
+        """An entry with `size` bytes of schedules has been answered, and no other is under way; so many requests wait
+        for the next."""
         hold_ms = min(RETURN_MS_MAX, took_ms // 2)
         if size >= GATHER_BYTES_MAX or hold_ms <= 0:
             return
@@ -162,14 +171,14 @@ class ReturningCallers:
             self._skips -= 1
             return
         self.until_ms = now_ms + hold_ms
-        self._wanted, self._enough = waiting + size, waiting + size // 2
+        self._wanted, self._enough = waiting + callers, waiting + (callers + 1) // 2
 
     def left(self) -> None:
         """An entry leaves with all that waited."""
         self.until_ms = 0
 
     def awaited(self, waiting: int, now_ms: int) -> bool:
-        """Whether an entry of so much should wait for them."""
+        """Whether an entry of so many requests should wait for them."""
         if not self.until_ms:
             return False
         # More left than was ever held: the cluster's time was set back.
@@ -368,11 +377,13 @@ class Proposer(Part):
             items.append(item)
             size += item.bytes
         if schedules and self._source is not None and size < target:
+            waiting = self._source.waiting
             taken = self._source.take(target - size)
             if taken is not None:
                 command, reply, taken_bytes = taken
-                changes_from_ms = _changes_from_ms(command)
-                items.append(_Waiting(command, reply, taken_bytes, changes_from_ms, scheduled_bytes=taken_bytes))
+                item = _Waiting(command, reply, taken_bytes, _changes_from_ms(command), scheduled_bytes=taken_bytes)
+                item.callers = waiting - self._source.waiting
+                items.append(item)
         return items
 
     def _propose(self, log: ReplicatedLog, items: Sequence[_Waiting], now_ms: int) -> None:
@@ -389,10 +400,11 @@ class Proposer(Part):
                 items[0].reply.fail(invalid("request", kind, "a command that can be read back from the log").failure)
             return
         proposed_ms = self._now_ms()
-        flight = _Flight([], len(entry), 0, NO_CHANGE, proposed_ms)
+        flight = _Flight([], len(entry), 0, 0, NO_CHANGE, proposed_ms)
         for item in items:
             flight.replies.append(item.reply)
             flight.scheduled_bytes += item.scheduled_bytes
+            flight.callers += item.callers
             flight.changes_from_ms = min(flight.changes_from_ms, item.changes_from_ms)
         self._flights[flight] = None
         self._bytes_in_flight += flight.bytes
@@ -435,8 +447,8 @@ class Proposer(Part):
         now_ms = self._now_ms()
         self.window.answered(flight.scheduled_bytes, flight.proposed_ms, now_ms, committed=committed)
         if committed and flight.scheduled_bytes and not self._flights and self._config.gather_busy_ms:
-            waiting = 0 if self._source is None else self._source.waiting_bytes
-            self._returning.answered(flight.scheduled_bytes, now_ms - flight.proposed_ms, waiting, now_ms)
+            waiting, took_ms = 0 if self._source is None else self._source.waiting, now_ms - flight.proposed_ms
+            self._returning.answered(flight.callers, flight.scheduled_bytes, took_ms, waiting, now_ms)
         if committed:
             values = result.value
             assert isinstance(values, list) and len(values) == len(flight.replies), "apply answers every command"
@@ -459,14 +471,15 @@ class Proposer(Part):
 
     def _gathers(self, now_ms: int) -> bool:
         """Whether nothing should be proposed now: nothing waits, or it should go on waiting for company."""
-        published = self._source.waiting_bytes if self._source is not None and self.window.open else 0
+        source = self._source if self.window.open else None
+        published = source.waiting_bytes if source is not None else 0
         if not self._waiting and not published:
             self._gathers_from_ms = 0
             return True
         if self._urgent or self._waiting_bytes + published >= GATHER_BYTES_MAX:
             return False
-        if published and not self._flights:
-            return self._returning.awaited(published, now_ms)
+        if source is not None and published and not self._flights:
+            return self._returning.awaited(source.waiting, now_ms)
         if not self._gathers_from_ms:
             self._gathers_from_ms = min(now_ms, self._proposed_ms)
         # A negative wait ends it: the cluster's time may have been set back before anybody acted by it.

@@ -113,17 +113,17 @@ def test_callers_who_stay_away_are_waited_for_less_and_less() -> None:
     returning = ReturningCallers()
     held = 0
     for round_ms in range(1_000, 9_000, 8):
-        returning.answered(300, 8, 100, round_ms)
-        held += returning.awaited(100, round_ms)
-        while returning.awaited(100, round_ms):
+        returning.answered(3, 300, 8, 1, round_ms)
+        held += returning.awaited(1, round_ms)
+        while returning.awaited(1, round_ms):
             round_ms += 1
     assert held < 25
     # One who comes back after all is noticed at the next look, and waited for again each time.
     returning = ReturningCallers()
     for round_ms in range(1_000, 2_000, 8):
-        returning.answered(300, 8, 100, round_ms)
-        assert returning.awaited(100, round_ms) and returning.awaited(399, round_ms + 1)
-        assert not returning.awaited(400, round_ms + 1)
+        returning.answered(3, 300, 8, 1, round_ms)
+        assert returning.awaited(1, round_ms) and returning.awaited(3, round_ms + 1)
+        assert not returning.awaited(4, round_ms + 1)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_callers_who_stay_away_are_waited_for_less_and_less() -> None:
 )
 def test_nobody_is_waited_for(size: int, took_ms: int, later_ms: int) -> None:
     returning = ReturningCallers()
-    returning.answered(size, took_ms, 100, 1_000)
-    assert not returning.awaited(100, 1_000 + later_ms)
+    returning.answered(3, size, took_ms, 1, 1_000)
+    assert not returning.awaited(1, 1_000 + later_ms)
 
 
 def test_a_slow_majority_does_not_stop_the_log() -> None:

@@ -12,6 +12,7 @@ from hypothesis.strategies import booleans, integers, lists, tuples
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.proposer import COMMIT_MS, NO_CHANGE, WINDOW_BYTES_MIN, Proposer
+from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry, Publish
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
 
@@ -125,8 +126,81 @@ def test_commands_keep_their_order(steps: list[tuple[bool, bool]], in_flight: in
         assert kinds == ["ingest"] or "ingest" not in kinds
 
 
+class Calls:
+    """A publisher with requests of these sizes, all of which leave together."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    @property
+    def waiting(self) -> int:
+        """See PublishSource."""
+        return len(self.sizes)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """See PublishSource."""
+        return sum(self.sizes)
+
+    def take(self, bytes_max: int) -> tuple[Command, Any, int] | None:
+        """See PublishSource."""
+        size = self.waiting_bytes
+        self.sizes.clear()
+        return (Command(publish=Publish(due_ms=bytes(8))), UNHEARD, size) if size else None
+
+
+def called(log: Log, calls: Calls, times: list[int]) -> Proposer:
+    """Of a master with these calls; `times[0]` is the clock."""
+    proposer = Proposer(CoreConfig(), 0, lambda: times[0])
+    proposer.attach(cast(ReplicatedLog, log), calls)
+    proposer.term = 1
+    return proposer
+
+
+def test_who_calls_alone_is_never_held_up() -> None:
+    """Also if each message is smaller than the one before: nobody else is to come, however many bytes are missing."""
+    log, calls, times = Log(), Calls(), [1_000]
+    proposer = called(log, calls, times)
+    for size in (50_000, 20_000, 15_000, 100, 99, 1):
+        calls.sizes.append(size)
+        proposer.flush()
+        assert proposer.entries_in_flight == 1, size
+        times[0] += 8
+        log.answer()
+
+
+def test_callers_are_awaited_whatever_their_sizes_are() -> None:
+    """The next entry leaves with the last of them, or when the wait is over. Nothing is awaited for ever, and the core
+    sleeps meanwhile."""
+    log, calls, times = Log(), Calls(), [1_000]
+    proposer = called(log, calls, times)
+    calls.sizes += [100, 30_000]
+    for sizes in ([30_000, 100], [10, 10]):
+        proposer.flush()
+        times[0] += 8
+        log.answer()
+        for left, size in enumerate(reversed(sizes)):
+            proposer.flush()
+            assert proposer.entries_in_flight == 0, left
+            calls.sizes.append(size)
+    proposer.flush()
+    times[0] += 8
+    log.answer()
+    calls.sizes.append(50_000)
+    proposer.flush()
+    now = Now(ClusterMs(times[0]), SteadyMs(0), True, True)
+    wait_ms = proposer.wait_ms(now)
+    assert proposer.entries_in_flight == 0 and wait_ms == 3
+    times[0] += wait_ms
+    proposer.flush()
+    assert proposer.entries_in_flight == 1
+    assert proposer.wait_ms(Now(ClusterMs(times[0]), SteadyMs(0), True, True)) is None
+
+
 class Schedules:
     """A publisher in which requests of one size wait without end."""
+
+    waiting = 1
 
     def __init__(self, size: int) -> None:
         self.waiting_bytes = size
