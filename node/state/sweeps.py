@@ -31,6 +31,8 @@ from tickwheel.wheel.sweep import DISPATCHED, DONE
 SWEEPS_MAX = 64
 """Remembered jobs; beyond it the oldest ended job is forgotten."""
 RUNNING_MAX = 8
+COUNT_MAX = (1 << 64) - 1
+"""Counts that commands state stop at the largest number of their field; no sum may make apply fail."""
 DELETIONS = ("delete_topic", "delete_group")
 """Actions that cancel until a pass over all pending messages finds none, and then remove their target."""
 CANCELLING = ("cancel", *DELETIONS)
@@ -134,8 +136,8 @@ class Sweeps:
             job.too_late += too_late
             job.gone += count - len(done_ids) - too_late
         job.steps += 1
-        job.examined += step.examined
-        job.too_far += step.too_far
+        job.examined = min(COUNT_MAX, job.examined + step.examined)
+        job.too_far = min(COUNT_MAX, job.too_far + step.too_far)
         job.next_due_ms, job.next_index = step.next_due_ms, step.next_index
         if action in DELETIONS:
             job.pass_found += count

@@ -410,6 +410,15 @@ def test_letters_that_come_before_the_last_step_of_a_deletion_is_applied_go_with
     assert left() == [1, 0] and driver.state.removed_unsettled == 4
 
 
+def test_no_count_of_a_sweep_outgrows_its_field(driver: Driver) -> None:
+    """Else every node would end at the step, and again at each start."""
+    driver.apply(Command(sweep=SweepCommand(begin=Sweep(job_id="j", shift_ms=1))))
+    for number, most in enumerate(((1 << 64) - 1, 1)):
+        step = SweepStep(job_id="j", number=number, examined=most, too_far=most)
+        job = driver.apply(Command(sweep=SweepCommand(step=step)))[0].sweep
+    assert (job.steps, job.examined, job.too_far) == (2, (1 << 64) - 1, (1 << 64) - 1)
+
+
 def test_a_deletion_of_an_earlier_version_leaves_the_dead_letters_of_its_topic(driver: Driver) -> None:
     """Its log is applied as it was, for nodes of both versions to be equal."""
     driver.group("g", ("orders",))
