@@ -42,7 +42,7 @@ def first_topic_settled_only(original: Any, self: Settlements, columns: list[Any
     "a settlement of several topics counts though one of them was reset since the delivery",
     settlements,
     "by_topic",
-    aim=MANY_TOPICS,
+    aim=Aim(("kill",), shape=(*MANY_TOPICS.shape, ("settle_grid_ms", 1_500)), seconds=10),
 )
 def resets_of_one_topic_ignored(original: Any, batch: Any) -> Any:
     parts = original(batch)
