@@ -370,8 +370,8 @@ def test_a_partial_count_ends_with_its_time(
 
 @pytest.mark.parametrize("fields", [{"topic": "t1"}, {"tag": "none"}, {"key_prefix": "nobody"}])
 def test_a_page_ends_with_its_time(world: Any, fields: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks for what is rare, or is not there, gets an answer after one step, if that took its time, and goes on
-    behind it: no call examines all that is pending."""
+    """A search for something rare or absent is answered after one step if that took its time, and the next call goes on
+    from there: no call examines all that is pending."""
     monkeypatch.setattr(queries, "EXAMINED_MAX", 5)
     monkeypatch.setattr(queries, "WINDOW_UNITS_FIRST", 2)
     monkeypatch.setattr(pending, "MATCHES_MAX", 3)
