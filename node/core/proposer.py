@@ -148,8 +148,8 @@ class ReturningCallers:
     Callers that each wait for their answer otherwise fall into two groups that take turns: one waits while the entry of
     the other is under way. Then each entry has half of them, and each call takes two rounds. Disks are scheduled in the
     same way (S. Iyer and P. Druschel, "Anticipatory scheduling", SOSP 2001). If the callers stay away, ever more
-    entries leave at once before the next one is held. Callers are counted by their requests, whatever their sizes: who
-    calls alone is never held up.
+    entries leave at once before the next one is held. Callers are counted by their requests, whatever their sizes; a
+    caller alone is never held up.
     """
 
     def __init__(self) -> None:
