@@ -114,7 +114,10 @@ class Sweeper(Part):
             return job
         total = self._in_range.get(job.job_id)
         if total is None:
-            total = self._in_range[job.job_id] = job.examined + await self._left(job)
+            total = job.examined + await self._left(job)
+            if job.state != SWEEP_RUNNING:  # it has ended meanwhile
+                return job
+            self._in_range[job.job_id] = total
         told = Sweep()
         told.CopyFrom(job)
         told.pending = total
