@@ -143,7 +143,7 @@ def broadcasts_to_one(original: Any, self: StateView, group_id: Any) -> Any:
     return False
 
 
-@mutation("a consumer of a broadcasting group begins anew when its lease runs out", Broadcasts, "answered")
+@mutation("a broadcasting group's consumer starts over when its lease runs out", Broadcasts, "answered")
 def broadcasts_retried(original: Any, self: Broadcasts, key: Any, session_id: int, positions: Any) -> int:
     count: int = original(self, key, session_id, positions)
     if count > 2:
