@@ -11,6 +11,7 @@ than before: the cluster may have been restored.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
@@ -222,6 +223,8 @@ class Cluster:
         """The last fault of each node whose status could not be read."""
         self._reached = False
         """Whether any node has ever answered."""
+        self._found = asyncio.Event()
+        """Set while a master is known."""
         self._told: Deadline | None = None
         """Set while the log says that no node can be reached: until when that is not said again."""
         self._closed = False
@@ -309,6 +312,7 @@ class Cluster:
             self._follow_all()
         if self._master != address:
             self._master = address
+            self._found.set()
             if self._told is not None:
                 self._told = None
                 _log.info("nodes can be reached again; the master is %s", address)
@@ -328,6 +332,7 @@ class Cluster:
         """Forget the master if it is this node, which did not answer as one."""
         if self._master == address:
             self._master = None
+            self._found.clear()
 
     async def master(self, deadline: Deadline, *, patient: bool = False) -> str:
         """The master's address, searched for if it is not known. Raises ClusterUnavailable at the deadline.
@@ -335,6 +340,15 @@ class Cluster:
         If no node was ever reached, it raises after CONNECT_S already; with `patient` only if to wait cannot help.
         With `patient`, the log then says why no node can be reached, and says it again every TOLD_AGAIN_S.
         """
+        if self._master is not None:
+            return self._master
+        search = object()
+        try:
+            return await self._search(search, deadline, patient)
+        finally:
+            self.unwatch(search)
+
+    async def _search(self, search: object, deadline: Deadline, patient: bool) -> str:
         backoff = Backoff(max_s=WATCH_PERIOD_S)
         connecting = Deadline(CONNECT_S)
         while self._master is None:
@@ -360,7 +374,11 @@ class Cluster:
                 if patient and connecting.over:
                     self._tell_unreachable()
                 if finding.done():
-                    await backoff.pause(deadline)
+                    # While nodes are followed, each says at once who the new master is.
+                    self.watch(search, lambda _: None)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(min(backoff.next_s(), deadline.left_s)):
+                            await self._found.wait()
         return self._master
 
     def _tell_unreachable(self) -> None:

@@ -97,6 +97,11 @@ def not_master(master_id: str | None, master_address: str | None, term: int = 0)
     return Failure(pb.NO_MASTER, "no master is known at the moment; retry", {"retry_after_ms": "100"})
 
 
+def beginning() -> Failure:
+    """The refusal because this node has just been elected and is about to serve."""
+    return Failure(pb.NO_MASTER, "this node was just elected and begins to serve; retry", {"retry_after_ms": "10"})
+
+
 def no_agreed_time() -> Failure:
     """The refusal of a delay before the cluster has an agreed time."""
     return Failure(

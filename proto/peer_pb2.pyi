@@ -468,20 +468,36 @@ Global___TimeoutNow: _TypeAlias = TimeoutNow  # noqa: Y015
 
 @_typing.final
 class Ping(_message.Message):
+    """Would you vote for me? Asked before each election."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SENT_NS_FIELD_NUMBER: _builtins.int
+    LAST_LOG_INDEX_FIELD_NUMBER: _builtins.int
+    LAST_LOG_TERM_FIELD_NUMBER: _builtins.int
     sent_ns: _builtins.int
+    last_log_index: _builtins.int
+    """End of the asking node's log. Older nodes leave it out."""
+    last_log_term: _builtins.int
     def __init__(
         self,
         *,
         sent_ns: _builtins.int = ...,
+        last_log_index: _builtins.int | None = ...,
+        last_log_term: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index", "_last_log_term", b"_last_log_term", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent_ns", b"sent_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index", "_last_log_term", b"_last_log_term", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term", "sent_ns", b"sent_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_log_index: _TypeAlias = _typing.Literal["last_log_index"]  # noqa: Y015
+    _WhichOneofArgType__last_log_index: _TypeAlias = _typing.Literal["_last_log_index", b"_last_log_index"]  # noqa: Y015
+    _WhichOneofReturnType__last_log_term: _TypeAlias = _typing.Literal["last_log_term"]  # noqa: Y015
+    _WhichOneofArgType__last_log_term: _TypeAlias = _typing.Literal["_last_log_term", b"_last_log_term"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_log_index) -> _WhichOneofReturnType__last_log_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_log_term) -> _WhichOneofReturnType__last_log_term | None: ...
 
 Global___Ping: _TypeAlias = Ping  # noqa: Y015
 
@@ -498,7 +514,7 @@ class Pong(_message.Message):
     clock_ms: _builtins.int
     """The answering node's wall clock."""
     hears_master: _builtins.bool
-    """It leads, has heard a leader within the shortest election timeout, or started less than that ago:
+    """It leads, has heard a leader too recently to vote, started too recently, or asks for votes itself and comes first:
     it would refuse a vote, so the asking node does not raise its term for one.
     """
     last_log_index: _builtins.int

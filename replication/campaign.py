@@ -3,6 +3,10 @@
 A node raises its term only once a majority has said that it would vote for it. So a node that comes back from a
 partition deposes no master. It asks again every round, and counts answers to the last few rounds, since an answer may
 take longer than a round. In the election each voter counts once a term.
+
+Nodes that ask at the same time would split the votes. So a node that asks refuses another that comes after it in the
+order of logs and ids, and a node that agrees gives way: it does not ask itself for a round. Both end after a while,
+since the other may be unable to win, say because it cannot hear the answers.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from collections.abc import Collection
 
 ROUNDS_OPEN = 3
 """Answers to older questions do not count: an answer says what the peer thought at some time after the question."""
+WAYS_APART = 10
+"""Rounds between two times that a node gives way."""
 
 
 class Next(enum.Enum):
@@ -33,6 +39,8 @@ class Campaign:
         """When the current round began; 0 for none."""
         self._answers: dict[str, tuple[int, bool]] = {}
         """For each peer its newest answer: (when the question was asked, whether the peer would vote)."""
+        self._gave_way_ns = 0
+        """When this node last gave way; 0 for never."""
         self._votes: set[str] = set()
         self._votes_term = 0
 
@@ -55,6 +63,23 @@ class Campaign:
         """A peer has answered the question asked at `asked_ns`. Its answer to a later question replaces this one."""
         if self._first_ns and asked_ns >= max(self._first_ns, self._answers.get(peer_id, (0, False))[0]):
             self._answers[peer_id] = (asked_ns, would_vote)
+
+    def insists(self, now_ns: int) -> bool:
+        """Whether this node has begun to ask so recently that it refuses a node that comes after it. Asks again, since
+        the other node has just shown that it does not hear a master either."""
+        if not self._first_ns or now_ns - self._first_ns > ROUNDS_OPEN * self._round_ns:
+            return False
+        self._asked_ns = 0
+        return True
+
+    def gives_way(self, now_ns: int) -> bool:
+        """This node would vote for another: whether it ends its own round for that and waits. It does so once in a
+        while only, so that a node that asks again and again without success keeps nobody from asking."""
+        if self._gave_way_ns and now_ns - self._gave_way_ns < WAYS_APART * self._round_ns:
+            return False
+        self._gave_way_ns = now_ns
+        self.end()
+        return True
 
     def end(self) -> None:
         """A master is known, or an election begins: end the round. Late answers to it no longer count."""

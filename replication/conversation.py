@@ -111,6 +111,8 @@ class Conversation:
         self._next_sync_ns = 1
         self.peers: dict[str, Peer] = {}
         self.master_heard_ns = 0
+        self._master_left = False
+        """The connection to the master has broken since it was last heard."""
         self.master_commit_index = 0
         """The commit index that a master reported last."""
         self.started_ns = 0
@@ -145,6 +147,9 @@ class Conversation:
         peer.connected = False
         self.engine.disconnected(peer_id)
         self._owed.hung_up(peer_id)
+        if self.engine.state != LEADER and self.engine.leader_id == peer_id and self._guards.votes_sticky:
+            self._master_left = True
+            self.engine.advance_election(self.master_heard_ns + self._config.lease_over_ms * NS_PER_MS)
 
     def _send(self, peer_id: str, frame: PeerFrame, *, connection_id: int | None = None) -> bool:
         peer = self.peer(peer_id)
@@ -274,8 +279,9 @@ class Conversation:
         others = self._voters.others
         following = self._campaign.next(others, now_ns)
         if following is Next.ASK:
+            ping = Ping(sent_ns=now_ns, last_log_index=self._journal.last_index, last_log_term=self._journal.last_term)
             for peer_id in others:
-                self._send(peer_id, PeerFrame(ping=Ping(sent_ns=now_ns)))
+                self._send(peer_id, PeerFrame(ping=ping))
         return following is Next.CAMPAIGN
 
     # -- what peers say
@@ -345,7 +351,7 @@ class Conversation:
             return
         self.master_commit_index = append.commit_index
         if self._storage.halted:
-            self.master_heard_ns = self._clock.monotonic_ns()
+            self.master_heard_ns, self._master_left = self._clock.monotonic_ns(), False
             engine.deliver(peer_id, {"type": "append_entries", "term": frame.term, "commit_index": engine.commit_index})
             return
         if engine.state == LEADER and frame.term == engine.term:
@@ -353,7 +359,7 @@ class Conversation:
         now_ns = self._clock.monotonic_ns()
         if frame.term == engine.term and engine.leader_id == peer_id:
             self._lateness.note(now_ns - self.master_heard_ns, now_ns)
-        self.master_heard_ns = now_ns
+        self.master_heard_ns, self._master_left = now_ns, False
         self._campaign.end()
         self._caught_up.heard(frame.term, append.commit_index)
         if engine.term == frame.term:
@@ -415,7 +421,9 @@ class Conversation:
             return self._lease.until_ns(self._voters.others, now_ns) > now_ns
         if not self._listener.may_vote():
             return True
-        if self._guards.votes_sticky and self.master_heard_ns and now_ns - self.master_heard_ns < timeout_ns:
+        # Even a master that only lost its connections has no lease any more after `lease_over_ms`.
+        sticky_ns = self._config.lease_over_ms * NS_PER_MS if self._master_left else timeout_ns
+        if self._guards.votes_sticky and self.master_heard_ns and now_ns - self.master_heard_ns < sticky_ns:
             return True
         alone = self._voters.counts and not self._voters.others
         return self._guards.starts_silent and not alone and now_ns - self.started_ns < timeout_ns
@@ -450,10 +458,18 @@ class Conversation:
 
     def _on_ping(self, peer_id: str, frame: PeerFrame) -> None:
         now_ns = self._clock.monotonic_ns()
+        ping = frame.ping
+        refuses = self._would_refuse(now_ns) or bool(self._storage.halted)
+        if not refuses and ping.HasField("last_log_index"):
+            own = (-self._journal.last_term, -self._journal.last_index, self.engine.node_id)
+            if own < (-ping.last_log_term, -ping.last_log_index, peer_id):
+                refuses = self._campaign.insists(now_ns)
+            elif self._campaign.gives_way(now_ns):
+                self.engine.postpone_election(now_ns + self._config.campaign_round_ms * NS_PER_MS)
         pong = Pong(
-            echo_sent_ns=frame.ping.sent_ns,
+            echo_sent_ns=ping.sent_ns,
             clock_ms=self._clock.wall_ms(),
-            hears_master=self._would_refuse(now_ns) or bool(self._storage.halted),
+            hears_master=refuses,
             last_log_index=self._journal.last_index,
             last_log_term=self._journal.last_term,
         )

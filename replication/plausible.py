@@ -42,6 +42,8 @@ def check_frame(frame: PeerFrame, own_term: int) -> None:
         _check_indexes(number=frame.sync_reply.number, applied_index=frame.sync_reply.applied_index)
     elif kind == "request_vote":
         _check_indexes(last_log_index=frame.request_vote.last_log_index)
+    elif kind == "ping":
+        _check_indexes(last_log_index=frame.ping.last_log_index)
     elif kind == "pong":
         _check_indexes(last_log_index=frame.pong.last_log_index)
 

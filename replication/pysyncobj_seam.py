@@ -421,6 +421,10 @@ class Engine(SyncObj):  # type: ignore[misc]
         if not self._SyncObj__transferInProgress:
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until_ns / 1e9)
 
+    def advance_election(self, from_ns: int) -> None:
+        """Stand for election from `from_ns`, unless that is due earlier."""
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, from_ns / 1e9)
+
     def prolong_election(self, added_ns: int) -> None:
         """A heartbeat has just set the election timeout: add to it."""
         if not self._SyncObj__transferInProgress:

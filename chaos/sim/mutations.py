@@ -43,6 +43,7 @@ from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import scheduler_pb2
 from tickwheel.replication import judge
 from tickwheel.replication.cluster_clock import ClusterClock
+from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.hard_state import HardState
@@ -347,6 +348,17 @@ def leases_forgotten_with_checkpoint(original: Any, self: SyncState, earlier: Sy
 )
 def installed_over_writes(original: Any, self: NodeCore) -> Any:
     return False
+
+
+@mutation(
+    "a slave that loses the connection to its master takes the master's lease for over",
+    RaftConfig,
+    "lease_over_ms",
+    level="log",
+    aim=Aim(("reset", "isolate"), nodes=3),
+)
+def lease_taken_for_over(original: Any, self: RaftConfig) -> int:
+    return 0
 
 
 # -- the wheel

@@ -13,7 +13,7 @@ from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.world import SteadyMs
-from tickwheel.node.failure import Failure, RequestError, not_master
+from tickwheel.node.failure import Failure, RequestError, beginning, not_master
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Command, Lead
@@ -115,6 +115,8 @@ class Mastership:
                 {"retry_after_ms": "200"},
             )
         status = core.log.status()
+        if self.elected and not self.handing_over and not status.halted:
+            return beginning()
         master_id = status.master_id if status.master_id != core.identity.node_id else None
         if status.halted and master_id is None:
             return Failure(common_pb2.DISK_FULL, status.halted, {"retry_after_ms": "1000"})

@@ -10,6 +10,7 @@ import pytest
 from tests.client.fake_node import FakeNode
 from tickwheel.client import AsyncClient
 from tickwheel.client import cluster as cluster_module
+from tickwheel.client.backoff import Backoff
 from tickwheel.client.cluster import Cluster
 
 SOON_S = 10.0
@@ -90,6 +91,21 @@ async def test_a_consumer_leaves_a_master_that_hangs(nodes: list[FakeNode], *, o
         nodes[1].lead()
         await client.schedule("t", b"y", delay_ms=0)
         assert (await asyncio.wait_for(anext(batches), SOON_S)).payloads() == [b"y"]
+
+
+async def test_a_call_that_waits_for_a_master_goes_on_at_once(
+    nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node tells of the new master. The call does not sleep through that until its next look."""
+    monkeypatch.setattr(Backoff, "next_s", lambda self, least_s=0.0: 60.0)
+    nodes[0].state.master = None
+    async with AsyncClient([node.address for node in nodes]) as client:
+        waiting = asyncio.ensure_future(client.schedule("t", b"x", delay_ms=60_000))
+        # Its look, and the question that it leaves open.
+        while any(node.asked < 2 for node in nodes):  # noqa: ASYNC110  # the fake only counts
+            await asyncio.sleep(0.001)
+        nodes[1].lead()
+        await asyncio.wait_for(waiting, SOON_S)
 
 
 async def test_watching_asks_each_node_once_while_nothing_changes(

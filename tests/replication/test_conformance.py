@@ -173,6 +173,7 @@ class OverRaft(Cluster):
 
     def __init__(self) -> None:
         super().__init__()
+        self.config = RaftConfig(proposals_max=PROPOSALS_MAX)
         self.clock = HandClock()
         self.under_way: list[tuple[str, str, bytes]] = []
         self.disks = {name: SimulatedDisk(Random(name)) for name in NAMES}
@@ -186,10 +187,9 @@ class OverRaft(Cluster):
         executor = self.executors[name] = HandExecutor()
         self.boots += 1
         journal = Journal.open(self.disks[name], "journal", segment_bytes=1 << 20)
-        config = RaftConfig(proposals_max=PROPOSALS_MAX)
         log = RaftLog(
-            config, name, "suite", self.clock, executor, Wire(self, name), Random(f"{name}/{self.boots}"), listener,
-            journal, MEMBERS, (0, 0),
+            self.config, name, "suite", self.clock, executor, Wire(self, name), Random(f"{name}/{self.boots}"),
+            listener, journal, MEMBERS, (0, 0),
         )  # fmt: skip
         self.logs[name] = log
         log.start()
