@@ -41,7 +41,7 @@ from tickwheel.node.server.checks import (
     sweeping,
     topic,
 )
-from tickwheel.node.server.handlers import Node
+from tickwheel.node.server.handlers import Node, permitted
 from tickwheel.proto import (
     access_pb2,
     admin_pb2,
@@ -60,6 +60,16 @@ from tickwheel.transport.server import ServerStream as Context
 
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
+N = TypeVar(
+    "N",
+    bound=admin_pb2.CreateTopicRequest
+    | admin_pb2.CreateGroupRequest
+    | admin_pb2.UpdateGroupRequest
+    | admin_pb2.SetGroupFilterRequest
+    | admin_pb2.SetPausedRequest
+    | admin_pb2.ResetGroupRequest,
+)
+"""A request that changes the topic or group of its `name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +201,29 @@ READS = Right(somewhere(RIGHT_READ))
 CHANGES_RUNS = Right(somewhere(RIGHT_SCHEDULE), audited=True)
 CANCELS = Right(somewhere(RIGHT_CANCEL))
 
+
+def changing_topic(request: type[N], command: Callable[[N], AdminCommand]) -> AwaitedEndpoint:
+    """A row of a change of the topic that the request names; the answer is the topic after it."""
+    return by_core(
+        request,
+        admin_pb2.Topic,
+        ONE_TOPIC,
+        MASTER,
+        lambda core, asked, caller: handlers.change_topic(core, command(asked), asked.name, caller),
+    )
+
+
+def changing_group(request: type[N], command: Callable[[N], AdminCommand], right: Right = ONE_GROUP) -> AwaitedEndpoint:
+    """As `changing_topic`, for a group."""
+    return by_core(
+        request,
+        admin_pb2.Group,
+        right,
+        MASTER,
+        lambda core, asked, caller: handlers.change_group(core, command(asked), asked.name, caller),
+    )
+
+
 SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
     "tickwheel.v1.Scheduler": {
         "Schedule": direct(
@@ -274,44 +307,58 @@ SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
             schedules_pb2.PutScheduleResponse,
             Right(topic(RIGHT_SCHEDULE, lambda request: request.definition.topic or "(none)"), audited=True),
             MASTER,
-            handlers.put_schedule,
+            lambda core, request, caller: core.parts.schedules.put(
+                request, caller.actor, permitted(caller, RIGHT_SCHEDULE)
+            ),
         ),
         "Get": by_core(
-            schedules_pb2.GetScheduleRequest, schedules_pb2.GetScheduleResponse, READS, MASTER, handlers.get_schedule
+            schedules_pb2.GetScheduleRequest,
+            schedules_pb2.GetScheduleResponse,
+            READS,
+            MASTER,
+            lambda core, request, caller: core.parts.schedules.get(request, permitted(caller, RIGHT_READ)),
         ),
         "List": by_core(
             schedules_pb2.ListSchedulesRequest,
             schedules_pb2.ListSchedulesResponse,
             READS,
             MASTER,
-            handlers.list_schedules,
+            lambda core, request, caller: core.parts.schedules.page(request, permitted(caller, RIGHT_READ)),
         ),
         "Pause": by_core(
-            schedules_pb2.PauseScheduleRequest, schedules_pb2.Schedule, CHANGES_RUNS, MASTER, handlers.pause_schedule
+            schedules_pb2.PauseScheduleRequest,
+            schedules_pb2.Schedule,
+            CHANGES_RUNS,
+            MASTER,
+            lambda core, request, caller: core.parts.schedules.pause(request, permitted(caller, RIGHT_SCHEDULE)),
         ),
         "Resume": by_core(
-            schedules_pb2.ResumeScheduleRequest, schedules_pb2.Schedule, CHANGES_RUNS, MASTER, handlers.resume_schedule
+            schedules_pb2.ResumeScheduleRequest,
+            schedules_pb2.Schedule,
+            CHANGES_RUNS,
+            MASTER,
+            lambda core, request, caller: core.parts.schedules.resume(request, permitted(caller, RIGHT_SCHEDULE)),
         ),
         "Trigger": by_core(
             schedules_pb2.TriggerScheduleRequest,
             schedules_pb2.TriggerScheduleResponse,
             CHANGES_RUNS,
             MASTER,
-            handlers.trigger_schedule,
+            lambda core, request, caller: core.parts.schedules.trigger(request, permitted(caller, RIGHT_SCHEDULE)),
         ),
         "Backfill": by_core(
             schedules_pb2.BackfillScheduleRequest,
             schedules_pb2.BackfillScheduleResponse,
             CHANGES_RUNS,
             MASTER,
-            handlers.backfill_schedule,
+            lambda core, request, caller: core.parts.schedules.backfill(request, permitted(caller, RIGHT_SCHEDULE)),
         ),
         "Delete": by_core(
             schedules_pb2.DeleteScheduleRequest,
             schedules_pb2.DeleteScheduleResponse,
             CHANGES_RUNS,
             MASTER,
-            handlers.delete_schedule,
+            lambda core, request, caller: core.parts.schedules.delete(request, permitted(caller, RIGHT_SCHEDULE)),
         ),
         "Preview": by_core(
             schedules_pb2.PreviewScheduleRequest,
@@ -386,78 +433,32 @@ SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
             MASTER,
             lambda core, request, caller: handlers.change_members(core, AdminCommand(remove_member=request), caller),
         ),
-        "CreateTopic": by_core(
-            admin_pb2.CreateTopicRequest,
-            admin_pb2.Topic,
-            ONE_TOPIC,
-            MASTER,
-            lambda core, request, caller: handlers.change_topic(
-                core, AdminCommand(create_topic=request), request.name, caller
-            ),
-        ),
+        "CreateTopic": changing_topic(admin_pb2.CreateTopicRequest, lambda request: AdminCommand(create_topic=request)),
         "DeleteTopic": by_core(
             admin_pb2.DeleteTopicRequest, admin_pb2.DeleteTopicResponse, ONE_TOPIC, MASTER, handlers.delete_topic
         ),
         "ListTopics": by_loop(
             admin_pb2.ListTopicsRequest, admin_pb2.ListTopicsResponse, KNOWN, ANY_NODE, handlers.list_topics
         ),
-        "CreateGroup": by_core(
+        "CreateGroup": changing_group(
             admin_pb2.CreateGroupRequest,
-            admin_pb2.Group,
+            lambda request: AdminCommand(create_group=request),
             Right(creating_group, Permission.ADMIN, audited=True),
-            MASTER,
-            lambda core, request, caller: handlers.change_group(
-                core, AdminCommand(create_group=request), request.name, caller
-            ),
         ),
-        "UpdateGroup": by_core(
-            admin_pb2.UpdateGroupRequest,
-            admin_pb2.Group,
-            ONE_GROUP,
-            MASTER,
-            lambda core, request, caller: handlers.change_group(
-                core, AdminCommand(update_group=request), request.name, caller
-            ),
-        ),
+        "UpdateGroup": changing_group(admin_pb2.UpdateGroupRequest, lambda request: AdminCommand(update_group=request)),
         "DeleteGroup": by_core(
             admin_pb2.DeleteGroupRequest, admin_pb2.DeleteGroupResponse, ONE_GROUP, MASTER, handlers.delete_group
         ),
-        "SetGroupFilter": by_core(
-            admin_pb2.SetGroupFilterRequest,
-            admin_pb2.Group,
-            ONE_GROUP,
-            MASTER,
-            lambda core, request, caller: handlers.change_group(
-                core, AdminCommand(set_group_filter=request), request.name, caller
-            ),
+        "SetGroupFilter": changing_group(
+            admin_pb2.SetGroupFilterRequest, lambda request: AdminCommand(set_group_filter=request)
         ),
-        "SetTopicPaused": by_core(
-            admin_pb2.SetPausedRequest,
-            admin_pb2.Topic,
-            ONE_TOPIC,
-            MASTER,
-            lambda core, request, caller: handlers.change_topic(
-                core, AdminCommand(set_topic_paused=request), request.name, caller
-            ),
+        "SetTopicPaused": changing_topic(
+            admin_pb2.SetPausedRequest, lambda request: AdminCommand(set_topic_paused=request)
         ),
-        "SetGroupPaused": by_core(
-            admin_pb2.SetPausedRequest,
-            admin_pb2.Group,
-            ONE_GROUP,
-            MASTER,
-            lambda core, request, caller: handlers.change_group(
-                core, AdminCommand(set_group_paused=request), request.name, caller
-            ),
+        "SetGroupPaused": changing_group(
+            admin_pb2.SetPausedRequest, lambda request: AdminCommand(set_group_paused=request)
         ),
-        "ResetGroup": by_core(
-            admin_pb2.ResetGroupRequest,
-            admin_pb2.Group,
-            ONE_GROUP,
-            MASTER,
-            lambda core, request, caller: handlers.change_group(
-                core, AdminCommand(reset_group=request), request.name, caller
-            ),
-        ),
+        "ResetGroup": changing_group(admin_pb2.ResetGroupRequest, lambda request: AdminCommand(reset_group=request)),
         "ListGroups": by_loop(
             admin_pb2.ListGroupsRequest, admin_pb2.ListGroupsResponse, KNOWN, ANY_NODE, handlers.list_groups
         ),

@@ -56,7 +56,6 @@ from tickwheel.proto import (
     common_pb2,
     consumer_pb2,
     scheduler_pb2,
-    schedules_pb2,
     snapshot_pb2,
     staging_pb2,
 )
@@ -300,58 +299,6 @@ async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Calle
     batch = from_batch(scheduler_pb2.ScheduleBatch(columns=request.columns), core.state.settings)
     refuse(may_replace(batch, caller))
     return await core.parts.staging.stage(request, batch, caller.actor)
-
-
-# -- recurring schedules
-
-
-async def put_schedule(
-    core: NodeCore, request: schedules_pb2.PutScheduleRequest, caller: Caller
-) -> schedules_pb2.PutScheduleResponse:
-    return await core.parts.schedules.put(request, caller.actor, permitted(caller, RIGHT_SCHEDULE))
-
-
-async def get_schedule(
-    core: NodeCore, request: schedules_pb2.GetScheduleRequest, caller: Caller
-) -> schedules_pb2.GetScheduleResponse:
-    return await core.parts.schedules.get(request, permitted(caller, RIGHT_READ))
-
-
-async def list_schedules(
-    core: NodeCore, request: schedules_pb2.ListSchedulesRequest, caller: Caller
-) -> schedules_pb2.ListSchedulesResponse:
-    """The schedules whose topics the caller may read."""
-    return await core.parts.schedules.page(request, permitted(caller, RIGHT_READ))
-
-
-async def pause_schedule(
-    core: NodeCore, request: schedules_pb2.PauseScheduleRequest, caller: Caller
-) -> schedules_pb2.Schedule:
-    return await core.parts.schedules.pause(request, permitted(caller, RIGHT_SCHEDULE))
-
-
-async def resume_schedule(
-    core: NodeCore, request: schedules_pb2.ResumeScheduleRequest, caller: Caller
-) -> schedules_pb2.Schedule:
-    return await core.parts.schedules.resume(request, permitted(caller, RIGHT_SCHEDULE))
-
-
-async def trigger_schedule(
-    core: NodeCore, request: schedules_pb2.TriggerScheduleRequest, caller: Caller
-) -> schedules_pb2.TriggerScheduleResponse:
-    return await core.parts.schedules.trigger(request, permitted(caller, RIGHT_SCHEDULE))
-
-
-async def backfill_schedule(
-    core: NodeCore, request: schedules_pb2.BackfillScheduleRequest, caller: Caller
-) -> schedules_pb2.BackfillScheduleResponse:
-    return await core.parts.schedules.backfill(request, permitted(caller, RIGHT_SCHEDULE))
-
-
-async def delete_schedule(
-    core: NodeCore, request: schedules_pb2.DeleteScheduleRequest, caller: Caller
-) -> schedules_pb2.DeleteScheduleResponse:
-    return await core.parts.schedules.delete(request, permitted(caller, RIGHT_SCHEDULE))
 
 
 # -- looks

@@ -11,6 +11,7 @@ import pytest
 
 from tests.node.core.test_when import schedule
 from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.requests import everybody
 from tickwheel.node.core.schedule import flow
 from tickwheel.node.core.schedule.intake import from_message
 from tickwheel.node.core.schedule.publisher import BatchOutcome
@@ -409,5 +410,5 @@ def test_a_recurring_schedule_has_no_unique_key(world: World) -> None:
         spec=schedules_pb2.ScheduleSpec(interval_ms=60_000),
     )  # fmt: skip
     request = schedules_pb2.PutScheduleRequest(definition=definition)
-    refused = ask(master, handlers.put_schedule(master.host.core, request, EVERYBODY))
+    refused = ask(master, master.host.core.parts.schedules.put(request, "", everybody))
     assert isinstance(refused, Failure) and refused.metadata["field"] == "definition.meta.unique_key"
