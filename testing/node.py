@@ -22,9 +22,8 @@ import grpc
 from tickwheel.client import in_process
 from tickwheel.node.config import NodeConfig
 from tickwheel.node.config.sections import ClusterSection, ListenSection, NodeSection
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.host import NodeHost, raft_config
-from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, SteadyMs
+from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, Reported, SteadyMs
 from tickwheel.node.server.client_port import ClientPort
 from tickwheel.node.server.resolving import resolve
 from tickwheel.proto.peer_pb2 import PeerFrame

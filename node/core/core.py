@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.listener import Applied, CoreListener
@@ -23,7 +22,7 @@ from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
-from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, SteadyMs
+from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, Reported, SteadyMs
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
@@ -67,6 +66,7 @@ class NodeCore:
         make_log: MakeLog,
         on_fatal: Callable[[str], None],
         on_checkpoint_needed: Callable[[str], None],
+        report: Callable[[Reported], None],
     ) -> None:
         """`on_checkpoint_needed` gets the id of a peer: this node must start again from that peer's checkpoint."""
         self.log: ReplicatedLog
@@ -77,12 +77,11 @@ class NodeCore:
         self.serving = Serving(self.random_bits)
         ports = self._ports = replace(ports, executor=_Workers(ports.executor, self.serving))
         self.disk, self.executor = ports.disk, ports.executor
-        self._on_fatal = on_fatal
+        self._on_fatal, self.report = on_fatal, report
         self.started_ns = ports.clock.monotonic_ns()
         self.stopped = False
         self.recover_to = 0
         self._recovered = False
-        self.announcements = Announcements()
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
         restored = restore(ports.disk, config, slot_ms, identity.wheel_group)

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.install import STAGING, CheckpointCopy, discard, install_if_complete
-from tickwheel.node.core.world import NodeIdentity, Ports
+from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.common_pb2 import HeldFile
@@ -77,7 +76,7 @@ class NodeHost:
         on_fatal: Callable[[str], None],
         source: CheckpointSource | None = None,
         guards: Guards | None = None,
-        report: Callable[[Reported], None] | None = None,
+        report: Callable[[Reported], None] = lambda line: None,
         faults: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         """`report` gets lines for operators. `faults` gets the errors that fail a request, with their ids; None: such
@@ -119,9 +118,8 @@ class NodeHost:
             self._make_log,
             self._fatal,
             self._checkpoint_needed,
+            self._report,
         )
-        if self._report is not None:
-            core.announcements.subscribe(Reported, self._report)
         if self._faults is not None:
             core.serving.contain(self._faults)
         return core

@@ -1,7 +1,7 @@
 """The interface that a part of a node's core may use. A part never sees the core that composes it.
 
-A part reads the kernel. It changes things through the proposer (which writes the log), the background and `fatal`, and
-informs other parts through announcements. Everything here is used on the thread that drives the core.
+A part reads the kernel. It changes things through the proposer (which writes the log), the background and `fatal`.
+Everything here is used on the thread that drives the core.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
-from tickwheel.node.core.world import NodeIdentity, SteadyMs
+from tickwheel.node.core.world import NodeIdentity, Reported, SteadyMs
 from tickwheel.node.failure import Failure, RequestError, not_master
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.replication.cluster_clock import ClusterClock
@@ -56,7 +55,9 @@ class Kernel(Protocol):
     def serving(self) -> Serving: ...
 
     @property
-    def announcements(self) -> Announcements: ...
+    def report(self) -> Callable[[Reported], None]:
+        """Tells the operator a line."""
+        ...
 
     @property
     def disk(self) -> Disk: ...

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.promise import Promise, Reply
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import Reported, SteadyMs
 from tickwheel.node.failure import Failure, RequestError, beginning, not_master
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto import common_pb2
@@ -185,7 +184,7 @@ class Mastership:
         reason, first = serving.stuck, serving.closed is None
         if first:
             facts: dict[str, object] = {"reason": reason, "exc_info": serving.stuck_by}
-            self._core.announcements.announce(Reported("error", "damaged files: this node leaves", facts))
+            self._core.report(Reported("error", "damaged files: this node leaves", facts))
         serving.shut(Failure(common_pb2.RECOVERING, f"this node stops: {reason}", {"retry_after_ms": "1000"}))
         self.leave(reason, applying=False)
         return first

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tickwheel.node.core.announcements import DispatchFailed, PushedAhead, Unreadable
 from tickwheel.node.core.bulk.bulk import BulkLoad
 from tickwheel.node.core.bulk.bundle_store import BundleStore
 from tickwheel.node.core.bulk.cold import ColdRequests
@@ -106,9 +105,18 @@ class Parts:
         self.counts = Counts(core.state, core.config.metrics_topics)
 
         # Dispatch and delivery.
-        push = PushAhead(core) if core.config.delivery_order is DeliveryOrder.PUSH_FIRST else None
+        push: PushAhead | None = None
+        if core.config.delivery_order is DeliveryOrder.PUSH_FIRST:
+            push = PushAhead(core, lambda *units: self.delivery.on_pushed(*units), lambda: self.delivery.unpush())
         self.dispatcher = Dispatcher(core, push)
-        self.delivery = Delivery(core, ports.random.random, push, self.counts, self.events)
+        self.delivery = Delivery(
+            core,
+            ports.random.random,
+            push,
+            self.counts,
+            self.events,
+            lambda unread: self.record_repair.add(unread),
+        )
         self.filter_skips = FilterSkips(
             core.state, core.proposer, core.background, self.delivery.wake_group, core.fatal
         )
@@ -182,10 +190,6 @@ class Parts:
             self.counts,
         )
         """In the order in which parts tick and end; they begin in reverse order."""
-        core.announcements.subscribe(PushedAhead, self.delivery.on_pushed)
-        if push is not None:
-            core.announcements.subscribe(DispatchFailed, self.delivery.unpush)
-        core.announcements.subscribe(Unreadable, self.record_repair.add)
 
     def _create_cluster(self) -> None:
         founders = [replace(member, disk_uuid=self.founding.disk_of(member.node_id)) for member in self._founders]

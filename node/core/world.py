@@ -1,4 +1,4 @@
-"""The ports of a node, its identity, its two kinds of time, and its chance."""
+"""The ports of a node, its identity, its two kinds of time, its chance, and what it tells its operator."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ class NodeIdentity:
     node_id: str
     wheel_group: int = 0
     disk_uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A line for the operator; `level` is the name of a logger's method."""
+
+    level: str
+    event: str
+    fields: dict[str, object]
 
 
 FRACTION_BITS = 53

@@ -22,11 +22,10 @@ import numpy.ma  # noqa: F401  # np.unique imports it when it is first called: t
 import uvloop
 
 from tickwheel.node.config import ConfigError, NodeConfig
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.watch.status import node_metrics, node_vitals
-from tickwheel.node.core.world import NodeIdentity, Ports
+from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import MetricValue, registry_of

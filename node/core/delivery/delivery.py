@@ -18,10 +18,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from tickwheel.node.core.announcements import DispatchFailed, PushedAhead
 from tickwheel.node.core.delivery.broadcast import Broadcasts
 from tickwheel.node.core.delivery.channel import Channel, Pace, RecentUnits
-from tickwheel.node.core.delivery.fetching import Fetching
+from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, Share, batch_of, share_of
 from tickwheel.node.core.delivery.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, ranges_of
@@ -42,7 +41,7 @@ from tickwheel.proto.log_pb2 import (
     SettleColumns,
 )
 from tickwheel.proto.peer_pb2 import LeaseRange
-from tickwheel.wheel.units import CursorKey
+from tickwheel.wheel.units import CursorKey, Units
 
 LEASES_WRITTEN_MAX = 20_000
 """Leases that a master notes for its file, shared evenly by the groups. Each takes about a microsecond of the core's
@@ -108,8 +107,10 @@ class Delivery(Part):
         push: PushAhead | None,
         counts: Counts,
         events: Events,
+        unreadable: Callable[[Unreadable], None],
     ) -> None:
-        """`draw` returns a number from 0 to below 1, for jitter. `push` is given in delivery order push-first."""
+        """`draw` returns a number from 0 to below 1, for jitter. `push` is given in delivery order push-first.
+        `unreadable` takes each message that the disk cannot read."""
         config, state, proposer = core.config, core.state, core.proposer
         self._config = config
         self._state = state
@@ -123,7 +124,7 @@ class Delivery(Part):
         self._recent: dict[int, RecentUnits] = {}
         self._leases = LeaseTable()
         self.push = push
-        self.fetching = Fetching(core, self._read)
+        self.fetching = Fetching(core, self._read, unreadable)
         self._turn = 0
         self.active = False
         self.term = 0
@@ -217,10 +218,9 @@ class Delivery(Part):
                 self._dirty.add(group_id)
                 self._news = True
 
-    def on_pushed(self, what: PushedAhead) -> None:
+    def on_pushed(self, topic_id: int, first_position: int, units: Units) -> None:
         """Prefetch units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
         positions of the ready queue."""
-        topic_id, first_position, units = what.topic_id, what.first_position, what.units
         self._recent_of(topic_id).add(first_position, units)
         self._inherited.dispatched(topic_id, first_position, units)
         for group_id in self.sessions.groups():
@@ -238,14 +238,12 @@ class Delivery(Part):
                 self._news = True
         self.fetching.flush()
 
-    def unpush(self, _: DispatchFailed) -> None:
+    def unpush(self) -> None:
         """A dispatch was not applied. Messages delivered ahead of it keep their leases; those that are only
         prefetched are dropped.
 
         Messages delivered ahead go out again when they are dispatched after all. Push-first allows that repetition.
         """
-        if self.push is not None:
-            self.push.failed()
         self._recent.clear()
         for channel in self._channels.values():
             channel.recent = self._recent_of(channel.key[1])

@@ -2,17 +2,17 @@
 
 What the channels of a pass have claimed is read together, whatever the topics. If that fails, each channel's part is
 read by itself. Messages removed with their hour are left out. Messages that the disk cannot read are withheld by their
-channel and announced (record_repair.py looks after them). Any other failure is a bug and stops the node. Answers of an
+channel and passed to record_repair.py. Any other failure is a bug and stops the node. Answers of an
 earlier mastership are dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tickwheel.node.core.announcements import Unreadable
 from tickwheel.node.core.delivery.channel import Channel, Prefetched
 from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
@@ -26,16 +26,28 @@ READ_MESSAGES_MAX = 8_192
 _Claim = tuple[Channel, Prefetched]
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The disk cannot read this message; its channel withholds it. `unit` is None if it could not be read either."""
+
+    channel: Channel
+    position: int
+    id: int
+    unit: Units | None
+    error: str
+
+
 class Fetching:
     def __init__(
         self,
         core: Kernel,
         news: Callable[[Iterable[int]], None],
+        unreadable: Callable[[Unreadable], None],
     ) -> None:
         """`news` is called with the ids of groups when a read has ended, so messages may be ready to hand out."""
         self._state = core.state
         self._background = core.background
-        self._announce = core.announcements.announce
+        self._unreadable = unreadable
         self._fatal = core.fatal
         self._news = news
         self._mastership = 0
@@ -124,7 +136,7 @@ class Fetching:
             channel.withhold(prefetched, found)
             for row, error in found.failed.items():
                 unit = found.units[row : row + 1] if found.known[row] else None
-                self._announce(Unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error)))
+                self._unreadable(Unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error)))
             self._news((channel.key[0],))
 
         def records_read(records: list[bytes] | None, error: BaseException | None) -> None:

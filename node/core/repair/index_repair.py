@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 import google_crc32c
 import numpy as np
 
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.repair.record_answers import UNITS_ASKED_MAX
-from tickwheel.node.core.world import Now
+from tickwheel.node.core.world import Now, Reported
 from tickwheel.node.metrics import MetricValue
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
@@ -92,7 +91,7 @@ class IndexRepair(Part):
         return f"{len(case.lost())} rows of the index of hour {case.hour} are lost, and no member has given them yet"
 
     def _report(self, level: str, event: str, fields: dict[str, object]) -> None:
-        self._core.announcements.announce(Reported(level, event, fields))
+        self._core.report(Reported(level, event, fields))
 
     def damaged(self, error: BaseException) -> bool:
         """Take a read error. True: rows are lost and under repair, so try again later. False: another kind of

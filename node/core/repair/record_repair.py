@@ -24,15 +24,15 @@ from dataclasses import dataclass, field
 import google_crc32c
 import numpy as np
 
-from tickwheel.node.core.announcements import Reported, Unreadable
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.delivery import Delivery
+from tickwheel.node.core.delivery.fetching import Unreadable
 from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.repair.record_answers import ASKED_MAX
-from tickwheel.node.core.world import Now
+from tickwheel.node.core.world import Now, Reported
 from tickwheel.node.failure import Failure
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import SettleResult
@@ -100,7 +100,7 @@ class RecordRepair(Part):
         return f"{len(self._cases)} messages cannot be read here; of {self._name(case)} {waits}: {case.error}"
 
     def _report(self, level: str, event: str, fields: dict[str, object]) -> None:
-        self._core.announcements.announce(Reported(level, event, fields))
+        self._core.report(Reported(level, event, fields))
 
     def add(self, unread: Unreadable) -> None:
         """Look after an unreadable message; its channel has withheld it."""

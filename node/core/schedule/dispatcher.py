@@ -23,7 +23,6 @@ from __future__ import annotations
 import enum
 from functools import partial
 
-from tickwheel.node.core.announcements import DispatchFailed
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Reply
@@ -159,7 +158,8 @@ class Dispatcher(Part):
         if mastership != self._mastership:
             return
         self._in_flight -= 1
-        self._core.announcements.announce(DispatchFailed())
+        if self._push is not None:
+            self._push.failed()
         self._proposed = min(self._proposed, before)
         if self._now_ms >= self._paused_until_ms:
             # Dispatches in flight beside it fail from the same cause: count one failure.

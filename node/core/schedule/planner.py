@@ -24,7 +24,6 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Reply
@@ -32,7 +31,7 @@ from tickwheel.node.core.schedule.calendar import Calendar, calendar_of
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.schedule.publisher import spread
-from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.core.world import ClusterMs, Now, Reported
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
@@ -186,7 +185,7 @@ class Planner(Part):
             " knows the value, or put the schedule with another",
         }
         event = "runs of a schedule wait: this node does not know its zone or cron text"
-        self._core.announcements.announce(Reported("error", event, facts))
+        self._core.report(Reported("error", event, facts))
 
     def _propose(self, look: _Look, now: Now) -> None:
         self._under_way = True

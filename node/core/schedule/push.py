@@ -16,11 +16,11 @@ their ids in the 50 ms sync.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.core.announcements import PushedAhead
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of, picked
 
@@ -38,12 +38,15 @@ class _Flight:
 class PushAhead:
     """Calls of `dispatched`, `applied` and `failed` follow the dispatches in the order of their proposals."""
 
-    def __init__(self, core: Kernel) -> None:
+    def __init__(self, core: Kernel, pushed: Callable[[int, int, Units], None], unpushed: Callable[[], None]) -> None:
+        """`pushed` gets the units that a proposed dispatch will put into a topic's ready queue, from a position on:
+        topic, position, units. `unpushed`: a dispatch was not applied, so none of them may come."""
         self._config = core.config
         self._state = core.state
         self._wheel = core.wheel
         self._proposer = core.proposer
-        self._announce = core.announcements.announce
+        self._pushed = pushed
+        self._unpushed = unpushed
         self._flights: deque[_Flight] = deque()
         self.pushed = 0
         """Messages given to delivery before their dispatch was committed."""
@@ -71,7 +74,7 @@ class PushAhead:
             )
             flight.topics[topic_id] = (first, ids_of(of_topic))
             self.pushed += len(of_topic)
-            self._announce(PushedAhead(topic_id, first, of_topic))
+            self._pushed(topic_id, first, of_topic)
 
     def _expected(self, start: CursorKey, target: CursorKey, now_ms: int) -> Units | None:
         flights = self._flights
@@ -103,3 +106,4 @@ class PushAhead:
     def failed(self) -> None:
         """A dispatch was not applied, so those under way behind it bring other units than expected: forget them all."""
         self._flights.clear()
+        self._unpushed()

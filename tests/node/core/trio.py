@@ -16,14 +16,13 @@ from typing import TypeVar
 import google_crc32c
 import numpy as np
 
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
-from tickwheel.node.core.world import NodeIdentity, Ports
+from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.common_pb2 import HeldFile

@@ -10,8 +10,8 @@ import pytest
 
 from tests.node.core.delivery.test_retries import ACK, Judge, Picky, admin, settlement
 from tests.node.core.trio import Node, World, digests
-from tickwheel.node.core.announcements import Unreadable
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.delivery.fetching import Unreadable
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.watch.status import node_status

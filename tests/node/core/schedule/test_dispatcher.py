@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.proposer import Answer
 from tickwheel.node.core.schedule.dispatcher import Dispatcher, Phase
@@ -68,7 +67,7 @@ def made(config: CoreConfig, count: int = 100) -> tuple[Dispatcher, Log, Wheel]:
         wheel.finish(job)
     log = Log(wheel)
     # What a dispatcher uses of a kernel; the log is the part of a proposer that it uses.
-    kernel: Any = SimpleNamespace(config=config, wheel=wheel, proposer=log, announcements=Announcements())
+    kernel: Any = SimpleNamespace(config=config, wheel=wheel, proposer=log)
     dispatcher = Dispatcher(kernel, None)
     dispatcher.begin(1, ClusterMs(NOW_MS))
     assert dispatcher.phase is Phase.ALIGNING
