@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.caught_up import CaughtUp
@@ -46,6 +47,9 @@ from tickwheel.replication.roster import Roster
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.replication.voters import Voters
 from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 IDLE_NS_MAX = 1_000 * NS_PER_MS
 TICK_NS_MIN = 100_000
@@ -152,17 +156,18 @@ class RaftLog:
         self._fail_proposals()
         self._handover.abandon("this node stops")
 
-    def run_checked(self, work: Callable[[], None]) -> None:
-        """Run `work`. A full disk halts this node's part in the log, any other error of the disk ends it. Any other
-        expected error stops the node."""
+    def run_checked(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
+        """Run `work` and return its result; None after an error. A full disk halts this node's part in the log, any
+        other error of the disk ends it. Any other expected error stops the node."""
         try:
-            work()
+            return work(*args, **named)
         except DiskFullError as error:
             self._storage.halt(str(error), no_descriptor=isinstance(error, NoDescriptorError))
         except DiskError as error:
             self._storage.fail(error)
         except (ImpossibleMessageError, AssertionError, PickleRefusedError) as error:
             self._fatal(str(error) or repr(error))
+        return None
 
     # -- the loop
 
@@ -322,7 +327,7 @@ class RaftLog:
             return
         self._stirred = True
         try:
-            self.run_checked(lambda: self._peers.take(peer_id, frame))
+            self.run_checked(self._peers.take, peer_id, frame)
         finally:
             self._tell_role()
 
@@ -346,14 +351,8 @@ class RaftLog:
             done(ProposalResult(ProposalOutcome.QUEUE_FULL))
             return
         entry = regular(command) if voters is None else naming(voters, command)
-        index = 0
-
-        def append() -> None:
-            nonlocal index
-            index = engine.append(entry)
-
-        self.run_checked(append)
-        if not index:
+        index = self.run_checked(engine.append, entry)
+        if index is None:
             # A full disk has written nothing. After any other failure only the next start knows what was written.
             unknown = self._storage.failed or not self._running
             done(ProposalResult(ProposalOutcome.UNKNOWN if unknown else ProposalOutcome.QUEUE_FULL))
@@ -496,7 +495,7 @@ class RaftLog:
         base = journal.base_before(index, self._config.journal_tail_bytes_max)
         self._stirred = True
         if base > journal.base_index:
-            self.run_checked(lambda: journal.compact(base, journal.term_at(base)))
+            self.run_checked(journal.compact, base, journal.term_at(base))
 
     def status(self) -> LogStatus:
         engine = self._engine

@@ -12,9 +12,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal import Journal
+from tickwheel.replication.journal_fsync import FsyncWork
 from tickwheel.replication.ports import Clock, Executor
 from tickwheel.storage.disk import DiskError, FsyncFailedError
 
@@ -69,26 +71,24 @@ class StableStorage:
         work = self._journal.begin_fsync()
         self._fsyncing = True
         self._began_ns = self._clock.monotonic_ns()
+        self._executor.submit(work.run, partial(self._ended, work))
 
-        def finished(_: object, error: BaseException | None) -> None:
-            self._fsyncing = False
-            if self._stopped or self.failed:
-                return
+    def _ended(self, work: FsyncWork, _: object, error: BaseException | None) -> None:
+        self._fsyncing = False
+        if self._stopped or self.failed:
+            return
+        self._run_checked(partial(self._finish, work, error))
+        if not self._stopped:
+            # Entries written during the fsync do not wait for the next tick.
+            self._run_checked(self.fsync)
 
-            def finish() -> None:
-                try:
-                    self._journal.finish_fsync(work)
-                except FsyncFailedError as failed:
-                    text = f"the journal could not be written to stable storage: {error or failed}"
-                    raise FsyncFailedError(text) from error
-                self._fsynced()
-
-            self._run_checked(finish)
-            if not self._stopped:
-                # Entries written during the fsync do not wait for the next tick.
-                self._run_checked(self.fsync)
-
-        self._executor.submit(work.run, finished)
+    def _finish(self, work: FsyncWork, error: BaseException | None) -> None:
+        try:
+            self._journal.finish_fsync(work)
+        except FsyncFailedError as failed:
+            text = f"the journal could not be written to stable storage: {error or failed}"
+            raise FsyncFailedError(text) from error
+        self._fsynced()
 
     def hangs(self, now_ns: int) -> bool:
         """Whether an fsync has run for over `fsync_hang_ms`: a master would hold its lease and commit nothing."""

@@ -74,23 +74,24 @@ class Serving:
         instead of its next piece: what it proposed may still be carried out. The first call counts."""
         self.closed = self.closed or failure
 
-    def run(self, fail: Fail | None, piece: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
-        """Run a piece of a request. `fail` may be called after its answer, and more than once. None: of no request."""
+    def run(self, fail: Fail | None, piece: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
+        """Run a piece of a request and return its result; None after an error. `fail` may be called after its answer,
+        and more than once. None: of no request."""
         if fail is not None and self.closed is not None:
             fail(outcome_unknown())
-            return
+            return None
         if fail is None or self._report is None:
-            piece(*args, **named)
-            return
+            return piece(*args, **named)
         before, self._current = self._current, fail
         try:
-            piece(*args, **named)
+            return piece(*args, **named)
         except Exception as error:
             failure = self.fault(error)
             try:
                 fail(failure)
             except Exception as another:  # nobody is left to be told
                 self.fault(another)
+            return None
         finally:
             self._current = before
 

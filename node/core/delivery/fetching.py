@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -75,101 +76,85 @@ class Fetching:
 
     def _read(self, claims: Sequence[_Claim]) -> None:
         """Read the claims together; all have units or none has."""
-        if len(claims) == 1:
-            self._read_one(*claims[0])
-            return
-        mastership = self._mastership
-
-        def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if mastership != self._mastership:
-                return
-            if error is not None or records is None:
-                # One part of them is removed or damaged: each by itself says which.
-                for channel, prefetched in claims:
-                    self._read_one(channel, prefetched)
-                return
-            at = 0
-            for channel, prefetched in claims:
-                count = len(prefetched.positions)
-                prefetched.records = records[at : at + count]
-                at += count
-                channel.fetched(prefetched)
-            self._news({channel.key[0] for channel, _ in claims})
-
-        def units_found(units: Units | None, error: BaseException | None) -> None:
-            if mastership != self._mastership:
-                return
-            if error is not None or units is None:
-                records_read(None, error)
-                return
-            at = 0
-            for _, prefetched in claims:
-                count = len(prefetched.positions)
-                prefetched.units = units[at : at + count]
-                at += count
-            self._read_admitted(claims)
-
         known = [prefetched.units for _, prefetched in claims if prefetched.units is not None]
         if known:
-            self._background.read_records(join_units(known), records_read)
+            self._background.read_records(join_units(known), partial(self._records_read, self._mastership, claims))
         else:
-            self._background.read_units(np.concatenate([prefetched.ids for _, prefetched in claims]), units_found)
+            ids = np.concatenate([prefetched.ids for _, prefetched in claims])
+            self._background.read_units(ids, partial(self._units_found, self._mastership, claims))
 
-    def _read_admitted(self, claims: Sequence[_Claim]) -> None:
-        """The units are known: read the records for which the channels have room."""
+    def _units_found(
+        self, mastership: int, claims: Sequence[_Claim], units: Units | None, error: BaseException | None
+    ) -> None:
+        """Read the records for which the channels have room."""
+        if mastership != self._mastership:
+            return
+        if units is None:
+            self._failed(claims, error)
+            return
+        at = 0
+        for _, prefetched in claims:
+            count = len(prefetched.positions)
+            prefetched.units = units[at : at + count]
+            at += count
         admitted = [(channel, prefetched) for channel, prefetched in claims if channel.admit(prefetched)]
         if admitted:
             self._read(admitted)
 
-    def _read_one(self, channel: Channel, prefetched: Prefetched) -> None:
-        mastership = self._mastership
-
-        def broken(error: BaseException) -> None:
-            prefetched.failed = str(error)
+    def _records_read(
+        self, mastership: int, claims: Sequence[_Claim], records: list[bytes] | None, error: BaseException | None
+    ) -> None:
+        if mastership != self._mastership:
+            return
+        if records is None:
+            self._failed(claims, error)
+            return
+        at = 0
+        for channel, prefetched in claims:
+            count = len(prefetched.positions)
+            prefetched.records = records[at : at + count]
+            at += count
             channel.fetched(prefetched)
-            self._fatal(f"messages that are due cannot be looked for: {error}", error)
+        self._news({channel.key[0] for channel, _ in claims})
 
-        def answered(found: ReadRows) -> None:
-            if mastership != self._mastership:
-                return
-            positions, ids = prefetched.positions, prefetched.ids
-            channel.withhold(prefetched, found)
-            for row, error in found.failed.items():
-                unit = found.units[row : row + 1] if found.known[row] else None
-                self._unreadable(Unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error)))
-            self._news((channel.key[0],))
-
-        def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if mastership != self._mastership:
-                return
-            if isinstance(error, RemovedError):
-                prefetched.kept = prefetched.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
-                channel.fetched(prefetched)
-                self.flush()
-                return
-            if isinstance(error, DiskError):
-                PartialRead(self._background, prefetched.ids, prefetched.units, answered, broken).go()
-                return
-            if error is not None:
-                broken(error)
-                return
-            prefetched.records = records
+    def _failed(self, claims: Sequence[_Claim], error: BaseException | None) -> None:
+        """Units or records could not be read."""
+        assert error is not None
+        if len(claims) > 1:
+            # One part of them is removed or damaged: each by itself says which.
+            for claim in claims:
+                self._read([claim])
+            return
+        ((channel, prefetched),) = claims
+        if isinstance(error, RemovedError):
+            prefetched.kept = prefetched.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
             channel.fetched(prefetched)
-            self._news((channel.key[0],))
-
-        def units_found(units: Units | None, error: BaseException | None) -> None:
-            if mastership != self._mastership:
-                return
-            if error is not None or units is None:
-                records_read(None, error)
-                return
-            prefetched.units = units
-            self._read_admitted([(channel, prefetched)])
-
-        if prefetched.units is not None:
-            self._background.read_records(prefetched.units, records_read)
+            self.flush()
+        elif isinstance(error, DiskError):
+            PartialRead(
+                self._background,
+                prefetched.ids,
+                prefetched.units,
+                partial(self._read_in_part, self._mastership, channel, prefetched),
+                partial(self._broken, channel, prefetched),
+            ).go()
         else:
-            self._background.read_units(prefetched.ids, units_found)
+            self._broken(channel, prefetched, error)
+
+    def _read_in_part(self, mastership: int, channel: Channel, prefetched: Prefetched, found: ReadRows) -> None:
+        if mastership != self._mastership:
+            return
+        positions, ids = prefetched.positions, prefetched.ids
+        channel.withhold(prefetched, found)
+        for row, error in found.failed.items():
+            unit = found.units[row : row + 1] if found.known[row] else None
+            self._unreadable(Unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error)))
+        self._news((channel.key[0],))
+
+    def _broken(self, channel: Channel, prefetched: Prefetched, error: BaseException) -> None:
+        prefetched.failed = str(error)
+        channel.fetched(prefetched)
+        self._fatal(f"messages that are due cannot be looked for: {error}", error)
 
 
 def _in_pieces(claims: Iterable[_Claim]) -> Iterable[list[_Claim]]:

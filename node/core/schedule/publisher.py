@@ -373,19 +373,15 @@ class Publisher(Part):
     def _publish_or_fail(self, taken: list[_Request], *, last: bool = False) -> Publish | None:
         """`publish_of` as a piece of all these requests. None: it failed. Then a single one was told; several were told
         if this was the `last` try."""
-        made: list[Publish] = []
 
         def failed(failure: Failure) -> None:
             self.cut_short = True  # other requests may wait behind these
             if last or len(taken) == 1:
                 self._failed(taken, failure)
 
-        def make() -> None:
-            dues = [request.due for request in taken if request.due is not None]
-            made.append(self.publish_of([request.batch for request in taken], dues))
-
-        self._serving.run(failed if taken[0].caller is not None else None, make)
-        return made[0] if made else None
+        dues = [request.due for request in taken if request.due is not None]
+        batches = [request.batch for request in taken]
+        return self._serving.run(failed if taken[0].caller is not None else None, self.publish_of, batches, dues)
 
     def _applied(self, taken: list[_Request], result: CommandResult) -> None:
         """Answer the requests of a publish that was applied."""
