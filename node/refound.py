@@ -107,7 +107,7 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
         replayed,
         newest_ms,
         restored.wheel.pending,
-        state.ready_messages(),
+        state.backlog.total,
         tuple(skipped),
     )
 

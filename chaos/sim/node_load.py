@@ -158,8 +158,8 @@ class NodeLoad:
         return sum(
             subscription.returned_count
             for state in states
-            for (_, topic_id), subscription in state.subscriptions()
-            if not state.topic_fifo(topic_id)  # a retry in place has a pause
+            for subscription in state.groups.subscriptions()
+            if not state.topic_fifo(subscription.topic_id)  # a retry in place has a pause
         )
 
     def _no_loss(self) -> NoLoss:

@@ -1,20 +1,20 @@
-"""Read access to the replicated state: names, groups, places, counts. Nothing here changes anything.
+"""Read access to the replicated state. Nothing here changes anything.
 
-The state machine is a StateView; node/core reads it through these methods alone.
+The state machine is a StateView; node/core reads it through these members alone. A question about one topic or group
+has a method here where it has an answer for one that does not exist; other questions go to `topics`, `groups` and the
+like, which node/core may read and never changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.state.administration import Administration
-from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.cluster import ClusterState
-from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.digest import digest, digest_in_turns
 from tickwheel.node.state.filtering import check_stated
@@ -25,13 +25,8 @@ from tickwheel.node.state.producers import Batch, Sender
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import NO_IDS
 from tickwheel.node.state.retry_policy import RetryPolicy
-from tickwheel.node.state.rights import AccessControl
-from tickwheel.node.state.schedules import Schedules
 from tickwheel.node.state.settings import DELAY_LEVEL_MS_MAX, Settings
-from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.subscription import Subscription
-from tickwheel.node.state.sweeps import Sweeps
-from tickwheel.node.state.unique_keys import UniqueKeys
 from tickwheel.node.state.waiting import ROWS_MAX as WAITING_ROWS_MAX
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -44,22 +39,11 @@ class StateView:
         self._state = state
         self.wheel = wheel
         self._admin = admin
+        # For reading; only apply changes them.
+        self.topics, self.groups, self.backlog = state.topics, state.groups, state.backlog
+        self.sweeps, self.schedules, self.unique_keys = state.sweeps, state.schedules, state.unique_keys
+        self.access, self.staging, self.cold = state.access, state.staging, state.cold
         self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
-
-    @property
-    def sweeps(self) -> Sweeps:
-        """Jobs over pending messages. Do not change them."""
-        return self._state.sweeps
-
-    @property
-    def unique_keys(self) -> UniqueKeys:
-        """The table of unique keys. Do not change it."""
-        return self._state.unique_keys
-
-    @property
-    def schedules(self) -> Schedules:
-        """Recurring schedules. Do not change them."""
-        return self._state.schedules
 
     @property
     def applied_index(self) -> int:
@@ -90,16 +74,6 @@ class StateView:
     def settings(self) -> Settings:
         """The replicated settings."""
         return self._state.settings
-
-    @property
-    def access(self) -> AccessControl:
-        """Users, roles and tokens. Do not change them."""
-        return self._state.access
-
-    @property
-    def staging(self) -> Staging:
-        """Rows staged by bulk writers."""
-        return self._state.staging
 
     def repeated(self, sender: Sender, count: int) -> Batch | None:
         """As `Producers.repeated`."""
@@ -158,11 +132,6 @@ class StateView:
         """A bulk load, by its job id."""
         return self._state.loads.get(job_id)
 
-    @property
-    def cold(self) -> ColdTier:
-        """The cold tier. Do not change it."""
-        return self._state.cold
-
     def topic_id(self, name: str) -> int | None:
         """Id of a topic."""
         topic = self._state.topics.named(name)
@@ -172,10 +141,6 @@ class StateView:
         """Name of a topic; empty if it was deleted."""
         topic = self._state.topics.get(topic_id)
         return "" if topic is None else topic.name
-
-    def topic_names(self) -> list[str]:
-        """Names of all topics."""
-        return [topic.name for topic in self._state.topics]
 
     def topic_fifo(self, topic_id: int) -> bool:
         """Whether messages of one message group are delivered one after the other."""
@@ -209,23 +174,10 @@ class StateView:
         topic = self._state.topics.get(topic_id)
         return None if topic is None else topic.ready
 
-    def ready_messages(self) -> int:
-        """Dispatched messages that some group has still to settle, once per group."""
-        return self._state.backlog.total
-
-    @property
-    def backlog(self) -> Backlog:
-        """Unsettled messages by topic. Do not change it."""
-        return self._state.backlog
-
     def topic_message(self, name: str) -> admin_pb2.Topic | None:
         """One topic."""
         topic = self._state.topics.named(name)
         return None if topic is None else topic.message()
-
-    def named_topics(self) -> Iterator[tuple[int, str]]:
-        """Id and name of each topic."""
-        return ((topic.topic_id, topic.name) for topic in self._state.topics)
 
     def group_id(self, name: str) -> int | None:
         """Id of a group."""
@@ -272,16 +224,6 @@ class StateView:
         group = self._state.groups.get(group_id)
         return [] if group is None else list(group.subscriptions)
 
-    @property
-    def group_count(self) -> int:
-        """Number of groups."""
-        return len(self._state.groups)
-
-    def group_dead(self, group_id: int) -> int:
-        """Dead letters of a group."""
-        group = self._state.groups.get(group_id)
-        return 0 if group is None else group.dead.count
-
     def oldest_unsettled(self, looks_max: int) -> dict[int, int]:
         """Group id -> due time of its oldest unsettled message, rounded down to its tick; for groups that have one. Of
         at most `looks_max` subscriptions to topics with unsettled messages."""
@@ -303,10 +245,6 @@ class StateView:
         found = (subscription.oldest_unsettled_ms for subscription in behind)
         return min((due_ms for due_ms in found if due_ms is not None), default=None), len(behind)
 
-    def named_groups(self) -> Iterator[tuple[int, str]]:
-        """Id and name of each group, by rising id."""
-        return ((group.group_id, group.name) for group in self._state.groups)
-
     def group_message(self, name: str) -> admin_pb2.Group | None:
         """One group."""
         group = self._state.groups.named(name)
@@ -316,25 +254,6 @@ class StateView:
         """A group's progress in a topic; None: it does not have the topic."""
         group = self._state.groups.get(group_id)
         return None if group is None else group.subscriptions.get(topic_id)
-
-    @property
-    def subscription_count(self) -> int:
-        """Number of (group, topic) pairs."""
-        return self._state.groups.subscription_count
-
-    @property
-    def topic_count(self) -> int:
-        """Number of topics."""
-        return len(self._state.topics)
-
-    def subscriptions(self) -> Iterator[tuple[tuple[int, int], Subscription]]:
-        """All subscriptions, with (group id, topic id)."""
-        return (((s.group_id, s.topic_id), s) for s in self._state.groups.subscriptions())
-
-    def dead_count(self, group_id: int) -> int:
-        """Number of dead letters of a group."""
-        group = self._state.groups.get(group_id)
-        return 0 if group is None else group.dead.count
 
     def waiting_retries(self, id: int) -> list[tuple[str, int, int, int]]:
         """A message's retries that wait in the wheel: (group, id of the retry's unit, due_ms, deliveries so far)."""

@@ -62,7 +62,7 @@ class Creations:
             ids = [state.topic_id(name) for name in dict.fromkeys(group.topics)]
             known = [i for i in ids if i is not None and group_id is not None and state.subscription(group_id, i)]
             added = len(ids) - len(known)
-            if added and state.subscription_count + added > SUBSCRIPTIONS_MAX:
+            if added and state.groups.subscription_count + added > SUBSCRIPTIONS_MAX:
                 raise RequestError(limit_reached("subscriptions", SUBSCRIPTIONS_MAX, 60_000))
             cost = added * SUBSCRIPTION_COST + ids.count(None) * TOPIC_COST + (GROUP_COST if group_id is None else 0)
         else:

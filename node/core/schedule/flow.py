@@ -283,8 +283,8 @@ class FlowControl(Part):
             if rights.all_topics(RIGHT_SCHEDULE):
                 there = self._wheel.pending + self._in_all
             else:
-                names = (name for name in self._state.topic_names() if rights.topic(RIGHT_SCHEDULE, name))
-                there = sum(self._topic_pending.of(self._state.topic_id(n)) + self._by_topic.get(n, 0) for n in names)
+                topics = (topic for topic in self._state.topics if rights.topic(RIGHT_SCHEDULE, topic.name))
+                there = sum(self._topic_pending.of(t.topic_id) + self._by_topic.get(t.name, 0) for t in topics)
             until_ms = now_ms + USER_SUM_MS
         if batch.count > limit:
             # The request alone exceeds the quota: a retry can never succeed.

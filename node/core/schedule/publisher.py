@@ -414,7 +414,7 @@ class Publisher(Part):
             self._refuse_head(Failure(pb.UNKNOWN_NAME, text, {"field": "topic", "value": wanted[0]}))
             return False
         topics_max = state.settings.topics_max
-        if state.topic_count + len(self._creating) + len(wanted) > topics_max:
+        if len(state.topics) + len(self._creating) + len(wanted) > topics_max:
             self._refuse_head(limit_reached("topics_max", topics_max, TOPICS_HINT_MS))
             return False
         allowed = self._creations.topics(len(wanted))

@@ -93,10 +93,10 @@ class TopicPending(Part):
         if not limits:
             return {}
         found: dict[str, tuple[int, int]] = {}
-        for topic_id, name in self._core.state.named_topics():
-            limit = limits.get(name) or limits.get(OTHERS)
+        for topic in self._core.state.topics:
+            limit = limits.get(topic.name) or limits.get(OTHERS)
             if limit:
-                found[name] = (self.of(topic_id), limit)
+                found[topic.name] = (self.of(topic.topic_id), limit)
         return found
 
     def end(self, failure: Failure) -> None:

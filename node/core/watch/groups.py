@@ -26,18 +26,18 @@ def group_metrics(
     """Name -> value of a master's metrics by group. `in_flight` and `redelivered`: by group id, without those of 0."""
     oldest_ms = state.oldest_unsettled(LOOKS_MAX)
     backlog, oldest, out, again, dead = (Rows() for _ in range(5))
-    for group_id, name in islice(state.named_groups(), GROUPS_MAX):
-        key = (name,)
+    for group in islice(state.groups, GROUPS_MAX):
+        group_id, key = group.group_id, (group.name,)
         backlog[key] = float(state.backlog.by_group.get(group_id, 0))
         oldest[key] = max(0, now_ms - oldest_ms[group_id]) / 1_000 if group_id in oldest_ms else 0.0
         out[key] = float(in_flight.get(group_id, 0))
         again[key] = float(redelivered.get(group_id, 0))
-        dead[key] = float(state.group_dead(group_id))
+        dead[key] = float(group.dead.count)
     return {
         "group_backlog_messages": backlog,
         "group_oldest_unsettled_age_seconds": oldest,
         "group_in_flight_messages": out,
         "group_redelivered_messages": again,
         "group_dead_letters": dead,
-        "groups_left_out": float(max(0, state.group_count - GROUPS_MAX)),
+        "groups_left_out": float(max(0, len(state.groups) - GROUPS_MAX)),
     }

@@ -20,11 +20,11 @@ def topics_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Topic]
     """Topics with a higher id than `after_id`, by rising id. An iterator, so that the caller can pause between
     topics."""
     limits = core.parts.topic_pending.limits() if core.parts.topic_pending.wanted else {}
-    for topic_id, name in sorted(found for found in core.state.named_topics() if found[0] > after_id):
-        topic = core.state.topic_message(name)
-        if topic is not None and topic.topic_id == topic_id:  # else it was deleted and created in a pause
-            if name in limits:
-                topic.pending, topic.pending_max = limits[name]
+    for known in [topic for topic in core.state.topics if topic.topic_id > after_id]:
+        if core.state.topics.get(known.topic_id) is not None:  # else it was deleted in a pause
+            topic = known.message()
+            if topic.name in limits:
+                topic.pending, topic.pending_max = limits[topic.name]
             yield topic
 
 
@@ -41,9 +41,9 @@ def groups_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Group]
     """Groups with a higher id than `after_id`, by rising id, with their consumers as far as this node knows them.
     An iterator, so that the caller can pause between groups."""
     looks = LOOKS_MAX
-    for group_id, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
-        group = core.state.group_message(name)
-        if group is not None and group.group_id == group_id:  # else it was deleted and created in a pause
+    for known in [group for group in core.state.groups if group.group_id > after_id]:
+        group = core.state.group_message(known.name)
+        if group is not None and group.group_id == known.group_id:  # else it was deleted and created in a pause
             looks -= _fill(core, group, looks)
             yield group
 

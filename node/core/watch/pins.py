@@ -79,7 +79,7 @@ class PendingPins:
             return _told(self._pin(request.pin_id), request.topics_after)
         self._check(request)
         state = core.state
-        names = dict(state.named_topics())
+        names = {topic.topic_id: topic.name for topic in state.topics}
         topic_ids = None
         if request.topics:
             wanted = set(request.topics)

@@ -196,7 +196,7 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
         sync_age_ms=0 if leading else core.parts.sync.age_ms(),
         clock_ms=core.clock.now_ms(),
         pending=core.wheel.pending,
-        ready=core.state.ready_messages(),
+        ready=core.state.backlog.total,
         schedule_rate=scheduled,
         dispatch_rate=dispatched,
         deliver_rate=delivered,

@@ -71,7 +71,7 @@ def test_above_the_mark_only_schedules_are_refused() -> None:
     assert node_status(master.host.core).disk_above_mark
     world.run_until(lambda: len(client.got) == 50, 5_000)
     world.run(500)
-    assert master.host.core.state.ready_messages() == 0
+    assert master.host.core.state.backlog.total == 0
     for node in world.nodes.values():
         fill(node, 50)
     assert isinstance(schedule(world.elect(), batch(1, tick_of(world))), BatchOutcome)

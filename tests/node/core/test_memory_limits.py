@@ -56,7 +56,7 @@ def test_settling_far_ahead_is_refused_once_windows_take_their_memory(monkeypatc
         assert isinstance(receipt, consumer_pb2.SettleReceipt)
         master = world.elect()
         assert master.host is not None
-        if not master.host.core.state.ready_messages():
+        if not master.host.core.state.backlog.total:
             break
     assert master.host.core.state.backlog.window_values == 0
 

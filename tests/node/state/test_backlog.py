@@ -23,11 +23,11 @@ from tickwheel.wheel.units import HOUR_MS
 def recounted(solo: Solo) -> Counter[tuple[int, int]]:
     """By (group, topic), from the windows themselves."""
     waiting: Counter[tuple[int, int]] = Counter()
-    for (group_id, topic_id), subscription in solo.state.subscriptions():
+    for subscription in solo.state.groups.subscriptions():
         values = np.frombuffer(subscription.window_bytes(), "<u2")
         settled = subscription.floor + int(np.count_nonzero(values == 0))
-        assert subscription.backlog == solo.state.ready_count(topic_id) - settled
-        waiting[group_id, topic_id] += subscription.backlog
+        assert subscription.backlog == solo.state.ready_count(subscription.topic_id) - settled
+        waiting[subscription.group_id, subscription.topic_id] += subscription.backlog
     return waiting
 
 
@@ -44,7 +44,7 @@ def check(solo: Solo) -> None:
     expected = recounted(solo)
     assert solo.state.backlog.by_group == summed(expected, 0)
     assert solo.state.backlog.by_topic == summed(expected, 1)
-    assert solo.state.ready_messages() == expected.total()
+    assert solo.state.backlog.total == expected.total()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -93,7 +93,7 @@ def test_counts_agree_with_the_windows_after_everything_that_changes_them(seed: 
     solo.apply(admin(delete_topic=admin_pb2.DeleteTopicRequest(name="t")))
     check(solo)
     assert not solo.state.backlog.by_topic
-    assert {group_id for group_id, _ in solo.state.named_groups()} == {2, 3, 4}
+    assert {group.group_id for group in solo.state.groups} == {2, 3, 4}
     assert not solo.state.backlog.by_group
 
 
@@ -170,7 +170,7 @@ def test_a_dispatch_takes_as_many_steps_for_one_group_as_for_ten() -> None:
         solo.apply(*[publish_command([("", 0, [solo.now_ms])], topic_id, b"x") for topic_id in range(2, 22)])
         counted.append(calls_of(partial(solo.dispatch, solo.now_ms + 1)))
         check(solo)
-        assert solo.state.ready_messages() == 20 * groups
+        assert solo.state.backlog.total == 20 * groups
     assert counted[1] < counted[0] + 20
 
 
@@ -203,7 +203,7 @@ def test_what_windows_hold_is_counted() -> None:
     solo.create("g", "h")
 
     def held() -> int:
-        return sum(len(s._window._values) for _, s in solo.state.subscriptions())
+        return sum(len(s._window._values) for s in solo.state.groups.subscriptions())
 
     solo.publish([solo.now_ms + n for n in range(5_000)], b"x")
     solo.dispatch(solo.now_ms + 6_000)

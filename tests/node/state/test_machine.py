@@ -152,7 +152,7 @@ def test_where_a_group_starts(driver: Driver) -> None:
     driver.group("past", start_from=TIME, start_ms=HOUR_0 + 2_501)
     driver.group("later", start_from=TIME, start_ms=HOUR_0 + 4_000)
     driver.ready([HOUR_0 + 3_000, HOUR_0 + 3_999, HOUR_0 + 4_000])
-    floors = [subscription.floor for _, subscription in driver.state.subscriptions()]
+    floors = [subscription.floor for subscription in driver.state.groups.subscriptions()]
     assert floors == [0, 3, 2, 5]
 
 
@@ -211,7 +211,7 @@ def test_dead_letters_are_kept_and_hold_no_hours(driver: Driver) -> None:
     driver.apply(settle_command(SETTLE_ACK, [ids[0], ids[2]], [1, 1], None))
     driver.checkpoint()
     driver.restart(Random(1))
-    assert driver.state.dead_count(1) == 1
+    assert driver.state.dead_letters_kept() == 1
     assert driver.state.removable_hours() == HOUR_0 // HOUR_MS + 2
 
 
@@ -385,7 +385,7 @@ def test_letters_that_come_before_the_last_step_of_a_deletion_is_applied_go_with
     [other] = driver.ready([HOUR_0 + 30], topic_id=2)
 
     def left() -> list[int]:
-        return [driver.state.group_dead(group_id) for group_id in (1, 2)]
+        return [group.dead.count for group in driver.state.groups]
 
     def begin(**fields: Any) -> None:
         begun = Sweep(job_id="j", delete_topic="orders", target_id=1, **fields)
@@ -427,4 +427,4 @@ def test_a_deletion_of_an_earlier_version_leaves_the_dead_letters_of_its_topic(d
     driver.apply(Command(sweep=SweepCommand(begin=Sweep(job_id="j", delete_topic="orders", target_id=1))))
     ended = driver.apply(Command(sweep=SweepCommand(step=SweepStep(job_id="j", last=True))))[0].sweep
     assert (ended.state, ended.dead) == (SWEEP_FINISHED, 0)
-    assert (driver.state.group_dead(1), driver.state.removed_unsettled) == (1, 0)
+    assert (driver.state.dead_letters_kept(), driver.state.removed_unsettled) == (1, 0)

@@ -193,7 +193,7 @@ def _check(driver: Driver, model: Model) -> None:
     assert place.returned_count == sum(attempt > 1 for _, _, attempt in open_now)
     columns = place.returned(100)
     assert list(zip(*(c.tolist() for c in columns), strict=True)) == [o for o in open_now if o[2] > 1]
-    assert driver.state.dead_count(1) == len(model.dead)
+    assert driver.state.dead_letters_kept() == len(model.dead)
 
 
 def _step(rng: Random, driver: Driver, model: Model) -> None:

@@ -166,7 +166,7 @@ def test_dead_letters_outlive_their_hours_but_not_the_retention() -> None:
     hour_of_messages(solo, 10)
     solo.dispatch(solo.now_ms + 2 * HOUR_MS)
     solo.settle()
-    assert solo.state.dead_count(1) == 4
+    assert solo.state.dead_letters_kept() == 4
     assert solo.state.removable_hours() == HOUR_0 + 3
     assert solo.remove(HOUR_0 + 1, forced_below=HOUR_0 + 1).unsettled_removed == 0
     solo.checkpoint()
@@ -175,10 +175,10 @@ def test_dead_letters_outlive_their_hours_but_not_the_retention() -> None:
     assert group is not None
     assert [group.dead.content(letter) for _, letter in group.dead.page(0, 9)] == [(b"", b"x" * 100)] * 4
     assert solo.remove(HOUR_0 + 2, forced_below=HOUR_0 + 2).unsettled_removed == 4
-    assert solo.state.dead_count(1) == 0
+    assert solo.state.dead_letters_kept() == 0
     solo.checkpoint()
     solo.crash()
-    assert solo.state.dead_count(1) == 0
+    assert solo.state.dead_letters_kept() == 0
 
 
 def test_questions_about_removed_hours_have_answers() -> None:

@@ -43,7 +43,7 @@ def test_everybody_gets_everything_once_whatever_he_answers() -> None:
         assert all(receipt.settled == 1 for receipt in client.receipts)
     assert place(world).floor == 30
     master = world.elect()
-    assert master.host is not None and master.host.core.state.dead_count(1) == 0
+    assert master.host is not None and master.host.core.state.dead_letters_kept() == 0
     assert len(digests(world)) == 1
 
 

@@ -269,7 +269,7 @@ def test_a_message_that_nobody_has_is_not_extended() -> None:
     client = Holder(world)
     client.schedule([100] * 3)
     state = master.host.core.state
-    world.run_until(lambda: state.ready_messages() == 3)
+    world.run_until(lambda: state.backlog.total == 3)
     subscription = state.subscription(state.group_id("g") or 0, state.topic_id("t") or 0)
     assert subscription is not None
     positions, ids, attempts = subscription.deliverable(0, 3)

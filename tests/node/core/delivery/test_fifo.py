@@ -122,7 +122,7 @@ def test_death_and_expiry_unblock_their_message_group() -> None:
         "b": [(2, 1), (2, 2), (3, 1), (3, 2)],
     }
     master = world.elect()
-    assert master.host is not None and master.host.core.state.dead_count(1) == 1
+    assert master.host is not None and master.host.core.state.dead_letters_kept() == 1
     assert len(digests(world)) == 1
 
 

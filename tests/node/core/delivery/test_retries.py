@@ -167,7 +167,7 @@ def test_a_nack_may_name_delay_level_or_death() -> None:
     assert len(client.unsettled) == 1, "which of the two should hold"
     assert master.host is not None
     state = master.host.core.state
-    assert state.dead_count(1) == 1
+    assert state.dead_letters_kept() == 1
     waiting = state._state.groups.get(1)
     assert waiting is not None
     (id64,) = client.ids[b"m2"]
@@ -258,7 +258,7 @@ def test_a_slave_that_was_away_gets_the_retries_with_a_checkpoint() -> None:
     slave.start()
     world.run(3_000)
     assert slave.host is not None
-    assert slave.host.core.state.dead_count(1) == 1
+    assert slave.host.core.state.dead_letters_kept() == 1
     assert len(digests(world)) == 1
     client.judge = lambda record, attempt: ACK
     master.kill()
@@ -294,7 +294,7 @@ def test_a_group_s_own_backoff() -> None:
     drawn = pauses_of(client, b"m1")
     assert 500 <= min(drawn) < 900 and 1_100 < max(drawn) <= 1_700
     master = world.elect()
-    assert master.host is not None and master.host.core.state.dead_count(1) == 2
+    assert master.host is not None and master.host.core.state.dead_letters_kept() == 2
     assert len(digests(world)) == 1
 
 

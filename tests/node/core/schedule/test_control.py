@@ -42,7 +42,7 @@ def test_a_pause_survives_its_master(kind: str) -> None:
     world.run(2_000)
     assert len(client.got) == 20
     assert master.host is not None
-    assert master.host.core.state.ready_messages() == 30
+    assert master.host.core.state.backlog.total == 30
     admin(master, paused(kind, False))
     world.run_until(lambda: len(client.got) == 50, 2_000)
     assert not client.repeated()
@@ -63,7 +63,7 @@ def test_a_reset_delivers_again_as_the_first_time() -> None:
     world.run(500)
     assert {attempt for seen in client.got.values() for _, attempt, _ in seen} == {1}
     assert master.host is not None
-    assert master.host.core.parts.delivery.in_flight == 0 or master.host.core.state.ready_messages() == 0
+    assert master.host.core.parts.delivery.in_flight == 0 or master.host.core.state.backlog.total == 0
     admin(master, AdminCommand(reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=LATEST)))
     client.schedule([50])
     world.run_until(lambda: len(client.got) == 41, 2_000)

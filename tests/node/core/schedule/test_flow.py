@@ -277,5 +277,5 @@ def test_a_group_has_no_more_out_than_its_limit() -> None:
     world.run_until(lambda: len(client.got) == 300, 10_000)
     world.run(15_000)
     assert master.host is not None
-    assert master.host.core.state.ready_messages() == 0
+    assert master.host.core.state.backlog.total == 0
     assert max(Counter(seen[0][0] for seen in client.got.values()).values()) <= 50

@@ -48,7 +48,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         master.host.core.proposer.submit(Command(admin=command), UNHEARD)
     master.wake()
     world.run(200)
-    assert master.host.core.state.topic_count >= len(names)
+    assert len(master.host.core.state.topics) >= len(names)
     return world
 
 
