@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -388,14 +387,21 @@ SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
             consumer_pb2.SettleReceipt,
             Right(settling),
             MASTER_EACH,
-            lambda node, request, caller: node.calls.ask(partial(handlers.settle, request)),
+            lambda node, request, caller: node.calls.ask(
+                lambda core, reply: core.parts.consumers.settle(request, reply)
+            ),
         ),
         "Extend": by_core(
             consumer_pb2.ExtendBatch, consumer_pb2.ExtendReceipt, Right(settling), MASTER_EACH, handlers.extend
         ),
     },
     "tickwheel.v1.Admin": {
-        "GetStatus": by_loop(admin_pb2.GetStatusRequest, admin_pb2.NodeStatus, KNOWN, ANY_NODE, handlers.get_status),
+        "GetStatus": shown(
+            admin_pb2.GetStatusRequest,
+            admin_pb2.NodeStatus,
+            KNOWN,
+            lambda node, request, caller: node.status.status(),
+        ),
         "AwaitMaster": by_loop(
             admin_pb2.AwaitMasterRequest,
             admin_pb2.AwaitMasterResponse,

@@ -304,10 +304,6 @@ async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Calle
 # -- looks
 
 
-async def get_status(node: Node, request: admin_pb2.GetStatusRequest, caller: Caller) -> admin_pb2.NodeStatus:
-    return node.status.status()
-
-
 def server_info(node: Node, services: Iterable[str]) -> admin_pb2.ServerInfo:
     """Version, set-up and services of this node."""
     core = node.core
@@ -437,10 +433,6 @@ async def delete_group(
     return admin_pb2.DeleteGroupResponse(
         job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered, dead=job.dead
     )
-
-
-def settle(request: consumer_pb2.SettleBatch, core: NodeCore, reply: Reply[consumer_pb2.SettleReceipt]) -> None:
-    core.parts.consumers.settle(request, reply)
 
 
 async def extend(core: NodeCore, request: consumer_pb2.ExtendBatch, caller: Caller) -> consumer_pb2.ExtendReceipt:

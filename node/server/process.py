@@ -23,7 +23,7 @@ import uvloop
 
 from tickwheel.node.config import ConfigError, NodeConfig
 from tickwheel.node.core.checkpoint import BackupFile
-from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.node.core.host import CheckpointSource, NodeHost, raft_config
 from tickwheel.node.core.watch.status import node_metrics, node_vitals
 from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.failure import Failure, RequestError
@@ -128,16 +128,10 @@ class NodeProcess:
         """Start, serve until a signal, stop. Returns the exit code. Raises StartError."""
         config = self._config
         loop = asyncio.get_running_loop()
-        try:
-            tls = Certificates(config)
-        except ConfigError as error:
-            raise StartError(str(error), EXIT_CONFIG) from None
+        tls = self._certificates()
         self._take_descriptors()
         disk = self._open_disk()
-        try:
-            identity = open_identity(disk, config.cluster.id, config.node.id, config.node.data_dir)
-        except (IdentityError, DiskError) as error:
-            raise StartError(str(error), EXIT_DATA) from None
+        disk_uuid = self._disk_uuid(disk)
         wakers: list[Callable[[], None]] = []
 
         def wake() -> None:
@@ -149,7 +143,7 @@ class NodeProcess:
         network = GrpcNetwork(
             config.node.id,
             config.cluster.id,
-            identity.disk_uuid,
+            disk_uuid,
             config.peer_address,
             secured=tls.peer_context,
             warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
@@ -158,24 +152,7 @@ class NodeProcess:
             failed=self._failed,
         )
         ports = Ports(disk, self._clock, reads, syncs, network, system_random())
-        try:
-            host = self._host = NodeHost(
-                config.core,
-                raft_config(config.core),
-                NodeIdentity(config.cluster.id, config.node.id, 0, identity.disk_uuid),
-                ports,
-                seed=config.seed_settings,
-                members=config.members,
-                joining=config.cluster.join == "existing",
-                on_fatal=self._fatal,
-                source=network,
-                report=_report,
-                faults=self._faults,
-            )
-        except (DiskError, ImpossibleStateError) as error:
-            raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
-        except ValueError as error:
-            raise StartError(str(error), EXIT_CONFIG) from None
+        host = self._host = self._make_host(ports, disk_uuid, network)
         limiter = ConnectionLimiter(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
         driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
         wakers.append(driver.wake)
@@ -203,11 +180,7 @@ class NodeProcess:
             "/healthz": lambda: health_page(self._seen(host, tls, driver)),
         }
         metrics = MetricsServer(page, probed, lambda error: self._faults("metrics", error))
-        if config.listen.metrics_bind:
-            try:
-                await metrics.start(config.listen.metrics_bind)
-            except OSError:
-                raise StartError(_cannot_listen("metrics_bind", config.listen.metrics_bind), EXIT_CONFIG) from None
+        await self._listen_for_metrics(metrics)
         await peers.start()
         await clients.start()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -250,6 +223,48 @@ class NodeProcess:
         host.stop()
         log.info("node has stopped")
         return self._exit_code
+
+    def _certificates(self) -> Certificates:
+        try:
+            return Certificates(self._config)
+        except ConfigError as error:
+            raise StartError(str(error), EXIT_CONFIG) from None
+
+    def _disk_uuid(self, disk: LocalDisk) -> str:
+        config = self._config
+        try:
+            return open_identity(disk, config.cluster.id, config.node.id, config.node.data_dir).disk_uuid
+        except (IdentityError, DiskError) as error:
+            raise StartError(str(error), EXIT_DATA) from None
+
+    def _make_host(self, ports: Ports, disk_uuid: str, source: CheckpointSource) -> NodeHost:
+        config = self._config
+        try:
+            return NodeHost(
+                config.core,
+                raft_config(config.core),
+                NodeIdentity(config.cluster.id, config.node.id, 0, disk_uuid),
+                ports,
+                seed=config.seed_settings,
+                members=config.members,
+                joining=config.cluster.join == "existing",
+                on_fatal=self._fatal,
+                source=source,
+                report=_report,
+                faults=self._faults,
+            )
+        except (DiskError, ImpossibleStateError) as error:
+            raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
+        except ValueError as error:
+            raise StartError(str(error), EXIT_CONFIG) from None
+
+    async def _listen_for_metrics(self, metrics: MetricsServer) -> None:
+        bind = self._config.listen.metrics_bind
+        if bind:
+            try:
+                await metrics.start(bind)
+            except OSError:
+                raise StartError(_cannot_listen("metrics_bind", bind), EXIT_CONFIG) from None
 
     def _take_descriptors(self) -> None:
         reserve = self._descriptors
