@@ -46,9 +46,13 @@ class Holdings:
         self.removed_below = 0
         """Hours below it have been removed."""
         self._directories: dict[int, list[Chunk]] = {}
+        self._first_due: tuple[int, int | None] | None = None
+        """What `first_due_ms` was asked last, and its answer, kept up to date by arrivals: a master asks with every
+        tick. Whatever else changes the holdings forgets it."""
 
     def restore(self, content: RunContent, removed_below: int) -> None:
         """Fill empty holdings with what a checkpoint holds."""
+        self._first_due = None
         self.removed_below = removed_below
         self.hours.load(content.hours)
         self.bundles.load(content.bundles)
@@ -81,6 +85,7 @@ class Holdings:
         hours.next_offset[at_hour] += spans(at, int(ends[-1]))
         ids: Ids = (hour.astype(np.uint64) << np.uint64(32)) | index.astype(np.uint64)
         self.active.add(due, units, ids, bytes(records), starts, at)
+        self._note_first_due(due)
         return ids
 
     def _append_to_hour(self, hour: int, due: NDArray[np.int64], units: Units, records: bytes | memoryview) -> Ids:
@@ -99,6 +104,7 @@ class Holdings:
         ids: Ids = np.uint64(hour << 32) | index.astype(np.uint64)
         start = np.zeros(1, np.int64)
         self.active.add(due, units, ids, bytes(records), start, start)
+        self._note_first_due(due)
         return ids
 
     def ingest(
@@ -106,6 +112,7 @@ class Holdings:
     ) -> TakenChunks:
         """Give a bundle's units the next indexes and offsets of their hours. Units of hours before that of `clamp_ms`
         go to its hour. Neither reads nor writes the bundle."""
+        self._first_due = None
         table = layout.table
         target = np.maximum(table["hour"].astype(np.int64), clamp_ms // HOUR_MS)
         units, log_bytes = table["units"].astype(np.int64), table["log_bytes"].astype(np.int64)
@@ -142,6 +149,7 @@ class Holdings:
     def take_merged(self, results: Iterable[tuple[int, SegmentLengths, Chunk]], near_max: int) -> None:
         """The frozen buffer now lies in files: hour, new lengths and chunk for each part of it. Makes the directory of
         an hour known if the hour had no files and is not behind `near_max`."""
+        self._first_due = None
         self.frozen = None
         for hour, lengths, chunk in results:
             if hour < self.removed_below:
@@ -155,6 +163,7 @@ class Holdings:
 
     def remove(self, below: int) -> tuple[list[int], list[str]]:
         """Forget the hours below. Returns those that had units, and the names of bundles that have no chunk left."""
+        self._first_due = None
         self.removed_below = below
         self.forget_directories(below)
         return self.hours.forget(below), self.bundles.forget(below)
@@ -203,6 +212,23 @@ class Holdings:
     def first_due_ms(self, from_ms: int) -> int | None:
         """Lower bound of the first due time from `from_ms` on; None: there is no unit. `from_ms` itself if a directory
         that could tell more is not known."""
+        known = self._first_due
+        if known is None or known[0] != from_ms:
+            known = self._first_due = from_ms, self._find_first_due(from_ms)
+        return known[1]
+
+    def _note_first_due(self, due: NDArray[np.int64]) -> None:
+        """Units with these rising due times have come."""
+        known = self._first_due
+        if known is None or due[-1] < known[0]:
+            return
+        from_ms, earlier = known
+        due_ms = int(due[int(due.searchsorted(from_ms))])
+        hour = due_ms // HOUR_MS
+        bound = due_ms if hour == from_ms // HOUR_MS else hour * HOUR_MS
+        self._first_due = from_ms, bound if earlier is None else min(earlier, bound)
+
+    def _find_first_due(self, from_ms: int) -> int | None:
         hour = self.hours.next_used(from_ms // HOUR_MS)
         if hour is None:
             return None
@@ -236,9 +262,11 @@ class Holdings:
             and hour.taken == len(self.bundles.of(hour.hour))
             and hour.hour >= self.removed_below
         ):
+            self._first_due = None
             self._directories[hour.hour] = list(hour.chunks())
 
     def forget_directories(self, below: int) -> None:
         """Drop the directories of hours below."""
+        self._first_due = None
         for hour in [hour for hour in self._directories if hour < below]:
             del self._directories[hour]

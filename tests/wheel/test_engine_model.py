@@ -67,6 +67,7 @@ class History:
     slot_ms: int
     rng: random.Random = field(init=False)
     now_ms: int = START_MS
+    first_due_from_ms: int = START_MS
     count: int = 0
     pending: list[Pending] = field(default_factory=list)
     log: list[tuple[str, object]] = field(default_factory=list)
@@ -157,6 +158,14 @@ class History:
         count.run()
         assert dict(count.buckets) == Counter(due_ms // HOUR_MS * HOUR_MS for due_ms, _ in near)
 
+    def look_for_first_due(self) -> None:
+        """The answer that is kept up to date is the one that is found."""
+        if self.rng.random() < 0.3:
+            self.first_due_from_ms = self.now_ms + self.rng.choice([0, -70, 400, 25_000, HOUR_MS, 200 * HOUR_MS])
+        holdings = self.wheel.holdings
+        found_ms = holdings._find_first_due(self.first_due_from_ms)
+        assert holdings.first_due_ms(self.first_due_from_ms) == found_ms
+
     def cancel(self) -> None:
         if not self.pending:
             return
@@ -229,6 +238,7 @@ def test_wheel_is_a_sorted_list(seed: int) -> None:
     steps += [history.checkpoint, history.crash, history.ingest, history.ingest, history.look]
     for _ in range(150):
         history.rng.choice(steps)()
+        history.look_for_first_due()
     history.now_ms += 1000 * HOUR_MS
     history.dispatch()
     history.wheel.dispatch(CursorKey(history.now_ms + 1, 0))
