@@ -9,6 +9,7 @@ says; one that exceeds `Limits` loses the connection.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from typing import Any, Final, cast
 
 from hpack import Decoder, HPACKError
@@ -258,7 +259,7 @@ class Connection(asyncio.Protocol):
         """Bytes in `_rest` that make the next frame whole."""
         self._block: tuple[int, bool, bytearray] | None = None
         """Stream, its end, and what came of a field block that continues."""
-        self._ended: dict[int, bool] = {}
+        self._ended: OrderedDict[int, bool] = OrderedDict()
         """Streams that ended last -> whether this side ended them without the peer, so that it may not know yet."""
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -389,7 +390,7 @@ class Connection(asyncio.Protocol):
     def _note_ended(self, stream_id: int, *, ignore: bool) -> None:
         self._ended[stream_id] = ignore
         if len(self._ended) > ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
+            self._ended.popitem(last=False)
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
         """End a stream from this side; what still comes of it is ignored."""

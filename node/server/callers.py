@@ -148,6 +148,8 @@ class Callers:
         self._control = control
         self._enforced = enforced
         self._now_ms = now_ms
+        self._last: Caller | None = None
+        """The caller of the last call while rights were off: mostly that of the next one too."""
 
     @property
     def enforced(self) -> bool:
@@ -161,8 +163,12 @@ class Callers:
         certified = self._access.name_of(context)
         if not self._enforced():
             refuse(self._access.refusal(context, needed))
-            by = "certificate" if certified else "none"
-            return Caller(certified, by, False, control, self._enforced, connection=connection)
+            last = self._last
+            if last is None or last.connection != connection or last.name != certified or last.control is not control:
+                by = "certificate" if certified else "none"
+                last = Caller(certified, by, False, control, self._enforced, connection=connection)
+                self._last = last
+            return last
         secret = _bearer(context)
         if secret:
             sha256 = hashlib.sha256(secret.encode()).digest() if len(secret) <= SECRET_LENGTH_MAX else b""

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import hashlib
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.promise import Promise, Reply
@@ -15,6 +15,7 @@ from tickwheel.node.server.resolving import resolve
 from tickwheel.node.state.producer_shares import IDENTIFIED
 
 A = TypeVar("A")
+P = ParamSpec("P")
 
 
 class Calls:
@@ -34,7 +35,9 @@ class Calls:
         """The current core."""
         return self._current()
 
-    def serve(self, fail: Callable[[Failure], None], piece: Callable[[], None]) -> None:
+    def serve(
+        self, fail: Callable[[Failure], None], piece: Callable[P, None], *args: P.args, **named: P.kwargs
+    ) -> None:
         """Run `piece`, the first of a request. An error in it, or in later work of the core that it began, goes to
         `fail`."""
         serving = self.core.serving
@@ -42,7 +45,7 @@ class Calls:
             fail(serving.closed)
             return
         try:
-            serving.run(fail, piece)
+            serving.run(fail, piece, *args, **named)
         except Exception as error:
             self._failed(error)
             raise

@@ -157,7 +157,11 @@ class _Shape:
         for name, shape in self.valued:
             if message.HasField(name) and not shape.knows(getattr(message, name)):
                 return False
-        return all(shape.knows_each(getattr(message, name)) for name, shape in self.each_valued)
+        for name, shape in self.each_valued:
+            messages = getattr(message, name)
+            if messages and not shape.knows_each(messages):
+                return False
+        return True
 
     def knows_each(self, messages: Sequence[Message]) -> bool:
         """As `knows`, for all of several messages."""

@@ -142,8 +142,9 @@ def schedule(
 
     row = row_of(request, core.state.settings)
     if row is not None:
-        mine, client, whom = row, caller.name or request.client_name, RowCaller(placed, reply.fail, caller.connection)
-        node.calls.begin(lambda core, _: core.parts.requests.schedule_row(mine, client, caller.actor, whom), reply)
+        client, whom = caller.name or request.client_name, RowCaller(placed, reply.fail, caller.connection)
+        node.calls.serve(reply.fail, core.parts.requests.schedule_row, row, client, caller.actor, whom)
+        node.calls.wake()
         return
     try:
         batch = from_message(request, core.state.settings)

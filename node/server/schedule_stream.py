@@ -209,14 +209,11 @@ class ScheduleStreams:
 
     def _crowded(self, flow: str) -> bool:
         """Whether the node's queue is crowded for a flow. A mistake in the core is left to the batch to run into."""
-        crowded = False
-
-        def look() -> None:
-            nonlocal crowded
-            crowded = self._calls.core.parts.publisher.crowded(flow)
-
-        self._calls.serve(lambda failure: None, look)
-        return crowded
+        try:
+            return self._calls.core.parts.publisher.crowded(flow)
+        except Exception as error:
+            self._calls.fault(error)
+            return False
 
     async def _wait_for_intake(self) -> None:
         """Wait while the node's queue is crowded. One stream after the other is let in: all at once would fill it."""
@@ -276,6 +273,7 @@ class ScheduleStreams:
         if refusal is not None:
             fail(refusal)
             return
-        client, whom = caller.name or request.client_name, RowCaller(placed, fail, caller.connection)
-        reply: Reply[None] = Reply(lambda _: None, fail)
-        self._calls.begin(lambda core, _: core.parts.requests.schedule_row(row, client, caller.actor, whom), reply)
+        calls, client = self._calls, caller.name or request.client_name
+        whom = RowCaller(placed, fail, caller.connection)
+        calls.serve(fail, calls.core.parts.requests.schedule_row, row, client, caller.actor, whom)
+        calls.wake()

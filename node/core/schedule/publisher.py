@@ -154,7 +154,7 @@ class Publisher(Part):
     def crowded(self, flow: str) -> bool:
         """Whether a caller that can wait, as a stream can, should wait (`room`) rather than be refused: the queue is
         half full and its flow has its share of that half, or little is left for anybody."""
-        return (self._filled(2) and self._filled(2, flow)) or self._filled(3)
+        return self._filled(2) and (self._filled(2, flow) or self._filled(3))
 
     def _filled(self, quarters: int, flow: str | None = None) -> bool:
         """Whether so much of the queue is taken. With a flow: whether that takes its share of so much of the queue."""
