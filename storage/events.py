@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import itertools
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -249,9 +249,35 @@ def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
         yield record
 
 
+Offsets = NDArray[np.uint32]
+BLOCK_ROWS = 1 << 16
+BLOCK_RECORDS = 1 << 10
+"""A block of records ends at either."""
+SPANS_MIN = 16
+ROWS_A_SPAN = 16
+READ_BYTES = 1 << 20
+"""Records that lie side by side are read together, up to this."""
+NAMING = ("id", "new_id", "unit")
+"""Columns that name messages."""
+
+
+def _no_offsets() -> Offsets:
+    return np.zeros(0, np.uint32)
+
+
+def _no_ids() -> Column:
+    return np.zeros(0, np.uint64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Where the records of one file are, and which ids each may hold: 20 bytes a record. Immutable."""
+    """Where the records of one file are, and which ids each may hold. Immutable.
+
+    Records are known by their lowest and highest id: 24 bytes a record. That does not rule out one whose messages are
+    due in many hours. But in each hour ids rise as messages arrive, so consecutive records, a block, have a narrow span
+    of each hour; a block is known by these spans, 20 bytes each. A block has at most as many as it has records, or one
+    for ROWS_A_SPAN ids: if it has ids of more hours, a span is of several.
+    """
 
     end: int = 0
     """Behind the last complete record."""
@@ -259,29 +285,114 @@ class Places:
     """Time of the first record; 0: there is none."""
     lost: int = 0
     """Records that the writer left out."""
-    offsets: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    begins: Offsets = field(default_factory=_no_offsets)
+    ends: Offsets = field(default_factory=_no_offsets)
     """Of the records that name messages, rising."""
-    low: Column = field(default_factory=lambda: np.zeros(0, np.uint64))
-    high: Column = field(default_factory=lambda: np.zeros(0, np.uint64))
+    low: Column = field(default_factory=_no_ids)
+    high: Column = field(default_factory=_no_ids)
     """For each a lower and an upper bound of its ids; of a record of a bundle, of all ids."""
+    blocks: Offsets = field(default_factory=_no_offsets)
+    """Place of the first record of each block in `begins`."""
+    span_blocks: Offsets = field(default_factory=_no_offsets)
+    span_low: Column = field(default_factory=_no_ids)
+    span_high: Column = field(default_factory=_no_ids)
+    """For each span its block, and its lowest and highest id."""
 
-    def of(self, ids: Sequence[int]) -> list[int]:
-        """Offsets of the records that may hold one of the ids, rising."""
-        found = np.zeros(len(self.offsets), np.bool_)
+    def of(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Begin and end of the records that may hold one of the ids, rising."""
+        hit = np.zeros(len(self.blocks), np.bool_)
         for number in ids:
-            found |= (self.low <= np.uint64(number)) & (self.high >= np.uint64(number))
-        offsets: list[int] = self.offsets[found].tolist()
-        return offsets
+            inside = (self.span_low <= np.uint64(number)) & (self.span_high >= np.uint64(number))
+            hit[self.span_blocks[inside]] = True
+        ends = np.append(self.blocks[1:], np.uint32(len(self.begins)))
+        found: list[tuple[int, int]] = []
+        for block in np.flatnonzero(hit).tolist():
+            rows = slice(int(self.blocks[block]), int(ends[block]))
+            low, high = self.low[rows], self.high[rows]
+            may = np.zeros(len(low), np.bool_)
+            for number in ids:
+                may |= (low <= np.uint64(number)) & (high >= np.uint64(number))
+            found += zip(self.begins[rows][may].tolist(), self.ends[rows][may].tolist(), strict=True)
+        return found
 
 
-NAMING = ("id", "new_id", "unit")
-"""Columns that name messages."""
+class _Growing:
+    """What a search adds to the places of a file, block by block."""
+
+    def __init__(self, known: Places) -> None:
+        self._known = known
+        self._records: list[tuple[int, int, int, int]] = []
+        self._blocks: list[int] = []
+        self._first = 0
+        self._ids: list[Column] = []
+        self._rows = 0
+        self._spans: list[tuple[Offsets, Column, Column]] = []
+
+    def add_any(self, begin: int, end: int) -> None:
+        """A record that may name any message: a block of its own."""
+        self._close()
+        self._records.append((begin, end, 0, _MODULUS - 1))
+        self._put_block(np.zeros(1, np.uint64), np.full(1, _MODULUS - 1, np.uint64))
+
+    def add(self, begin: int, end: int, ids: Sequence[Column]) -> None:
+        """A record that names these messages."""
+        low, high = min(int(part.min()) for part in ids), max(int(part.max()) for part in ids)
+        self._records.append((begin, end, low, high))
+        self._ids += ids
+        self._rows += sum(map(len, ids))
+        if self._rows >= BLOCK_ROWS or len(self._records) - self._first >= BLOCK_RECORDS:
+            self._close()
+
+    def _close(self) -> None:
+        records = len(self._records) - self._first
+        if not records:
+            return
+        self._put_block(*_spans(np.concatenate(self._ids), max(SPANS_MIN, records, self._rows // ROWS_A_SPAN)))
+
+    def _put_block(self, low: Column, high: Column) -> None:
+        number = len(self._known.blocks) + len(self._blocks)
+        self._spans.append((np.full(len(low), number, np.uint32), low, high))
+        self._blocks.append(len(self._known.begins) + self._first)
+        self._first, self._ids, self._rows = len(self._records), [], 0
+
+    def done(self, end: int, first_ms: int, lost: int) -> Places:
+        """The places with what was added."""
+        self._close()
+        known = self._known
+        begins, ends, low, high = list(zip(*self._records, strict=True)) or [(), (), (), ()]
+        return Places(
+            end,
+            first_ms,
+            lost,
+            np.concatenate([known.begins, np.array(begins, np.uint32)]),
+            np.concatenate([known.ends, np.array(ends, np.uint32)]),
+            np.concatenate([known.low, np.array(low, np.uint64)]),
+            np.concatenate([known.high, np.array(high, np.uint64)]),
+            np.concatenate([known.blocks, np.array(self._blocks, np.uint32)]),
+            np.concatenate([known.span_blocks, *(blocks for blocks, _, _ in self._spans)]),
+            np.concatenate([known.span_low, *(low for _, low, _ in self._spans)]),
+            np.concatenate([known.span_high, *(high for _, _, high in self._spans)]),
+        )
+
+
+def _spans(ids: Column, count_max: int) -> tuple[Column, Column]:
+    """The lowest and the highest of the ids of each hour, or of each few hours if there were more than `count_max`."""
+    first, last, bits = int(ids.min()), int(ids.max()), 32
+    while (last >> bits) - (first >> bits) >= count_max:
+        bits += 1
+    count = (last >> bits) - (first >> bits) + 1
+    hours = ((ids >> np.uint64(bits)) - np.uint64(first >> bits)).astype(np.intp)
+    low, high = np.full(count, _MODULUS - 1, np.uint64), np.zeros(count, np.uint64)
+    np.minimum.at(low, hours, ids)
+    np.maximum.at(high, hours, ids)
+    used = low <= high
+    return low[used], high[used]
 
 
 def locate(disk: Disk, path: str, known: Places) -> Places:
     """The records of a file, of which those up to `known.end` are known already. As far as `read_events` reads it."""
     data = content(disk, path, known.end)
-    places: list[tuple[int, int, int]] = []
+    growing = _Growing(known)
     at, first_ms, lost = 0, known.first_ms, known.lost
     while (header := _checked(data, at)) is not None:
         end, kind, columns, count, at_ms, body_at = header
@@ -289,48 +400,74 @@ def locate(disk: Disk, path: str, known: Places) -> Places:
         if kind == EventKind.LOST:
             lost += count
         elif kind == EventKind.LOADED:
-            places.append((known.end + at, 0, _MODULUS - 1))
-        elif kind in COLUMNS:
-            bounds = list(_bounds(data, body_at, count, COLUMNS[EventKind(kind)][:columns]))
-            if bounds:
-                places.append((known.end + at, min(low for low, _ in bounds), max(high for _, high in bounds)))
+            growing.add_any(known.end + at, known.end + end)
+        elif kind in COLUMNS and count:
+            ids = list(_named(data, body_at, count, COLUMNS[EventKind(kind)][:columns]))
+            if ids:
+                growing.add(known.end + at, known.end + end, ids)
         at = end
-    if not at:
-        return known
-    rows = list(zip(*places, strict=True)) or [(), (), ()]
-    return Places(
-        known.end + at,
-        first_ms,
-        lost,
-        np.concatenate([known.offsets, np.array(rows[0], np.uint32)]),
-        np.concatenate([known.low, np.array(rows[1], np.uint64)]),
-        np.concatenate([known.high, np.array(rows[2], np.uint64)]),
-    )
+    return growing.done(known.end + at, first_ms, lost) if at else known
 
 
-def _bounds(data: bytes, at: int, count: int, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Bounds of each column that names messages."""
+def _named(data: bytes, at: int, count: int, names: Sequence[str]) -> Iterator[Column]:
+    """The columns that name messages, without one that is as the one before."""
+    seen = b""
     for name in names:
-        width, base, step = _COLUMN.unpack_from(data, at)
-        at += _COLUMN.size + width * count
-        if name not in NAMING or not count:
-            continue
-        last = base + step * (count - 1) if width == 0 else min(base + (1 << 8 * width), _MODULUS) - 1
-        within = 0 <= last < _MODULUS  # a run may go around
-        yield (min(base, last), max(base, last)) if within else (0, _MODULUS - 1)
+        if name in NAMING:
+            values, end = _decode_column(data, at, count)
+            stored = data[at:end]
+            if stored != seen:
+                yield values
+            seen = stored
+        else:
+            end = at + _COLUMN.size + _COLUMN.unpack_from(data, at)[0] * count
+        at = end
 
 
-def holding(data: bytes, offsets: Iterable[int], ids: Sequence[int]) -> Iterator[EventRecord]:
-    """Of the records at these offsets of a file, those that hold one of the ids, or that may. Only they are decoded."""
-    for at in offsets:
-        if _may_hold(data, at, ids) and (found := decode(data, at)) is not None:
-            yield found[0]
+def holding(disk: Disk, path: str, places: Places, ids: Sequence[int]) -> Iterator[EventRecord]:
+    """Of the records of a file those that hold one of the ids, or that may. Only they are read and decoded. None if
+    the file is gone."""
+    found = places.of(ids)
+    if not found:
+        return
+    try:
+        file = disk.open(path)
+    except DiskError:
+        return
+    try:
+        yield from _holding(file, found, ids)
+    except DiskError:
+        return
+    finally:
+        file.close()
+
+
+def _holding(file: File, found: Sequence[tuple[int, int]], ids: Sequence[int]) -> Iterator[EventRecord]:
+    row = 0
+    while row < len(found):
+        first, last = row, row + 1
+        while (
+            last < len(found)
+            and found[last][0] == found[last - 1][1]
+            and found[last][1] - found[first][0] <= READ_BYTES
+        ):
+            last += 1
+        begin, end = found[first][0], found[last - 1][1]
+        data = file.read_at(begin, end - begin)
+        if len(data) < end - begin:
+            return
+        for at, _ in found[first:last]:
+            if _may_hold(data, at - begin, ids) and (decoded := decode(data, at - begin)) is not None:
+                yield decoded[0]
+        row = last
 
 
 def _may_hold(data: bytes, at: int, ids: Sequence[int]) -> bool:
     _, _, kind, columns, _, count, _, _, _, _, _, text_bytes, *_ = _HEADER.unpack_from(data, at)
     if kind == EventKind.LOADED or count <= SMALL_MAX:
         return True
+    if _checked(data, at) is None:
+        return False  # damaged since it was located
     at += _HEADER.size + text_bytes
     for name in COLUMNS[kind][:columns]:
         width, base, _ = _COLUMN.unpack_from(data, at)

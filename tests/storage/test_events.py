@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,10 +112,79 @@ def test_a_search_decodes_what_may_hold_an_id(written: list[EventRecord], data: 
     assert places.lost == sum(one.count for one in written if one.kind is EventKind.LOST)
     named = sorted(set().union(*map(ids_in, written)))
     wanted = data.draw(st.lists(st.sampled_from(named) if named else VALUES, min_size=1, max_size=3))
-    found = list(holding(content(disk, path), places.of(wanted), wanted))
+    found = list(holding(disk, path, places, wanted))
     holders = [one for one in written if one.kind is EventKind.LOADED or ids_in(one) & set(wanted)]
     kept = [one for one in found if one.kind is EventKind.LOADED or ids_in(one) & set(wanted)]
     assert len(kept) == len(holders) and all(map(same, kept, holders))
+
+
+HOURS = 168
+
+
+def arriving(count: int, rows: int) -> Iterator[EventRecord]:
+    """Records of messages that are due at any time of a week, with ids as the wheel gives them: rising in each hour."""
+    rng = np.random.default_rng(5)
+    taken = np.zeros(HOURS, np.uint64)
+    for number in range(count):
+        ids = []
+        for hour in rng.integers(0, HOURS, rows).tolist():
+            ids.append((497_000 + hour) << 32 | int(taken[hour]))
+            taken[hour] += 1
+        columns = {"id": np.array(ids, np.uint64), "due_ms": np.zeros(rows, np.uint64)}
+        columns["topic_id"] = columns["due_ms"]
+        yield EventRecord(EventKind.SCHEDULED, number, count=rows, columns=columns)
+
+
+@pytest.mark.parametrize(("count", "rows"), [(3_000, 1), (6_000, 4), (6_000, 20), (400, 900)])
+def test_a_search_reads_few_records_though_all_span_the_week(count: int, rows: int) -> None:
+    """However many messages a batch has: the record of each is found, and what may hold it is one block, not the file.
+    The index has few bytes for a record and less than two for a message."""
+    disk = SimulatedDisk(random.Random(1))
+    EventWriter(disk, "events", 1 << 30).append(written := list(arriving(count, rows)))
+    path = "events/1.events"
+    places = locate(disk, path, Places())
+    for wanted in np.random.default_rng(6).integers(0, count, 20).tolist():
+        number = int(written[wanted].columns["id"][rows // 2])
+        assert wanted in [one.at_ms for one in holding(disk, path, places, [number]) if number in ids_in(one)]
+        assert len(places.of([number])) <= 1_100
+    columns = [getattr(places, name) for name in Places.__slots__]
+    size = sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
+    assert size <= 48 * count + 2 * count * rows
+
+
+def test_a_search_finds_a_bundle_among_batches() -> None:
+    """Whatever the id: what a bundle brought is not known before it is read."""
+    bundle = EventRecord(
+        EventKind.LOADED, 7, columns={name: np.zeros(0, np.uint64) for name in COLUMNS[EventKind.LOADED]}
+    )
+    batches = list(arriving(6, 50))
+    disk = SimulatedDisk(random.Random(1))
+    EventWriter(disk, "events", 1 << 30).append([*batches[:3], bundle, *batches[3:]])
+    places = locate(disk, "events/1.events", Places())
+    for number in (0, 497_050 << 32, int(batches[4].columns["id"][9]), (1 << 64) - 1):
+        found = [one.kind for one in holding(disk, "events/1.events", places, [number])]
+        assert EventKind.LOADED in found and len(found) <= 2
+
+
+def test_a_search_passes_over_what_was_spoilt_or_cut_since_the_last() -> None:
+    """Places are kept, disks fail later: such a record is not found, and the search goes on or ends."""
+    disk = SimulatedDisk(random.Random(1))
+    EventWriter(disk, "events", 1 << 30).append(written := [*arriving(2, 1_000), *arriving(1, 3)])
+    path = "events/1.events"
+    places = locate(disk, path, Places())
+    number = int(written[0].columns["id"][0])
+    assert len(list(holding(disk, path, places, [number]))) == 2
+    file = disk.open(path)
+    spoilt = bytearray(file.read_at(0, file.size()))
+    spoilt[11] ^= 0x7F  # of the first record's count
+    file.truncate(0)
+    file.append(bytes(spoilt))
+    assert [one.count for one in holding(disk, path, places, [number])] == [3]
+    file.truncate(500)  # within the first record's columns
+    assert list(holding(disk, path, places, [number])) == []
+    file.close()
+    disk.remove(path)
+    assert list(holding(disk, path, places, [number])) == []
 
 
 def record(number: int) -> EventRecord:

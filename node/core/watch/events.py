@@ -53,7 +53,6 @@ from tickwheel.storage.events import (
     EventWriter,
     GroupChange,
     Places,
-    content,
     holding,
     locate,
     newest_index,
@@ -445,8 +444,7 @@ class FindJob:
             self.lost += places.lost
             self.oldest_ms = places.first_ms or self.oldest_ms
             here: list[tuple[EventRecord, int]] = []
-            offsets = places.of(ids)
-            for record in holding(content(self._disk, path), offsets, ids) if offsets else ():
+            for record in holding(self._disk, path, places, ids):
                 if record.kind is EventKind.LOADED:
                     rows = rows_of(record, np.unique(self._ids))
                     if len(rows):
