@@ -161,7 +161,7 @@ async def trace(view: View, request: Request) -> Json:
     """What every node has noted about one message."""
     message_id = query(request, "id").text("id", length_max=64)
     parse_id(message_id)
-    return shown.story(await gather(view.client, message_id))
+    return shown.story(await gather(view.client, message_id), view.client.cluster.why)
 
 
 async def dead(view: View, request: Request) -> Json:
@@ -228,7 +228,7 @@ async def audit(view: View, request: Request) -> Json:
     """A page of the audit log of all nodes, newest first."""
     before_ms = query(request, "before_ms").moment_ms("before_ms", 0)
     await view.client.admin.know_all()
-    return shown.audit(await view.client.access.audit(PAGE, before_ms), PAGE)
+    return shown.audit(await view.client.access.audit(PAGE, before_ms), PAGE, view.client.cluster.why)
 
 
 READS = {

@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -35,6 +35,8 @@ from tickwheel.node.cli.trace import SETTLED, Event, Story
 from tickwheel.proto import scheduler_pb2, schedules_pb2
 
 Json = dict[str, Any]
+Why = Callable[[Fault], str]
+"""Says to people why a node did not answer."""
 
 PAYLOAD_BYTES_MAX = 64 << 10
 """What a page shows of a payload."""
@@ -243,12 +245,12 @@ def _event(found: Event) -> Json:
     }
 
 
-def story(found: Story) -> Json:
+def story(found: Story, why: Why) -> Json:
     """What the nodes have noted about one message."""
     nodes: list[Json] = []
     for address, answer in found.answers.items():
         if isinstance(answer, Fault):
-            nodes.append({"address": address, "error": answer.message})
+            nodes.append({"address": address, "error": why(answer)})
         else:
             nodes.append(
                 {
@@ -405,13 +407,13 @@ def role(found: Role) -> Json:
     return {"name": found.name, "grants": grants}
 
 
-def audit(answers: Mapping[str, Sequence[AuditRecord] | Fault], limit: int) -> Json:
+def audit(answers: Mapping[str, Sequence[AuditRecord] | Fault], limit: int, why: Why) -> Json:
     """The newest records of all nodes, newest first; who of them did not answer."""
     records: list[AuditRecord] = []
     silent = []
     for address, answer in answers.items():
         if isinstance(answer, Fault):
-            silent.append({"address": address, "error": answer.message})
+            silent.append({"address": address, "error": why(answer)})
         else:
             records += answer
     records.sort(key=lambda record: record.at, reverse=True)

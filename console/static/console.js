@@ -94,7 +94,7 @@ function badgeOf(path) {
 function foot() {
   const picture = live.picture;
   const away = picture?.nodes.filter((node) => node.away).length ?? 0;
-  const [kind, text] = !live.connected ? ["bad", "Not connected"] : !picture ? ["", "Connecting"] : !picture.master_id ? ["bad", "No master"] : away ? ["warn", `${away} of ${picture.nodes.length} nodes away`] : ["good", "Live"];
+  const [kind, text] = live.connected === false ? ["bad", "Not connected"] : !picture ? ["", "Connecting"] : !picture.master_id ? ["bad", "No master"] : away ? ["warn", `${away} of ${picture.nodes.length} nodes away`] : ["good", "Live"];
   const name = session?.caller?.name;
   return h("div", { class: "side-foot" },
     h("div", { class: "live" }, h("span", { class: `dot ${kind}` }), text),

@@ -1,7 +1,7 @@
 // The stream of pictures that all pages share.
 
 const listeners = new Set();
-export const live = { picture: null, history: [], connected: false, offsetMs: 0 };
+export const live = { picture: null, history: [], connected: null, offsetMs: 0 };
 const AGAIN_MS = 3_000;
 let onEnd = () => {};
 let source = null;

@@ -1,15 +1,26 @@
 // Pieces that several pages share.
 
-import { h } from "./dom.js";
+import { h, visible } from "./dom.js";
 import { count, moment, plural } from "./format.js";
 import { refusal } from "./dialogs.js";
+
+const BADGE_MAX = 24;
+const LONG_MAX = 40;
 
 export const panel = (title, actions, ...content) => h("section", { class: "panel" },
   title ? h("header", null, h("h2", null, title), actions) : null, ...content);
 
 export const empty = (title, ...text) => h("div", { class: "empty" }, h("strong", null, title), text.length ? h("p", null, ...text) : null);
 
-export const badge = (text, kind = "") => h("span", { class: `badge ${kind}` }, text);
+export const badge = (text, kind = "") => h("span", { class: `badge ${kind}`, title: text.length > BADGE_MAX ? visible(text) : null }, text);
+
+// A text of any length in a cell: its beginning, and the whole of it under the pointer.
+export const long = (text) => h("span", { class: "long", title: text.length > LONG_MAX ? visible(text) : null }, text);
+
+// Where one is: the list that leads here, and the name; then what may be done.
+export const crumbs = (href, list, name, marks, actions) => h("div", { class: "crumbs" },
+  h("div", { class: "row" }, h("a", { href }, list), h("span", { class: "muted" }, "/"), h("strong", null, name), marks),
+  actions ? h("div", { class: "row actions" }, actions) : null);
 
 export const tags = (list) => (list.length ? h("span", { class: "tags" }, list.map((tag) => badge(tag))) : h("span", { class: "muted" }, "–"));
 
@@ -50,7 +61,7 @@ export const loading = () => h("div", { class: "empty", "aria-busy": "true" }, "
 
 export function payload(found) {
   if (!found) return empty("No payload", "No member can read it, or its hour was removed.");
-  if (found.kind === "bytes") return h("pre", { class: "payload", tabindex: "0" }, hex(found.base64));
+  if (found.kind === "bytes") return h("pre", { class: "payload hex", tabindex: "0" }, hex(found.base64));
   return h("pre", { class: "payload", tabindex: "0" }, found.text);
 }
 

@@ -43,6 +43,10 @@ pytestmark = [
 
 SCREENS = [(theme, width) for width in (1440, 390) for theme in ("light", "dark")]
 HOUR_MS = 3_600_000
+SCREEN, ALARMS = "screen-" + "s" * 120, "alarms-" + "a" * 120
+"""Names without any room to break, as long as the cluster takes them."""
+ERROR = "<img src=x onerror=alert(1)> \u202eexe.tpircs " + "no-such-screen" * 30
+"""A consumer's words, which may be anybody's: HTML, a mark that turns the direction, no room to break."""
 
 
 async def fill(client: AsyncClient) -> str:
@@ -51,11 +55,11 @@ async def fill(client: AsyncClient) -> str:
     for number in range(30):
         key = f"customer-{number}"
         receipt = await client.schedule("reminders", {"number": number}, delay_ms=HOUR_MS * (1 + number), key=key)
-    await client.schedule("alarms", b"\x00\x01", delay_ms=0, tags=["red"])
-    await client.admin.create_group("screen", ["alarms"])
-    async with client.consumer("screen", ["alarms"], messages_max=1) as consumer:
+    await client.schedule(ALARMS, b"\x00\x01" * 99, delay_ms=0, key="k" * 4_000, tags=["red", "t" * 100])
+    await client.admin.create_group(SCREEN, [ALARMS])
+    async with client.consumer(SCREEN, [ALARMS], messages_max=1) as consumer:
         async for delivery in consumer:
-            await delivery.dead("no such screen")
+            await delivery.dead(ERROR)
     await client.schedules.put("daily/report", "reports", "go", cron="0 9 * * *", zone="Europe/Berlin")
     await client.schedules.trigger("daily/report")
     await client.sweeps.wait((await client.sweeps.cancel(Selection("reminders", key="customer-3"))).job_id)
@@ -111,10 +115,11 @@ async def test_every_page_in_a_browser(tmp_path: Path) -> None:
             "/topics": "Topics",
             "/topics?name=reminders": "Topics",
             "/groups": "Consumer groups",
-            "/groups?name=screen": "Consumer groups",
+            f"/groups?name={SCREEN}": "Consumer groups",
+            f"/topics?name={ALARMS}": "Topics",
             f"/message?id={message_id}": "Message",
             "/dead": "Dead letters",
-            "/dead?group=screen": "Dead letters",
+            f"/dead?group={SCREEN}": "Dead letters",
             "/sweeps": "Sweeps",
             "/schedules": "Recurring schedules",
             "/schedules?name=daily/report": "Recurring schedules",
@@ -139,14 +144,18 @@ async def test_every_page_in_a_browser(tmp_path: Path) -> None:
                     name = path.split("?")[0].strip("/") or "overview"
                     await check(page, f"{name}{'-one' if '?' in path else ''}-{theme}-{width}")
                 await context.close()
-            page = await browser.new_page()
+            page = await browser.new_page(viewport={"width": 390, "height": 900})
+            await dialogs_fit(page, f"{address}/groups?name={SCREEN}", ("Pause…", "Reset…", "Delete…"))
+            await dialogs_fit(page, f"{address}/dead?group={SCREEN}", ("#0", "Replay all…", "Purge all…"))
+            assert await page.get_by_text("\\u202eexe.tpircs").count() == 1
+            await page.set_viewport_size({"width": 1440, "height": 900})
             await cancel_by_dialog(page, f"{address}/message?id={message_id}")
-            await replay_by_dialog(page, f"{address}/dead?group=screen")
+            await replay_by_dialog(page, f"{address}/dead?group={SCREEN}")
             await find_by_key(page, address)
             await browser.close()
         assert not errors
         assert (await cluster.client().get(message_id)).state == "CANCELLED"
-        assert (await cluster.client().dead.page("screen")).total == 0
+        assert (await cluster.client().dead.page(SCREEN)).total == 0
 
 
 @pytest.mark.timeout(300)
@@ -177,7 +186,7 @@ async def test_an_open_page_lives_through_a_failover(tmp_path: Path) -> None:
                 await check(page, f"overview-failover-{theme}-{width}")
             assert [await page.evaluate("performance.timeOrigin") for page in pages] == loads
             await cancel_by_dialog(pages[0], f"{address}/message?id={message_id}")
-            await replay_by_dialog(pages[0], f"{address}/dead?group=screen")
+            await replay_by_dialog(pages[0], f"{address}/dead?group={SCREEN}")
             await browser.close()
         assert not errors
         assert (await cluster.client().get(message_id)).state == "CANCELLED"
@@ -248,6 +257,17 @@ async def leave_page(page: Any, place: Place, width: int) -> None:
         place.write(f"ann {place.secrets['ann']}")
     await page.goto(f"{place.url}/topics")
     await page.get_by_role("button", name="Log in as ann").wait_for()
+
+
+async def dialogs_fit(page: Any, url: str, buttons: tuple[str, ...]) -> None:
+    """Whatever is named in a dialog can be read there, and its buttons are inside."""
+    await page.goto(url)
+    for name in buttons:
+        await page.locator("main button").filter(has_text=name).first.click()
+        dialog = page.locator("dialog[open]")
+        assert await dialog.evaluate("(found) => found.scrollWidth <= found.clientWidth"), name
+        await page.keyboard.press("Escape")
+        await dialog.wait_for(state="detached")
 
 
 async def cancel_by_dialog(page: Any, url: str) -> None:

@@ -3,7 +3,7 @@
 import { read } from "../api.js";
 import { h, show } from "../dom.js";
 import { count, moment, plural } from "../format.js";
-import { badge, empty, loading, panel, table, tags, trouble, when } from "../parts.js";
+import { badge, empty, loading, long, panel, table, tags, trouble, when } from "../parts.js";
 
 const patterns = (list) => (list.length ? list.join(", ") : "none");
 
@@ -13,16 +13,16 @@ function grants(role) {
 
 function tokens(user) {
   if (!user.tokens.length) return h("span", { class: "muted" }, "none");
-  return user.tokens.map((token) => h("div", null, h("span", { class: "mono" }, token.id), ` ${token.label} `, h("span", { class: "muted" }, token.expires_ms ? `until ${moment(token.expires_ms)}` : "does not expire")));
+  return user.tokens.map((token) => h("div", null, h("span", { class: "mono" }, token.id), " ", long(token.label), " ", h("span", { class: "muted" }, token.expires_ms ? `until ${moment(token.expires_ms)}` : "does not expire")));
 }
 
 export function access(main) {
   show(main, loading());
   read("access").then(({ users, roles }) => show(main, h("div", { class: "stack" },
     panel(plural(users.length, "user"), h("code", { class: "muted less" }, "tickwheel user --help"), users.length
-      ? table("Users", [["User", "name"], ["Roles"], ["Quotas"], ["Tokens"]], users.map((user) => ({ key: user.name, cells: [user.name, tags(user.roles), Object.entries(user.quotas).map(([name, value]) => h("div", null, `${name} ${count(value)}`)), tokens(user)] })))
+      ? table("Users", [["User", "name"], ["Roles"], ["Quotas"], ["Tokens"]], users.map((user) => ({ key: user.name, cells: [long(user.name), tags(user.roles), Object.entries(user.quotas).map(([name, value]) => h("div", null, `${name} ${count(value)}`)), tokens(user)] })))
       : empty("No users", "Without rights everybody who reaches the nodes may do everything. To change that: ", h("code", null, "tickwheel user set root --role administrator"))),
-    panel(plural(roles.length, "role"), null, table("Roles", [["Role", "name"], ["Allows"]], roles.map((role) => ({ key: role.name, cells: [role.name, grants(role)] })))))),
+    panel(plural(roles.length, "role"), null, table("Roles", [["Role", "name"], ["Allows"]], roles.map((role) => ({ key: role.name, cells: [long(role.name), grants(role)] })))))),
   (error) => show(main, trouble(error)));
 }
 

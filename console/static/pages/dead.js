@@ -4,7 +4,7 @@ import { change, read } from "../api.js";
 import { ask, tell } from "../dialogs.js";
 import { h, show } from "../dom.js";
 import { count, plural } from "../format.js";
-import { badge, empty, loading, messageLink, panel, payload, table, tags, trouble, when } from "../parts.js";
+import { badge, crumbs, empty, loading, long, messageLink, panel, payload, table, tags, trouble, when } from "../parts.js";
 import { listing } from "./listing.js";
 
 const CAUSES = { refused: "attempts used up", declared_dead: "declared dead", lease_expired: "lease expired", payload_lost: "payload lost" };
@@ -70,7 +70,7 @@ function one(main, { query, readOnly }) {
 
   function row(item) {
     const cells = [when(item.died_ms), h("button", { type: "button", class: "small quiet", "aria-label": `Open dead letter #${item.number}`, onclick: () => open(group, item.number).catch((refusal) => tell({ title: "It cannot be shown", says: trouble(refusal) })) }, `#${item.number}`),
-      messageLink(item.id), item.topic || h("span", { class: "muted" }, "deleted"), badge(CAUSES[item.cause] ?? item.cause, item.cause === "payload_lost" ? "bad" : ""), h("span", null, item.error || "–"), count(item.attempts)];
+      messageLink(item.id), item.topic ? long(item.topic) : h("span", { class: "muted" }, "deleted"), badge(CAUSES[item.cause] ?? item.cause, item.cause === "payload_lost" ? "bad" : ""), long(item.error || "–"), count(item.attempts)];
     const box = h("input", { type: "checkbox", checked: chosen.has(item.number), "aria-label": `Choose dead letter ${item.number}`, onchange: (event) => choose(item.number, event.target.checked) });
     return { key: item.number, cells: readOnly ? cells : [box, ...cells] };
   }
@@ -84,7 +84,7 @@ function one(main, { query, readOnly }) {
     if (!ready) return show(main, loading());
     const columns = [["Died (UTC)"], ["Letter"], ["Message"], ["Topic"], ["Cause"], ["Error"], ["Attempts", "num"]];
     show(main, h("div", { class: "stack" },
-      h("div", { class: "row" }, h("a", { href: "/dead" }, "All groups"), h("span", { class: "muted" }, "/"), h("strong", null, group), h("span", { class: "muted" }, plural(total, "dead letter")), h("span", { style: { flex: "1" } }),
+      crumbs("/dead", "All groups", group, h("span", { class: "muted nowrap" }, plural(total, "dead letter")),
         total && !readOnly ? [h("button", { type: "button", onclick: replay }, `Replay ${chosen.size ? count(chosen.size) : "all"}…`), h("button", { type: "button", class: "danger", onclick: purge }, `Purge ${chosen.size ? count(chosen.size) : "all"}…`)] : null),
       error ? trouble(error) : null,
       panel("", null,
@@ -102,7 +102,7 @@ export function dead(main, context) {
   return listing(main, context, {
     call: "groups", label: "Groups with dead letters", extra: { dead: true },
     columns: [["Group", "name", "name"], ["Topics", "", ""], ["Backlog", "backlog", "num"], ["Dead letters", "dead", "num"]],
-    row: (group) => ({ key: group.name, cells: [h("a", { href: `/dead?group=${encodeURIComponent(group.name)}` }, group.name), group.topics.slice(0, 3).join(", "), count(group.backlog), h("span", { class: "bad" }, count(group.dead))] }),
+    row: (group) => ({ key: group.name, cells: [h("a", { href: `/dead?group=${encodeURIComponent(group.name)}` }, group.name), long(group.topics.slice(0, 3).join(", ")), count(group.backlog), h("span", { class: "bad" }, count(group.dead))] }),
     none: (part) => (part ? empty("No group is named so", `None with dead letters contains “${part}”.`) : empty("No dead letters", "No group has given a message up. Here you will see why, and can replay or purge them.")),
   });
 }

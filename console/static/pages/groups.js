@@ -5,7 +5,7 @@ import { ask } from "../dialogs.js";
 import { h, show } from "../dom.js";
 import { count, fieldOf, moment, plural, span } from "../format.js";
 import { now } from "../live.js";
-import { badge, empty, loading, panel, trouble } from "../parts.js";
+import { badge, crumbs, empty, loading, long, panel, trouble } from "../parts.js";
 import { listing } from "./listing.js";
 import { timeOf } from "./pending.js";
 
@@ -22,7 +22,7 @@ export function groupCells(group) {
   const alone = group.backlog && !group.consumers;
   return [
     h("span", null, link(group.name), marks(group)),
-    h("span", null, group.topics.slice(0, 3).join(", "), group.topics.length > 3 ? h("small", null, `and ${group.topics.length + group.topics_left_out - 3} more`) : null),
+    h("span", null, long(group.topics.slice(0, 3).join(", ")), group.topics.length > 3 ? h("small", null, `and ${group.topics.length + group.topics_left_out - 3} more`) : null),
     h("span", { class: alone ? "warn" : "" }, count(group.backlog)), age(group), count(group.in_flight),
     h("span", { class: alone ? "bad" : "" }, count(group.consumers)),
     group.dead ? h("a", { href: `/dead?group=${encodeURIComponent(group.name)}`, class: "bad" }, count(group.dead)) : "0"];
@@ -92,7 +92,7 @@ function one(main, { query, readOnly, go }) {
     if (!group) return show(main, empty(`There is no group ${name}`, "It was deleted, or you have no right to see it."));
     const cells = [["Backlog", count(group.backlog)], ["In flight", count(group.in_flight)], ["Consumers", count(group.consumers)], ["Dead letters", h("a", { href: `/dead?group=${encodeURIComponent(name)}` }, count(group.dead))], ["Oldest unsettled", age(group)], ["Attempts at most", group.attempts_max || h("a", { href: "/settings" }, "by settings")]];
     show(main, h("div", { class: "stack" },
-      h("div", { class: "row" }, h("a", { href: "/groups" }, "All groups"), h("span", { class: "muted" }, "/"), h("strong", null, group.name), marks(group), h("span", { style: { flex: "1" } }), readOnly ? null : [
+      crumbs("/groups", "All groups", group.name, marks(group), readOnly ? null : [
         h("button", { type: "button", onclick: () => pause(group, look) }, group.paused ? "Resume…" : "Pause…"), h("button", { type: "button", onclick: () => reset(group, look) }, "Reset…"), h("button", { type: "button", class: "danger", onclick: () => remove(group, go) }, "Delete…")]),
       group.backlog && !group.consumers ? h("div", { class: "notice warn" }, "Messages wait and no consumer is connected.") : null,
       h("dl", { class: "panel numbers" }, cells.map(([title, value]) => h("div", null, h("dt", null, title), h("dd", null, value)))),

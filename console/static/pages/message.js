@@ -23,7 +23,7 @@ function words(event) {
 const kindOf = (event) => (event.kind === "settled" && event.settle !== "ACK" && event.settle !== "SKIP" ? (event.settle === "DEAD" ? "bad" : "warn") : KINDS[event.kind]?.[1] ?? "");
 
 function timeline(story) {
-  const names = [...new Set(story.nodes.map((node) => node.node_id ?? node.address))].sort();
+  const names = [...new Set(story.nodes.filter((node) => !node.error).map((node) => node.node_id ?? node.address))].sort();
   if (!story.events.length) return empty("No node has a note", "Nodes keep notes for a while (storage.events_bytes_max). Older messages have none any more.");
   let last = "";
   const rows = story.events.map((event, at) => {
@@ -32,7 +32,7 @@ function timeline(story) {
     last = today;
     return { key: at, cells: [
       h("span", { class: "nowrap" }, clock(event.at_ms, true), shownDay ? h("small", null, today) : null),
-      h("div", { class: "what" }, h("span", { class: `dot ${kindOf(event)}` }), h("div", null, h("strong", null, KINDS[event.kind]?.[0] ?? event.kind), h("small", null, words(event)))),
+      h("div", { class: "what" }, h("span", { class: `dot ${kindOf(event)}` }), h("div", null, h("strong", null, KINDS[event.kind]?.[0] ?? event.kind), h("small", { class: "long" }, words(event)))),
       ...names.map((name) => {
         const ms = event.nodes[name];
         if (ms === undefined) return h("span", { class: "muted" }, "–");
@@ -97,9 +97,9 @@ export function message(main, { query, readOnly }) {
 
   function head() {
     const [text, kind] = STATES[found.state] ?? [found.state, ""];
-    return h("div", { class: "row" }, h("span", { class: "mono" }, found.id), badge(text, kind),
-      found.state === "PENDING" && !readOnly ? [h("span", { style: { flex: "1" } }),
-        h("button", { type: "button", onclick: () => moveOne(found, again) }, "Reschedule…"), h("button", { type: "button", class: "danger", onclick: () => cancelOne(found, again) }, "Cancel…")] : null);
+    return h("div", { class: "crumbs" }, h("div", { class: "row" }, h("span", { class: "mono" }, found.id), badge(text, kind)),
+      found.state === "PENDING" && !readOnly ? h("div", { class: "row actions" },
+        h("button", { type: "button", onclick: () => moveOne(found, again) }, "Reschedule…"), h("button", { type: "button", class: "danger", onclick: () => cancelOne(found, again) }, "Cancel…")) : null);
   }
 
   function facts() {
@@ -130,7 +130,7 @@ export function message(main, { query, readOnly }) {
       found ? h("div", { class: "split" },
         panel("Facts", null, h("div", { class: "inside" }, facts())),
         panel("Payload", h("span", { class: "muted" }, size), payload(content))) : null,
-      panel("Trace across nodes", h("button", { type: "button", class: "small quiet", onclick: again }, "Look again"),
+      !found && storyError ? null : panel("Trace across nodes", h("button", { type: "button", class: "small quiet", onclick: again }, "Look again"),
         story ? [timeline(story), notes(story).length ? h("div", { class: "pager" }, notes(story).map((text) => h("span", null, text))) : null]
           : storyError ? h("div", { class: "inside" }, trouble(storyError)) : loading())));
   }

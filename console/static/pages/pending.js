@@ -6,7 +6,7 @@ import { ask } from "../dialogs.js";
 import { h, show } from "../dom.js";
 import { ahead, bytes, durationMs, fieldOf, moment, msOfField, plural, short, span } from "../format.js";
 import { now } from "../live.js";
-import { empty, messageLink, panel, selectionWords, table, tags, trouble, when } from "../parts.js";
+import { empty, long, messageLink, panel, selectionWords, table, tags, trouble, when } from "../parts.js";
 
 const SECOND = 1_000;
 const MINUTE = 60 * SECOND;
@@ -220,8 +220,8 @@ export function pending(main, { query, readOnly, keep }) {
   function rows() {
     return listed.items.map((item) => ({ key: item.id, cells: [
       when(item.due_ms), h("span", { class: "muted nowrap" }, ahead(item.due_ms, now())), messageLink(item.id),
-      h("span", null, item.topic, item.group ? h("small", null, `retry ${item.attempts} for ${item.group}`) : null),
-      item.key || h("span", { class: "muted" }, "–"), tags(item.tags), bytes(item.payload_bytes)] }));
+      h("span", null, long(item.topic), item.group ? h("small", null, long(`retry ${item.attempts} for ${item.group}`)) : null),
+      item.key ? long(item.key) : h("span", { class: "muted" }, "–"), tags(item.tags), bytes(item.payload_bytes)] }));
   }
 
   function draw() {

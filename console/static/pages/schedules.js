@@ -5,7 +5,7 @@ import { ask } from "../dialogs.js";
 import { h, show } from "../dom.js";
 import { ahead, count, plural, span } from "../format.js";
 import { now } from "../live.js";
-import { badge, empty, loading, messageLink, panel, payload, table, tags, trouble, when } from "../parts.js";
+import { badge, crumbs, empty, loading, long, messageLink, panel, payload, table, tags, trouble, when } from "../parts.js";
 
 const STATES = { active: ["active", "good"], paused: ["paused", "warn"], ended: ["ended", ""] };
 const OUTCOMES = { made: ["made", "good"], triggered: ["triggered", "accent"], backfilled: ["backfilled", "accent"], missed: ["missed", "bad"], no_topic: ["no topic", "bad"], skipped_overlap: ["skipped: the one before is not settled", "warn"], cancelled: ["cancelled", "warn"] };
@@ -16,7 +16,7 @@ const plan = (item) => (item.cron ? h("span", null, h("code", null, item.cron), 
 
 function row(item) {
   return { key: item.name, cells: [
-    link(item.name), plan(item), item.topic, state(item),
+    link(item.name), plan(item), long(item.topic), state(item),
     item.next_ms && item.state === "active" ? h("span", null, when(item.next_ms), h("small", null, ahead(item.next_ms, now()))) : h("span", { class: "muted" }, "–"),
     count(item.made), h("span", { class: item.missed ? "warn" : "" }, count(item.missed))] };
 }
@@ -81,7 +81,7 @@ function one(main, { query, readOnly, go }) {
     if (!item) return show(main, error ? trouble(error) : loading());
     const cells = [["Made", item.made], ["Triggered", item.triggered], ["Backfilled", item.backfilled], ["Missed", item.missed], ["Skipped", item.skipped], ["Cancelled", item.cancelled]];
     show(main, h("div", { class: "stack" },
-      h("div", { class: "row" }, h("a", { href: "/schedules" }, "All schedules"), h("span", { class: "muted" }, "/"), h("strong", null, item.name), state(item), h("span", { style: { flex: "1" } }), readOnly ? null : [
+      crumbs("/schedules", "All schedules", item.name, state(item), readOnly ? null : [
         h("button", { type: "button", onclick: () => trigger(item, look) }, "Run now…"), item.state === "ended" ? null : h("button", { type: "button", onclick: () => pause(item, look) }, item.state === "paused" ? "Resume…" : "Pause…"), h("button", { type: "button", class: "danger", onclick: () => remove(item, go) }, "Delete…")]),
       error ? trouble(error) : null,
       h("dl", { class: "panel numbers" }, cells.map(([title, value]) => h("div", null, h("dt", null, title), h("dd", null, count(value))))),

@@ -5,7 +5,7 @@ import { ask } from "../dialogs.js";
 import { h, show } from "../dom.js";
 import { count, moment, span } from "../format.js";
 import { now } from "../live.js";
-import { badge, empty, loading, panel, selectionWords, table, trouble, when } from "../parts.js";
+import { badge, empty, loading, long, panel, selectionWords, table, trouble, when } from "../parts.js";
 
 const STATES = { RUNNING: ["runs", "accent"], FINISHED: ["finished", "good"], STOPPED: ["stopped", "warn"] };
 const LOOK_MS = 1_000;
@@ -52,7 +52,7 @@ export function sweeps(main, { readOnly }) {
     const others = [[sweep.too_late, "too late"], [sweep.gone, "gone"], [sweep.too_far, "too far ahead"]].filter(([number]) => number).map(([number, words]) => `${count(number)} ${words}`).join(", ");
     const percent = Math.round(sweep.fraction * 100);
     return { key: sweep.job_id, cells: [
-      h("span", null, action(sweep.action), h("small", null, selectionWords(sweep.selection))),
+      h("span", null, action(sweep.action), h("small", null, long(selectionWords(sweep.selection)))),
       badge(text, kind),
       sweep.state === "STOPPED" ? "–" : h("div", { class: "row" }, h("div", { class: "progress", role: "progressbar", "aria-label": "Progress", "aria-valuenow": percent, "aria-valuemin": "0", "aria-valuemax": "100" }, h("div", { style: { width: `${percent}%` } })), h("span", { class: "muted" }, `${percent} %`)),
       h("span", null, count(sweep.done), others ? h("small", null, others) : null),

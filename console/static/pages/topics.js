@@ -4,7 +4,7 @@ import { change, read } from "../api.js";
 import { ask } from "../dialogs.js";
 import { h, show } from "../dom.js";
 import { count, plural, rate } from "../format.js";
-import { badge, empty, loading, panel, table, trouble } from "../parts.js";
+import { badge, crumbs, empty, loading, panel, table, trouble } from "../parts.js";
 import { GROUP_COLUMNS, groupCells } from "./groups.js";
 import { listing } from "./listing.js";
 
@@ -102,7 +102,7 @@ function one(main, { query, readOnly, go }) {
     const rates = topic.rates;
     const cells = [["Pending", h("a", { href: `/pending?topic=${encodeURIComponent(name)}&span=all` }, total ?? "…")], ["Backlog", rates ? count(rates.backlog) : "–"], ["Dispatched so far", count(topic.dispatched)], ["In/s", rates ? rate(rates.schedule_rate) : "–"], ["Out/s", rates ? rate(rates.deliver_rate) : "–"], ["Groups", count(answer.groups.length)]];
     show(main, h("div", { class: "stack" },
-      h("div", { class: "row" }, h("a", { href: "/topics" }, "All topics"), h("span", { class: "muted" }, "/"), h("strong", null, topic.name), marks(topic), h("span", { style: { flex: "1" } }), readOnly ? null : [
+      crumbs("/topics", "All topics", topic.name, marks(topic), readOnly ? null : [
         h("button", { type: "button", onclick: () => pause(topic, look) }, topic.paused ? "Resume…" : "Pause…"), h("button", { type: "button", class: "danger", onclick: () => remove(topic, go) }, "Delete…")]),
       h("dl", { class: "panel numbers" }, cells.map(([title, value]) => h("div", null, h("dt", null, title), h("dd", null, value)))),
       panel("Consumer groups", null, answer.groups.length ? table("Consumer groups", GROUP_COLUMNS.map(([title, , kind]) => [title, kind]), answer.groups.map((group) => ({ key: group.name, cells: groupCells(group) }))) : empty("No group takes this topic", "What comes due waits until retention is over: create one with ", h("code", null, `tickwheel consume ${name} --group NAME`)))));
