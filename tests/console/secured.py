@@ -44,6 +44,7 @@ class Place:
     tokens: Path
     secrets: dict[str, str]
     admin: AsyncClient
+    cluster: LocalCluster
     open: set[aiohttp.ClientSession] = field(default_factory=set)
 
     def context(self, name: str | None) -> ssl.SSLContext:
@@ -64,6 +65,12 @@ class Place:
         )
         self.open.add(session)
         return Browser(session)
+
+    async def kill_master(self) -> str:
+        """End the master by SIGKILL; its id."""
+        master = (await self.admin.admin.master_status()).node_id
+        await self.cluster.kill_node(self.cluster.node(master))
+        return master
 
     def write(self, *lines: str) -> None:
         """The token file with these lines."""
@@ -135,12 +142,13 @@ def common_name(text: str) -> x509.NameAttribute[str]:
 
 
 @contextlib.asynccontextmanager
-async def secured(root: Path) -> AsyncIterator[Place]:
-    """A node with TLS and rights, its users, and every certificate of the tests; no console yet."""
+async def secured(root: Path, nodes: int = 1) -> AsyncIterator[Place]:
+    """Nodes with TLS and rights, their users, and every certificate of the tests; no console yet."""
     folder = root / "certs"
-    cluster = LocalCluster(root / "nodes", 1)
-    node = cluster.nodes[0]
-    make_certificates(folder, {node.node_id: ["127.0.0.1"]}, ["ann", "bob", "eve"], ["root"], 1)
+    cluster = LocalCluster(root / "nodes", nodes)
+    make_certificates(
+        folder, {node.node_id: ["127.0.0.1"] for node in cluster.nodes}, ["ann", "bob", "eve"], ["root"], 1
+    )
     authority = open_authority(folder, 1)
     issue(authority, folder, "console", NODE_UNIT, ["127.0.0.1"], 1)
     unit = x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, CLIENT_UNIT)
@@ -148,22 +156,17 @@ async def secured(root: Path) -> AsyncIterator[Place]:
     stranger(folder, "expired", authority, common_name("ann"), days=-0.5)
     other = open_authority(root / "other", 1)
     stranger(folder, "foreign", other, common_name("ann"))
-    tls = [
-        "",
-        "[tls]",
-        *(
-            f'client_{part}_file = "{folder / file}"'
-            for part, file in {"cert": f"{node.node_id}.crt", "key": f"{node.node_id}.key", "ca": "ca.crt"}.items()
-        ),
-    ]
-    with node.config_file.open("a", encoding="utf-8") as config:
-        config.write("\n".join(tls) + "\n")
-    cluster.start_node(node)
+    for node in cluster.nodes:
+        parts = {"cert": f"{node.node_id}.crt", "key": f"{node.node_id}.key", "ca": "ca.crt"}
+        tls = ["", "[tls]", *(f'client_{part}_file = "{folder / file}"' for part, file in parts.items())]
+        with node.config_file.open("a", encoding="utf-8") as config:
+            config.write("\n".join(tls) + "\n")
+        cluster.start_node(node)
     files = TlsFiles(folder / "ca.crt", folder / "root.crt", folder / "root.key")
     try:
         async with AsyncClient(cluster.addresses, tls=files, timeout_s=SOON_S) as admin:
             secrets = await set_up(admin)
-            place = Place("", folder, root / "tokens", secrets, admin)
+            place = Place("", folder, root / "tokens", secrets, admin, cluster)
             place.write()
             place.tokens.chmod(0o600)
             yield place
@@ -213,7 +216,7 @@ async def certified_console(base: Place, reports: Reports | None = None) -> Asyn
         reports=reports,
     )
     task = asyncio.ensure_future(serve(open_client, serving, ready.set_result))
-    found = Place((await ready).rstrip("/"), folder, base.tokens, base.secrets, base.admin)
+    found = Place((await ready).rstrip("/"), folder, base.tokens, base.secrets, base.admin, base.cluster)
     try:
         yield found
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 from fastapi.routing import APIRoute
 
-from tests.console.secured import Place, secured
+from tests.console.secured import Place, certified_console, secured
 from tests.gateway.gateways import SOON_S, running
 from tickwheel.client import AsyncClient, TlsFiles
 from tickwheel.console import certificates
@@ -127,7 +128,7 @@ async def test_open_pages_do_not_hold_up_the_end(tmp_path: Path) -> None:
 async def certified_gateway(base: Place) -> AsyncIterator[Place]:
     """A gateway whose console takes certificates, before the node of `base`. Its own certificate is an
     administrator's."""
-    base.write(f"ann {base.secrets['ann']}", f"bob {base.secrets['root']}")
+    base.write(*(f"{name} {base.secrets[user]}" for name, user in (("ann", "ann"), ("bob", "root"), ("root", "root"))))
     folder = base.folder
     text = (
         f"[listen]\nbind = '127.0.0.1:0'\ncert_file = '{folder}/console.crt'\nkey_file = '{folder}/console.key'\n"
@@ -139,7 +140,7 @@ async def certified_gateway(base: Place) -> AsyncIterator[Place]:
     addresses = list(base.admin.cluster.addresses)
     gateway = Gateway(read_config(path), lambda token: AsyncClient(addresses, tls=files, token=token or ""))
     task = asyncio.ensure_future(gateway.run())
-    found = Place("", folder, base.tokens, base.secrets, base.admin)
+    found = Place("", folder, base.tokens, base.secrets, base.admin, base.cluster)
     try:
         host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
         found.url = f"https://{host}:{port}"
@@ -173,6 +174,43 @@ async def test_visitors_log_in_by_certificate(tmp_path: Path, monkeypatch: pytes
             assert found.status == 200
         place.write()
         await ann.read("topics", 401)
+
+
+async def test_logins_by_certificate_outlive_the_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes, the master killed under open pages of a console and of a gateway: no session and no stream ends, the
+    streams show the next master, and each user may do what it might before, without a new login."""
+    monkeypatch.setattr(certificates, "LOOK_S", 0.0)
+    async with secured(tmp_path, 3) as base, certified_console(base) as alone, certified_gateway(base) as beside:
+        visits = []
+        for place in (alone, beside):
+            root, ann = place.browser("root"), place.browser("ann")
+            await root.log_in()
+            await ann.log_in()
+            stream = await place.browser("ann", ann.cookies).session.get("/api/stream")
+            visits.append((root, ann, stream))
+            await shows_master(stream, "")
+        killed = await base.kill_master()
+        for number, (root, ann, stream) in enumerate(visits):
+            await shows_master(stream, killed)
+            paused = await root.change("topics/pause", {"name": "alarms", "paused": not number})
+            assert paused["paused"] is not bool(number)
+            assert [one["name"] for one in (await ann.read("topics"))["items"]] == ["alarms"]
+            refused = await ann.change("topics/pause", {"name": "alarms", "paused": True}, 403)
+            assert refused["reason"] == "RIGHT_REQUIRED"
+            assert (await ann.read("session"))["caller"]["name"] == "ann"
+            stream.close()
+
+
+async def shows_master(stream: aiohttp.ClientResponse, before: str) -> None:
+    """Wait until a page's stream shows a master, another one than `before`."""
+    async with asyncio.timeout(SOON_S):
+        while True:
+            event = (await stream.content.readuntil(b"\n\n")).decode()
+            assert not event.startswith("event: ended"), "the session has ended"
+            if event.startswith("event: picture"):
+                master = json.loads(event.partition("data: ")[2])["master_id"]
+                if master and master != before:
+                    return
 
 
 @pytest.mark.parametrize(
