@@ -17,7 +17,7 @@ from tickwheel.client.messages import JITTER_MS_MAX, meta_of
 from tickwheel.client.moments import duration_of, ms_of, span_ms_of
 from tickwheel.client.moments import moment_of as datetime_of_ms
 from tickwheel.gateway.models import INT64_MAX, PAGE_MAX, Content, Duration, Model, Moment, moment_of
-from tickwheel.node.cli.output import span_text
+from tickwheel.node.times import span_text
 from tickwheel.proto import schedules_pb2
 
 E = TypeVar("E", bound=StrEnum)

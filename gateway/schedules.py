@@ -43,7 +43,7 @@ from tickwheel.gateway.schedule_models import (
     ScheduleWithRuns,
     Timing,
 )
-from tickwheel.node.cli.output import span_text
+from tickwheel.node.times import span_text
 from tickwheel.proto import schedules_pb2
 from tickwheel.proto.schedules_pb2_grpc import SchedulesStub
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tickwheel.node.times import in_words
 from tickwheel.proto import common_pb2 as pb
 
 _CODES = {
@@ -68,13 +69,20 @@ def refuse(failure: Failure | None) -> None:
 
 
 def invalid(name: str, value: object, limit: str) -> RequestError:
-    """The refusal of a field's value: names the field, the value and what is allowed."""
-    shown = str(value)
-    if len(shown) > 100:
-        shown = shown[:97] + "..."
+    """The refusal of a field's value: names the field, the value and what is allowed. The text has words beside the
+    milliseconds of times; the metadata, which programs read, has the numbers alone."""
+    shown, said = in_words(name, value, limit)
     return RequestError(
-        Failure(pb.INVALID_FIELD, f"{name}: {shown}: {limit}", {"field": name, "value": shown, "limit": limit})
+        Failure(
+            pb.INVALID_FIELD,
+            f"{name}: {_cut(shown)}: {said}",
+            {"field": name, "value": _cut(str(value)), "limit": limit},
+        )
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def limit_reached(what: str, limit: object, retry_after_ms: int = 100) -> Failure:

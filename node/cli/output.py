@@ -32,8 +32,6 @@ from tickwheel.node.cli.options import Asked
 PIPE_WIDTH_MAX = 100_000
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
 
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
 T = TypeVar("T")
 
 # Without markup: errors, paths and what users name may have brackets. A program that reads a pipe gets whole lines.
@@ -177,16 +175,6 @@ def duration(option: str, text: str) -> timedelta:
         return duration_of(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text[:40]!r}: {error}", param_hint=option) from None
-
-
-def span_text(ms: int) -> str:
-    """A duration for people, as `duration` reads it: 3d, 1h30m; the largest units first."""
-    parts = []
-    for unit, unit_ms in reversed(_UNIT_MS.items()):
-        count, ms = divmod(ms, unit_ms)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
 
 
 def moment_ms(option: str, text: str) -> int:

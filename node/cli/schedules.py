@@ -37,9 +37,9 @@ from tickwheel.node.cli.output import (
     payload_of,
     print_json,
     print_table,
-    span_text,
     time_text,
 )
+from tickwheel.node.times import span_text
 
 schedules_group = typer.Typer(
     no_args_is_help=True,

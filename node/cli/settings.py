@@ -18,8 +18,8 @@ from tickwheel.node.cli.output import (
     json_name,
     print_json,
     print_table,
-    span_text,
 )
+from tickwheel.node.times import span_text
 
 settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings: show, change.")
 

@@ -21,10 +21,10 @@ from tickwheel.node.cli.output import (
     place,
     print_json,
     print_table,
-    span_text,
 )
 from tickwheel.node.cli.policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
+from tickwheel.node.times import span_text
 
 topic_app = typer.Typer(no_args_is_help=True, help="Topics: create, delete, list, pause, resume.")
 group_app = typer.Typer(

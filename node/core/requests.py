@@ -17,7 +17,14 @@ from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.metas import fitting
 from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX, Creations
-from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, Row, reschedule_checksum
+from tickwheel.node.core.schedule.intake import (
+    DUE_MS_LIMIT,
+    KIND_DUE,
+    IncomingBatch,
+    Row,
+    beyond_longest_delay,
+    reschedule_checksum,
+)
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.pending import PendingRequests
 from tickwheel.node.core.schedule.publisher import BatchOutcome, Publisher, Rescheduled, resolve_when
@@ -205,7 +212,7 @@ class ClientRequests:
         due_ms = int(resolve_when(np.array([when], np.int64), kind_column(kind), now_ms, core.state.delay_levels_ms)[0])
         limit_ms = core.state.settings.delay_ms_max
         if due_ms > now_ms + limit_ms:
-            raise invalid("due_ms", due_ms, f"at most {limit_ms} ms ahead of now ({now_ms})")
+            raise beyond_longest_delay("", when, kind, due_ms, limit_ms, now_ms)
         return due_ms
 
     async def _find(self, number: int, permitted: Permitted) -> Found:

@@ -92,7 +92,7 @@ def request_of(**fields: object) -> scheduler_pb2.ScheduleRequest:
     ("fields", "field"),
     [
         ({"due_ms": 253_402_300_800_000}, "due_ms"),
-        ({"delay_ms": 1_101 * DAY_MS}, "due_ms"),
+        ({"delay_ms": 1_101 * DAY_MS}, "delay_ms"),
         ({"delay_ms": -1}, "delay_ms"),
         ({"payload": b""}, "payload"),
         ({"payload": bytes(4 * MIB + 1)}, "payload"),

@@ -415,6 +415,14 @@ def _jitter(window_ms: NDArray[np.int64]) -> NDArray[np.int64] | int:
     return window_ms if most else 0
 
 
+def beyond_longest_delay(place: str, when: int, kind: int, due_ms: int, limit_ms: int, now_ms: int) -> RequestError:
+    """The refusal of a due time beyond the longest delay, in the terms of the request: a delay is told as a delay.
+    `place`: which row of the request it is."""
+    if kind == KIND_DELAY:
+        return invalid(f"delay_ms{place}", when, f"at most {limit_ms}")
+    return invalid(f"due_ms{place}", due_ms, f"at most {limit_ms} ms ahead of now ({now_ms})")
+
+
 def _check_when(when: NDArray[np.int64], kinds: NDArray[np.uint8] | int) -> None:
     if int(when.max()) > DUE_MS_LIMIT:
         raise invalid(f"due_ms[{int(when.argmax())}]", int(when.max()), "not a time in milliseconds since 1970")

@@ -26,12 +26,19 @@ from tickwheel.node.core.proposer import Answer
 from tickwheel.node.core.schedule.creations import Creations
 from tickwheel.node.core.schedule.fair_queue import FairQueue
 from tickwheel.node.core.schedule.flow import FlowControl
-from tickwheel.node.core.schedule.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, Row
+from tickwheel.node.core.schedule.intake import (
+    KIND_DELAY,
+    KIND_DUE,
+    KIND_LEVEL,
+    IncomingBatch,
+    Row,
+    beyond_longest_delay,
+)
 from tickwheel.node.core.schedule.joining import ROW_BYTES, JoinedRows, RowCaller
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.serving import Fail
 from tickwheel.node.core.world import Now, fractions
-from tickwheel.node.failure import Failure, invalid, limit_reached, no_agreed_time
+from tickwheel.node.failure import Failure, limit_reached, no_agreed_time
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import AdminResult, KeyOutcomes, PublishResult
@@ -331,7 +338,7 @@ class Publisher(Part):
 
             def judge() -> None:
                 request = self._request_of(rows)
-                too_far = self._too_far(request.batch, now_ms)
+                too_far = self._too_far(request.batch)
                 if too_far.any():
                     far.extend(np.flatnonzero(too_far).tolist())
                     request = self._request_of(rows.only(np.flatnonzero(~too_far).tolist()))
@@ -443,10 +450,11 @@ class Publisher(Part):
         self.cut_short = bool(self._queue)  # requests behind it need not wait
         self._refuse(item, failure)
 
-    def _too_far(self, batch: IncomingBatch, now_ms: int) -> NDArray[np.bool_]:
+    def _too_far(self, batch: IncomingBatch) -> NDArray[np.bool_]:
         """Which of the messages `_find_due` will refuse for their time."""
-        due = resolve_when(batch.when, batch.kinds, self._clock.next_full_ms(), self._state.delay_levels_ms)
-        return due > now_ms + self._state.settings.delay_ms_max
+        full_ms = self._clock.next_full_ms()
+        due = resolve_when(batch.when, batch.kinds, full_ms, self._state.delay_levels_ms)
+        return due > full_ms + self._state.settings.delay_ms_max
 
     def _find_due(self, request: _Request, now_ms: int) -> None:
         """Give a request its absolute due times, or refuse it: no agreed time, too far ahead, or flow control."""
@@ -456,16 +464,18 @@ class Publisher(Part):
             return
         # Relative times count from the next full millisecond: no delay may be short by a fraction of one.
         table_ms = self._state.delay_levels_ms
-        due = resolve_when(batch.when, batch.kinds, self._clock.next_full_ms(), table_ms)
+        full_ms = self._clock.next_full_ms()
+        due = resolve_when(batch.when, batch.kinds, full_ms, table_ms)
         request.levels = applied_levels(batch.when, batch.kinds, table_ms)
         limit_ms = self._state.settings.delay_ms_max
         latest = int(due[0]) if len(due) == 1 else int(due.max())
-        if latest > now_ms + limit_ms:
+        if latest > full_ms + limit_ms:
             row = int(due.argmax())
-            error = invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
-            request.reply.fail(error.failure)
+            kind = batch.kinds if isinstance(batch.kinds, int) else int(batch.kinds[row])
+            when = int(batch.when[row])
+            request.reply.fail(beyond_longest_delay(f"[{row}]", when, kind, latest, limit_ms, full_ms).failure)
             return
-        due = spread(due, batch.jitter_ms, now_ms + limit_ms, self._random_bits)
+        due = spread(due, batch.jitter_ms, full_ms + limit_ms, self._random_bits)
         refusal = self._flow.admit(batch, due, now_ms)
         if refusal is not None:
             request.reply.fail(refusal)

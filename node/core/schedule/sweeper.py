@@ -18,7 +18,7 @@ import numpy as np
 
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DELAY, KIND_DUE, beyond_longest_delay
 from tickwheel.node.core.schedule.pending import Finder, Found, Query, deletion_query, make_query
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.core.world import Now
@@ -91,7 +91,8 @@ class Sweeper(Part):
             full_ms = core.clock.next_full_ms()  # no delay may be short by a fraction of a millisecond
             due_ms = value if action == "due_ms" else full_ms + value
             if due_ms > full_ms + limit_ms:
-                raise invalid(action, value, f"at most {limit_ms} ms ahead of now ({full_ms})")
+                kind = KIND_DUE if action == "due_ms" else KIND_DELAY
+                raise beyond_longest_delay("", value, kind, due_ms, limit_ms, full_ms)
             sweep.due_ms = due_ms
         return sweep
 

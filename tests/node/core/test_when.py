@@ -104,6 +104,9 @@ def test_too_far_is_refused_and_the_past_comes_at_once() -> None:
     assert isinstance(refused, Failure)
     assert (refused.reason, refused.metadata["field"]) == (common_pb2.INVALID_FIELD, "due_ms[0]")
     assert str(DAY_MS) in refused.metadata["limit"]
+    refused = schedule(master, one(delay_ms=DAY_MS + 1_000))
+    assert isinstance(refused, Failure) and "86401000 (1d1s): at most 86400000 (1d)" in refused.message
+    assert isinstance(schedule(master, one(delay_ms=DAY_MS)), BatchOutcome)
     before_ms = world.now_ms
     client.schedule([-3_600_000])
     world.run_until(lambda: bool(client.got), 1_000)
