@@ -453,7 +453,9 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
 
     async def get_by_key(self, topic: str, unique_key: str, *, content: bool = False) -> Message:
         """The message that holds this key now, as `get`. Raises NotFound if none does."""
-        return await self._get(request_of(scheduler_pb2.GetRequest, key=topic_key(topic, unique_key), content=content))
+        request = request_of(scheduler_pb2.GetRequest, key=topic_key(topic, unique_key), content=content)
+        # Nodes read a message's meta only with its content; which key it is found by is known.
+        return replace(await self._get(request), unique_key=unique_key)
 
     # -- what is pending
 

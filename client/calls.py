@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from tickwheel.client.cluster import TRY_TIMEOUT_S, Cluster
 from tickwheel.client.errors import Fault, TickwheelError, error_of, fault_of_call
+from tickwheel.client.requests import is_read
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -50,7 +51,9 @@ class ServiceCalls(Generic[S]):
             return await self._on(channel, method)(request, timeout=try_s)
 
         timeout_s = timeout_s or self._timeout_s
-        return await self._cluster.call(invoke, timeout_s, repeatable=repeatable, try_timeout_s=try_timeout_s)
+        return await self._cluster.call(
+            invoke, timeout_s, repeatable=repeatable, try_timeout_s=try_timeout_s, reads=is_read(request)
+        )
 
     async def _ask_at(
         self,

@@ -171,6 +171,12 @@ def _is_address(address: str) -> bool:
     return bool(colon and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65_536)
 
 
+def _unread(fault: Fault, timeout_s: float) -> ClusterUnavailable:
+    """Of a call that only reads: nobody has to know whether a node has done it."""
+    text = f"no answer within {timeout_s:.3g} s ({fault.message}); the call only reads, so it can be repeated"
+    return ClusterUnavailable(text, "DEADLINE_EXCEEDED", fault.metadata)
+
+
 async def unless_left(work: asyncio.Task[A]) -> A | None:
     """The result of the work over one stream; None if the work was cancelled because there is another master.
 
@@ -534,10 +540,12 @@ class Cluster:
         try_timeout_s: float = TRY_TIMEOUT_S,
         doubt: Doubt | None = None,
         divisible: bool = False,
+        reads: bool = False,
     ) -> A:
         """Run a unary call at the master, and repeat it while that is safe and can help.
 
-        `repeatable` False: raises OutcomeUnknown once the call may have been carried out. `doubt`: for a numbered
+        `repeatable` False: raises OutcomeUnknown once the call may have been carried out. `reads`: it changes nothing,
+        so raises ClusterUnavailable instead. `doubt`: for a numbered
         request, which counts as refused only if no try was accepted; afterwards it tells whether one may have been.
         `divisible`: the caller can do with less, so it gets a refusal for the moment (`Fault.later`) at once, unless an
         earlier try may have been accepted.
@@ -550,7 +558,7 @@ class Cluster:
             try:
                 address = await self.master(deadline)
             except (ClusterUnavailable, ClientClosed) as error:
-                if not doubt.exists:
+                if reads or not doubt.exists:
                     if waits is None or isinstance(error, ClientClosed):
                         raise
                     raise self._not_yet(waits) from error
@@ -576,9 +584,9 @@ class Cluster:
             if fault.elsewhere:
                 self.forget(address)
                 self.learn(fault.master_address, fault.master_term)
-            if doubt.exists and (deadline.over or not repeatable):
+            if doubt.exists and not reads and (deadline.over or not repeatable):
                 raise OutcomeUnknown(fault.message, "OUTCOME_UNKNOWN", fault.metadata)
             if deadline.over:
-                raise error_of(fault)
+                raise _unread(fault, timeout_s) if reads and doubt.exists else error_of(fault)
             if not backoff.follows(fault.master_address):
                 await backoff.pause(deadline, fault.retry_after_s)

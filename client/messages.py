@@ -5,9 +5,11 @@ Owns the ways to state the due time, and the layout of a batch. No I/O.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -34,6 +36,17 @@ from tickwheel.proto import common_pb2, scheduler_pb2
 
 KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
 JITTER_MS_MAX = 86_400_000
+PAYLOAD_BYTES_MAX = 4 << 20
+"""The most that the setting `payload_bytes_max` can be."""
+KEY_LENGTH_MAX = 4_096
+TAGS_MAX = 64
+TAG_LENGTH_MAX = 128
+TAG_RULE = f"1 to {TAG_LENGTH_MAX} printable characters without |, no blank at either end, not *"
+META_BYTES_MAX = 32_768
+HEADERS_MAX = META_BYTES_MAX // 4
+TOPIC = re.compile(r"(?!%DLQ%)[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
+TOPIC_RULE = "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot or %DLQ%"
+"""These bounds are those of the nodes, so that no message has the batch refused in which it travels."""
 
 
 class Content(TypedDict, total=False):
@@ -106,12 +119,13 @@ def meta_of(
     message_group: str = "",
     unique_key: str = "",
 ) -> common_pb2.MessageMeta | None:
-    """The meta of a message; None if it is empty."""
+    """The meta of a message; None if it is empty. Raises RequestRefused for what no node takes: one message must not
+    have the batch refused in which it travels."""
     if not (key or tags or headers or message_group or unique_key):
         return None
     if isinstance(tags, str):
         raise refused("tags", tags, "a list of texts")
-    return request_of(
+    made = request_of(
         common_pb2.MessageMeta,
         key=key,
         tags=tags,
@@ -119,6 +133,28 @@ def meta_of(
         message_group=message_group,
         unique_key=unique_key,
     )
+    if len(made.key) > KEY_LENGTH_MAX:
+        raise refused("key", f"{len(made.key)} characters", f"at most {KEY_LENGTH_MAX} characters")
+    if len(made.tags) > TAGS_MAX:
+        raise refused("tags", len(made.tags), f"at most {TAGS_MAX} tags of a message")
+    for tag in made.tags:
+        if not _is_tag(tag):
+            raise refused("tags", repr(tag), TAG_RULE)
+    if len(made.headers) > HEADERS_MAX:
+        raise refused("headers", len(made.headers), f"at most {HEADERS_MAX} headers")
+    size = made.ByteSize()
+    if size > META_BYTES_MAX:
+        raise refused("headers", f"{size} bytes", f"at most {META_BYTES_MAX} bytes of key, tags and headers together")
+    return made
+
+
+@lru_cache(maxsize=4_096)
+def _is_topic(name: str) -> bool:
+    return TOPIC.fullmatch(name) is not None
+
+
+def _is_tag(tag: str) -> bool:
+    return 0 < len(tag) <= TAG_LENGTH_MAX and tag.isprintable() and "|" not in tag and tag != "*" and tag == tag.strip()
 
 
 @dataclass(slots=True)
@@ -177,7 +213,11 @@ def row_of(
     else:
         check_no_rule(on_key_conflict, key_until_settled, "unique_key")
     topic = checked_text("topic", topic)
+    if not _is_topic(topic):
+        raise refused("topic", topic, TOPIC_RULE)
     payload, headers = content_of(payload, rest.get("headers"))
+    if not 0 < len(payload) <= PAYLOAD_BYTES_MAX:
+        raise refused("payload", f"{len(payload)} bytes", f"1 to {PAYLOAD_BYTES_MAX} bytes")
     meta = meta_of(rest.get("key", ""), rest.get("tags", ()), headers, rest.get("message_group", ""), name)
     serialized = meta.SerializeToString() if meta is not None else b""
     return Row(topic, payload, kind, when, serialized, jitter_ms_of(jitter), name, rule)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from tickwheel.client.errors import RequestRefused, refused
 
@@ -27,6 +28,14 @@ _TAKES = {
     FieldDescriptor.CPPTYPE_DOUBLE: "a number",
     FieldDescriptor.CPPTYPE_FLOAT: "a number",
 }
+
+
+_READS = ("Get", "List", "Count", "Preview", "WhoAmI")
+
+
+def is_read(request: Message) -> bool:
+    """Whether a request changes nothing, so that nobody has to know whether a lost one was carried out."""
+    return request.DESCRIPTOR.name.startswith(_READS)
 
 
 def request_of(kind: Callable[P, M], /, *positional: P.args, **fields: P.kwargs) -> M:

@@ -29,6 +29,7 @@ P = TypeVar("P", bound=StrEnum)
 REQUEST_ID_CHARACTERS_MAX = 58
 COUNT_MAX = 1 << 48
 """Of a backfill: the parts of a long one get numbers behind it."""
+ZONE_RULE = "an IANA time zone such as Europe/Berlin; left out it is UTC"
 PAGE = 500
 TRY_TIMEOUT_S = 10.0
 """Time-out of a backfill's part, in which up to 500 messages go through the log."""
@@ -233,7 +234,7 @@ def _schedule(wire: schedules_pb2.Schedule, content: bool = True, upcoming_ms: S
 def _spec(
     cron: str | None,
     every: timedelta | None,
-    zone: str,
+    zone: str | None,
     start: datetime | None,
     end: datetime | None,
     count: int,
@@ -242,11 +243,13 @@ def _spec(
     """When it runs. Raises RequestRefused for a wrong argument."""
     if (cron is None) == (every is None):
         raise refused("cron", "none" if cron is None else cron, "exactly one of cron and every")
+    if zone == "" and cron is not None:
+        raise refused("zone", "''", ZONE_RULE)
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= COUNT_MAX:
         raise refused("count", count, f"a whole number from 1 to {COUNT_MAX}, or 0 for no limit")
     spec = request_of(
         schedules_pb2.ScheduleSpec,
-        zone=zone,
+        zone="" if zone is None else zone,
         start_ms=_after_1970("start", start) if start is not None else 0,
         end_ms=_after_1970("end", end) if end is not None else 0,
         count=count,
@@ -296,7 +299,7 @@ class ScheduleClient(ServiceCalls[SchedulesStub]):
         *,
         cron: str | None = None,
         every: timedelta | None = None,
-        zone: str = "",
+        zone: str | None = None,
         start: datetime | None = None,
         end: datetime | None = None,
         count: int = 0,
@@ -315,7 +318,7 @@ class ScheduleClient(ServiceCalls[SchedulesStub]):
     ) -> PutResult:
         """Create a schedule, or replace the one of this name.
 
-        `cron`: five fields, or six with the second first, in the IANA time zone `zone` (empty: UTC). `every`: an
+        `cron`: five fields, or six with the second first, in the IANA time zone `zone` (None: UTC). `every`: an
         interval from a second on, counted from `start`, without it from 1970. `start`, `end`: no planned time before or
         behind them. `count`: it ends after so many runs. `jitter`: each run is due later by a random part of it.
 
@@ -427,7 +430,7 @@ class ScheduleClient(ServiceCalls[SchedulesStub]):
         *,
         cron: str | None = None,
         every: timedelta | None = None,
-        zone: str = "",
+        zone: str | None = None,
         start: datetime | None = None,
         end: datetime | None = None,
         count: int = 0,

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tickwheel.client.errors import RequestRefused
 from tickwheel.client.moments import duration_of
@@ -50,6 +59,8 @@ def _span(value: object) -> object:
 
 Span = Annotated[timedelta, BeforeValidator(_span)]
 """A duration: text such as `10s` or `1h30m`."""
+Flag = Annotated[bool, Strict()]
+"""TOML's own true or false; never a text or number that could be meant so."""
 
 
 class _Section(BaseModel):
@@ -62,7 +73,7 @@ class Listen(_Section):
     bind: str = "127.0.0.1:7780"
     cert_file: Path | None = None
     key_file: Path | None = None
-    insecure: bool = False
+    insecure: Flag = False
     """Allow an address other than loopback without TLS."""
     credentials: Literal["caller", "own"] = "caller"
     """Whose token the cluster sees: the caller's, or the gateway's for everybody."""
@@ -101,7 +112,7 @@ class Listen(_Section):
 class ConsoleSection(_Section):
     """The web console, at the address of the REST API."""
 
-    read_only: bool = False
+    read_only: Flag = False
     """It shows everything and changes nothing."""
     host_names: tuple[str, ...] = ()
     """Further names under which browsers come, as behind a proxy."""
@@ -150,14 +161,14 @@ class Target(_Section):
     """One secret a line (signing.py); read again when it changes. Without it posts are not signed."""
     timeout: Span = timedelta(seconds=10)
     """Of one post, from the connection to the end of the answer."""
-    concurrency: Annotated[int, Field(ge=1, le=1_000)] = 8
-    rate: Annotated[float, Field(ge=0, le=100_000)] = 0
+    concurrency: Annotated[int, Strict(), Field(ge=1, le=1_000)] = 8
+    rate: Annotated[float, Strict(), Field(ge=0, le=100_000)] = 0
     """Posts a second; 0: any number."""
-    failures_max: Annotated[int, Field(ge=1, le=1_000)] = FAILURES_MAX
+    failures_max: Annotated[int, Strict(), Field(ge=1, le=1_000)] = FAILURES_MAX
     """Failures in a row after which posts pause."""
-    dead_on: tuple[Annotated[int, Field(ge=300, le=599)], ...] = DEAD_ON
+    dead_on: tuple[Annotated[int, Strict(), Field(ge=300, le=599)], ...] = DEAD_ON
     """Answers after which a message becomes a dead letter at once."""
-    private_addresses: bool = False
+    private_addresses: Flag = False
     """Allow addresses that are not public."""
     event_type: Annotated[str, Field(min_length=1, max_length=200)] = "tickwheel.message"
     """`ce-type` of the posts."""
@@ -219,7 +230,7 @@ class GatewayConfig(_Section):
 
     source: Annotated[str, Field(min_length=1, max_length=200)] = "/tickwheel"
     """`ce-source` of the posts."""
-    traces: bool = False
+    traces: Flag = False
     """Make spans of OpenTelemetry, and carry traces from callers to targets."""
     listen: Listen | None = None
     """Absent: no REST API."""

@@ -79,8 +79,12 @@ class When(Model):
 
     at: Moment | None = Field(None, description="A time of RFC 3339 with a zone.")
     delay: Duration | None = Field(None, description="From now on.")
-    due_ms: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = Field(None, description="Milliseconds since 1970.")
-    level: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(None, description="A delay level of the cluster.")
+    due_ms: Annotated[int, Field(ge=0, le=INT64_MAX, strict=True)] | None = Field(
+        None, description="Milliseconds since 1970."
+    )
+    level: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] | None = Field(
+        None, description="A delay level of the cluster."
+    )
 
     @model_validator(mode="after")
     def _is_one(self) -> When:
@@ -151,7 +155,9 @@ class NewMessage(When, Content):
         None, description="If another message holds the unique key: 409 (the default), its id, or cancel it."
     )
     key_until_settled: bool = Field(
-        False, description="Hold the unique key until every group has settled the message, not only until it is due."
+        False,
+        strict=True,
+        description="Hold the unique key until every group has settled the message, not only until it is due.",
     )
 
     @model_validator(mode="after")
@@ -304,7 +310,7 @@ class Pending(Model):
 class NewTopic(Model):
     """A topic's kind."""
 
-    fifo: bool = False
+    fifo: bool = Field(False, strict=True)
 
 
 class TopicView(Model):

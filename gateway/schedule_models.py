@@ -79,7 +79,7 @@ class Timing(Model):
         None, min_length=1, max_length=1_000, description="Five fields; or six, the first is the second."
     )
     every: PositiveDuration | None = Field(None, description="An interval, counted from `start`, else from 1970.")
-    zone: str = Field("", max_length=1_000, description="An IANA name, for `cron`. Empty: UTC.")
+    zone: str | None = Field(None, min_length=1, max_length=1_000, description="An IANA name, for `cron`. Absent: UTC.")
     start: Moment | None = Field(None, description="No run is planned before it.")
     end: Moment | None = Field(None, description="No run is planned after it.")
     count: int = Field(0, ge=0, le=INT64_MAX, strict=True, description="It ends after so many runs. 0: no limit.")
@@ -93,7 +93,7 @@ class Timing(Model):
     def spec(self, jitter_ms: int = 0) -> schedules_pb2.ScheduleSpec:
         """As it travels. Raises RequestRefused."""
         spec = schedules_pb2.ScheduleSpec(
-            zone=self.zone,
+            zone=self.zone or "",
             start_ms=_moment_ms("start", self.start),
             end_ms=_moment_ms("end", self.end),
             count=self.count,
@@ -121,7 +121,7 @@ class NewSchedule(Timing, Content):
         None, description="How late a run may be made before it counts as missed. Absent: a minute."
     )
     overlap: Overlap = Field(Overlap.ALLOW, description="skip: no run while the one before it is not settled.")
-    paused: bool | None = Field(None, description="Absent: stays as it is; a new one is not paused.")
+    paused: bool | None = Field(None, strict=True, description="Absent: stays as it is; a new one is not paused.")
 
     def definition(self, name: str) -> schedules_pb2.ScheduleDefinition:
         """As it travels. Raises RequestRefused."""

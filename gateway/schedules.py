@@ -22,6 +22,7 @@ from tickwheel.client import AsyncClient, NotFound, PermissionRefused, RequestRe
 from tickwheel.client.cluster import TRY_TIMEOUT_S
 from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of
+from tickwheel.client.requests import is_read
 from tickwheel.client.schedules import TRY_TIMEOUT_S as BACKFILL_TRY_S
 from tickwheel.gateway.api import ERRORS, NO_QUERY, Caller, has_json_body, is_utf8
 from tickwheel.gateway.models import Model
@@ -324,7 +325,7 @@ async def _ask(
         return await method(client.cluster.stub(SchedulesStub, channel))(request, timeout=left_s)
 
     try:
-        return await client.cluster.call(invoke, client.timeout_s, try_timeout_s=try_s)
+        return await client.cluster.call(invoke, client.timeout_s, try_timeout_s=try_s, reads=is_read(request))
     except TickwheelError as error:
         raise in_the_callers_words(error, given) from None
 

@@ -329,7 +329,7 @@ class Message(_message.Message):
     ON_KEY_CONFLICT_FIELD_NUMBER: _builtins.int
     KEY_UNTIL_SETTLED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot."""
+    """1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot or %DLQ%, which queues of dead letters do."""
     payload: _builtins.bytes
     """1 to payload_bytes_max (4 MiB) bytes."""
     due_ms: _builtins.int

@@ -208,6 +208,7 @@ class ServerStream(Stream):
 
     __slots__ = (
         "_caller",
+        "_decoded",
         "_gone",
         "_handler",
         "_held_bytes",
@@ -248,6 +249,8 @@ class ServerStream(Stream):
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._turn: asyncio.Future[None] | None = None
+        self._decoded: tuple[Any] | None = None
+        """The message of a reader that waits for everybody else; the next reader's if that one is cancelled."""
         """Done when the reader may take the next message."""
         self.ended: Callable[[], None] | None = None
         """Called once when the call is over, however it ends."""
@@ -498,7 +501,11 @@ class ServerStream(Stream):
             waiter.set_result(None)
 
     async def _next(self) -> Any:
-        """The next request message; None at the end. Raises StreamOverError if the caller is gone."""
+        """The next request message; None at the end. Raises StreamOverError if the caller is gone. Who is cancelled
+        here takes nothing."""
+        if self._decoded is not None:
+            (message,), self._decoded = self._decoded, None
+            return message
         if self._taken >= TURN_MESSAGES:
             self._taken = 0
             await asyncio.sleep(0)
@@ -530,7 +537,9 @@ class ServerStream(Stream):
         message = read(data)
         if perf_counter() - began_s > LONG_S:
             self._caller.turns.hold()
+            self._decoded = (message,)
             await asyncio.sleep(0)
+            self._decoded = None
         return message
 
     def __aiter__(self) -> AsyncIterator[Any]:

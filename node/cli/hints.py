@@ -70,6 +70,7 @@ HINTS: Mapping[str, str] = {
     "USAGE": _HELP,
 }
 
+_OF_ACCESS = "`tickwheel context show` shows the addresses and TLS files that hold, and where each comes from"
 _BY_FIELD = {
     "topic": "`tickwheel topic list` shows the topics",
     "group": "`tickwheel group list` shows the groups",
@@ -89,6 +90,8 @@ def hint_for(reason: str, metadata: Mapping[str, str]) -> str:
     """What to do; never empty."""
     if reason in ("UNKNOWN_NAME", "NOT_FOUND") and metadata.get("field") in _BY_FIELD:
         return _BY_FIELD[metadata["field"]]
+    if metadata.get("field", "").startswith(("addresses", "tls.")):
+        return _OF_ACCESS
     if reason == "NODE_ENDED":
         return HINTS[reason].replace("ID", metadata.get("node_id", "ID"))
     return HINTS.get(reason, _HELP)

@@ -75,6 +75,8 @@ def _told(error: Exception, named: str) -> int:
             return EXIT_UNAVAILABLE
         if isinstance(error, OutcomeUnknown):
             return EXIT_UNKNOWN
+        if error.metadata.get("field", "").startswith(("addresses", "tls.")):
+            return EXIT_USAGE  # of flags, environment or context: no node was asked
         return EXIT_PERMISSION if isinstance(error, PermissionRefused) else EXIT_FAILED
     if isinstance(error, ContextError):
         fail(str(error), "CONTEXT", {})

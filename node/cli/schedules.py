@@ -25,6 +25,7 @@ from tickwheel.client import (
     TickwheelError,
 )
 from tickwheel.client.moments import MILLISECOND, moment_of, ms_of
+from tickwheel.client.schedules import ZONE_RULE
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
     ask,
@@ -62,7 +63,9 @@ Cron = Annotated[
     ),
 ]
 Every = Annotated[str | None, typer.Option("--every", help="Instead of --cron, an interval: 30s, 15m, 1h30m, 1d.")]
-Zone = Annotated[str, typer.Option("--zone", help="Time zone of --cron, such as Europe/Berlin. Without it: UTC.")]
+Zone = Annotated[
+    str | None, typer.Option("--zone", help="Time zone of --cron, such as Europe/Berlin. Without it: UTC.")
+]
 Start = Annotated[
     str | None, typer.Option("--start", help="No run before it (ISO 8601 or milliseconds). --every counts from it.")
 ]
@@ -76,10 +79,14 @@ RequestId = Annotated[
 ]
 
 
-def _timing(cron: str | None, every: str | None, zone: str, start: str | None, end: str | None) -> dict[str, Any]:
+def _timing(
+    cron: str | None, every: str | None, zone: str | None, start: str | None, end: str | None
+) -> dict[str, Any]:
     """The options that say when, as arguments of the client's methods."""
     if (cron is None) == (every is None):
         raise typer.BadParameter("give exactly one of --cron and --every")
+    if zone == "":
+        raise typer.BadParameter(f"'': {ZONE_RULE}", param_hint="--zone")
     return {
         "cron": cron,
         "every": duration("--every", every) if every is not None else None,
@@ -197,7 +204,7 @@ def put(
     payload: Annotated[str | None, typer.Argument(help="Payload as text. - reads standard input.")] = None,
     cron: Cron = None,
     every: Every = None,
-    zone: Zone = "",
+    zone: Zone = None,
     start: Start = None,
     end: End = None,
     count: Count = 0,
@@ -464,7 +471,7 @@ def delete(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFA
 def preview(
     cron: Cron = None,
     every: Every = None,
-    zone: Zone = "",
+    zone: Zone = None,
     start: Start = None,
     end: End = None,
     count: Count = 0,
@@ -480,6 +487,6 @@ def preview(
     if as_json:
         print_json([_ms(moment) for moment in found])
     elif found:
-        _print_times("", found, zone)
+        _print_times("", found, zone or "UTC")
     else:
         out.print("No run is planned")

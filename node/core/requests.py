@@ -34,6 +34,7 @@ from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no
 from tickwheel.node.state.cold_marks import CANCELLED, LOADED
 from tickwheel.node.state.cold_parts import is_cold
 from tickwheel.node.state.membership import KINDS, message_of
+from tickwheel.node.state.names import check_open_topic
 from tickwheel.node.state.producers import NOBODY, Sender
 from tickwheel.node.state.quotas import QUOTAS_LENGTH_MAX
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
@@ -269,8 +270,9 @@ class ClientRequests:
 
     async def admin(self, command: AdminCommand) -> AdminResult:
         """Put an administrative command into the log. What is longer than it can be is refused before: every node would
-        have to read it."""
+        have to read it. So are new topics with names of dead letter queues."""
         self._check_lengths(command)
+        self._check_new_topics(command)
         if command.HasField("settings") and command.settings.HasField("delay_levels"):
             problem = refused_levels(command.settings.delay_levels)
             if problem:
@@ -284,6 +286,19 @@ class ClientRequests:
             return await self._members.change(command)
         self._creations.admit(command)
         return await self._core.proposer.propose(Command(admin=command), AdminResult)
+
+    def _check_new_topics(self, command: AdminCommand) -> None:
+        kind = command.WhichOneof("body")
+        if kind == "create_topic":
+            field, names = "name", [command.create_topic.name]
+        elif kind == "create_group":
+            field, names = "topics", list(command.create_group.topics)
+        else:
+            return
+        for name in names:
+            problem = check_open_topic(name)
+            if problem and self._core.state.topic_id(name) is None:
+                raise invalid(field, name, problem)
 
     def _check_lengths(self, command: AdminCommand) -> None:
         kind = command.WhichOneof("body")

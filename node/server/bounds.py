@@ -18,7 +18,6 @@ from typing import Any, cast
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.internal.decoder import _DecodeVarint as decoded_varint  # type: ignore[attr-defined]  # of the wire
 from google.protobuf.message import DecodeError, Message
 
 from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX, headers_at_most, surplus_headers
@@ -128,6 +127,18 @@ def check_fields(kind: type[Message], data: bytes) -> None:
     if len(data) > 2 * FIELDS_MAX:  # a field takes at least two bytes
         with suppress(IndexError):
             _count_fields(_outline_of(cast(Descriptor, kind.DESCRIPTOR)), data, 0, len(data), FIELDS_MAX)
+
+
+def decoded_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of the wire, modulo 2^64, and where the next thing begins. Raises DecodeError for one of more than ten
+    bytes, IndexError for one that the end of the data cuts."""
+    number = 0
+    for place in range(at, at + 10):
+        byte = data[place]
+        number |= (byte & 0x7F) << 7 * (place - at)
+        if byte < 0x80:
+            return number & 0xFFFF_FFFF_FFFF_FFFF, place + 1
+    raise DecodeError("a number without an end")
 
 
 def _count_fields(outline: _Outline, data: bytes, at: int, end: int, left: int) -> int:

@@ -27,14 +27,20 @@ from typing import Any, cast
 
 import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.internal.decoder import _DecodeVarint as decoded_varint  # type: ignore[attr-defined]  # of the wire
 from google.protobuf.message import DecodeError, Message
 
 from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
-from tickwheel.node.server.bounds import FIELDS_MAX, TooManyFieldsError, check_fields, elements_max, headers_in
+from tickwheel.node.server.bounds import (
+    FIELDS_MAX,
+    TooManyFieldsError,
+    check_fields,
+    decoded_varint,
+    elements_max,
+    headers_in,
+)
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.errors import abort, refuse_call
 from tickwheel.transport.connection import StreamOverError

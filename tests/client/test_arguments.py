@@ -18,9 +18,17 @@ from tickwheel.client import (
     RetryPolicy,
     Right,
     Worker,
+    messages,
 )
 from tickwheel.client.rights import Grant
+from tickwheel.node.core.schedule import intake
+from tickwheel.node.core.schedule.intake import from_message
+from tickwheel.node.failure import RequestError
+from tickwheel.node.state.settings import BOUNDS, Settings
+from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.testing import FakeCluster
+from tickwheel.wheel import filters
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SOON = timedelta(seconds=5)
@@ -139,3 +147,48 @@ async def test_a_schedule_takes_what_a_message_takes(client: AsyncClient) -> Non
     assert put.schedule.payload == b'{"text":"stand up"}'
     assert put.schedule.headers == {"content-type": "application/json"}
     assert await client.schedules.delete("s")
+
+
+REFUSED_BY_NODES: list[dict[str, Any]] = [
+    {"key": "k" * 4_097},
+    {"tags": ["t"] * 65},
+    {"tags": ["a|b"]},
+    {"tags": ["t" * 129]},
+    {"headers": {str(number): "" for number in range(8_193)}},
+    {"headers": {"h": "v" * 40_000}},
+    {"topic": ".hidden"},
+    {"topic": "%DLQ%g"},
+    {"topic": "t" * 128},
+    {"payload": b""},
+    {"payload": bytes((4 << 20) + 1)},
+]
+
+
+async def test_a_wrong_message_leaves_its_batch_alone(client: AsyncClient) -> None:
+    """A producer's batch is refused as a whole. What no node takes is not put into it."""
+    right: dict[str, Any] = {"topic": "t", "payload": b"x", "delay": SOON}
+    async with client.producer(linger_ms=10_000) as producer:
+        first = await producer.send("t", b"x", delay=SOON, key="k" * 4_096, tags=["t" * 128] * 64)
+        for wrong in REFUSED_BY_NODES:
+            options = right | wrong
+            with pytest.raises(RequestRefused) as refusal:
+                await producer.send(options.pop("topic"), options.pop("payload"), **options)
+            assert refusal.value.field in wrong and refusal.value.limit, wrong
+        last = await producer.send("t", b"x", delay=SOON)
+        await producer.flush()
+        assert (await first).id and (await last).id
+
+
+async def test_nodes_refuse_what_the_client_does() -> None:
+    """The bounds of both are the same."""
+    for wrong in REFUSED_BY_NODES:
+        fields = {key: wrong[key] for key in ("key", "tags", "headers") if key in wrong}
+        message = common_pb2.Message(
+            topic=wrong.get("topic", "t"), payload=wrong.get("payload", b"x"), delay_ms=1, meta=MessageMeta(**fields)
+        )
+        with pytest.raises(RequestError):
+            from_message(scheduler_pb2.ScheduleRequest(message=message), Settings())
+    assert (messages.KEY_LENGTH_MAX, messages.META_BYTES_MAX) == (intake.KEY_LENGTH_MAX, intake.META_BYTES_MAX)
+    assert (messages.HEADERS_MAX, messages.TAGS_MAX) == (intake.HEADERS_MAX, filters.TAGS_MAX)
+    assert (messages.TAG_LENGTH_MAX, messages.TAG_RULE) == (filters.TAG_LENGTH_MAX, filters.TAG_RULE)
+    assert BOUNDS["payload_bytes_max"][1] == messages.PAYLOAD_BYTES_MAX

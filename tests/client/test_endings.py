@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import grpc
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis.strategies import integers, lists, tuples
 
@@ -13,9 +15,31 @@ from tests.client.fake_node import LEASE_S, FakeNode
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
 from tickwheel.client.backoff import Backoff
 from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.errors import Fault
 from tickwheel.client.held import HeldDeliveries
-from tickwheel.proto import consumer_pb2
+from tickwheel.client.requests import is_read
+from tickwheel.client.tries import TryFailedError
+from tickwheel.proto import (
+    access_pb2,
+    admin_pb2,
+    bulk_pb2,
+    cold_pb2,
+    consumer_pb2,
+    dead_pb2,
+    scheduler_pb2,
+    schedules_pb2,
+    snapshot_pb2,
+    staging_pb2,
+)
 
+SERVICES = [
+    service
+    for module in (
+        *(access_pb2, admin_pb2, bulk_pb2, cold_pb2, consumer_pb2, dead_pb2),
+        *(scheduler_pb2, schedules_pb2, snapshot_pb2, staging_pb2),
+    )
+    for service in module.DESCRIPTOR.services_by_name.values()
+]
 SOON_S = 10.0
 STREAMS = {"BatchStream._run", "Consumer._run"}
 
@@ -38,6 +62,35 @@ async def test_settling_after_the_end_is_answered(nodes: list[FakeNode]) -> None
             await asyncio.wait_for(held[1].delivery(0).ack(), SOON_S)
         with pytest.raises(OutcomeUnknown):
             await asyncio.wait_for(held[2].extend(timedelta(seconds=1)), SOON_S)
+
+
+async def test_a_read_without_an_answer_has_no_outcome(nodes: list[FakeNode]) -> None:
+    """It changes nothing: its caller may repeat it. Of any other call nobody knows whether it was carried out."""
+
+    async def silent(channel: grpc.aio.Channel, try_s: float) -> None:
+        await asyncio.sleep(try_s + 0.01)
+        raise TryFailedError(Fault("DEADLINE_EXCEEDED", "no answer"))
+
+    async with AsyncClient(nodes[0].address) as client:
+        with pytest.raises(ClusterUnavailable, match="it can be repeated") as caught:
+            await client.cluster.call(silent, 0.1, reads=True)
+        assert caught.value.reason == "DEADLINE_EXCEEDED"
+        with pytest.raises(OutcomeUnknown):
+            await client.cluster.call(silent, 0.1)
+
+
+def test_reads_are_known_by_their_requests() -> None:
+    """Every method that the audit log notes, and every other one that changes something, is none."""
+    reads = {
+        method.full_name
+        for service in SERVICES
+        for method in service.methods
+        if is_read(GetMessageClass(method.input_type)())
+    }
+    names = {name.removeprefix("tickwheel.v1.") for name in reads}
+    assert {"Scheduler.Get", "Scheduler.ListPending", "Schedules.Get", "Schedules.Preview", "Access.WhoAmI"} <= names
+    changes = ("Set", "Add", "Remove", "Create", "Delete", "Update", "Schedule", "Cancel", "Pause", "Settle", "Pull")
+    assert not [name for name in names if name.partition(".")[2].startswith(changes)]
 
 
 async def test_cancelled_streams_end(nodes: list[FakeNode]) -> None:

@@ -221,6 +221,7 @@ async def test_everything_that_is_put_comes_back(client: AsyncClient, plans: tup
         ({"cron": "* * * * *", "count": True}, "count"),
         ({"cron": "* * * * *", "jitter": timedelta(days=2)}, "jitter"),
         ({"cron": "* * * * *", "missed": "some"}, "missed"),
+        ({"cron": "* * * * *", "zone": ""}, "zone"),
         ({"cron": "* * * * *", "overlap": "some"}, "overlap"),
         ({"cron": "* * * * *", "missed_window": timedelta(hours=1)}, "missed_window"),
         ({"cron": "* * * * *", "tags": "one"}, "tags"),

@@ -112,6 +112,7 @@ async def test_by_key(cluster: FakeCluster) -> None:
     found = await client.get_by_key("t", "order/7 ä", content=True)
     assert (found.id, found.payload, found.unique_key) == (receipt.id, b"x", "order/7 ä")
     assert found.state is MessageState.PENDING and (await client.get_by_key("t", "order/7 ä")).payload is None
+    assert (await client.get_by_key("t", "order/7 ä")).unique_key == "order/7 ä"
     outcome, moved = await client.reschedule_by_key("t", "order/7 ä", at=START + 5 * HOUR)
     assert outcome is RescheduleOutcome.RESCHEDULED and moved is not None and moved.due == START + 5 * HOUR
     assert (await client.get_by_key("t", "order/7 ä")).due == START + 5 * HOUR

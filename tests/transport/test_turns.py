@@ -352,6 +352,38 @@ async def test_a_request_that_was_long_to_decode_is_handled_in_another_pass(
     assert len(set(numbers)) == 20
 
 
+async def test_a_reader_that_is_cancelled_while_others_have_their_turn_takes_nothing(
+    heard: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had decoded is the next reader's."""
+    monkeypatch.setattr(servers, "LONG_S", -1.0)  # each was long to decode
+    server = Server()
+    decoded: list[bytes] = []
+    read: list[bytes] = []
+
+    def decode(data: bytes) -> bytes:
+        decoded.append(data[:1])
+        return data
+
+    async def stream(requests: Any, context: Any) -> None:
+        first = asyncio.ensure_future(anext(requests))
+        while not decoded:
+            await passes()
+        first.cancel()
+        await asyncio.wait({first})
+        assert first.cancelled()
+        read.extend([request[:1] async for request in requests])
+
+    handler = grpc.stream_stream_rpc_method_handler(stream, request_deserializer=decode)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("t", {"stream": handler})])
+    [caller] = await connected(server, 1)
+    caller.headers(1, with_path("/t/stream"))
+    caller.data(1, prefixed(b"a") + prefixed(b"b"), end=True)
+    while len(read) < 2:
+        await passes()
+    assert read == decoded == [b"a", b"b"]
+
+
 # -- calls that end
 
 

@@ -14,6 +14,7 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.metas import DECODED_BYTES_MAX, FIELD_BYTES, meta_of
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.dead_letters import DeadLetters, Letters
+from tickwheel.node.state.names import DEAD_QUEUE_PREFIX
 from tickwheel.node.state.results import DeadResult
 from tickwheel.node.state.retrying import COPIES_MAX
 from tickwheel.proto import common_pb2, dead_pb2
@@ -29,7 +30,6 @@ GONE_HINT_MS = 60_000
 """Ids that one request may name."""
 COMMANDS_MAX = 16
 """Commands of one request that is for all letters; then the caller is told how far it came."""
-QUEUE_PREFIX = "%DLQ%"
 
 
 class DeadRequests:
@@ -45,7 +45,7 @@ class DeadRequests:
             raise invalid("page_token", request.page_token, "the next_page_token of an earlier answer")
         limit = request.page_size or PAGE_DEFAULT
         found = dead.page(int(request.page_token or 0), limit + 1)
-        response = dead_pb2.ListDeadResponse(queue=QUEUE_PREFIX + request.group, total=dead.count)
+        response = dead_pb2.ListDeadResponse(queue=DEAD_QUEUE_PREFIX + request.group, total=dead.count)
         left = DECODED_BYTES_MAX
         for place, (number, row) in enumerate(found):
             left -= int(row["text_size"]) + int(row["meta_size"]) + FIELD_BYTES
@@ -59,7 +59,7 @@ class DeadRequests:
         """One dead letter with its payload."""
         _, dead = self._letters(request.group)
         if not dead.has(request.number):
-            text = f"{QUEUE_PREFIX}{request.group} has no letter {request.number}"
+            text = f"{DEAD_QUEUE_PREFIX}{request.group} has no letter {request.number}"
             facts = {"field": "number", "value": str(request.number)}
             raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, facts))
         row = dead.row(request.number)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.metas import HEADERS_OF_REQUEST_MAX, surplus_headers
 from tickwheel.node.failure import RequestError, invalid
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
-from tickwheel.node.state.names import check_producer_id, check_topic_name
+from tickwheel.node.state.names import check_open_topic, check_producer_id
 from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.unique_keys import DIGEST, DIGEST_BYTES, KEY_BYTES_MAX, digest_of
@@ -141,7 +141,7 @@ def _client(name: str) -> None:
 
 
 def _topic(name: str, field: str) -> str:
-    problem = check_topic_name(name)
+    problem = check_open_topic(name)
     if problem:
         raise invalid(field, name, problem)
     return name
@@ -255,7 +255,7 @@ def _row_of(message: common_pb2.Message, settings: Settings) -> Row | None:
         return None
     if message.on_key_conflict or message.key_until_settled:
         return None
-    if not 0 < len(payload) <= settings.payload_bytes_max or check_topic_name(topic):
+    if not 0 < len(payload) <= settings.payload_bytes_max or check_open_topic(topic):
         return None
     when = getattr(message, name)
     return Row(topic, _WHEN_KINDS[name], when, payload) if 0 <= when <= DUE_MS_LIMIT else None

@@ -23,7 +23,7 @@ from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import JITTER_MS_MAX, META_BYTES_MAX, from_batch
 from tickwheel.node.core.schedule.planner import Planner, batch_of_runs, calendar_of_schedule, calendar_of_spec
 from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
-from tickwheel.node.state.names import check_producer_id, check_topic_name
+from tickwheel.node.state.names import check_open_topic, check_producer_id
 from tickwheel.node.state.publishing import DUE_MS_MAX
 from tickwheel.node.state.recurring import run_of
 from tickwheel.node.state.results import ScheduleResult
@@ -454,7 +454,7 @@ class ScheduleRequests:
     def _checked(self, definition: ScheduleDefinition) -> _Checked:
         """Check a definition. Raises RequestError, with the field, its value and what is allowed."""
         _check_name("definition.name", definition.name)
-        problem = check_topic_name(definition.topic)
+        problem = check_open_topic(definition.topic)
         if problem:
             raise invalid("definition.topic", definition.topic, problem)
         settings = self._core.state.settings

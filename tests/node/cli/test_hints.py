@@ -55,6 +55,7 @@ def test_hints_name_commands_that_exist() -> None:
 def test_a_hint_fits_what_is_unknown(capfd: pytest.CaptureFixture[str]) -> None:
     """The command that lists topics for a topic; the same in JSON."""
     assert "topic list" in hint_for("UNKNOWN_NAME", {"field": "topic"})
+    assert "context show" in hint_for("INVALID_FIELD", {"field": "tls.ca_file"})
     assert "--node n2" in hint_for("NODE_ENDED", {"node_id": "n2"})
     assert cli.run(["status", "-a", "127.0.0.1:1", "--json"]) == 3
     told = json.loads(capfd.readouterr().err)

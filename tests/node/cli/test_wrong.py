@@ -72,6 +72,9 @@ def test_wrong_times_name_their_option(arguments: list[str], named: str, capsys:
         (["restore", "/nowhere", "--config", "/nowhere"], cli.EXIT_USAGE),
         (["backup", FILE], cli.EXIT_FAILED),
         (["schedule", "t", "--file", "/nowhere", "--delay", "1s"], cli.EXIT_USAGE),
+        (["status", "-a", "nonsense"], cli.EXIT_USAGE),
+        (["cancel", "0-1-1", "-a", "host:port"], cli.EXIT_USAGE),
+        (["context", "add", "c", "-a", "nonsense"], cli.EXIT_USAGE),
     ],
 )
 def test_wrong_places(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +96,8 @@ def test_wrong_places(arguments: list[str], code: int, capsys: pytest.CaptureFix
         (["pending", "list", "--until", "noon"], "--until: 'noon': a time is"),
         (["pending", "reschedule", "t", "--earlier", "1y"], "--earlier: '1y': a duration is"),
         (["schedules", "put", "n", "t", "x", "--every", "1y"], "--every: '1y': a duration is"),
+        (["schedules", "put", "n", "t", "x", "--cron", "* * * * *", "--zone", ""], "--zone: '': an IANA time zone"),
+        (["schedules", "preview", "--cron", "* * * * *", "--zone", ""], "--zone: '': an IANA time zone"),
         (["group", "create", "g", "t", "--retry-initial", "1y"], "--retry-initial: '1y': a duration is"),
         (["settings", "set", "retention=7x"], "retention=7x: a duration is"),
         (["settings", "set", "pending_max=abc"], "pending_max=abc: a whole number"),

@@ -558,3 +558,15 @@ def test_headers_are_counted_and_not_what_looks_like_them() -> None:
     batch = row_bytes(field(3, meta.SerializeToString()), 70_000)
     facts = refusal(scheduler_pb2.ScheduleBatch, batch)
     assert (facts["field"], facts["value"]) == ("headers", "210000")
+
+
+def test_numbers_of_the_wire_are_read() -> None:
+    """As protobuf writes them; one without an end is refused, one that is cut is too short."""
+    for number in (0, 1, 127, 128, 300, (1 << 32) - 1, (1 << 63) + 5, (1 << 64) - 1):
+        data = b"\x7f" + varint(number) + b"\x05"
+        assert bounds.decoded_varint(data, 1) == (number, len(data) - 1)
+    assert bounds.decoded_varint(b"\xff" * 9 + b"\x7f", 0) == ((1 << 64) - 1, 10)
+    with pytest.raises(DecodeError):
+        bounds.decoded_varint(b"\xff" * 10 + b"\x00", 0)
+    with pytest.raises(IndexError):
+        bounds.decoded_varint(b"\xff\xff", 0)

@@ -9,12 +9,13 @@ from tests.node.core.trio import Client, World
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule import creations
 from tickwheel.node.core.schedule.creations import ALLOWANCE_A_SECOND, ALLOWANCE_MAX, TOPIC_COST, TOPICS_PER_GROUP_MAX
-from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch, from_message
 from tickwheel.node.core.schedule.publisher import BatchOutcome
-from tickwheel.node.failure import Failure
-from tickwheel.proto import common_pb2
+from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.state.results import AdminResult
+from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, Settings
-from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.log_pb2 import AdminCommand, Command
 
 AT_ONCE = ALLOWANCE_MAX // TOPIC_COST
 A_SECOND = ALLOWANCE_A_SECOND // TOPIC_COST
@@ -139,3 +140,30 @@ def test_topics_beyond_their_number_are_refused_before_they_are_in_the_log() -> 
     assert isinstance(refused, Failure) and refused.metadata["field"] == "topics_max"
     world.run(100)
     assert topic_count(world) == 1 and master.host.core.applied_index == index
+
+
+def test_queues_of_dead_letters_are_no_topics() -> None:
+    """Nobody sends to one or creates one. A topic that an earlier version let somebody create so is still consumed."""
+    world = World(9)
+    name = "%DLQ%g"
+    for refused in (
+        administer(world, AdminCommand(create_topic=CreateTopicRequest(name=name))),
+        administer(world, AdminCommand(create_group=CreateGroupRequest(name="g", topics=["t", name]))),
+    ):
+        assert isinstance(refused, Failure) and refused.reason == common_pb2.INVALID_FIELD
+        assert refused.metadata["value"] == name and "%DLQ%" in refused.metadata["limit"]
+    assert topic_count(world) == 0
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    there: list[object] = []
+    old = Command(admin=AdminCommand(create_topic=CreateTopicRequest(name=name)))
+    core.serving.start(core.proposer.propose(old, AdminResult), there.append)
+    master.wake()
+    world.run_until(lambda: bool(there))
+    assert topic_count(world) == 1
+    made = administer(world, AdminCommand(create_group=CreateGroupRequest(name="g", topics=[name])))
+    assert isinstance(made, AdminResult) and made.failure is None
+    message = common_pb2.Message(topic=name, payload=b"x", delay_ms=1)
+    with pytest.raises(RequestError, match="%DLQ%"):
+        from_message(scheduler_pb2.ScheduleRequest(message=message), core.state.settings)
