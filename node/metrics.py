@@ -215,7 +215,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("buried_messages", "counter", "Messages that became dead letters."),
     MetricSpec("unreadable_messages", "gauge", "Due messages whose records the master cannot read (master)."),
     MetricSpec("salvaged_records", "counter", "Records that this node could not read and got from another member."),
-    MetricSpec("index_hours_damaged", "gauge", "Hours whose index has lost rows on this node, under repair."),
+    MetricSpec("delay_indexes_damaged", "gauge", "Delay indexes that have lost rows on this node, under repair."),
     MetricSpec("index_rows_mended", "counter", "Index rows that were lost on this node and have been written again."),
     MetricSpec("set_aside_messages", "counter", "Messages that no member can read any more. They became dead letters."),
     MetricSpec("dead_letters", "gauge", "Dead letters kept, of all groups."),
@@ -316,7 +316,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     MetricSpec("journal_bytes", "gauge", "Bytes of log that a restart would replay."),
     MetricSpec("segment_bytes", "gauge", "Bytes merged into hours' segments on disk, without bundles."),
-    MetricSpec("segment_hours", "gauge", "Hours that have segments."),
+    MetricSpec("segments", "gauge", "Segments on this node's disk: one for each hour that has one."),
     MetricSpec("arrival_buffer_bytes", "gauge", "Bytes of arrivals in memory, not yet merged into hour files."),
     MetricSpec("checkpoints", "counter", "Checkpoints written."),
     MetricSpec(

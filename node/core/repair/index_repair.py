@@ -144,7 +144,7 @@ class IndexRepair(Part):
     # -- finding lost rows
 
     def metrics(self) -> Mapping[str, MetricValue]:
-        return {"index_hours_damaged": float(self.waiting), "index_rows_mended": float(self.repaired)}
+        return {"delay_indexes_damaged": float(self.waiting), "index_rows_mended": float(self.repaired)}
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next repair is due."""

@@ -319,7 +319,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "retention_removed_messages": float(core.state.removed_unsettled),
         "journal_bytes": float(core.log.entries_after(core.checkpointer.covered_index)),
         "segment_bytes": float(core.wheel.holdings.hours.merged_bytes),
-        "segment_hours": float(len(core.wheel.holdings.hours.used())),
+        "segments": float(len(core.wheel.holdings.hours.used())),
         "arrival_buffer_bytes": float(core.wheel.holdings.buffer_bytes),
         "checkpoints": float(core.checkpointer.written),
         "synced_write_failures": float(core.parts.synced_file.failures + core.parts.lease_file.failures),

@@ -78,7 +78,7 @@ def test_a_damaged_index_is_recovered_and_all_are_delivered(whose: str) -> None:
     for node in victims:
         assert node.host is not None
         metrics = node_metrics(node.host.core)
-        assert (metrics["index_rows_mended"], metrics["index_hours_damaged"]) == (5.0, 0.0)
+        assert (metrics["index_rows_mended"], metrics["delay_indexes_damaged"]) == (5.0, 0.0)
     told = [line for node in victims for line in node.reported]
     assert len(told) == 2 * len(victims) and all("0.index" in str(line.fields["error"]) for line in told)
     assert {line.fields["rows"] for line in told if "written again" in line.event} == {5}
