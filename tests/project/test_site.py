@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -90,3 +91,15 @@ def test_links_that_are_none_stay() -> None:
         "[x](../../outside.md)",
     ):
         assert relinked_in(DOCS / "CLIENT.md", text) == (text, [])
+
+
+def test_drawings_have_a_dark_version() -> None:
+    """White in a dark page dazzles. Each colour of a drawing stands in its styles, where the dark ones replace it."""
+    drawings = sorted(DOCS.rglob("*.svg"))
+    assert drawings
+    for drawing in drawings:
+        _, styles, shapes = re.split(r"</?style>", drawing.read_text(encoding="utf-8"))
+        light, _, dark = styles.partition("@media (prefers-color-scheme: dark)")
+        coloured = re.compile(r"([.\w]+) \{[^}]*(?:fill|stroke): #")
+        assert set(coloured.findall(light)) == set(coloured.findall(dark)), drawing
+        assert "#" not in re.sub(r"url\(#\w+\)", "", shapes), drawing
