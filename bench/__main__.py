@@ -47,6 +47,12 @@ def settings(quick: bool) -> dict[str, object]:
     }
 
 
+def title(case: str) -> str:
+    """What the case does, as its function says it."""
+    said = (ALL[case].__doc__ or "").partition("\n")[0]
+    return f"{case}. {said.removesuffix('.')}"
+
+
 def write(case: str, runs: list[list[Figure]], quick: bool) -> None:
     """Put the figures of one case in the place of its older ones."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
@@ -103,7 +109,7 @@ def main() -> int:
         if not arguments.quick:
             write(case, runs, arguments.quick)
             if TIMELINES:
-                plot(case, TIMELINES, RESULTS.parent / f"{case}.png")
+                plot(title(case), TIMELINES, RESULTS.parent / f"{case}.png")
     console.print(loads_table((case, medians(runs)) for case, runs in measured))
     console.print(others_table(measured))
     for text in failed:

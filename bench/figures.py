@@ -116,7 +116,7 @@ def timeline(
     return found
 
 
-def plot(case: str, timelines: Sequence[Timeline], file: Path) -> None:
+def plot(title: str, timelines: Sequence[Timeline], file: Path) -> None:
     """Lateness above rate, side by side for each load. A line has a gap where nothing came; failures are marked."""
     import matplotlib
 
@@ -139,10 +139,11 @@ def plot(case: str, timelines: Sequence[Timeline], file: Path) -> None:
                 panel.axvline(at_s, color=color, linewidth=0.8, linestyle="--", label=what)
             panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
-        late.set_title(f"{case}: {one.load}" if one.load else case)
+        late.set_title(one.load, fontsize="medium")
         rate.set_xlabel("seconds since the first delivery")
+    figure.suptitle(title)
     shown = {label: line for panel in panels[0] for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    figure.legend(shown.values(), shown.keys(), loc="outside upper right", ncols=len(shown), fontsize="small")
+    figure.legend(shown.values(), shown.keys(), loc="outside lower right", ncols=len(shown), fontsize="small")
     panels[0, 0].set_ylabel("lateness, ms")
     panels[1, 0].set_ylabel("deliveries/s")
     figure.savefig(file, dpi=110)

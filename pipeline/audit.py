@@ -10,9 +10,10 @@ that seems lost may have been delivered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import nan
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
@@ -332,7 +333,7 @@ def report(found: Audit, folder: str | Path) -> str:
         for row in rows
     ]
     found.lateness.coalesce(1).write.mode("overwrite").parquet(str(target / LATENESS))
-    _plot(rows, target / "lateness.png")
+    _plot(rows, found.without_master, target / "lateness.png")
     text = "\n".join(lines)
     escaped = text.replace("&", "&amp;").replace("<", "&lt;")
     (target / "audit.html").write_text(
@@ -344,8 +345,21 @@ def report(found: Audit, folder: str | Path) -> str:
     return text
 
 
-def _plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw the lateness by hour and topic. `rows`: of `Audit.lateness`."""
+def _by_hour(values: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """The hours as a date axis takes them, with their values; nan behind an hour whose next one has no message, so that
+    no line leads over the gap."""
+    times, shown = [], []
+    for hour_ms in sorted(values):
+        times.append(_hour(hour_ms))
+        shown.append(values[hour_ms])
+        if hour_ms + HOUR_MS not in values:
+            times.append(_hour(hour_ms + HOUR_MS))
+            shown.append(nan)
+    return times, shown
+
+
+def _plot(rows: Sequence[Row], without_master: Sequence[tuple[int, int, int]], path: Path) -> None:
+    """Draw the lateness by hour and topic, and mark when there was no master. `rows`: of `Audit.lateness`."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -357,20 +371,22 @@ def _plot(rows: Sequence[Row], path: Path) -> None:
         sizes[row.topic] += row.messages
     chosen = topic_colours(sizes)
     for topic, colour in chosen.colours.items():
-        part = [row for row in rows if row.topic == topic]
-        times, values = [_hour(row.hour_ms) for row in part], [row.p99_ms for row in part]
-        axes.plot(times, values, marker="o", color=colour, label=topic)
+        part = {row.hour_ms: row.p99_ms for row in rows if row.topic == topic}
+        axes.plot(*_by_hour(part), marker="o", color=colour, label=topic)
     if chosen.others:
         worst: dict[int, float] = {}
         for row in rows:
             if row.topic in chosen.others:
                 worst[row.hour_ms] = max(worst.get(row.hour_ms, 0.0), row.p99_ms)
         label = f"worst of {len(chosen.others)} others"
-        times = [_hour(hour_ms) for hour_ms in sorted(worst)]
-        axes.plot(times, [worst[hour_ms] for hour_ms in sorted(worst)], marker="o", color=OTHERS_COLOUR, label=label)
+        axes.plot(*_by_hour(worst), marker="o", color=OTHERS_COLOUR, label=label)
+    for place, (_, begin_ms, until_ms) in enumerate(without_master):
+        label = "no master" if place == 0 else "_"
+        axes.axvspan(_hour(begin_ms), _hour(until_ms), color="tab:red", alpha=0.5, label=label)
     time_axis(axes)
     if len({row.hour_ms for row in rows}) == 1:
         axes.set_xlim(_hour(rows[0].hour_ms - HOUR_MS), _hour(rows[0].hour_ms + HOUR_MS))
+    axes.set_title("How late messages came: p99 of each hour")
     axes.set_xlabel("hour of the due time, UTC")
     axes.set_ylabel("lateness p99, ms")
     axes.set_ylim(bottom=min([0.0, *(row.p99_ms for row in rows)]))

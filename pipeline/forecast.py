@@ -238,7 +238,7 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
         times = starts.astype("datetime64[ms]")
         top.bar(times, counts, width=1 / 24, align="edge", bottom=below, color=colour, label=label)
         below += counts
-    top.set_title("messages by hour")
+    top.set_title("Messages that are due, by hour and topic")
     seconds = found.seconds
     times = seconds[:, 0].astype("datetime64[ms]")
     bottom.vlines(times, 0, seconds[:, 1], color="C0", linewidth=0.6, label="as scheduled")
@@ -248,7 +248,7 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
         jitter = f"with {found.window_s} s of jitter"
         bottom.step(at.astype("datetime64[ms]"), level, where="post", color="C1", label=jitter)
     bottom.axhline(found.config.capacity, color="red", linestyle="--", label="capacity")
-    bottom.set_title("messages by second")
+    bottom.set_title("Messages that are due, by second, against the capacity")
     for axes in (top, bottom):
         axes.set_xlabel("due, UTC")
         time_axis(axes)

@@ -65,5 +65,5 @@ def test_a_plot_is_a_picture(tmp_path: Path) -> None:
     """Of all loads of a case, also of one without a delivery."""
     late = [np.array([1, 3]), np.array([5])]
     timelines = [timeline("kill", late, [0.0, 2.0], [(0.5, "master lost"), (1.0, "master lost")]), Timeline("none")]
-    plot("T6", timelines, tmp_path / "T6.png")
+    plot("T6. Loss of the master", timelines, tmp_path / "T6.png")
     assert (tmp_path / "T6.png").read_bytes().startswith(b"\x89PNG")

@@ -272,12 +272,32 @@ def test_lines_of_many_topics_look_different(tmp_path: Path, monkeypatch: pytest
         for topic in range(30)
         for hour in range(2)
     ]
-    judging._plot(rows, tmp_path / "lateness.png")
+    judging._plot(rows, [], tmp_path / "lateness.png")
     [axes] = drawn[0].axes
     lines = axes.get_lines()
     assert len({str(to_rgba(line.get_color())) for line in lines}) == len(lines) == len(COLOURS) + 1
     assert lines[-1].get_label() == f"worst of {30 - len(COLOURS)} others"
-    assert np.asarray(lines[-1].get_ydata()).tolist() == [29.0, 30.0]
+    assert np.asarray(lines[-1].get_ydata())[:2].tolist() == [29.0, 30.0]
+
+
+def test_no_line_leads_over_hours_without_a_message_and_losses_of_the_master_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ramp would show a lateness that nobody measured."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    late = {0: 5.0, 1: 6.0, 9: 700.0}
+    rows = [
+        Row(topic="t", hour_ms=START_MS + hour * 3_600_000, messages=1, p99_ms=value) for hour, value in late.items()
+    ]
+    lost_ms = START_MS + 9 * 3_600_000
+    judging._plot(rows, [(2, lost_ms, lost_ms + 900), (3, lost_ms + 60_000, lost_ms + 61_000)], tmp_path / "late.png")
+    [axes] = drawn[0].axes
+    [line] = axes.get_lines()
+    found = np.asarray(line.get_ydata(), float)
+    assert np.array_equal(found, [5.0, 6.0, np.nan, 700.0, np.nan], equal_nan=True)
+    assert len(axes.patches) == 2 and axes.get_title()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["t", "no master"]
 
 
 def test_a_loaded_message_that_never_came_is_lost(spark: SparkSession, tmp_path: Path) -> None:
