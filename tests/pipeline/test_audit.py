@@ -297,7 +297,8 @@ def test_no_line_leads_over_hours_without_a_message_and_losses_of_the_master_are
     found = np.asarray(line.get_ydata(), float)
     assert np.array_equal(found, [5.0, 6.0, np.nan, 700.0, np.nan], equal_nan=True)
     assert len(axes.patches) == 2 and axes.get_title()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["t", "no master"]
+    legend = axes.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["t", "no master"]
 
 
 def test_a_loaded_message_that_never_came_is_lost(spark: SparkSession, tmp_path: Path) -> None:
