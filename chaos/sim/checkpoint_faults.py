@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.executor import HELD_NS
-from tickwheel.chaos.sim.fault import Active, Course, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import CheckpointTaken, MomentSeen
 from tickwheel.chaos.sim.moments import COPY_OF_LATER, COPY_RESUMED, HOURS_REMOVED
@@ -32,19 +32,19 @@ def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     """A slave takes a checkpoint of a peer, and a moment later the master dies: the slave must still know all that it
     had heard before."""
     slave = _slave(scene, machine)
-    state = {"killed": 0}
+    going = Going()
 
     def taken(record: Record) -> None:
         assert isinstance(record, CheckpointTaken)
-        if behind.over or record.node != slave.name or state["killed"]:
+        if behind.over or record.node != slave.name or going.hits:
             return
-        state["killed"] = 1
+        going.hits = 1
         scene.world.after(rng.randrange(20 * MS, 400 * MS), strike)
 
     def strike() -> None:
         master = scene.master()
         if master is None or master is slave or master.process is None:
-            state["killed"] = 0
+            going.hits = 0
             return
         master.kill()
         for link in links_of(scene, master):
@@ -57,7 +57,7 @@ def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     behind.end()
     for one in scene.machines:
         one.start()
-    return state["killed"]
+    return going.hits
 
 
 def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
@@ -93,51 +93,51 @@ def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
 
 def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Again and again a checkpoint of the target hangs in its disk until the machine loses power."""
-    state = {"lost": 0, "over": 0}
+    going = Going()
 
     def again() -> None:
-        if state["over"]:
+        if going.over:
             return
         machine.work_faults.hung_work = CHECKPOINT_WORK
         _ask_for_checkpoint(machine)
         scene.world.after(rng.randrange(20 * MS, 200 * MS), strike, machine.work_faults.hung)
 
     def strike(before: int) -> None:
-        if state["over"]:
+        if going.over:
             return
         if machine.work_faults.hung > before:
             counted = machine.disk.counters()
             machine.lose_power()
             after = machine.disk.counters()
-            state["lost"] += after.pages_lost + after.dir_changes_lost - counted.pages_lost - counted.dir_changes_lost
+            going.hits += after.pages_lost + after.dir_changes_lost - counted.pages_lost - counted.dir_changes_lost
             scene.world.after(rng.randrange(10 * MS, 100 * MS), machine.start)
         scene.world.after(rng.randrange(200 * MS, 700 * MS), again)
 
     again()
     yield
-    state["over"] = 1
+    going.over = True
     machine.work_faults.hung_work = ""
     machine.kill()
     scene.world.after(1, machine.start)
-    return state["lost"]
+    return going.hits
 
 
 def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node that removes an hour is made to write a checkpoint at once, and loses power in the middle of it."""
     machines = scene.fabric.machines
     before = sum(one.powers_lost for one in machines.values())
-    state = {"over": 0}
+    going = Going()
 
     def removed(record: Record) -> None:
         assert isinstance(record, MomentSeen)
-        if record.what == HOURS_REMOVED and not state["over"]:
+        if record.what == HOURS_REMOVED and not going.over:
             one = machines[record.node]
             _ask_for_checkpoint(one)
             one.disk.lose_power_after(rng.randrange(STEPS_MOST))
 
     scene.history.subscribe((MomentSeen,), removed)
     yield
-    state["over"] = 1
+    going.over = True
     for one in scene.machines:
         one.disk.lose_power_after(-1)
         scene.world.after(1, one.start)

@@ -82,14 +82,14 @@ def drift(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ran
 def steps(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The wall clock steps forth and back, again and again."""
     struck = _strike(scene, machine, rng)
-    over = {"yes": False}
+    over = False
 
     def step() -> None:
-        if not over["yes"]:
+        if not over:
             struck.clock.skew_ms = rng.choice((0, *SKEWS_MS))
             scene.world.after(rng.randrange(20 * MS, 1_500 * MS), step)
 
     step()
     evidence = yield from _wrong(scene, struck)
-    over["yes"] = True
+    over = True
     return evidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Course, PlannedFault, Scene, excuse_over
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Course, Going, PlannedFault, Scene, excuse_over
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
@@ -54,16 +54,16 @@ def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     """Again and again the machine loses power between two writes or syncs, wherever it is: what a worker does as one
     piece is cut in the middle too."""
     before = machine.powers_lost
-    state = {"over": 0}
+    going = Going()
 
     def arm() -> None:
-        if not state["over"]:
+        if not going.over:
             machine.disk.lose_power_after(rng.randrange(STEPS_MOST))
             scene.world.after(rng.randrange(300 * MS, 1_500 * MS), arm)
 
     arm()
     yield
-    state["over"] = 1
+    going.over = True
     machine.disk.lose_power_after(-1)
     scene.world.after(1, machine.start)
     return machine.powers_lost - before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import Active, Course, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import VoteSeen
 from tickwheel.chaos.sim.history_machines import RoleSeen
@@ -14,32 +14,32 @@ from tickwheel.chaos.sim.world import MS
 
 
 def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
-    done = {"yes": 0}
+    going = Going()
 
     def ended(came_about: bool) -> None:
-        done["yes"] += int(came_about)
+        going.hits += int(came_about)
 
     scene.hand_over(ended)
     yield
-    return done["yes"]
+    return going.hits
 
 
 def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node that votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
-    hit = {"voters": 0, "over": 0}
+    going = Going()
     machines = scene.fabric.machines
 
     def voted(record: Record) -> None:
         assert isinstance(record, VoteSeen)
         voter = machines[record.node]
-        if hit["over"] or record.voted_for == record.node or rng.random() < 0.2:
+        if going.over or record.voted_for == record.node or rng.random() < 0.2:
             return
         scene.world.after(rng.randrange(0, 20 * MS), strike, voter, voter.boot)
 
     def strike(voter: Machine, boot: int) -> None:
-        if voter.boot != boot or voter.process is None or hit["over"]:
+        if voter.boot != boot or voter.process is None or going.over:
             return
-        hit["voters"] += 1
+        going.hits += 1
         if rng.random() < 0.5:
             voter.kill()
         else:
@@ -49,25 +49,21 @@ def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     scene.history.subscribe((VoteSeen,), voted)
     if machine.process is not None:
         machine.kill()  # else there would be no election
-    yield
-    hit["over"] = 1
-    for one in scene.machines:
-        one.start()
-    return hit["voters"]
+    return (yield from going.until_end(scene))
 
 
 def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The connections of a candidate break at once: its requests for votes are lost."""
-    hit = {"candidates": 0, "over": 0}
+    going = Going()
     machines = scene.fabric.machines
 
     def stands(record: Record) -> None:
         assert isinstance(record, RoleSeen)
-        if not hit["over"] and record.role == "candidate":
+        if not going.over and record.role == "candidate":
             scene.world.after(0, strike, machines[record.node])
 
     def strike(candidate: Machine) -> None:
-        hit["candidates"] += 1
+        going.hits += 1
         for link in links_of(scene, candidate):
             if rng.random() < 0.8:
                 link.reset()
@@ -76,29 +72,29 @@ def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     if machine.process is not None:
         machine.kill()
     yield
-    hit["over"] = 1
+    going.over = True
     machine.start()
-    return hit["candidates"]
+    return going.hits
 
 
 def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Only the target sees both sides of a cut, and it restarts in a moment, now and then: what it had promised to
     one side it must not forget towards the other."""
     cut = Active(bridge(scene, machine, planned, rng))
-    state = {"restarts": 0, "over": 0}
+    going = Going()
 
     def again() -> None:
-        if state["over"]:
+        if going.over:
             return
         if machine.process is not None and not machine.frozen:
-            state["restarts"] += 1
+            going.hits += 1
             machine.kill()
             scene.world.after(rng.randrange(5 * MS, 100 * MS), machine.start)
         scene.world.after(rng.randrange(300 * MS, 1_500 * MS), again)
 
     scene.world.after(rng.randrange(600 * MS, 1_200 * MS), again)
     yield
-    state["over"] = 1
+    going.over = True
     cut.end()
     machine.start()
-    return state["restarts"]
+    return going.hits

@@ -86,6 +86,24 @@ Course = Generator[None, None, int]
 effect. One that cannot strike returns 0 at once."""
 
 
+@dataclass(slots=True)
+class Going:
+    """What the callbacks of one fault share, if it strikes at moments of its own."""
+
+    hits: int = 0
+    """Evidence of its effect so far."""
+    over: bool = False
+    """It has ended: no callback may strike any more."""
+
+    def until_end(self, scene: Scene) -> Course:
+        """The rest of the fault's course, if nothing but nodes that are down is to be undone."""
+        yield
+        self.over = True
+        for one in scene.machines:
+            one.start()
+        return self.hits
+
+
 class Active:
     """A fault that has begun. `evidence` of its effect is counted at its end."""
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Course, PlannedFault, Scene, excuse_over
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Course, Going, PlannedFault, Scene, excuse_over
 from tickwheel.chaos.sim.history_log import Unpickled
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -32,23 +32,22 @@ def log_of(machine: Machine) -> RaftLog | None:
 
 def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """pysyncobj is told to write a dump, and to take a command into its own queue: both must come to nothing."""
-    called = {"times": 0}
-    over = {"yes": False}
+    going = Going()
 
     def call() -> None:
         log = log_of(machine)
-        if over["yes"]:
+        if going.over:
             return
         if log is not None:
-            called["times"] += 1
+            going.hits += 1
             machine.deliver(log.engine.forceLogCompaction)
             machine.deliver(log.engine._applyCommand, REGULAR + UNPROPOSED, None)  # noqa: SLF001  (pysyncobj's own)
         scene.world.after(rng.randrange(50 * MS, 500 * MS), call)
 
     call()
     yield
-    over["yes"] = True
-    return called["times"]
+    going.over = True
+    return going.hits
 
 
 def _excuse(scene: Scene, machine: Machine) -> Callable[[], None]:
@@ -59,8 +58,7 @@ def _excuse(scene: Scene, machine: Machine) -> Callable[[], None]:
 
 def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node reads a command of pysyncobj's own in its log where there is one of a client: it must stop, once."""
-    read = {"times": 0}
-    over = {"yes": False}
+    going = Going()
     log, excuse_ends = log_of(machine), _excuse(scene, machine)
 
     if log is None:
@@ -71,17 +69,17 @@ def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     foreign = MEMBERSHIP + pickle.dumps(["add", "stranger:1", None])
 
     def altered(index: int, term: int, command: bytes) -> object:
-        if command[:1] == REGULAR and not over["yes"]:
-            over["yes"] = True
-            read["times"] += 1
+        if command[:1] == REGULAR and not going.over:
+            going.over = True
+            going.hits += 1
             command = foreign
         return apply_entry(index, term, command)
 
     log.apply_entry = altered  # type: ignore[method-assign]
     yield
-    over["yes"] = True
+    going.over = True
     excuse_ends()
-    return read["times"]
+    return going.hits
 
 
 _witnesses: dict[int, Callable[[], None]] = {}
@@ -107,7 +105,7 @@ def _run(number: int) -> tuple[()]:
 def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave's pysyncobj gets what a pysyncobj of the shelf would send: an entry in pieces, pickled. It must not read
     it: the process stops, once."""
-    state = {"sent": 0, "over": 0}
+    going = Going()
     excuse_ends = _excuse(scene, machine)
     number = next(_numbers)
 
@@ -117,7 +115,7 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     _witnesses[number] = ran
 
     def attempt() -> None:
-        if state["over"]:
+        if going.over:
             return
         log = log_of(machine)
         if log is not None:
@@ -126,9 +124,9 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
 
     def take(log: RaftLog) -> None:
         engine = log.engine
-        if state["over"] or engine.state == LEADER or engine.leader_id is None or log is not log_of(machine):
+        if going.over or engine.state == LEADER or engine.leader_id is None or log is not log_of(machine):
             return
-        state["sent"] = state["over"] = 1
+        going.hits, going.over = 1, True
         message = {
             "type": "append_entries",
             "term": engine.term,
@@ -142,7 +140,7 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
 
     attempt()
     yield
-    state["over"] = 1
+    going.over = True
     del _witnesses[number]
     excuse_ends()
-    return state["sent"]
+    return going.hits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Active, Course, Operators, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Course, Going, Operators, PlannedFault, Scene
 from tickwheel.chaos.sim.history_machines import MomentSeen
 from tickwheel.chaos.sim.moments import FOUNDER_REFUSED, FOUNDERS_CONNECTED
 from tickwheel.chaos.sim.network_faults import block, links_of
@@ -40,7 +40,7 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     operators = scene.operators
     if operators is None or len(scene.machines) >= MEMBERS_MOST:
         return 0
-    state = {"over": 0}
+    going = Going()
     first = rng.random() < 0.3 and len(scene.machines) >= MEMBERS_LEAST
     waits = rng.random() < 0.7
     if first:
@@ -49,7 +49,7 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     operators.add(joined)
 
     def follow() -> None:
-        if state["over"] or machine not in scene.machines:
+        if going.over or machine not in scene.machines:
             return
         if not waits or joined.name in operators.promoted:
             operators.remove(machine)
@@ -59,7 +59,7 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     if not first:
         scene.world.after(rng.randrange(500 * MS), follow)
     yield
-    state["over"] = 1
+    going.over = True
     return int(machine.name in operators.removed)
 
 
@@ -74,11 +74,11 @@ def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
     machine.wipe()
     scene.world.after(rng.randrange(1, 500 * MS), machine.start)
     operators.lost = machine.name
-    state = {"replaced": 0}
+    going = Going()
 
     def replaced() -> None:
-        if not state["replaced"]:
-            state["replaced"] = 1
+        if not going.hits:
+            going.hits = 1
             operators.replace_lost(machine, scene.join())
 
     scene.world.after(rng.randrange(planned.length_ns), replaced)

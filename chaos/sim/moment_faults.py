@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Course, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import CheckpointBegan
 from tickwheel.chaos.sim.history_messages import STREAM_BROKE, Delivered, SessionClosed, SettleSent
@@ -17,25 +17,25 @@ from tickwheel.node.core.promise import Reply
 
 def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Backups are asked for, and a node that begins a checkpoint loses power before it is durable, or just then."""
-    state = {"lost": 0, "over": 0}
+    going = Going()
     machines = scene.fabric.machines
 
     def begun(record: Record) -> None:
         assert isinstance(record, CheckpointBegan)
-        if not state["over"] and rng.random() < 0.5:
+        if not going.over and rng.random() < 0.5:
             scene.world.after(rng.randrange(10 * MS), strike, machines[record.node], record.boot)
 
     def strike(struck: Machine, boot: int) -> None:
-        if struck.boot != boot or struck.process is None or state["over"]:
+        if struck.boot != boot or struck.process is None or going.over:
             return
         before = struck.disk.counters()
         struck.lose_power()
         after = struck.disk.counters()
-        state["lost"] += after.pages_lost + after.dir_changes_lost - before.pages_lost - before.dir_changes_lost
+        going.hits += after.pages_lost + after.dir_changes_lost - before.pages_lost - before.dir_changes_lost
         scene.world.after(rng.randrange(10 * MS, 400 * MS), struck.start)
 
     def ask() -> None:
-        if state["over"]:
+        if going.over:
             return
         asked = rng.choice(scene.machines)
         host = getattr(asked.process, "host", None)
@@ -46,69 +46,65 @@ def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng:
 
     scene.history.subscribe((CheckpointBegan,), begun)
     ask()
-    yield
-    state["over"] = 1
-    for one in scene.machines:
-        one.start()
-    return state["lost"]
+    return (yield from going.until_end(scene))
 
 
 def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The master dies a moment after consumers left or handed back: its slaves may not have heard of it all."""
-    state = {"masters": 0, "over": 0, "last_ns": 0}
+    going = Going()
+    last_ns = 0
 
     def returned(record: Record) -> None:
+        nonlocal last_ns
         if isinstance(record, SettleSent) and record.outcome == "ACK":
             return
-        if not state["over"] and rng.random() < 0.3 and scene.world.now_ns - state["last_ns"] > 1_500 * MS:
-            state["last_ns"] = scene.world.now_ns
+        if not going.over and rng.random() < 0.3 and scene.world.now_ns - last_ns > 1_500 * MS:
+            last_ns = scene.world.now_ns
             scene.world.after(rng.randrange(50 * MS), strike)
 
     def strike() -> None:
         master = scene.master()
-        if state["over"] or master is None or master.process is None:
+        if going.over or master is None or master.process is None:
             return
-        state["masters"] += 1
+        going.hits += 1
         master.kill()
         scene.world.after(rng.randrange(10 * MS, 400 * MS), master.start)
 
     scene.history.subscribe((SessionClosed, SettleSent), returned)
-    yield
-    state["over"] = 1
-    for one in scene.machines:
-        one.start()
-    return state["masters"]
+    return (yield from going.until_end(scene))
 
 
 def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Planned handovers, each just after a delivery: of its lease no sync has told yet."""
-    state = {"done": 0, "over": 0, "next_ns": 0}
+    going = Going()
+    next_ns = 0
 
     def delivered(record: Record) -> None:
-        if not state["over"] and scene.world.now_ns >= state["next_ns"]:
-            state["next_ns"] = scene.world.now_ns + rng.randrange(600 * MS, 1_200 * MS)
+        nonlocal next_ns
+        if not going.over and scene.world.now_ns >= next_ns:
+            next_ns = scene.world.now_ns + rng.randrange(600 * MS, 1_200 * MS)
             scene.world.after(rng.randrange(5 * MS), strike)
 
     def strike() -> None:
-        if not state["over"]:
+        if not going.over:
             scene.hand_over(ended)
 
     def ended(came_about: bool) -> None:
-        state["done"] += int(came_about)
+        going.hits += int(came_about)
 
     scene.history.subscribe((Delivered,), delivered)
     yield
-    state["over"] = 1
-    return state["done"]
+    going.over = True
+    return going.hits
 
 
 def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The streams of all consumers break; what they held comes back, and before anybody takes it the master dies."""
-    state = {"masters": 0, "over": 0}
+    going = Going()
 
     def leave() -> None:
         master = scene.master()
-        if state["over"] or master is None or not master.running:
+        if going.over or master is None or not master.running:
             return
         process = master.process
         assert isinstance(process, CoreProcess)
@@ -123,15 +119,11 @@ def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
                 session.closed(STREAM_BROKE)
 
     def strike(master: Machine, boot: int) -> None:
-        if state["over"] or master.boot != boot or master.process is None:
+        if going.over or master.boot != boot or master.process is None:
             return
-        state["masters"] += 1
+        going.hits += 1
         master.kill()
         scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
     leave()
-    yield
-    state["over"] = 1
-    for one in scene.machines:
-        one.start()
-    return state["masters"]
+    return (yield from going.until_end(scene))

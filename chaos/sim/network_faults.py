@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from tickwheel.chaos.sim.fault import Active, Course, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
 from tickwheel.chaos.sim.network import Link
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -101,11 +101,11 @@ def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     cut = Active(block(links_of(scene, alone)))
     before = alone.copies_failed
     alone.copies_fail += 1
-    over = {"yes": False}
+    going = Going()
 
     def back() -> None:
-        if not over["yes"]:
-            over["yes"] = True
+        if not going.over:
+            going.over = True
             cut.end()
 
     scene.world.after(planned.length_ns * 2 // 3, back)
@@ -118,23 +118,25 @@ def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
 def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     links = links_of(scene, machine)
     before = frames_hit(links)
-    state = {"blocked": False, "over": False}
+    going = Going()
+    blocked = False
 
     def turn() -> None:
-        if state["over"]:
+        nonlocal blocked
+        if going.over:
             return
         for link in links:
-            if state["blocked"]:
+            if blocked:
                 link.unblock()
             else:
                 link.block()
-        state["blocked"] = not state["blocked"]
+        blocked = not blocked
         scene.world.after(rng.randrange(20 * MS, 600 * MS), turn)
 
     turn()
     yield
-    if state["blocked"]:
+    if blocked:
         for link in links:
             link.unblock()
-    state["over"] = True
+    going.over = True
     return frames_hit(links) - before

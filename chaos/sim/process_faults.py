@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim import clock_faults
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, Course, PlannedFault, Scene, excuse_over
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, Course, Going, PlannedFault, Scene, excuse_over
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -102,13 +102,13 @@ def freeze(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ra
     if machine.process is None or machine.frozen:
         return 0
     turns, boot = machine.turns, machine.boot
-    waited = {"inputs": 0}
+    going = Going()
     machine.freeze()
     yield
     if machine.boot == boot and machine.frozen:
-        waited["inputs"] = machine.waiting + int(machine.turns == turns)
+        going.hits = machine.waiting + int(machine.turns == turns)
         machine.thaw()
-    return waited["inputs"]
+    return going.hits
 
 
 def failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
@@ -126,19 +126,19 @@ def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
     """A slave's disk is full when the others go on to another term; killed, it comes back with room on its disk."""
     slave = machine if machine is not scene.master() else next(one for one in scene.machines if one is not machine)
     before = slave.disk.counters().writes_refused
-    over = {"yes": False}
+    going = Going()
     slave.excuses += 1
     slave.disk.fill(0)
 
     def lose_master() -> None:
         master = scene.master()
-        if not over["yes"] and master is not None and master is not slave:
+        if not going.over and master is not None and master is not slave:
             master.kill()
             scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
     scene.world.after(rng.randrange(1, 200 * MS), lose_master)
     yield
-    over["yes"] = True
+    going.over = True
     slave.kill()
     slave.disk.make_room()
     scene.world.after(rng.randrange(1, 100 * MS), slave.start)

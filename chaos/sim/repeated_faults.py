@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import Active, Course, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import RoleSeen
 from tickwheel.chaos.sim.library_faults import log_of
@@ -35,12 +35,12 @@ def _others(scene: Scene, *machines: Machine) -> list[Machine]:
 def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Nobody hears the master, whose connections hold: again and again another one is elected, and a moment after it
     leads, what the deposed one had sent arrives at last."""
-    state = {"over": 0, "late": 0}
+    going = Going()
     held: list[Link] = []
 
     def hold() -> None:
         master = scene.master()
-        if state["over"] or master is None or held:
+        if going.over or master is None or held:
             return
         held.extend(scene.fabric.links[master.name, one.name] for one in _others(scene, master))
         for link in held:
@@ -50,7 +50,7 @@ def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
         before = sum(link.delivered for link in held)
         for link in held:
             link.unblock()
-        state["late"] += sum(link.delivered for link in held) - before
+        going.hits += sum(link.delivered for link in held) - before
         held.clear()
         scene.world.after(rng.randrange(100 * MS, 400 * MS), hold)
 
@@ -62,10 +62,10 @@ def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
     scene.history.subscribe((RoleSeen,), elected)
     hold()
     yield
-    state["over"] = 1
+    going.over = True
     if held:
         arrive()
-    return state["late"]
+    return going.hits
 
 
 def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
@@ -75,11 +75,11 @@ def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     near = machine if machine is not master else rng.choice(_others(scene, machine))
     links = list(scene.fabric.links.values())
     far = [link for link in links if near.name not in (link.sender, link.receiver)]
-    state = {"votes": 0}
+    going = Going()
 
     def twice(link: Link, data: bytes) -> None:
         if PeerFrame.FromString(data).HasField("vote"):
-            state["votes"] += 1
+            going.hits += 1
             scene.fabric.machines[link.receiver].frame(link.sender, data)
 
     for link in links:
@@ -95,7 +95,7 @@ def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
         link.extra_delay_ns -= FAR_NS
     if master is not None:
         master.start()
-    return state["votes"]
+    return going.hits
 
 
 class _OldAnswers:
