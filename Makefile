@@ -70,7 +70,7 @@ constraints: $(DEV_STAMP) $(DOCS_STAMP)  ## Write constraints.txt, and requireme
 	@$(BIN)/python scripts/freeze_constraints.py > constraints.new && mv constraints.new constraints.txt
 	@$(BIN)/python scripts/freeze_requirements.py
 
-pictures: $(DEV_STAMP) compiled  ## Make the console's pictures in docs/img anew, some minutes; SCREENS=DIR: every page, both themes and widths
+pictures: $(DEV_STAMP) compiled  ## Make the console's pictures in docs/img anew, some minutes; SCREENS=DIR: every page and dialog, both themes and widths, there instead
 	@$(INSTALL) -e '.[browser]'
 	@$(BIN)/python scripts/console_pictures.py $(if $(SCREENS),--screens $(SCREENS)) $(ARGS)
 

@@ -146,7 +146,8 @@ function route() {
   document.querySelectorAll("dialog[open]").forEach((dialog) => dialog.close());
   if (location.pathname === "/login") return login();
   const [, page] = PAGES[location.pathname] ?? PAGES["/"];
-  show(main);
+  const place = h("div");  // of this page alone: an answer that comes after one has left it shows nothing
+  main.replaceChildren(place);
   frame();
   const context = {
     query: new URLSearchParams(location.search),
@@ -158,7 +159,7 @@ function route() {
       history.replaceState(null, "", `${location.pathname}${text ? `?${text}` : ""}`);
     },
   };
-  current = page(main, context) ?? {};
+  current = page(place, context) ?? {};
   scrollTo(0, 0);
 }
 

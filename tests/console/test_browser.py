@@ -152,6 +152,7 @@ async def test_every_page_in_a_browser(tmp_path: Path) -> None:
             await cancel_by_dialog(page, f"{address}/message?id={message_id}")
             await replay_by_dialog(page, f"{address}/dead?group={SCREEN}")
             await find_by_key(page, address)
+            await leave_before_the_answer(page, address)
             await browser.close()
         assert not errors
         assert (await cluster.client().get(message_id)).state == "CANCELLED"
@@ -305,3 +306,19 @@ async def find_by_key(page: Any, address: str) -> None:
     await page.keyboard.press("Enter")
     await page.get_by_role("cell", name="customer-5", exact=True).wait_for()
     assert "key=customer-5" in page.url
+
+
+async def leave_before_the_answer(page: Any, address: str) -> None:
+    """What comes after one has gone on to another page does not show up there."""
+    held: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    asked = re.compile(r"/api/group\?")
+    await page.route(asked, lambda route: held.set_result(route))
+    await page.goto(f"{address}/groups?name={SCREEN}")
+    route = await asyncio.wait_for(held, 30)
+    await page.get_by_role("link", name="Topics", exact=True).click()
+    await page.get_by_role("link", name="reminders").wait_for()
+    async with page.expect_response(asked) as answered:
+        await route.continue_()
+    await (await answered.value).finished()
+    await page.evaluate("new Promise((done) => setTimeout(done))")  # its page has had its turn
+    assert await page.get_by_role("link", name="reminders").count() == 1

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +101,28 @@ async def test_the_body_of_an_answer_does_not_wait_for_its_head(host: str) -> No
         assert await found
         writer.close()
         await writer.wait_closed()
+
+
+def test_every_command_of_the_document_starts(tmp_path: Path) -> None:
+    """docs/CONSOLE.md, with files and free ports of this test: each console says where it is."""
+    text = (Path(__file__).parents[2] / "docs/CONSOLE.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("tickwheel console")]
+    assert len(commands) == 4
+    make_certificates(tmp_path, {"console": ["127.0.0.1"]}, ["ann"], [], 1)
+    (tmp_path / "chaos").mkdir()
+    (tmp_path / "console.tokens").write_text("ann tw_x\n", encoding="utf-8")
+    (tmp_path / "console.tokens").chmod(0o600)
+    started = []
+    for _, _, *options in commands:
+        here = [Path(word).name if word.startswith("/") else re.sub(":7780$", ":0", word) for word in options]
+        bind = [] if "--bind" in here else ["--bind", "127.0.0.1:0"]
+        words = [sys.executable, "-m", "tickwheel.console", *here, *bind]
+        started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
+    for options, process in zip(commands, started, strict=True):
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.terminate()
+        process.communicate(timeout=60)
+        assert re.search(r"https?://\S+:\d+", said), (options, said)

@@ -94,6 +94,7 @@ function one(main, { query, readOnly, go }) {
     show(main, h("div", { class: "stack" },
       crumbs("/groups", "All groups", group.name, marks(group), readOnly ? null : [
         h("button", { type: "button", onclick: () => pause(group, look) }, group.paused ? "Resume…" : "Pause…"), h("button", { type: "button", onclick: () => reset(group, look) }, "Reset…"), h("button", { type: "button", class: "danger", onclick: () => remove(group, go) }, "Delete…")]),
+      error ? trouble(error) : null,
       group.backlog && !group.consumers ? h("div", { class: "notice warn" }, "Messages wait and no consumer is connected.") : null,
       h("dl", { class: "panel numbers" }, cells.map(([title, value]) => h("div", null, h("dt", null, title), h("dd", null, value)))),
       panel("Set up", null, h("div", { class: "inside" }, h("dl", { class: "facts" },

@@ -104,6 +104,7 @@ function one(main, { query, readOnly, go }) {
     show(main, h("div", { class: "stack" },
       crumbs("/topics", "All topics", topic.name, marks(topic), readOnly ? null : [
         h("button", { type: "button", onclick: () => pause(topic, look) }, topic.paused ? "Resume…" : "Pause…"), h("button", { type: "button", class: "danger", onclick: () => remove(topic, go) }, "Delete…")]),
+      error ? trouble(error) : null,
       h("dl", { class: "panel numbers" }, cells.map(([title, value]) => h("div", null, h("dt", null, title), h("dd", null, value)))),
       panel("Consumer groups", null, answer.groups.length ? table("Consumer groups", GROUP_COLUMNS.map(([title, , kind]) => [title, kind]), answer.groups.map((group) => ({ key: group.name, cells: groupCells(group) }))) : empty("No group takes this topic", "What comes due waits until retention is over: create one with ", h("code", null, `tickwheel consume ${name} --group NAME`)))));
   }
