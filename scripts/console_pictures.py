@@ -2,7 +2,8 @@
 
 `make pictures`. Needs Playwright (`pip install '.[browser]'`) and Debian's chromium. `make pictures SCREENS=DIR` leaves
 docs/img alone and writes every page and every dialog into a folder instead, in both themes at 1440 and 390 pixels, to
-be looked at: of the shop, of a cluster full of hostile texts with a node away, and of an empty one. It takes a minute.
+be looked at: of the shop, of a cluster full of hostile texts with a node away, and of an empty one. It takes
+two to three minutes.
 """
 
 from __future__ import annotations
