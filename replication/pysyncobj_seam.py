@@ -161,6 +161,8 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._skips = guards.proposals_local and guards.dumps_refused
         """Whether ticks may be skipped: pysyncobj has no queue and no dumps to work on by itself."""
         self._commit = 0
+        self._postponed_s = 0.0
+        """Until when `postpone_election` has put off elections."""
         self._nodes: dict[str, PeerNode] = {}
         self._followers_now: list[Node] | None = None
         """Sorted; None after any change of members or connections."""
@@ -419,11 +421,13 @@ class Engine(SyncObj):  # type: ignore[misc]
     def postpone_election(self, until_ns: int) -> None:
         """Begin no election before `until_ns`: after a stall, frames that have arrived are read first."""
         if not self._SyncObj__transferInProgress:
+            self._postponed_s = max(self._postponed_s, until_ns / 1e9)
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until_ns / 1e9)
 
     def advance_election(self, from_ns: int) -> None:
-        """Stand for election from `from_ns`, unless that is due earlier."""
-        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, from_ns / 1e9)
+        """Stand for election from `from_ns`, unless that is due earlier. What was postponed stays postponed."""
+        from_s = max(from_ns / 1e9, self._postponed_s)
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, from_s)
 
     def prolong_election(self, added_ns: int) -> None:
         """A heartbeat has just set the election timeout: add to it."""

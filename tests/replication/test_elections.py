@@ -142,3 +142,15 @@ def test_master_is_elected_though_a_deaf_node_asks_all_the_time() -> None:
         if lone.log.status().role is Role.MASTER:
             return
     raise AssertionError("never elected")
+
+
+def test_after_a_stall_frames_are_read_first_though_the_connection_has_broken() -> None:
+    """The slave stood still for so long that its connection was given up. Its master may be well."""
+    lone = following(left=False)
+    lone.clock.now_ns += 1_000 * MS
+    lone.log.tick()
+    lone.log.peer_disconnected("b")
+    lone.run(lone.config.campaign_round_ms - STEP_MS)
+    assert not lone.sent_of("ping")
+    lone.run(2 * STEP_MS)
+    assert lone.sent_of("ping")
