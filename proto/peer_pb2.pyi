@@ -351,12 +351,15 @@ class AppendEntries(_message.Message):
     PREVIOUS_TERM_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     SENT_NS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
     commit_index: _builtins.int
     previous_index: _builtins.int
     """Absent in a bare heartbeat."""
     previous_term: _builtins.int
     sent_ns: _builtins.int
     """The sender's monotonic clock when it sent this: echoed, so that a lease counts from the sending."""
+    lease_ms: _builtins.int
+    """How long the answers of a majority let the sender act. Older nodes leave it out."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]: ...
     def __init__(
@@ -367,10 +370,11 @@ class AppendEntries(_message.Message):
         previous_term: _builtins.int = ...,
         entries: _abc.Iterable[Global___Entry] | None = ...,
         sent_ns: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_index", b"_previous_index", "previous_index", b"previous_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_index", b"_previous_index", "commit_index", b"commit_index", "entries", b"entries", "previous_index", b"previous_index", "previous_term", b"previous_term", "sent_ns", b"sent_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_index", b"_previous_index", "commit_index", b"commit_index", "entries", b"entries", "lease_ms", b"lease_ms", "previous_index", b"previous_index", "previous_term", b"previous_term", "sent_ns", b"sent_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__previous_index: _TypeAlias = _typing.Literal["previous_index"]  # noqa: Y015
     _WhichOneofArgType__previous_index: _TypeAlias = _typing.Literal["_previous_index", b"_previous_index"]  # noqa: Y015

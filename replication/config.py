@@ -55,11 +55,16 @@ class RaftConfig:
     checkpoint_hint_ms: int = 1000
     """How often a slave that is too far behind is told so."""
 
-    @property
-    def lease_over_ms(self) -> int:
-        """After this long without its master, a slave that has lost the connection to it may vote and stand. Above
-        `lease_ms`, as the nodes' steady clocks may run at different rates."""
-        return self.lease_ms + max(1, (self.election_timeout_ms_min - self.lease_ms) // 3)
+    def lease_over_ms(self, lease_ms: int) -> int:
+        """After this long without its master, a slave that has lost the connection to it may vote and stand.
+
+        `lease_ms` is the master's, which may be configured differently; 0: it did not tell. The result is above it, as
+        the nodes' steady clocks may run at different rates, and at most the shortest election timeout.
+        """
+        timeout_ms = self.election_timeout_ms_min
+        if not 0 < lease_ms < timeout_ms:
+            return timeout_ms
+        return lease_ms + max(1, (timeout_ms - lease_ms) // 3)
 
     def __post_init__(self) -> None:
         def need(held: bool, text: str) -> None:

@@ -113,6 +113,8 @@ class Conversation:
         self.master_heard_ns = 0
         self._master_left = False
         """The connection to the master has broken since it was last heard."""
+        self._lease_over_ns = 0
+        """How long after `master_heard_ns` the lease of that master is over for certain."""
         self.master_commit_index = 0
         """The commit index that a master reported last."""
         self.started_ns = 0
@@ -149,7 +151,7 @@ class Conversation:
         self._owed.hung_up(peer_id)
         if self.engine.state != LEADER and self.engine.leader_id == peer_id and self._guards.votes_sticky:
             self._master_left = True
-            self.engine.advance_election(self.master_heard_ns + self._config.lease_over_ms * NS_PER_MS)
+            self.engine.advance_election(self.master_heard_ns + self._lease_over_ns)
 
     def _send(self, peer_id: str, frame: PeerFrame, *, connection_id: int | None = None) -> bool:
         peer = self.peer(peer_id)
@@ -239,7 +241,7 @@ class Conversation:
 
     def _send_append(self, peer_id: str, message: Message) -> bool:
         now_ns = self._clock.monotonic_ns()
-        append = AppendEntries(commit_index=message["commit_index"], sent_ns=now_ns)
+        append = AppendEntries(commit_index=message["commit_index"], sent_ns=now_ns, lease_ms=self._config.lease_ms)
         if "prevLogIdx" in message:
             append.previous_index = message["prevLogIdx"]
             append.previous_term = message["prevLogTerm"]
@@ -351,7 +353,7 @@ class Conversation:
             return
         self.master_commit_index = append.commit_index
         if self._storage.halted:
-            self.master_heard_ns, self._master_left = self._clock.monotonic_ns(), False
+            self._hears_master(append, self._clock.monotonic_ns())
             engine.deliver(peer_id, {"type": "append_entries", "term": frame.term, "commit_index": engine.commit_index})
             return
         if engine.state == LEADER and frame.term == engine.term:
@@ -359,7 +361,7 @@ class Conversation:
         now_ns = self._clock.monotonic_ns()
         if frame.term == engine.term and engine.leader_id == peer_id:
             self._lateness.note(now_ns - self.master_heard_ns, now_ns)
-        self.master_heard_ns, self._master_left = now_ns, False
+        self._hears_master(append, now_ns)
         self._campaign.end()
         self._caught_up.heard(frame.term, append.commit_index)
         if engine.term == frame.term:
@@ -380,6 +382,10 @@ class Conversation:
         finally:
             self._answering = None
         self._storage.fsync()
+
+    def _hears_master(self, append: AppendEntries, now_ns: int) -> None:
+        self.master_heard_ns, self._master_left = now_ns, False
+        self._lease_over_ns = self._config.lease_over_ms(append.lease_ms) * NS_PER_MS
 
     def _on_append_result(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self.engine
@@ -421,8 +427,8 @@ class Conversation:
             return self._lease.until_ns(self._voters.others, now_ns) > now_ns
         if not self._listener.may_vote():
             return True
-        # Even a master that only lost its connections has no lease any more after `lease_over_ms`.
-        sticky_ns = self._config.lease_over_ms * NS_PER_MS if self._master_left else timeout_ns
+        # Even a master that only lost its connections has no lease any more after that.
+        sticky_ns = self._lease_over_ns if self._master_left else timeout_ns
         if self._guards.votes_sticky and self.master_heard_ns and now_ns - self.master_heard_ns < sticky_ns:
             return True
         alone = self._voters.counts and not self._voters.others

@@ -2,9 +2,9 @@
 
 A slave that answers a question sent at time t, by the master's clock, votes for nobody else before t plus the shortest
 election timeout, since it received the question at t or later. If it loses its connection to the master, it waits only
-for `lease_over_ms`. So the answers of a majority let the master act until the time of its questions plus a lease that
-is shorter than both. The lease counts from when a question was sent, never from when its answer came. After a gap in
-the master's own loop it needs a new round of answers.
+for `RaftConfig.lease_over_ms` of the lease that the master tells. So the answers of a majority let the master act until
+the time of its questions plus a lease that is shorter than both. The lease counts from when a question was sent, never
+from when its answer came. After a gap in the master's own loop it needs a new round of answers.
 """
 
 from __future__ import annotations

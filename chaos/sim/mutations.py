@@ -357,7 +357,7 @@ def installed_over_writes(original: Any, self: NodeCore) -> Any:
     level="log",
     aim=Aim(("reset", "isolate"), nodes=3),
 )
-def lease_taken_for_over(original: Any, self: RaftConfig) -> int:
+def lease_taken_for_over(original: Any, self: RaftConfig, lease_ms: int) -> int:
     return 0
 
 

@@ -64,6 +64,8 @@ class Peer:
         self.name = name
         self.envelope = Envelope(CLUSTER, name, boot_id, 0, "")
         self.connection_id = 7
+        self.lease_ms = lone.config.lease_ms
+        """What this peer tells as master; 0, as in the version before: nothing."""
 
     def send(self, frame: PeerFrame, term: int, connection_id: int | None = None) -> None:
         """A frame of this peer arrives."""
@@ -80,12 +82,14 @@ class Peer:
             previous_term=previous[1],
             entries=[Entry(index=index, term=of, command=command) for index, of, command in entries],
             sent_ns=self._lone.clock.now_ns,
+            lease_ms=self.lease_ms,
         )
         self.send(PeerFrame(append_entries=body), term)
 
     def heartbeat(self, term: int, commit: int) -> None:
         """append_entries that verifies nothing."""
-        self.send(PeerFrame(append_entries=AppendEntries(commit_index=commit, sent_ns=self._lone.clock.now_ns)), term)
+        body = AppendEntries(commit_index=commit, sent_ns=self._lone.clock.now_ns, lease_ms=self.lease_ms)
+        self.send(PeerFrame(append_entries=body), term)
 
     def answer(
         self, term: int, next_index: int, *, success: bool = True, reset: bool = False, echo_ns: int | None = None

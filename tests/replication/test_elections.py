@@ -16,9 +16,12 @@ ROUND_NS = 100
 START_NS = 10_000
 
 
-def following(*, left: bool) -> Lone:
-    """A slave that has just heard its master, b. `left`: its connection to b has broken."""
+def following(*, left: bool, lease_ms: int | None = None) -> Lone:
+    """A slave that has just heard its master, b. `left`: its connection to b has broken. `lease_ms`: b's, if it is not
+    the slave's own."""
     lone = Lone()
+    if lease_ms is not None:
+        lone.peers["b"].lease_ms = lease_ms
     for _ in range(20):
         lone.peers["b"].heartbeat(TERM, 0)
         lone.run(50)
@@ -29,11 +32,15 @@ def following(*, left: bool) -> Lone:
     return lone
 
 
+def lease_over_ms(lone: Lone) -> int:
+    return lone.config.lease_over_ms(lone.config.lease_ms)
+
+
 def test_a_slave_without_a_connection_to_its_master_asks_once_the_lease_is_over() -> None:
     lone = following(left=True)
     lone.run(lone.config.lease_ms)
     assert not lone.sent_of("ping"), "the master may still hold its lease"
-    lone.run(lone.config.lease_over_ms - lone.config.lease_ms + 2 * STEP_MS)
+    lone.run(lease_over_ms(lone) - lone.config.lease_ms + 2 * STEP_MS)
     assert lone.sent_of("ping")
 
 
@@ -56,7 +63,7 @@ def test_a_master_that_is_heard_again_is_not_replaced() -> None:
 @pytest.mark.parametrize("left", [True, False])
 def test_no_vote_while_the_master_may_hold_its_lease(left: bool) -> None:
     lone = following(left=left)
-    wait_ms = lone.config.lease_over_ms if left else lone.config.election_timeout_ms_min
+    wait_ms = lease_over_ms(lone) if left else lone.config.election_timeout_ms_min
     lone.run(wait_ms - STEP_MS)
     lone.peers["c"].ask_for_vote(TERM + 1)
     lone.run(STEP_MS)
@@ -65,6 +72,23 @@ def test_no_vote_while_the_master_may_hold_its_lease(left: bool) -> None:
     lone.peers["c"].ask_for_vote(TERM + 1)
     lone.run(STEP_MS)
     assert lone.term == TERM + 1 and lone.sent_of("vote")
+
+
+@pytest.mark.parametrize(
+    ("lease_ms", "wait_ms"),
+    [(0, 400), (390, 390), (1_000, 400)],
+    ids=["not told, as before", "longer than this node's", "longer than this node waits"],
+)
+def test_the_masters_own_lease_counts(lease_ms: int, wait_ms: int) -> None:
+    """While `raft.lease_ms` is changed node by node, the master may hold another lease than this node would."""
+    lone = following(left=True, lease_ms=lease_ms)
+    while lone.clock.now_ns - lone.log.peers.master_heard_ns < (wait_ms - STEP_MS) * MS:
+        lone.run(STEP_MS)
+    lone.peers["c"].ask_for_vote(TERM + 1)
+    lone.run(STEP_MS)
+    assert lone.term == TERM and not lone.sent_of("vote") and not lone.sent_of("ping")
+    lone.run(2 * STEP_MS)
+    assert lone.sent_of("ping")
 
 
 @pytest.mark.parametrize("reset", [True, False], ids=["connections reset", "silence"])
