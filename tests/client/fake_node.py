@@ -170,11 +170,12 @@ class FakeNode:
         """Number of messages or rows of each such call that came, in order."""
         self.sequences: list[tuple[str, int]] = []
         """Producer id and sequence of each schedule that came, in order."""
-        self.streams: set[asyncio.Task[Any]] = set()
         self.extends: list[Any] = []
         """Extensions of leases that it was asked for."""
         self.mixes = False
         """It understands batches and settlements of several topics; else it is of a version before them."""
+        self.consuming = 0
+        """Streams of consumers that are open."""
         self.settles: list[Any] = []
         """Settlements that it was asked for."""
         self.forbidden = ""
@@ -418,9 +419,12 @@ class FakeNode:
             )
         )
         reader = asyncio.ensure_future(stream.read(requests))
+        self.consuming += 1
         try:
             await stream.write()
         finally:
+            self.consuming -= 1
+            self.state.poke()
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
         if stream.lost:

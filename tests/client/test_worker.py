@@ -291,6 +291,7 @@ async def test_a_stop_waits_for_what_runs(nodes: list[FakeNode]) -> None:
         async def other(delivery: Delivery) -> None:
             again.append(delivery.payload.decode())
 
+        await until(nodes, lambda: nodes[0].consuming == 0)  # else the four go to nobody, under a new lease
         nodes[0].state.leased.clear()  # a node does this when the stream ends
         second = Worker(client, "g", {"t": other})
         running = asyncio.ensure_future(second.run())
