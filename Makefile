@@ -18,7 +18,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: chart image pictures help demo pipeline-demo test conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
+.PHONY: chart image pictures help demo pipeline-demo test test-newest conformance lint format bench bench-peers stubs docs docs-site dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -33,6 +33,9 @@ pipeline-demo: $(SPARK_STAMP) compiled java  ## A year of flights through Spark:
 
 test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
 	@$(BIN)/python -m pytest $(or $(ARGS),$(LANES))
+
+test-newest: | $(BIN)/python  ## The core's tests on the newest Python that can be had; NEWEST=/path/to/python names one
+	@scripts/test_newest.sh $(BIN)/python '$(NEWEST)' $(ARGS)
 
 conformance: $(DEV_STAMP)  ## The HTTP/2 and gRPC tests of others against the nodes' transport; needs Go
 	@$(BIN)/python -m tests.transport.conformance

@@ -14,6 +14,8 @@ from packaging.utils import canonicalize_name
 
 EXTRAS = ("", "demo", "bench", "spark", "docs", "dev")
 HEADER = "# Exact versions for a repeatable installation; written by `make constraints`."
+LATER = {"numpy": ("3.15", "2.5.5")}
+"""Where what is installed here has no wheel for a newer Python: from which one on, and the version that it gets."""
 
 
 def wanted(name: str, extras: set[str]) -> list[Requirement]:
@@ -46,11 +48,24 @@ def closure(root: str, extras: set[str]) -> dict[str, str]:
     return found
 
 
+def pins(versions: dict[str, str]) -> dict[str, str]:
+    """`name==version` -> the marker of the Pythons that it is for; empty: all."""
+    found = {}
+    for name, version in sorted(versions.items()):
+        if name in LATER:
+            since, later = LATER[name]
+            found[f"{name}=={version}"] = f'python_version < "{since}"'
+            found[f"{name}=={later}"] = f'python_version >= "{since}"'
+        else:
+            found[f"{name}=={version}"] = ""
+    return found
+
+
 def main() -> None:
     """Write to standard output."""
     print(HEADER)
-    for name, version in sorted(closure("tickwheel", set(EXTRAS)).items()):
-        print(f"{name}=={version}")
+    for pin, marker in pins(closure("tickwheel", set(EXTRAS))).items():
+        print(f"{pin} ; {marker}" if marker else pin)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from freeze_constraints import closure  # type: ignore[import-not-found]  # beside this script
+from freeze_constraints import closure, pins  # type: ignore[import-not-found]  # beside this script
+from packaging.markers import Marker
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 MACHINES = ("x86_64", "aarch64")
 LIBCS = ("manylinux2014", "manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux_2_24", "manylinux_2_17")
 BUILD = ("setuptools",)
@@ -39,16 +40,29 @@ def report(pins: list[str], *options: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def hashes(pins: list[str]) -> dict[str, set[str]]:
-    """Of every file that may be installed for one of the pins."""
-    here = report(pins)
-    found = {pin: {here[pin][1]} for pin in pins}
-    wheels = [pin for pin in pins if here[pin][0].endswith(".whl")]
-    everywhere = {pin for pin in wheels if here[pin][0].endswith("-none-any.whl")}
-    special = [pin for pin in wheels if pin not in everywhere]
+def hashes(markers: dict[str, str]) -> dict[str, set[str]]:
+    """Of every file that may be installed for one of the pins, by pin; each has the marker of its Pythons."""
+
+    def suits(pin: str, python: str) -> bool:
+        return not markers[pin] or Marker(markers[pin]).evaluate({"python_version": python})
+
+    here = report([pin for pin in markers if suits(pin, ".".join(map(str, sys.version_info[:2])))])
+    found: dict[str, set[str]] = {pin: set() for pin in markers}
+    for pin, (_, digest) in here.items():
+        found[pin].add(digest)
+    everywhere = {pin for pin, (url, _) in here.items() if not url.endswith(".whl") or url.endswith("-none-any.whl")}
     for python in PYTHONS:
+        special = [pin for pin in markers if pin not in everywhere and suits(pin, python)]
         for machine in MACHINES:
-            options = ["--only-binary=:all:", "--python-version", python, "--target", "unused"]
+            # What fits is said by the tags of the wheels; pip would compare with the Python that it runs on.
+            options = [
+                "--only-binary=:all:",
+                "--ignore-requires-python",
+                "--python-version",
+                python,
+                "--target",
+                "unused",
+            ]
             for libc in LIBCS:
                 options += ["--platform", f"{libc}_{machine}"]
             if special:
@@ -57,21 +71,20 @@ def hashes(pins: list[str]) -> dict[str, set[str]]:
     return found
 
 
-def write(name: str, pins: list[str], use: str) -> None:
+def write(name: str, markers: dict[str, str], use: str) -> None:
     """One file."""
     lines = [HEADER.format(use=use)]
-    for pin, digests in sorted(hashes(pins).items()):
-        lines.append(" \\\n    ".join([pin, *(f"--hash=sha256:{digest}" for digest in sorted(digests))]) + "\n")
+    for pin, digests in hashes(markers).items():
+        head = f"{pin} ; {markers[pin]}" if markers[pin] else pin
+        lines.append(" \\\n    ".join([head, *(f"--hash=sha256:{digest}" for digest in sorted(digests))]) + "\n")
     (ROOT / name).write_text("".join(lines), encoding="utf-8")
 
 
 def main() -> None:
     """Write both files."""
     everything = closure("tickwheel", {"", "demo", "bench", "spark", "dev"})
-    build = [f"{name}=={everything[name]}" for name in BUILD]
-    runtime = [f"{name}=={version}" for name, version in closure("tickwheel", {""}).items()]
-    write("requirements-build.txt", build, "For what comes as source.")
-    write("requirements.txt", runtime, "See docs/DEPLOY.md.")
+    write("requirements-build.txt", pins({name: everything[name] for name in BUILD}), "For what comes as source.")
+    write("requirements.txt", pins(closure("tickwheel", {""})), "See docs/DEPLOY.md.")
 
 
 if __name__ == "__main__":

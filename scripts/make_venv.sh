@@ -11,7 +11,7 @@ directory=$2
 good() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 python=
-for candidate in "$wanted" python3.11 python3.12 python3.13 python3; do
+for candidate in "$wanted" python3.11 python3.12 python3.13 python3.14 python3.15 python3; do
     if good "$candidate"; then
         python=$candidate
         break

@@ -67,10 +67,10 @@ def test_systemd_itself_counts_the_unit_as_hardened() -> None:
 
 
 def pinned(name: str) -> dict[str, list[str]]:
-    """Hashes by `name==version`."""
+    """Hashes by `name==version`, with the marker of the Pythons that it is for."""
     text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return {words[0]: words[1:] for words in lines}
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {line.partition(" --hash")[0].strip(): re.findall(r"--hash\S+", line) for line in lines}
 
 
 def constrained() -> set[str]:
