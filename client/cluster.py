@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,6 +37,7 @@ from tickwheel.client.errors import (
     TickwheelError,
     error_of,
     fault_of_call,
+    refused,
 )
 from tickwheel.client.in_process import found as found_in_process
 from tickwheel.client.lanes import Doubt
@@ -72,6 +74,8 @@ REFUSALS = frozenset({"UNAUTHENTICATED", "RIGHT_REQUIRED", "ROLE_REQUIRED"})
 TLS_LOOK_S = 5.0
 """Pause between two checks whether certificate files were replaced."""
 
+TOKEN_LENGTH_MAX = 4_096
+_TOKEN = re.compile(rf"[!-~]{{0,{TOKEN_LENGTH_MAX}}}")
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -122,7 +126,8 @@ class TlsFiles:
             raise _refused_file("cert_file", "", f"the certificate of {self.key_file}")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            context.load_verify_locations(cadata=_read(self.ca_file, "ca_file").decode("ascii", "replace"))
+            # Only what is ASCII can be a certificate in PEM; text beside it may be anything.
+            context.load_verify_locations(cadata=_read(self.ca_file, "ca_file").decode("ascii", "ignore"))
         except (ssl.SSLError, ValueError) as error:
             raise _refused_file("ca_file", self.ca_file, f"certificates in PEM: {error}") from error
         if self.cert_file and self.key_file:
@@ -164,6 +169,14 @@ def checked_address(address: str) -> str:
         metadata = {"field": "addresses", "value": str(address), "limit": limit}
         raise RequestRefused(f"addresses: {address!r}: {limit}", "INVALID_FIELD", metadata)
     return address
+
+
+def checked_token(token: str) -> str:
+    """The token, if it can be sent; empty for none. Raises RequestRefused, which does not show it."""
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        shown = f"{len(token)} characters" if isinstance(token, str) else type(token).__name__
+        raise refused("token", shown, f"up to {TOKEN_LENGTH_MAX} printable characters of ASCII, without blanks")
+    return token
 
 
 def _is_address(address: str) -> bool:
@@ -209,7 +222,7 @@ class Cluster:
         self._options: tuple[tuple[str, int | str], ...] = CHANNEL_OPTIONS
         if tls and tls.server_name:
             self._options += (("grpc.ssl_target_name_override", tls.server_name),)
-        self._token = token
+        self._token = checked_token(token)
         in_process = found_in_process(self._addresses[0])
         self.time: Time = REAL if in_process is None else in_process.time
         """By which leases and time-outs of handlers pass."""

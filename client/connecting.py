@@ -21,15 +21,18 @@ _OF_ANY = (
     ("no answer to the attempt", "unreachable: no answer to the attempt to connect"),
 )
 _OF_TLS = (
-    ("WRONG_VERSION_NUMBER", "the node does not use TLS, but the client has tls="),
-    ("Hostname Verification Check failed", "the host is not in the node's certificate: see TlsFiles.server_name"),
+    ("WRONG_VERSION_NUMBER", "the node does not use TLS, but this client does (tls=, --tls-ca)"),
+    (
+        "Hostname Verification Check failed",
+        "the host is not in the node's certificate (server_name=, --tls-name)",
+    ),
     ("CERTIFICATE_VERIFY_FAILED", "the node's certificate is not accepted"),
     ("Socket closed", "the node closed the connection: it wants a certificate that its ca_file has signed"),
     ("Connection reset", "the node closed the connection: it wants a certificate that its ca_file has signed"),
 )
 _OF_PLAINTEXT = (
-    ("Socket closed", "the node closed the connection: it uses TLS, but the client has no tls="),
-    ("Connection reset", "the node closed the connection: it uses TLS, but the client has no tls="),
+    ("Socket closed", "the node closed the connection: it uses TLS, but this client does not (tls=, --tls-ca)"),
+    ("Connection reset", "the node closed the connection: it uses TLS, but this client does not (tls=, --tls-ca)"),
 )
 
 
@@ -47,7 +50,7 @@ def why_not(fault: Fault, *, tls: bool) -> str:
     text = fault.message
     for sign, words in (*_OF_ANY, *(_OF_TLS if tls else _OF_PLAINTEXT)):
         if sign in text:
-            return f"{words} ({_rest(text)})" if sign == "CERTIFICATE_VERIFY_FAILED" else words
+            return f"{words} ({_of_library(text)})" if sign == "CERTIFICATE_VERIFY_FAILED" else words
     return _rest(text)
 
 
@@ -56,6 +59,11 @@ def will_not_pass(fault: Fault) -> bool:
     return fault.reason == "UNIMPLEMENTED" or (
         fault.not_sent and any(sign in fault.message for sign, _ in (*_OF_TLS, *_OF_PLAINTEXT))
     )
+
+
+def _of_library(text: str) -> str:
+    """What the TLS library says of a certificate: expired, self signed, ..."""
+    return text.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(")").removesuffix(": OK") or _rest(text)
 
 
 def _rest(text: str) -> str:

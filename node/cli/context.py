@@ -55,7 +55,7 @@ def add(
     """Add a context. The first one is used from then on."""
     if not contexts.split(addresses):
         raise typer.BadParameter(f"--addresses {addresses!r}: host:port, separated by commas")
-    from tickwheel.client.cluster import checked_address
+    from tickwheel.client.cluster import checked_address, checked_token
 
     for address in contexts.split(addresses):
         checked_address(address)
@@ -63,13 +63,18 @@ def add(
         raise typer.BadParameter("--tls-cert and --tls-key go together")
     if tls_ca is None and (tls_cert is not None or tls_name):
         raise typer.BadParameter("--tls-cert and --tls-name need --tls-ca")
+    if token == "-":
+        token = sys.stdin.readline().strip()
+        if not token:
+            raise typer.BadParameter("'-': a token on standard input, which was empty", param_hint="--token")
+    checked_token(token)
     made = Context(
         ",".join(contexts.split(addresses)),
         tls_ca=_absolute(tls_ca),
         tls_cert=_absolute(tls_cert),
         tls_key=_absolute(tls_key),
         tls_name=tls_name,
-        token=sys.stdin.readline().strip() if token == "-" else token,
+        token=token,
     )
     with contexts.changing() as found:
         if name in found.known and not replace:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ADDRESSES_FALLBACK = "127.0.0.1:7700"
 VARIABLE = "TICKWHEEL_CONTEXT"
+TOKEN_VARIABLE = "TICKWHEEL_TOKEN"
 ADDRESS_VARIABLES = ("TICKWHEEL_ADDRESSES", "TICKWHEEL_ADDRESS")
 VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -160,6 +161,16 @@ def in_use() -> tuple[str, Context, str]:
     return (found.current, found.get(found.current), "tickwheel context use") if found.current else ("", NO_CONTEXT, "")
 
 
+def exposed() -> str:
+    """A warning if others can read the file, which may hold tokens; empty: they cannot."""
+    path = file()
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return ""
+    return f"{path} has a token, and others can read it: chmod 600 {path}" if mode & 0o077 else ""
+
+
 def addresses_or(given: str) -> str:
     """The addresses that hold if flag or environment gave these; empty: neither gave any. Raises ContextError."""
     return given or in_use()[1].addresses or ADDRESSES_FALLBACK
@@ -191,8 +202,8 @@ def access_for(addresses: str) -> Access:
     elif own:
         values |= {key: getattr(context, key) for key in TLS_VARIABLES}
         sources |= dict.fromkeys(TLS_VARIABLES, f"context {name}")
-    if token := os.environ.get("TICKWHEEL_TOKEN", ""):
-        values["token"], sources["token"] = token, "TICKWHEEL_TOKEN"
+    if token := os.environ.get(TOKEN_VARIABLE, ""):
+        values["token"], sources["token"] = token, TOKEN_VARIABLE
     elif own:
         values["token"], sources["token"] = context.token, f"context {name}"
     stated = {key: value for key, value in values.items() if value}

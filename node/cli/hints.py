@@ -19,7 +19,7 @@ HINTS: Mapping[str, str] = {
     # What a node says
     "INVALID_FIELD": _HELP,
     "NOT_MASTER": _STATUS,
-    "NO_MASTER": _STATUS,
+    "NO_MASTER": f"{_STATUS}; `tickwheel context show` where addresses, TLS files and token come from",
     "OUTCOME_UNKNOWN": _LOOK,
     "LIMIT_REACHED": f"{_LATER}; `tickwheel settings get` shows the limits",
     "SEQUENCE_GAP": "one program at a time may use a producer id: give each its own",
@@ -70,7 +70,7 @@ HINTS: Mapping[str, str] = {
     "USAGE": _HELP,
 }
 
-_OF_ACCESS = "`tickwheel context show` shows the addresses and TLS files that hold, and where each comes from"
+_OF_ACCESS = "`tickwheel context show` shows which addresses, TLS files and token hold, and where each comes from"
 _BY_FIELD = {
     "topic": "`tickwheel topic list` shows the topics",
     "group": "`tickwheel group list` shows the groups",
@@ -86,11 +86,17 @@ _BY_FIELD = {
 """Of an unknown name."""
 
 
+def of_access(metadata: Mapping[str, str]) -> bool:
+    """Whether an error is about how the cluster is reached: flags, environment or context are wrong."""
+    field = metadata.get("field", "")
+    return field in ("addresses", "token") or field.startswith("tls.")
+
+
 def hint_for(reason: str, metadata: Mapping[str, str]) -> str:
     """What to do; never empty."""
     if reason in ("UNKNOWN_NAME", "NOT_FOUND") and metadata.get("field") in _BY_FIELD:
         return _BY_FIELD[metadata["field"]]
-    if metadata.get("field", "").startswith(("addresses", "tls.")):
+    if of_access(metadata):
         return _OF_ACCESS
     if reason == "NODE_ENDED":
         return HINTS[reason].replace("ID", metadata.get("node_id", "ID"))

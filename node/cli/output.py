@@ -25,7 +25,7 @@ from rich.text import Text
 
 from tickwheel.client import AsyncClient, TlsFiles
 from tickwheel.client.moments import EPOCH, MILLISECOND, duration_of
-from tickwheel.node.cli.contexts import access_for
+from tickwheel.node.cli.contexts import TOKEN_VARIABLE, access_for, exposed
 from tickwheel.node.cli.hints import hint_for
 from tickwheel.node.cli.options import Asked
 
@@ -150,12 +150,15 @@ def print_table(
 def open_client(addresses: str, timeout_s: float = 15.0, token: str | None = None) -> AsyncClient:
     """A client from the shared options. Certificates come from TICKWHEEL_TLS_CA, _CERT, _KEY and _NAME or the context,
     a token from TICKWHEEL_TOKEN or the context, unless one is given."""
-    values = access_for(addresses).values
+    access = access_for(addresses)
+    values = access.values
     tls = None
     if "tls_ca" in values:
         tls = TlsFiles(Path(values["tls_ca"]), values.get("tls_cert"), values.get("tls_key"), values.get("tls_name"))
     if token is None:
         token = values.get("token", "")
+        if token and access.sources["token"] != TOKEN_VARIABLE and (warning := exposed()):
+            warn(warning)
     return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, token=token)
 
 

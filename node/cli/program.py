@@ -66,6 +66,7 @@ def root(
 def _told(error: Exception, named: str) -> int:
     """Tell what went wrong, without a traceback; the exit code. Raises an error that is a mistake of ours."""
     from tickwheel.client.errors import ClusterUnavailable, OutcomeUnknown, PermissionRefused, TickwheelError
+    from tickwheel.node.cli.hints import of_access
     from tickwheel.node.cli.output import fail
     from tickwheel.node.made_files import LocalClusterError
 
@@ -75,7 +76,7 @@ def _told(error: Exception, named: str) -> int:
             return EXIT_UNAVAILABLE
         if isinstance(error, OutcomeUnknown):
             return EXIT_UNKNOWN
-        if error.metadata.get("field", "").startswith(("addresses", "tls.")):
+        if of_access(error.metadata):
             return EXIT_USAGE  # of flags, environment or context: no node was asked
         return EXIT_PERMISSION if isinstance(error, PermissionRefused) else EXIT_FAILED
     if isinstance(error, ContextError):
@@ -127,6 +128,7 @@ def _wrong_usage(error: Any, words: list[str]) -> int:
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong with a connection is told by the error
     if "_TICKWHEEL_COMPLETE" in os.environ:
         # A shell asks what may come next; see completion.py.
         get_completion_inspect_parameters()

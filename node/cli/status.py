@@ -23,7 +23,7 @@ from tickwheel.client import (
     PeerStatus,
     ServerInfo,
 )
-from tickwheel.client.errors import ClusterUnavailable, Fault
+from tickwheel.client.errors import ClusterUnavailable, Fault, PermissionRefused, TickwheelError, error_of
 from tickwheel.client.moments import MILLISECOND
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import as_dict, ask, ms_text, out, print_json, table, time_text
@@ -79,8 +79,11 @@ def each_once(answers: Mapping[str, Seen]) -> dict[str, Seen]:
     return {address: seen for address, seen in answers.items() if first(address, seen[0]) == address}
 
 
-def unanswered(answers: Mapping[str, object], why: Callable[[Fault], str]) -> ClusterUnavailable:
+def unanswered(answers: Mapping[str, object], why: Callable[[Fault], str]) -> TickwheelError:
     """The error because no node answered, with the reason for each."""
+    faults = [fault for fault in answers.values() if isinstance(fault, Fault)]
+    if faults and all(isinstance(error_of(fault), PermissionRefused) for fault in faults):
+        return error_of(faults[0])
     said = "; ".join(f"{address}: {why(fault)}" for address, fault in answers.items() if isinstance(fault, Fault))
     return ClusterUnavailable(f"no node can be reached: {said}", "NO_MASTER")
 

@@ -46,13 +46,13 @@ class Hosts:
         text = re.sub(r"10\.0\.0\.(\d)", r"127.0.0.\1", text)
         return re.sub(r"\b770[01]\b", lambda found: str(self.ports[found[0]]), text)
 
-    def run(self, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, line: str, typed: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """A command line of the document."""
         words = shlex.split(self.here(line))
         assert words.pop(0) == "tickwheel"
         return subprocess.run(
             [*COMMAND, *words], cwd=self.root, env={**os.environ, "COLUMNS": "200", **environment},
-            capture_output=True, text=True, timeout=60, check=False,
+            input=typed, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 
     def configure(self, number: str, cluster: str = "") -> Path:
@@ -216,6 +216,62 @@ async def test_a_backup_over_tls_restores(hosts: Hosts) -> None:
     running.write_text(config.read_text(encoding="utf-8").replace("n9/data", "n1/data"), encoding="utf-8")
     refused = hosts.run(restore.replace("/etc/tickwheel/node.toml", str(running)))
     assert refused.returncode == 1 and "a node is running" in refused.stderr, refused.stderr
+
+
+async def test_contexts_carry_certificates_and_tokens(hosts: Hosts, tmp_path: Path) -> None:
+    """Named once, then `--context`: by certificate, by token, and what is told if either is wrong."""
+    nodes = ",".join(hosts.address(number) for number in "123")
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+
+    def run(line: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+        return hosts.run(f"tickwheel {line}", typed=typed, **home)
+
+    def add(name: str, options: str, token: str = "") -> None:
+        more = " --token -" if token else ""
+        done = run(f"context add {name} -a {nodes} {options}{more}", token + "\n")
+        assert done.returncode == 0, done.stderr
+
+    own, other = "--tls-ca certs/ca.crt --tls-cert certs/{0}.crt --tls-key certs/{0}.key", "--tls-ca other/ca.crt"
+    assert run("certs --out other --node n1=127.0.0.1 --client app").returncode == 0
+    add("ops", own.format("ops"))
+    for line in (
+        "user set root --role administrator",
+        "role set pays --allow schedule,read:pay-*",
+        "user set shop --role pays",
+    ):
+        assert run(line).returncode == 0, line
+    shop = json.loads(run("user token shop --json").stdout)["secret"]
+    add("shop", own.format("app"), shop)
+    add("app", own.format("app"))
+    add("wrong", own.format("app"), "tw_wrong")
+    add("stranger", other)
+    add("clear", "")
+    try:
+        assert run("settings set rights=true").returncode == 0
+        told = json.loads(run("--context shop whoami --json").stdout)
+        assert (told["name"], told["rights"]) == ("shop", True), told
+        assert run("--context shop schedule pay-late hello --delay 1h").returncode == 0
+        for line, code, said in (
+            ("--context shop schedule mail hello --delay 1h", 5, "allows it to schedule topic mail"),
+            ("--context app whoami", 5, "no user is named app"),
+            ("--context wrong list pay-late", 5, "the token is not known"),
+            ("--context wrong status", 5, "the token is not known"),
+            ("--context wrong top --once", 5, "the token is not known"),
+            ("--context stranger status", 3, "certificate is not accepted (self signed certificate"),
+            ("--context clear status", 3, "it uses TLS, but this client does not"),
+            ("--context nowhere status", 2, "context nowhere: unknown"),
+        ):
+            done = run(line)
+            assert done.returncode == code and said in done.stderr, (line, done)
+            assert done.stderr.splitlines()[-1].startswith("Hint: ") and "Handshake failed" not in done.stderr, line
+            assert shop not in done.stdout + done.stderr
+        held = tmp_path / "tickwheel" / "contexts.json"
+        held.chmod(0o644)
+        done = run("--context shop whoami")
+        assert done.returncode == 0 and f"chmod 600 {held}" in done.stderr
+        assert "chmod" not in run("--context ops whoami").stderr  # it has no token
+    finally:
+        assert run("settings set rights=false").returncode == 0
 
 
 async def test_one_after_the_other_is_restarted_without_an_error(hosts: Hosts) -> None:

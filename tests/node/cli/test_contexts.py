@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
 from collections.abc import Callable
@@ -113,15 +114,42 @@ def test_the_file_is_the_users_alone_and_tokens_are_never_shown(run: Run, tmp_pa
         (("context", "add", "a b", "-a", "b:1"), "a b"),
         (("context", "add", "two", "-a", " , "), "host:port"),
         (("context", "add", "two", "-a", "b:1", "--tls-name", "n"), "--tls-ca"),
+        (("context", "add", "two", "-a", "b:1", "--token", "tö k"), "token: 4 characters: up to 4096 printable"),
+        (("context", "add", "two", "-a", "b:1", "--token", "-"), "a token on standard input, which was empty"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_a_reason(run: Run, arguments: tuple[str, ...], said: str) -> None:
+def test_what_does_not_fit_is_refused_with_a_reason(
+    run: Run, arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Exit code 2, no traceback, and nothing is changed."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     run("context", "add", "one", "-a", "a:1")
     before = contexts.file().read_bytes()
     code, _, err = run(*arguments)
-    assert code == 2 and said in err
+    assert code == 2 and said in " ".join(err.split())
     assert contexts.file().read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("TICKWHEEL_TOKEN", "tö k", "token: 4 characters"),
+        ("TICKWHEEL_TOKEN", "a\nb", "token: 3 characters"),
+        ("TICKWHEEL_TLS_CA", "text", "tls.ca_file: "),
+        ("TICKWHEEL_TLS_CA", "nowhere", "cannot be read: No such file"),
+        ("TICKWHEEL_ADDRESSES", "nonsense", "addresses: 'nonsense'"),
+    ],
+)
+def test_what_cannot_be_used_is_wrong_configuration(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    """Told before any node is asked: which one, without a secret, and where to look."""
+    (tmp_path / "text").write_text("kein Zertifikat: äöü", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, value)
+    code, _, err = run("topic", "list")
+    assert code == 2 and said in err and "context show" in err and "Traceback" not in err
+    assert value not in err or variable != "TICKWHEEL_TOKEN"
 
 
 @pytest.mark.parametrize(
