@@ -276,7 +276,7 @@ class Conversation:
         now_ns = self._clock.monotonic_ns()
         if not (self._voters.counts and self._listener.may_vote()):
             return False
-        if self._storage.halted or self._storage.failed or self._storage.hangs(now_ns):
+        if self._storage.keeps_from_campaigning(now_ns):
             return False
         others = self._voters.others
         following = self._campaign.next(others, now_ns)

@@ -217,7 +217,7 @@ class RaftLog:
                 until_ns = min(until_ns, notice_ns)
         elif round_over_ns := self._peers.round_over_ns():
             until_ns = min(until_ns, round_over_ns)
-        elif self._voters.counts and not self._storage.halted and self._listener.may_vote():
+        elif self._voters.counts and not self._storage.keeps_from_campaigning(now_ns) and self._listener.may_vote():
             until_ns = min(until_ns, engine.election_deadline_ns)
         if handover_ns := self._handover.wanted_ns():
             until_ns = min(until_ns, handover_ns)

@@ -94,6 +94,10 @@ class StableStorage:
         """Whether an fsync has run for over `fsync_hang_ms`: a master would hold its lease and commit nothing."""
         return self._fsyncing and now_ns - self._began_ns > self._config.fsync_hang_ms * NS_PER_MS
 
+    def keeps_from_campaigning(self, now_ns: int) -> bool:
+        """Whether a candidate could store no vote and a master no entry: the disk is full, has failed or hangs."""
+        return bool(self.halted) or self.failed or self.hangs(now_ns)
+
     def hangs_from_ns(self) -> int:
         """When the fsync under way begins to count as hanging; 0 for no fsync."""
         return self._began_ns + (self._config.fsync_hang_ms + 1) * NS_PER_MS if self._fsyncing else 0

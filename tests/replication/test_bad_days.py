@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.replication.lone import STEP_MS, Lone
+from tests.replication.lone import MS, STEP_MS, Lone
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.entries import naming
@@ -33,6 +33,11 @@ def test_a_master_whose_disk_hangs_stands_down() -> None:
     lone.drain()
     lone.run(3_000, disk=False)
     assert not lone.sent_of("request_vote") and not lone.sent_of("ping"), "stands for election with a disk that hangs"
+    pauses_ns = []
+    for _ in range(100):
+        lone.clock.now_ns += STEP_MS * MS
+        pauses_ns.append(lone.log.tick() - lone.clock.now_ns)
+    assert max(pauses_ns) > 100 * MS, "looks again and again meanwhile"
     lone.executor.run()
     lone.run(3_000)
     assert lone.sent_of("ping"), "takes part again once the disk answers"
