@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.text import Text
 
 from tickwheel.client import AsyncClient, AuditRecord, Grant, Quotas, Right, Role
 from tickwheel.client import User as KnownUser
 from tickwheel.client.errors import Fault
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table
+from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table, warn
+from tickwheel.node.cli.status import unanswered
 
 access_app = typer.Typer()
 user_app = typer.Typer(no_args_is_help=True, help="Users: who may call, and with which roles and quotas.")
@@ -211,13 +212,17 @@ def audit(
 
     async def read(client: AsyncClient) -> dict[str, list[AuditRecord] | Fault]:
         await client.admin.know_all()
-        return await client.access.audit(limit)
+        answers = await client.access.audit(limit)
+        faults = {node: answer for node, answer in answers.items() if isinstance(answer, Fault)}
+        if len(faults) == len(answers):
+            raise unanswered(faults, client.cluster.why)
+        return answers | {node: replace(fault, message=client.cluster.why(fault)) for node, fault in faults.items()}
 
     answers = ask(address, read)
     records: list[AuditRecord] = []
     for node, answer in answers.items():
         if isinstance(answer, Fault):
-            err.print(Text.assemble((f"{node} does not answer:", "yellow"), f" {answer.message}"))
+            warn(f"{node} does not answer: {answer.message}")
         else:
             records += answer
     records = sorted(records, key=lambda record: record.at)[-limit:]

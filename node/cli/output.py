@@ -172,6 +172,28 @@ def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: 
     return asyncio.run(go())
 
 
+async def confirm(question: str) -> None:
+    """Ask on the terminal. Raises typer.Abort for a no.
+
+    Waits on the loop: a thread that reads the terminal would not end with Ctrl-C, and the process would wait for it.
+    """
+    loop, terminal = asyncio.get_running_loop(), sys.stdin.fileno()
+    while True:
+        err.print(f"{question} Continue? [y/N]: ", end="", soft_wrap=True)
+        typed = asyncio.Event()
+        loop.add_reader(terminal, typed.set)
+        try:
+            await typed.wait()
+        finally:
+            loop.remove_reader(terminal)
+        answer = sys.stdin.readline().strip().lower()
+        if answer in {"y", "yes"}:
+            return
+        if answer in {"", "n", "no"}:
+            raise typer.Abort
+        err.print("y or n")
+
+
 def duration(option: str, text: str) -> timedelta:
     """`250ms`, `5s`, `1h30m`; otherwise a usage error that names the option."""
     try:

@@ -18,6 +18,7 @@ from tickwheel.client import AsyncClient, Selection, Sweep
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
     ask,
+    confirm,
     duration,
     err,
     moment_ms,
@@ -61,8 +62,7 @@ async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> int:
     count = (await client.count_pending(**chosen)).total
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{count:,} messages would be {verb}; pass --yes to confirm")
-    if not await asyncio.to_thread(typer.confirm, f"{count:,} messages will be {verb}. Continue?", err=True):
-        raise typer.Abort
+    await confirm(f"{count:,} {'message' if count == 1 else 'messages'} will be {verb}.")
     return count
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import sys
 import time
@@ -17,6 +16,7 @@ from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
 from tickwheel.node.cli.output import (
     as_dict,
     ask,
+    confirm,
     out,
     place,
     print_json,
@@ -69,8 +69,7 @@ def _delete(
                 raise
             if not sys.stdin.isatty():
                 raise typer.BadParameter(f"{error}; pass --yes to confirm") from None
-            if not await asyncio.to_thread(typer.confirm, f"{error}. Continue?", err=True):
-                raise typer.Abort from None
+            await confirm(f"{error}.")
             job_id = await go(client, True)
         return await follow(client, await client.sweeps.get(job_id), as_json)
 

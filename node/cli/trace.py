@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -61,9 +61,11 @@ def _key(event: TraceEvent) -> tuple[Any, ...]:
 
 
 async def gather(client: AsyncClient, message_id: str) -> Story:
-    """Ask all nodes about the message, and again about each id that a move gave it."""
+    """Ask all nodes about the message, and again about each id that a move gave it. Raises TickwheelError if no node
+    answers."""
     await client.admin.know_all()
     story = Story([message_id])
+    silent: TickwheelError | None = None
     try:
         story.message = await client.get(message_id)
         if story.message.id not in story.ids:
@@ -73,12 +75,18 @@ async def gather(client: AsyncClient, message_id: str) -> Story:
     except (RequestRefused, PermissionRefused):
         raise
     except TickwheelError as error:
-        warn(f"no master answers for it now: {error}")
+        silent = error
     asked = 0
     merged: dict[tuple[Any, ...], Event] = {}
     while asked < len(story.ids) <= IDS_MAX:
         asked = len(story.ids)
-        story.answers = await client.admin.trace(story.ids)
+        answers = await client.admin.trace(story.ids)
+        if silent is not None and all(isinstance(answer, Fault) for answer in answers.values()):
+            raise silent
+        story.answers = {
+            address: replace(answer, message=client.cluster.why(answer)) if isinstance(answer, Fault) else answer
+            for address, answer in answers.items()
+        }
         merged.clear()
         for answer in story.answers.values():
             if isinstance(answer, Fault):
@@ -87,6 +95,8 @@ async def gather(client: AsyncClient, message_id: str) -> Story:
                 merged.setdefault(_key(event), Event(event)).at.setdefault(answer.node_id, event.at)
                 named = [event.id, *([event.new_id] if event.kind is EventKind.MOVED else [])]
                 story.ids += [message_id for message_id in named if message_id not in story.ids]
+    if silent is not None:
+        warn(f"no master answers for it now: {silent}")
     order = list(EventKind)
     story.events = sorted(merged.values(), key=lambda found: (found.first, order.index(found.event.kind)))
     return story

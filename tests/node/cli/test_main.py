@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +111,40 @@ def test_life_of_a_message(run: Run) -> None:
     assert moved["due_ms"] > made.json["due_ms"] + 3_000_000
     assert run("cancel", name, "--json").json == {"id": name, "outcome": "CANCELLED"}
     assert "CANCELLED" in run("get", name).out
+
+
+def answered(address: str, typed: bytes, *arguments: str) -> tuple[int, str]:
+    """A command on a terminal of its own where this is typed once it asks: exit code, and what it showed."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "tickwheel.node.cli.main", *arguments, "--addresses", address]
+    shown = b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=_own_terminal) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # the terminal has gone
+            while part := os.read(ours, 4_096):
+                shown += part
+                if typed and b"Continue?" in shown:
+                    os.write(ours, typed)
+                    typed = b""
+        os.close(ours)
+    return process.returncode, shown.decode()
+
+
+def _own_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "left"), [(b"\x03", 130, 1), (b"n\n", 130, 1), (b"\x04", 130, 1), (b"what\ny\n", 0, 0)], ids=repr
+)
+def test_a_question_takes_an_answer_or_an_end(run: Run, address: str, typed: bytes, code: int, left: int) -> None:
+    """Ctrl-C ends it at once, Ctrl-D and n say no; nothing is changed then."""
+    assert run("schedule", "asked", "x", "--delay", "1h").code == 0
+    done, shown = answered(address, typed, "pending", "cancel", "asked")
+    assert done == code and "1 message will be cancelled. Continue? [y/N]" in shown and "Traceback" not in shown
+    assert run("count", "asked", "--json").json["total"] == left
+    assert run("pending", "cancel", "asked", "--yes").code == 0
 
 
 def test_an_id_is_named_as_it_was_given_and_one_of_another_group_is_refused(run: Run) -> None:

@@ -162,7 +162,18 @@ def test_a_package_that_is_missing_is_named(
 
 
 @pytest.mark.parametrize(
-    "command", [["status"], ["status", "--json"], ["top", "--once"], ["topic", "list"]], ids=" ".join
+    "command",
+    [
+        ["status"],
+        ["status", "--json"],
+        ["top", "--once"],
+        ["trace", "0-1-1"],
+        ["trace", "0-1-1", "--json"],
+        ["audit"],
+        ["audit", "--json"],
+        ["topic", "list"],
+    ],
+    ids=" ".join,
 )
 def test_a_node_that_is_not_there_is_named_with_the_reason(
     command: list[str], capsys: pytest.CaptureFixture[str]
