@@ -558,10 +558,9 @@ class Cluster:
         """Run a unary call at the master, and repeat it while that is safe and can help.
 
         `repeatable` False: raises OutcomeUnknown once the call may have been carried out. `reads`: it changes nothing,
-        so raises ClusterUnavailable instead. `doubt`: for a numbered
-        request, which counts as refused only if no try was accepted; afterwards it tells whether one may have been.
-        `divisible`: the caller can do with less, so it gets a refusal for the moment (`Fault.later`) at once, unless an
-        earlier try may have been accepted.
+        so raises ClusterUnavailable instead. `doubt`: for a numbered request, which counts as refused only if no try
+        was accepted; afterwards it tells whether one may have been. `divisible`: the caller can do with less, so it
+        gets a refusal for the moment (`Fault.later`) at once, unless an earlier try may have been accepted.
         """
         deadline = Deadline(timeout_s)
         backoff = Backoff()

@@ -130,7 +130,7 @@ async def count(view: View, request: Request) -> Json:
     async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CountPendingResponse:
         return await view.client.cluster.stub(SchedulerStub, channel).CountPending(wanted, timeout=try_s)
 
-    answer = await view.client.cluster.call(invoke, view.client.timeout_s)
+    answer = await view.client.cluster.call(invoke, view.client.timeout_s, reads=True)
     steps: Counter[int] = Counter()
     for bucket in answer.buckets:
         steps[bucket.start_ms // step_ms * step_ms] += bucket.count
@@ -147,7 +147,7 @@ async def pending(view: View, request: Request) -> Json:
     async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListPendingResponse:
         return await view.client.cluster.stub(SchedulerStub, channel).ListPending(wanted, timeout=try_s)
 
-    answer = await view.client.cluster.call(invoke, view.client.timeout_s)
+    answer = await view.client.cluster.call(invoke, view.client.timeout_s, reads=True)
     return {"items": [shown.pending(found) for found in answer.messages], "next": answer.next_page_token}
 
 
@@ -197,7 +197,7 @@ async def schedules(view: View, request: Request) -> Json:
     async def invoke(channel: grpc.aio.Channel, try_s: float) -> schedules_pb2.ListSchedulesResponse:
         return await view.client.cluster.stub(SchedulesStub, channel).List(wanted, timeout=try_s)
 
-    answer = await view.client.cluster.call(invoke, view.client.timeout_s)
+    answer = await view.client.cluster.call(invoke, view.client.timeout_s, reads=True)
     return {"items": [shown.schedule_row(found) for found in answer.schedules], "next": answer.next_page_token}
 
 
@@ -208,7 +208,7 @@ async def schedule(view: View, request: Request) -> Json:
     async def invoke(channel: grpc.aio.Channel, try_s: float) -> schedules_pb2.GetScheduleResponse:
         return await view.client.cluster.stub(SchedulesStub, channel).Get(wanted, timeout=try_s)
 
-    return shown.schedule(await view.client.cluster.call(invoke, view.client.timeout_s))
+    return shown.schedule(await view.client.cluster.call(invoke, view.client.timeout_s, reads=True))
 
 
 async def settings(view: View, request: Request) -> Json:
