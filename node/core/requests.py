@@ -291,10 +291,10 @@ class ClientRequests:
         kind = command.WhichOneof("body")
         if kind == "create_topic":
             field, names = "name", [command.create_topic.name]
-        elif kind == "create_group":
+        elif kind == "create_group" and len(command.create_group.topics) <= TOPICS_PER_GROUP_MAX:
             field, names = "topics", list(command.create_group.topics)
         else:
-            return
+            return  # `Creations.admit` refuses more topics
         for name in names:
             problem = check_open_topic(name)
             if problem and self._core.state.topic_id(name) is None:

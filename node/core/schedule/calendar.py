@@ -325,7 +325,7 @@ def calendar_of(
     """
     for name, value in (("start_ms", start_ms), ("end_ms", end_ms)):
         if not 0 <= value <= LATEST_MS:
-            raise invalid(name, value, f"0 (none) to {LATEST_MS}, the year 2400")
+            raise invalid(name, value, f"0 (none) to {LATEST_MS}")
     if bool(cron) == bool(interval_ms):
         raise invalid("cron", cron or "none", "exactly one of cron and interval_ms")
     if interval_ms:

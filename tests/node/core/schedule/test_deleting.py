@@ -150,8 +150,8 @@ def has_letters(world: World, count: int) -> bool:
 def dead_count(world: World, group: str) -> int:
     """Dead letters of a group; 0 without a master or a group."""
     found = state(world)
-    group_id = None if found is None else found.group_id(group)
-    return 0 if group_id is None else int(found.dead_count(group_id))
+    held = None if found is None else found.groups.named(group)
+    return 0 if held is None else int(held.dead.count)
 
 
 def listed(world: World, group: str) -> list[str]:
