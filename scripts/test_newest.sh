@@ -4,7 +4,8 @@
 # BASE is an interpreter whose pip makes the environment. PYTHON is the one to test on; if it is empty, the newest that
 # pyproject.toml names is taken: from the path, else from uv, else from Debian's packages, which are unpacked below
 # build/ and never installed, so the system stays as it is. If nobody has it, the newest on the path will do that is not
-# the oldest which tickwheel takes. Ends with 3 and says what to install if there is none.
+# the oldest which tickwheel takes. Ends with 77 and says what is missing if there is none, or if tickwheel cannot be
+# installed for it.
 set -eu
 cd "$(dirname "$0")/.."
 base=$1
@@ -74,13 +75,12 @@ stamp=$environment/.installed
 if [ -z "$(find "$stamp" -newer pyproject.toml -newer constraints.txt 2>/dev/null)" ]; then
     echo "Installing tickwheel for Python $version into $environment ..."
     rm -rf "$environment"
-    "$python" -m venv --without-pip "$environment"
+    "$python" -m venv --without-pip "$environment" || exit 77
     # pip of its own: that of another Python may not know this one.
-    "$base" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$environment/pip" pip
+    "$base" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$environment/pip" pip || exit 77
     install="$environment/bin/python -m pip install --quiet --disable-pip-version-check --no-input"
-    PYTHONPATH=$(echo "$environment"/pip/pip-*.whl) $install pip
-    $install -c constraints.txt $tools -e .
-    touch "$stamp"
+    { PYTHONPATH=$(echo "$environment"/pip/pip-*.whl) $install pip && $install -c constraints.txt $tools -e . &&
+        touch "$stamp"; } || { echo "tickwheel cannot be installed for Python $version here" >&2; exit 77; }
 fi
 echo "Python $version ($python)"
 exec "$environment/bin/python" -m pytest ${*:-$core --numprocesses=2}
