@@ -217,6 +217,16 @@ GOOD: dict[str, Case] = {
             delivered(500, 1, node="n2", term=2),
         ],
     ),
+    "failover right after lost syncs": (
+        FewDuplicates,
+        [
+            began(),
+            SyncHeard(50 * MS, "n2", 1, "n1", 1, 49 * MS),
+            delivered(70, 1),
+            SyncHeard(500 * MS, "n2", 1, "n1", 1, 499 * MS),
+            delivered(510, 1, node="n2", term=2),
+        ],
+    ),
     "in a bundle, at the cursor": (
         Monotone,
         [CURSOR, replace(sent(1, 1, 5), node=""), replace(delivered(9, 1), due_ms=CURSOR.due_ms)],
@@ -384,6 +394,17 @@ BAD: dict[str, Case] = {
             SyncHeard(50 * MS, "n2", 1, "n1", 1, 49 * MS),
             SyncHeard(90 * MS, "n2", 1, "n3", 2, 89 * MS),
             delivered(500, 1, node="n2", term=3),
+        ],
+    ),
+    "lease was in syncs that were lost, and was told again": (
+        FewDuplicates,
+        [
+            began(),
+            SyncHeard(50 * MS, "n2", 1, "n1", 1, 49 * MS),
+            delivered(70, 1),
+            SyncHeard(500 * MS, "n2", 1, "n1", 1, 499 * MS),
+            *(SyncHeard(at * MS, "n2", 1, "n1", 1, (at - 1) * MS) for at in range(550, 850, 50)),
+            delivered(860, 1, node="n2", term=2),
         ],
     ),
     "lease was in the sync": (

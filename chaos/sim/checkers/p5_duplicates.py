@@ -35,6 +35,11 @@ from tickwheel.chaos.sim.world import MS
 
 # A lease given while a sync was being put together may be in that sync or in the next.
 SYNC_SLACK_NS = 2 * MS
+SYNCS_MISSED_NS = 75 * MS
+"""Between two syncs that a slave heard: one at least was lost on the way, as while it installs a checkpoint."""
+TOLD_AGAIN_NS = 200 * MS
+"""From the first sync after lost ones: a sync that leaves later has told what they told. The master learns of the loss
+by the answer to that first one."""
 FIRST = -1
 
 _Known = dict[tuple[str, int], int]
@@ -90,6 +95,9 @@ class FewDuplicates(Checker):
         """Groups and topics with a reset asked for or under way since that epoch was seen."""
         self._known: dict[str, _Known] = {}
         """By node: its knowledge of leases in its present boot."""
+        self._heard: dict[str, dict[tuple[str, int], tuple[int, int]]] = {}
+        """By node, in its present boot, and by (master, term): when the newest sync left, and from when on syncs have
+        told again what was lost."""
         self._gathered: dict[str, _Known] = {}
         self._kept: dict[str, _Known] = {}
         """By node: the knowledge of leases on its disk."""
@@ -134,9 +142,9 @@ class FewDuplicates(Checker):
                 elif record.session not in self._cut:
                     self._left.add(record.session)
             case SyncHeard():
-                known, source = self._known.setdefault(record.node, {}), (record.master, record.term)
-                known[source] = max(record.sent_ns, known.get(source, 0))
+                self._sync_heard(record)
             case Booted():
+                self._heard.pop(record.node, None)
                 self._known[record.node] = dict(self._kept.get(record.node, {}))
                 self._led[record.node] = set()
             case DiskWiped():
@@ -226,6 +234,16 @@ class FewDuplicates(Checker):
         if self._knows(again.node, before.node, before.term, before.at_ns):
             self.broken(again.at_ns, f"{what}: {again.node} had heard of its lease, or had it on its disk")
         return "failover"
+
+    def _sync_heard(self, record: SyncHeard) -> None:
+        known, heard = self._known.setdefault(record.node, {}), self._heard.setdefault(record.node, {})
+        source = record.master, record.term
+        before_ns, whole_from_ns = heard.get(source, (record.sent_ns, 0))
+        if record.sent_ns - before_ns > SYNCS_MISSED_NS:
+            whole_from_ns = record.at_ns + TOLD_AGAIN_NS
+        heard[source] = record.sent_ns, whole_from_ns
+        if record.sent_ns >= whole_from_ns:
+            known[source] = max(record.sent_ns, known.get(source, 0))
 
     def _knows(self, node: str, giver: str, term: int, given_ns: int) -> bool:
         """Whether a node has heard in this boot, or had on its disk, what another gave in a term."""
