@@ -86,7 +86,7 @@ def seeds(name: str) -> list[int]:
     table = CHAOS.read_text()
     row = re.search(rf"^\| {name} \|[^|]*\|[^|]*\| (\d+) \|", table, re.MULTILINE)
     known = int(row[1]) - 1 if row else 0
-    return [known, *(seed for seed in range(8) if seed != known)]
+    return [known, *(seed for seed in range(24) if seed != known)]
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -120,10 +120,13 @@ DIRECTED = [
 def test_directed_ones_are_found_and_only_they(name: str) -> None:
     """The scenario that walks into the gap soon breaks a promise with the bug in it, and none without, though its
     faults had their effect."""
-    found = next(seed for seed in seeds(name) if simulate(seed, config_of(name)).failed)
-    whole = simulate(found, whole_config_of(name))
-    assert not whole.failed, whole.broken
-    assert any(tally.effective for tally in whole.tallies.values())
+    for seed in seeds(name):
+        if simulate(seed, config_of(name)).failed:
+            whole = simulate(seed, whole_config_of(name))
+            assert not whole.failed, whole.broken
+            if any(tally.effective for tally in whole.tallies.values()):
+                return
+    raise AssertionError("found in no run in which the faults had their effect")
 
 
 def test_a_hunt_goes_on_where_it_was(tmp_path: Path) -> None:
