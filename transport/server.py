@@ -249,9 +249,9 @@ class ServerStream(Stream):
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._turn: asyncio.Future[None] | None = None
+        """Done when the reader may take the next message."""
         self._decoded: tuple[Any] | None = None
         """The message of a reader that waits for everybody else; the next reader's if that one is cancelled."""
-        """Done when the reader may take the next message."""
         self.ended: Callable[[], None] | None = None
         """Called once when the call is over, however it ends."""
         self._gone: asyncio.Future[None] | None = None
