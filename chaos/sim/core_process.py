@@ -22,7 +22,14 @@ from tickwheel.chaos.sim.history_machines import (
     SyncedSeen,
 )
 from tickwheel.chaos.sim.history_schedules import RunSeen, ScheduleChanged
-from tickwheel.chaos.sim.log_process import CLUSTER_ID, SIZES_EVERY_NS, members_of, note_sync, with_shape
+from tickwheel.chaos.sim.log_process import (
+    CLUSTER_ID,
+    SIZES_EVERY_NS,
+    members_of,
+    note_sync,
+    note_sync_sent,
+    with_shape,
+)
 from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.shape import Shape
@@ -68,7 +75,8 @@ class _ObservedHost(NodeHost):
         core = super()._build()
         machine = self.machine
         heard = core.listener
-        apply, sync_in, role_changed = heard.apply, heard.sync_in, heard.role_changed
+        apply, role_changed = heard.apply, heard.role_changed
+        sync_out, sync_in = heard.sync_out, heard.sync_in
         watch = self.watch
         watch.attach(raft_of(core))
         moments.watch(machine, core.wheel)
@@ -87,6 +95,12 @@ class _ObservedHost(NodeHost):
                 note_digest(machine, core)
             return result
 
+        def observed_sync_out(peer_id: str) -> PeerFrame | None:
+            frame = sync_out(peer_id)
+            if frame is not None:
+                note_sync_sent(machine, peer_id, frame)
+            return frame
+
         def observed_sync_in(peer_id: str, frame: PeerFrame) -> PeerFrame | None:
             note_sync(machine, peer_id, frame)
             return sync_in(peer_id, frame)
@@ -97,6 +111,7 @@ class _ObservedHost(NodeHost):
 
         heard.role_changed = observed_role_changed  # type: ignore[method-assign]
         heard.apply = observed_apply  # type: ignore[method-assign]
+        heard.sync_out = observed_sync_out  # type: ignore[method-assign]
         heard.sync_in = observed_sync_in  # type: ignore[method-assign]
         return core
 

@@ -83,11 +83,13 @@ class SyncedSeen(OfBoot):
 
 @dataclass(slots=True)
 class SyncHeard(OfBoot):
-    """A slave took a 50 ms sync of a term's master, which had left at `sent_ns` (true time)."""
+    """A slave took a 50 ms sync of a term's master, which had left at `sent_ns` (true time), and the one before it for
+    the same slave at `before_ns` (0: none did)."""
 
     master: str
     term: int
     sent_ns: int
+    before_ns: int = 0
 
 
 @dataclass(slots=True)

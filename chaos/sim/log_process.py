@@ -161,6 +161,7 @@ class LogProcess:
         frame = PeerFrame()
         frame.sync.number = self._sync_number
         frame.sync.sent_ns = self.machine.clock.monotonic_ns()
+        note_sync_sent(self.machine, peer_id, frame)
         return frame
 
     def sync_unsent(self, peer_id: str) -> None:
@@ -244,7 +245,15 @@ def _parse(data: bytes) -> tuple[int, int]:
     return index, term
 
 
+def note_sync_sent(machine: Machine, peer_id: str, frame: PeerFrame) -> None:
+    """Remember when a sync left, and which one it follows."""
+    now_ns = machine.world.now_ns
+    machine.syncs_sent[peer_id, frame.sync.sent_ns] = now_ns, machine.last_syncs.get(peer_id, 0)
+    machine.last_syncs[peer_id] = now_ns
+
+
 def note_sync(machine: Machine, peer_id: str, frame: PeerFrame) -> None:
-    """Write down that a sync was heard, with the true time of its sending."""
-    sent_ns = machine.fabric.machines[peer_id].clock.true_ns(frame.sync.sent_ns)
-    machine.history.add(SyncHeard(machine.world.now_ns, machine.name, machine.boot, peer_id, frame.term, sent_ns))
+    """Write down that a sync was heard, with the true times of its sending and of that of the one before it."""
+    sent_ns, before_ns = machine.fabric.machines[peer_id].syncs_sent[machine.name, frame.sync.sent_ns]
+    now_ns = machine.world.now_ns
+    machine.history.add(SyncHeard(now_ns, machine.name, machine.boot, peer_id, frame.term, sent_ns, before_ns))

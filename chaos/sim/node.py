@@ -108,6 +108,10 @@ class Machine:
         self.away_ns = 0
         """Between the turn being taken and the one before it."""
         self._turned_ns = 0
+        self.last_syncs: dict[str, int] = {}
+        """When the newest sync left, by slave."""
+        self.syncs_sent: dict[tuple[str, int], tuple[int, int]] = {}
+        """By slave and `sent_ns`: the true times at which a sync and the one before it left."""
         self.clock = SimulatedClock(world, name)
         self.disk = SimulatedDisk(world.stream(f"disk/{name}"))
         self.network: NetworkPort = NetworkPort(fabric, name)

@@ -35,11 +35,9 @@ from tickwheel.chaos.sim.world import MS
 
 # A lease given while a sync was being put together may be in that sync or in the next.
 SYNC_SLACK_NS = 2 * MS
-SYNCS_MISSED_NS = 75 * MS
-"""Between two syncs that a slave heard: one at least was lost on the way, as while it installs a checkpoint."""
 TOLD_AGAIN_NS = 200 * MS
-"""From the first sync after lost ones: a sync that leaves later has told what they told. The master learns of the loss
-by the answer to that first one."""
+"""From the first sync after lost ones (as while a slave installs a checkpoint): a sync that leaves later has told what
+they told. The master learns of the loss by the answer to that first one."""
 FIRST = -1
 
 _Known = dict[tuple[str, int], int]
@@ -238,8 +236,8 @@ class FewDuplicates(Checker):
     def _sync_heard(self, record: SyncHeard) -> None:
         known, heard = self._known.setdefault(record.node, {}), self._heard.setdefault(record.node, {})
         source = record.master, record.term
-        before_ns, whole_from_ns = heard.get(source, (record.sent_ns, 0))
-        if record.sent_ns - before_ns > SYNCS_MISSED_NS:
+        newest_ns, whole_from_ns = heard.get(source, (record.before_ns, 0))
+        if record.before_ns > newest_ns:
             whole_from_ns = record.at_ns + TOLD_AGAIN_NS
         heard[source] = record.sent_ns, whole_from_ns
         if record.sent_ns >= whole_from_ns:
