@@ -211,11 +211,13 @@ class _Measurement:
                 self.settled.append((time.monotonic(), batch.ids))
 
     async def drained(self, wanted: NDArray[np.uint64]) -> None:
-        """Wait until all of these have been delivered."""
-        while True:
-            if not len(np.setdiff1d(wanted, np.concatenate([batch.ids for batch in self.batches]))):
-                return
+        """Wait until all of these have been delivered. Compares in a thread: the consumer must not wait for it."""
+        missing, seen = wanted, 0
+        while len(missing):
             await asyncio.sleep(0.2)
+            came, seen = [batch.ids for batch in self.batches[seen:]], len(self.batches)
+            if came:
+                missing = await asyncio.to_thread(np.setdiff1d, missing, np.concatenate(came))
 
     async def tell_lost(self, wanted: NDArray[np.uint64]) -> list[str]:
         """Describe messages that did not come, for the search for the reason."""
@@ -420,7 +422,7 @@ async def measure(
                 told(f"{number + 1} of {rounds}: {kind.value} of {struck.old}, term {struck.term}")
             measurement.stop.set()
             await loading
-            wanted = np.unique(np.concatenate(measurement.acknowledged))
+            wanted = await asyncio.to_thread(np.unique, np.concatenate(measurement.acknowledged))
             with contextlib.suppress(TimeoutError):  # what has not come counts as lost
                 async with asyncio.timeout(DRAIN_S):
                     await measurement.drained(wanted)
