@@ -1,4 +1,4 @@
-"""`python -m tickwheel.bench [--case T3] [--quick]`: measure, print a table, write the results.
+"""`python -m tickwheel.bench [--case T3] [--quick]`: measure, print a table, write the results and their document.
 
 A missed target is reported beside its figure and fails nothing; a case that cannot run does.
 """
@@ -13,6 +13,8 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +22,7 @@ from rich.console import Console
 from tickwheel.bench.bulk import t14
 from tickwheel.bench.cases import CASES, t16
 from tickwheel.bench.console import t22
+from tickwheel.bench.document import results_table, with_table
 from tickwheel.bench.figures import Figure, loads_table, medians, others_table, plot
 from tickwheel.bench.groups import t11, t12, t13
 from tickwheel.bench.keyed import t21
@@ -29,15 +32,19 @@ from tickwheel.bench.sink import t15
 from tickwheel.bench.wheel_alone import t10
 
 RESULTS = Path("bench/results/latest.json")
+DOCUMENT = Path("docs/BENCHMARK.md")
+"""Its table is written anew with the results, where there is such a document."""
 _OTHERS = (t10, t11, t12, t13, t14, t15, t16, t17, t18, t19, t20, t21, t22)
 ALL = CASES | {case.__name__.upper(): case for case in _OTHERS}
 """By number."""
 ONCE = {"T6", "T7", "T8", "T14", "T16", "T22"}
 
 
-def settings(quick: bool) -> dict[str, object]:
-    """On what it was measured."""
+def settings(quick: bool, load_before: float) -> dict[str, object]:
+    """When, on what and beside what it was measured: `load_before` is the machine's load average as the case began."""
     return {
+        "day": datetime.now(UTC).date().isoformat(),
+        "load_before": round(load_before, 1),
         "nodes": 3,
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
@@ -53,8 +60,8 @@ def title(case: str) -> str:
     return f"{case}. {said.removesuffix('.')}"
 
 
-def write(case: str, runs: list[list[Figure]], quick: bool) -> None:
-    """Put the figures of one case in the place of its older ones."""
+def write(case: str, runs: list[list[Figure]], measured: Mapping[str, object]) -> None:
+    """Put the figures of one case in the place of its older ones, in the results and in the document's table."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     kept = [record for record in kept if record["case"] != case]
     kept += [
@@ -66,13 +73,16 @@ def write(case: str, runs: list[list[Figure]], quick: bool) -> None:
             "unit": figure.unit,
             "target": figure.target,
             "runs": [rounded(run[place].value) for run in runs],
-            "settings": settings(quick),
+            "settings": measured,
         }
         for place, figure in enumerate(medians(runs))
     ]
     kept.sort(key=lambda record: int(record["case"][1:]))
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    if DOCUMENT.exists():
+        table = results_table(kept, {name: title(name) for name in ALL})
+        DOCUMENT.write_text(with_table(DOCUMENT.read_text(encoding="utf-8"), table), encoding="utf-8")
 
 
 def rounded(value: float) -> float | None:
@@ -94,6 +104,7 @@ def main() -> int:
     failed = []
     for case in [arguments.case] if arguments.case else list(ALL):
         runs: list[list[Figure]] = []
+        measured_on = settings(arguments.quick, os.getloadavg()[0])
         for number in range(1 if arguments.quick or case in ONCE else max(1, arguments.runs)):
             console.print(f"{case}, run {number + 1} ...")
             TIMELINES.clear()
@@ -107,7 +118,7 @@ def main() -> int:
             continue
         measured.append((case, runs))
         if not arguments.quick:
-            write(case, runs, arguments.quick)
+            write(case, runs, measured_on)
             if TIMELINES:
                 plot(title(case), TIMELINES, RESULTS.parent / f"{case}.png")
     console.print(loads_table((case, medians(runs)) for case, runs in measured))

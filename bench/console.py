@@ -361,9 +361,10 @@ def time_figures(times: Times) -> list[Figure]:
         p50, p99 = np.percentile(calls_ms, (50, 99))
         figures += [
             Figure("call_p50", float(p50), "ms", load=load),
-            Figure("call_p99", float(p99), "ms", LIMIT_MS, load),
+            Figure("call_p99", float(p99), "ms", load=load),
         ]
-    return figures
+    slowest = max(figure.value for figure in figures if figure.name == "call_p99")
+    return [Figure("slowest_call_p99", slowest, "ms", LIMIT_MS), *figures]
 
 
 async def t22(quick: bool) -> list[Figure]:

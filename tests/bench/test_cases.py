@@ -12,6 +12,7 @@ from tickwheel.bench import __main__ as bench
 from tickwheel.bench.figures import COLUMNS, Figure
 from tickwheel.bench.served import TIMELINES
 
+MEASURED = bench.settings(quick=False, load_before=0.5)
 PLOTTED = {"T4", "T17", "T18", "T21"}
 """Their messages go all the way: repeats, elections and lateness stand beside the rate, and what it cost."""
 
@@ -42,10 +43,11 @@ def test_every_case_of_the_table_is_there() -> None:
 def test_results_are_medians_and_keep_other_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One record a figure with the values of all runs; a case that is measured again replaces only itself."""
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "results" / "latest.json")
+    monkeypatch.setattr(bench, "DOCUMENT", tmp_path / "none.md")
     runs = [[Figure("rate", value, "msg/s", "5", "1 topic")] for value in (3.0, 9.0, 4.0)]
-    bench.write("T9", runs, quick=False)
-    bench.write("T2", runs[:1], quick=False)
-    bench.write("T9", runs[1:2], quick=False)
+    bench.write("T9", runs, MEASURED)
+    bench.write("T2", runs[:1], MEASURED)
+    bench.write("T9", runs[1:2], MEASURED)
     records = json.loads((tmp_path / "results" / "latest.json").read_text(encoding="utf-8"))
     assert [(r["case"], r["load"], r["value"], r["runs"]) for r in records] == [
         ("T2", "1 topic", 3.0, [3.0]),
@@ -57,6 +59,7 @@ def test_results_are_medians_and_keep_other_cases(tmp_path: Path, monkeypatch: p
 def test_a_lateness_of_nothing_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON has no nan; other readers of the results would choke on it."""
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "latest.json")
-    bench.write("T4", [[Figure("lateness_p50", math.nan, "ms")]], quick=False)
+    monkeypatch.setattr(bench, "DOCUMENT", tmp_path / "none.md")
+    bench.write("T4", [[Figure("lateness_p50", math.nan, "ms")]], MEASURED)
     [record] = json.loads((tmp_path / "latest.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert record["value"] is None and record["runs"] == [None]
