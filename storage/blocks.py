@@ -1,11 +1,11 @@
-"""Equal records in blocks that carry their own checksum: the layout of append-only files of small records.
+"""Records of equal size in blocks with a checksum: the layout of append-only files of small records.
 
-Owns the places of records, and the checks. A block has 4,096 bytes: as many records as fit before the last four,
-zeros, and the CRC32C of the 4,092 bytes before. Only full blocks have a checksum. The records behind the last full
-block stand alone; the checkpoint, which names the file's length, keeps their checksum.
+Owns the places of records, and the checks. A block has 4,096 bytes: as many records as fit into the first 4,092, zeros,
+and the CRC32C of those 4,092 bytes. Only full blocks have a checksum. The checksum of the records after the last full
+block is kept by the checkpoint, which names the file's length, and the format version too.
 
-So a file only ever grows: a block's checksum is appended behind its last record. The checkpoint also has the format
-version. Called by the ready queues and dead letters of the state.
+So a file only ever grows: a block's checksum is appended after its last record. Called by the ready queues and dead
+letters of the state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CRC_BYTES = 4
 
 
 class BlockLayout:
-    """Computes the places of equal records. Record numbers count from the start of the file."""
+    """Computes where records of one size lie. Record numbers count from the start of the file."""
 
     __slots__ = ("_used_bytes", "per_block", "record_bytes")
 
@@ -41,9 +41,9 @@ class BlockLayout:
         return blocks * BLOCK_BYTES + inside * self.record_bytes
 
     def encode(self, first: int, number: int, records: bytes) -> bytes:
-        """The bytes to append behind record `number - 1`.
+        """The bytes to append after record `number - 1`.
 
-        `records` begin with record `first`, the start of a block not behind `number`.
+        `records` begin with record `first`, which starts a block and is at most `number`.
         """
         full = len(records) // self._used_bytes
         blocks = np.zeros((full, BLOCK_BYTES), np.uint8)

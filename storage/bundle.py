@@ -2,9 +2,9 @@
 
 Owns the layout (docs/FORMATS.md): a header, a table with a row for each chunk, then the log, the index and the heads of
 all chunks. Values that only the ingest decides count from 0 in each chunk (global index, log offset), or are rows of
-a list that the ingest brings (topics). The index holds packed units (packed_units.py); the heads list the ticks of a
-chunk. That takes four bytes a message instead of a hundred, since every byte goes to every node. Bundles of version 1
-are still read; their index and heads are exactly as a merge writes them to the files of a segment.
+a list that the ingest brings (topics). The index holds packed units (packed_units.py), and the heads list the ticks of
+a chunk: four bytes a message instead of a hundred, because every byte goes to every node. Bundles of version 1 are
+still read; their index and heads are exactly as a merge writes them to the files of a segment.
 
 A bundle is named by the SHA-256 of its bytes and never changes. In each chunk units and records lie in the order of
 the due times: the place of a unit is its index.
@@ -60,7 +60,7 @@ Table = NDArray[np.void]
 
 
 class BadBundleError(Exception):
-    """The bytes are no valid bundle; the text tells the fault."""
+    """The bytes are not a valid bundle; the text says why."""
 
 
 def bundle_path(name: str) -> str:
@@ -114,7 +114,7 @@ class Layout:
 
 
 def problem_of_table(table: Table, topics: int) -> str:
-    """The fault of a table that cannot be a bundle's; empty: none."""
+    """What is wrong with the table of a bundle; empty: nothing."""
     if not 1 <= len(table) <= CHUNKS_MAX:
         return f"it has {len(table)} chunks, allowed are 1 to {CHUNKS_MAX}"
     if not 1 <= topics <= TOPICS_MAX:
@@ -128,7 +128,7 @@ def problem_of_table(table: Table, topics: int) -> str:
         return "its hours do not rise"
     row_bytes = table["row_bytes"]
     if (row_bytes != row_bytes[0]).any() or int(row_bytes[0]) > ROW_BYTES_MAX:
-        return f"a packed unit of it has more than {ROW_BYTES_MAX} bytes, or not the same in all chunks"
+        return f"its packed units have more than {ROW_BYTES_MAX} bytes, or another size in each chunk"
     return ""
 
 
@@ -211,7 +211,7 @@ def read_layout(file: Readable, size: int) -> Layout:
         raise BadBundleError(f"{file.path}: its units are not of version {version}, as its header is")
     sums = (layout.units, layout.index_at - layout.log_at, layout.bytes - layout.heads_at)
     if sums != (units, log_bytes, heads_bytes) or layout.bytes != size:
-        raise BadBundleError(f"{file.path}: its table speaks of {layout.bytes} bytes, it has {size}")
+        raise BadBundleError(f"{file.path}: by its table it has {layout.bytes} bytes, but it has {size}")
     return layout
 
 
@@ -290,7 +290,7 @@ def chunks_of(segment: Segment, layout: Layout) -> Iterator[tuple[int, Chunk, in
 
 
 def check(disk: Disk, name: str) -> Layout:
-    """Check everything in a bundle on which a node relies; for a worker thread. Raises BadBundleError, DiskError."""
+    """Check everything in a bundle that a node relies on; for a worker thread. Raises BadBundleError, DiskError."""
     path = bundle_path(name)
     file = disk.open(path)
     try:
@@ -303,7 +303,7 @@ def check(disk: Disk, name: str) -> Layout:
             index = segment.index
             said = (layout.slot_ms, layout.units, layout.row_bytes)
             if said != (index.slot_ms, index.units, index.row_bytes):
-                raise BadBundleError(f"{path}: its index is not that of its table")
+                raise BadBundleError(f"{path}: its index and its table differ")
         for row, (hour, chunk, begin) in zip(layout.table, chunks_of(segment, layout), strict=True):
             _check_chunk(path, segment, layout, row, hour, chunk, begin)
     except (DiskError, OverflowError) as error:
@@ -355,7 +355,7 @@ def _check_chunk(
 
 
 def name_of(pieces: Iterable[bytes]) -> str:
-    """The name of a bundle of these pieces."""
+    """The name of the bundle that these pieces make."""
     sha = hashlib.sha256()
     for piece in pieces:
         sha.update(piece)

@@ -18,7 +18,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LIMIT_MAX = 1 << 20
-"""Limit used if the hard limit is larger or infinite: the kernel keeps a table as long as the largest number in use."""
+"""Limit used if the hard limit is larger or infinite: the kernel's table is as long as the largest number in use."""
 
 
 class DescriptorReserve:
@@ -52,8 +52,8 @@ class DescriptorReserve:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run work that needs a descriptor, with one of the reserve if no other is left. Result and errors are those of
-        the work."""
+        """Run work that needs a descriptor, with one from the reserve if no other is left. Returns and raises what the
+        work does."""
         try:
             return work()
         except OSError as error:

@@ -21,15 +21,16 @@ class DiskError(Exception):
 
 
 class DiskFullError(DiskError):
-    """No space is left; nothing or only a part was written."""
+    """No space is left. What was to be written is missing or incomplete."""
 
 
 class NoDescriptorError(DiskFullError):
-    """No file descriptor is left in the process or the machine; nothing was done. Like a full disk this may pass."""
+    """No file descriptor is left in the process or the machine; nothing was done. Like a full disk, this may pass."""
 
 
 class FsyncFailedError(DiskError):
-    """An fdatasync failed. What it covered may be lost even if a later one succeeds: write and promise nothing more."""
+    """An fdatasync failed. What it was to save may be lost even if a later one succeeds: write and promise nothing
+    more."""
 
 
 class File(Protocol):

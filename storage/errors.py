@@ -8,7 +8,7 @@ ADVICE = (
     "Remove the member and add it anew under a new id, with an empty data directory; if no other member is left, "
     "restore a backup"
 )
-"""Remedy for damaged data. A directory that was emptied under the old id has forgotten votes, so it is refused."""
+"""Remedy for damaged data. The old id with an emptied directory would be refused: it has forgotten its votes."""
 
 
 class CorruptFileError(DiskError):
@@ -23,8 +23,8 @@ class CorruptFileError(DiskError):
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Whether this error says that a file cannot be read or written as it should be: another node must take over. Not
-    so a full disk, which may get room."""
+    """Whether this error means that a file can no longer be read or written properly, so another node must take over. A
+    full disk does not count: it may get room again."""
     return isinstance(error, DiskError) and not isinstance(error, DiskFullError)
 
 

@@ -33,7 +33,7 @@ _HEADER = struct.Struct("<4sBBBBIIqqQQHHI")
 """Magic, version, kind, columns, detail, count, body bytes, at_ms, stamped_ms, term, log index, text bytes, reserved,
 CRC32C of the header up to here, text and body."""
 _COLUMN = struct.Struct("<BxxxxxxxQq")
-"""Width in bytes of the offsets that follow (0: none, each value is the one before plus the step), base, step."""
+"""Width in bytes of the offsets that follow (0: none; each value is the previous one plus the step), base, step."""
 
 
 SMALL_MAX = 48
@@ -53,8 +53,8 @@ class EventKind(enum.IntEnum):
     DELIVERED = 3
     """id, due_ms, attempt: handed to a consumer. Texts: topic, group, name of the consumer."""
     SETTLED = 4
-    """unit, attempt: `detail` is the SettleKind of log.proto. Texts: topic, group, reason. Which message the unit is,
-    the DISPATCHED record of the unit says; attempts are counted from 1 with each unit."""
+    """unit, attempt: `detail` is the SettleKind of log.proto. Texts: topic, group, reason. The unit's DISPATCHED record
+    says which message it is; attempts count from 1 for each unit."""
     CANCELLED = 5
     """id"""
     MOVED = 6
@@ -62,13 +62,14 @@ class EventKind(enum.IntEnum):
     LEADS = 7
     """No columns. This node became master of `term`. Texts: its id."""
     LOST = 8
-    """No columns; `count` records of this node were left out, because they came faster than they could be written."""
+    """No columns. `count` records of this node were left out: they came faster than they could be written."""
     LOADED = 9
     """hour, first_index, units, clamp_ms of each chunk of an ingested bundle, in the order of its rows.
     Texts: the bundle's name, its topics. loaded_events.py makes SCHEDULED records of it."""
     GROUP = 10
-    """due_ms, one row a topic: `detail` is the GroupChange. Texts: group, its filter, topics. What was dispatched
-    before this entry counts for the group from this due time on: 0 for all that is kept, FROM_NOW_MS for nothing."""
+    """due_ms, one row for each topic: `detail` is the GroupChange. Texts: group, its filter, topics. Of the messages
+    dispatched before this entry, the group gets those due from this time on. 0: all that are kept; FROM_NOW_MS:
+    none."""
 
 
 class GroupChange(enum.IntEnum):
@@ -78,7 +79,7 @@ class GroupChange(enum.IntEnum):
     """For topics that the group already has, nothing changes."""
     RESET = 2
     FILTERED = 3
-    """Has no start: it stays as it is."""
+    """Has no start: the start stays as it is."""
     DELETED = 4
     """Without a group: the topics were deleted."""
     REMOVED = 5
@@ -191,8 +192,8 @@ def encode(record: EventRecord) -> bytes:
 
 
 def _checked(data: bytes, at: int) -> tuple[int, int, int, int, int, int] | None:
-    """End, kind, columns, count, at_ms and begin of the body of the record at offset `at`; None: there is no complete
-    and correct record."""
+    """Of the record at offset `at`: its end, kind, columns, count, at_ms, and where its body begins. None: there is no
+    complete and correct record."""
     if at + _HEADER.size > len(data):
         return None
     magic, version, kind, columns, _, count, body_bytes, at_ms, _, _, _, text_bytes, _, crc = _HEADER.unpack_from(
@@ -273,10 +274,10 @@ def _no_ids() -> Column:
 class Places:
     """Where the records of one file are, and which ids each may hold. Immutable.
 
-    Records are known by their lowest and highest id: 24 bytes a record. That does not rule out one whose messages are
-    due in many hours. But in each hour ids rise as messages arrive, so consecutive records, a block, have a narrow span
-    of each hour; a block is known by these spans, 20 bytes each. A block has at most as many as it has records, or one
-    for ROWS_A_SPAN ids: if it has ids of more hours, a span is of several.
+    A record is known by its lowest and highest id: 24 bytes a record. That does not rule out a record whose messages
+    are due in many hours. But in each hour ids rise as messages arrive, so consecutive records (a block) cover a narrow
+    span of each hour. A block is known by these spans, 20 bytes each. It has at most as many spans as records, or one
+    for ROWS_A_SPAN ids. If it has ids of more hours than that, a span covers several hours.
     """
 
     end: int = 0
@@ -317,7 +318,7 @@ class Places:
 
 
 class _Growing:
-    """What a search adds to the places of a file, block by block."""
+    """What one search adds to the known places of a file, block by block."""
 
     def __init__(self, known: Places) -> None:
         self._known = known
@@ -410,7 +411,7 @@ def locate(disk: Disk, path: str, known: Places) -> Places:
 
 
 def _named(data: bytes, at: int, count: int, names: Sequence[str]) -> Iterator[Column]:
-    """The columns that name messages, without one that is as the one before."""
+    """The columns that name messages, without those that repeat the previous one."""
     seen = b""
     for name in names:
         if name in NAMING:
@@ -425,8 +426,8 @@ def _named(data: bytes, at: int, count: int, names: Sequence[str]) -> Iterator[C
 
 
 def holding(disk: Disk, path: str, places: Places, ids: Sequence[int]) -> Iterator[EventRecord]:
-    """Of the records of a file those that hold one of the ids, or that may. Only they are read and decoded. None if
-    the file is gone."""
+    """The records of a file that may hold one of the ids: all that do, and a few others. Only these are read and
+    decoded. Nothing if the file is gone."""
     found = places.of(ids)
     if not found:
         return
@@ -493,7 +494,7 @@ def newest_index(disk: Disk, directory: str) -> int:
 
 
 def content(disk: Disk, path: str, begin: int = 0) -> bytes:
-    """The bytes of a file from a place on; none if it is gone or cannot be read."""
+    """The bytes of a file from offset `begin` on; none if it is gone or cannot be read."""
     try:
         file = disk.open(path)
         try:

@@ -1,4 +1,4 @@
-"""The manifest: the applied index of a node's files, the files that count, and their lengths.
+"""The manifest: which files of a node count, their lengths, and the applied index that they stand for.
 
 Owns the file `manifest`, written whole (`whole_file.py`): after any crash it is the old one or the new one. The order
 of a checkpoint is: files fsynced, manifest written, journal cut. The manifest never names bytes that are not on stable
@@ -34,7 +34,7 @@ def read_manifest(disk: Disk, path: str = FILE_NAME) -> Manifest | None:
     try:
         manifest = Manifest.FromString(content)
     except DecodeError as error:
-        raise CorruptFileError(path, 0, f"it is no manifest: {error}", ADVICE) from error
+        raise CorruptFileError(path, 0, f"it is not a manifest: {error}", ADVICE) from error
     if manifest.format_version > FORMAT_VERSION:
         raise UnknownVersionError(path, manifest.format_version, FORMAT_VERSION)
     return manifest
@@ -44,12 +44,14 @@ def restore_files(disk: Disk, manifest: Manifest) -> None:
     """Cut each file to the length in the manifest. Raises CorruptFileError if a file is missing, short or changed."""
     for wanted in manifest.files:
         if not disk.exists(wanted.path):
-            raise CorruptFileError(wanted.path, 0, "the manifest names it, but it is not there", ADVICE)
+            raise CorruptFileError(wanted.path, 0, "the manifest names it, but it is missing", ADVICE)
         file = disk.open(wanted.path)
         try:
             size = file.size()
             if size < wanted.bytes:
-                raise CorruptFileError(wanted.path, size, f"the manifest counts {wanted.bytes} bytes of it", ADVICE)
+                raise CorruptFileError(
+                    wanted.path, size, f"it ends here, but by the manifest it has {wanted.bytes} bytes", ADVICE
+                )
             if size > wanted.bytes:
                 file.truncate(wanted.bytes)
             if wanted.crc32c:
@@ -59,6 +61,6 @@ def restore_files(disk: Disk, manifest: Manifest) -> None:
                         crc32c, file.read_at(offset, min(_CHECK_BYTES, wanted.bytes - offset))
                     )
                 if crc32c != wanted.crc32c:
-                    raise CorruptFileError(wanted.path, 0, "its checksum is not the manifest's", ADVICE)
+                    raise CorruptFileError(wanted.path, 0, "its checksum is not the one in the manifest", ADVICE)
         finally:
             file.close()

@@ -1,12 +1,12 @@
 """Packed units: the columns of a bundle's units in as few bytes as they need.
 
-Owns the layout of a bundle's index (docs/FORMATS.md). Of the 96 bytes of a unit a bundle keeps only fields that do not
-follow from others: place and chains follow from the row, due times up to the tick from the chunk's directory, offsets
-from the sizes. A column is a base, and for each row the difference to it in 0, 1, 2, 4 or 8 bytes; with 0 bytes all
-rows have the base.
+Owns the layout of a bundle's index (docs/FORMATS.md). Of the 96 bytes of a unit, a bundle keeps only the fields that do
+not follow from others. Place and chains follow from the row, the tick of a due time from the chunk's directory, and
+offsets from the sizes. A column has a base, and for each row the difference to it in 0, 1, 2, 4 or 8 bytes; with 0
+bytes all rows have the base.
 
 Rows lie in blocks of BLOCK_ROWS. For each block the directory has the CRC32C and the start of its rows' records, so
-that any rows can be read without those before. A wrong checksum is reported, and such rows are never returned.
+rows can be read without those before them. A wrong checksum is reported, and such rows are never returned.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def pack(columns: Mapping[str, Column] | Column, due_in_tick: Column, log_offset
             continue
         column: Column = due_in_tick if name == DUE_IN_TICK else columns[name]
         low = int(column.min())
-        # A row has one byte at least: of none its number would say nothing.
+        # A row has at least one byte: the number of empty rows would say nothing.
         width = max(int(name == DUE_IN_TICK), width_of(int(column.max()) - low))
         widths.append(width)
         bases.append(low)

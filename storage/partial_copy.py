@@ -1,11 +1,11 @@
 """Files that arrive from another machine in chunks, in as many tries as that takes.
 
-A try that broke leaves its files, fsynced or not. The next try names them with their checksums, and the sender leaves
-out what is right. A file that differs is received again from its beginning: the receiver may have lost power, or the
-sender may have another version by then. So a file never holds bytes of two versions that nobody compared.
+A broken try leaves its files, fsynced or not. The next try names them with their checksums, and the sender leaves out
+those that match. A file that differs is received again from its beginning: the receiver may have lost power, or the
+sender may have another version by then. So a file never mixes bytes of two versions unchecked.
 
-What the files mean, and how they become whole, is for the owner: a checkpoint that is installed, or a backup. One
-thread at a time.
+What the files mean, and when they take effect, is the owner's business: a checkpoint that is installed, or a backup.
+One thread at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tickwheel.storage.whole_file import file_crc
 
 
 class CopyError(Exception):
-    """The data that arrived is not the data that was asked for; the text is for people."""
+    """Other data arrived than was asked for; the text is for people."""
 
 
 class PartialCopy:
@@ -111,7 +111,7 @@ class PartialCopy:
         return [self._held[path] for path in self._paths]
 
     def fsync(self) -> None:
-        """Make what this try has named durable, and remove the other files: they are of another version.
+        """Make the files that this try has named durable, and remove the others: they are of another version.
 
         The directory itself is left to the owner, who marks it then. Raises DiskError.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tickwheel.storage.disk import DiskError
 
 LOCK_NAME = ".lock"
-"""The lock's file below the root; no caller sees or opens it."""
+"""Name of the lock file below the root; no caller sees or opens it."""
 
 
 def path_parts(path: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Segments: the delay log, the delay index and the heads of one hour, as three append-only files.
 
 Owns the byte layout of `<seq>.log`, `<seq>.index` and `<seq>.heads` (docs/FORMATS.md) and its checks.
-The wheel's merges and the pipeline's bulk builds write segments through `append_chunk`.
+The wheel's merges write segments through `append_chunk`.
 
 A segment grows by **chunks**; one merge adds one chunk to the hour. In a chunk the index rows lie in
 dispatch order (tick, due time, index), so that each tick is one run and a range of ticks is one read;
@@ -56,10 +56,10 @@ _FOLD = np.uint64(0x94D0_49BB_1331_11EB)
 class CorruptSegmentError(DiskError):
     """Bytes of a segment differ from those written. Names the file, the offset and the remedy."""
 
-    def __init__(self, path: str, offset: int, what: str) -> None:
+    def __init__(self, path: str, offset: int, cause: str) -> None:
         super().__init__(
-            f"{path}: {what} at byte {offset}. The disk returned other bytes than were written; stop this node, "
-            "check the disk, and let the node fetch a checkpoint from a healthy member."
+            f"{path}: {cause} at byte {offset}. The disk returned other bytes than were written: check it. A node that "
+            'stops because of this must be replaced (docs/DEPLOY.md, "The data is damaged")'
         )
         self.path = path
         self.offset = offset
@@ -92,7 +92,7 @@ class Chunk:
     starts: NDArray[np.uint32]
     crcs: NDArray[np.uint32]
     places_at: int  # where in the heads file the places begin
-    built: Ticks | None = None  # of a bundle with packed units: they cannot be read without
+    built: Ticks | None = None  # only in a bundle with packed units, which cannot be read without it
 
     def rows_between(self, tick_min: int, tick_max: int) -> tuple[int, int]:
         """Rows of the chunk with tick_min <= tick of the hour < tick_max."""
@@ -304,8 +304,8 @@ class Segment:
         try:
             data = file.read_at(first_row * ROW_BYTES, count * ROW_BYTES)
         except DiskError as error:
-            what = f"the index cannot be read ({error})"
-            raise CorruptSegmentError(file.path, first_row * ROW_BYTES, what) from error
+            cause = f"the index cannot be read ({error})"
+            raise CorruptSegmentError(file.path, first_row * ROW_BYTES, cause) from error
         if len(data) != count * ROW_BYTES:
             raise CorruptSegmentError(file.path, first_row * ROW_BYTES, "the index ends early")
         rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, ROW_BYTES)

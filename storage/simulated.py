@@ -9,8 +9,8 @@ Invariants:
   `scattered`, any of them).
 - The same calls with the same `rng` have the same results.
 
-The object outlives crashes: a restarted node opens it again. Handles and mapped views from before
-are of the process that died; handles raise. Single-threaded, as the simulation is.
+The object outlives crashes: a restarted node opens it again. Handles and mapped views from before the crash
+belong to the dead process; such handles raise. Single-threaded, as the simulation is.
 
 Called by the simulation and by tests.
 """

@@ -1,4 +1,4 @@
-"""Hashes of tags and keys: what a unit keeps of them, the same in every language.
+"""Hashes of tags and keys, which a unit keeps in place of their texts. They are the same in every language.
 
 A tag's 64-bit hash is FNV-1a over its UTF-8 bytes. Its code is the upper half folded into 32 bits; its mask
 has three bits set, at the places that three groups of six bits of the hash name. A message's mask is the OR
@@ -19,7 +19,7 @@ _OFFSET = 0xCBF2_9CE4_8422_2325
 _PRIME = 0x0000_0100_0000_01B3
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 _FEW_TEXTS = 64
-"""Up to this many texts take less time one by one."""
+"""Up to this many texts are hashed faster one by one."""
 TAG_BITS = 3
 
 
@@ -35,8 +35,8 @@ def _fnv(value: int, content: bytes) -> int:
 
 
 def hash64_many(content: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Hashes:
-    """`hash64` of n texts. `content`: their UTF-8; `offsets`: n + 1 places where each begins and the one before ends.
-    Takes one step for all texts at each place in them; the few longest are ended one by one."""
+    """`hash64` of n texts. `content`: their UTF-8, one after the other; `offsets`: n + 1, where each begins, then the
+    end. Hashes one byte of all texts in a step; the few longest are finished one by one."""
     hashes = np.full(len(offsets) - 1, _OFFSET, np.uint64)
     order = np.argsort(np.diff(-offsets), kind="stable")
     starts, shorter = offsets[:-1][order], np.diff(-offsets)[order]

@@ -15,7 +15,7 @@ NO_INDEX = 0xFFFF_FFFF
 UNIT = np.dtype(
     [
         ("offset", "<u8"),  # of the record (meta and payload) in the hour's delay log, given at apply
-        ("due_ms", "<i8"),  # that holds: the requested one, or the cursor's if that was later
+        ("due_ms", "<i8"),  # that counts: the requested one, or the cursor's at apply if that was later
         ("due_requested_ms", "<i8"),
         ("scheduled_ms", "<i8"),  # stamp of the command that brought it; of a retry: when it was due first
         ("tag_mask", "<u8"),
@@ -40,6 +40,6 @@ UNIT_BYTES = 96
 ONE_TAG = 1
 """In `flags`: the message has one tag only, and `tag_hash` is its hash."""
 LACKING = 2
-"""In `flags`: this node copied the message from a record that it could not read, so its own record has only the right
-size. No part of the state: other nodes lack other records, or none."""
+"""In `flags`: this node copied the message from a record that it could not read, so its own record has the right size
+and no content. Not part of the state: other nodes lack other records, or none."""
 assert UNIT.itemsize == UNIT_BYTES

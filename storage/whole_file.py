@@ -1,4 +1,4 @@
-"""Small files that are written and read whole: after any crash each is the old one or the new one.
+"""Small files that are written and read whole: after a crash, a file is either the old one or the new one.
 
 Layout: magic `TWWHOLE1`, u32 format version, u32 CRC32C of the content, u64 its length, content.
 A write has four steps, and none may be left out: write aside, fsync, rename into place, fsync the directory.
@@ -76,12 +76,12 @@ def read_whole(disk: Disk, path: str, *, advice: str = ADVICE) -> bytes | None:
         raise CorruptFileError(path, 0, f"{len(data)} bytes are too few for a header", advice)
     magic, version, crc32c, length = _HEADER.unpack_from(data)
     if magic != _MAGIC:
-        raise CorruptFileError(path, 0, "it does not begin as it should", advice)
+        raise CorruptFileError(path, 0, f"it does not begin with {_MAGIC.decode()}", advice)
     if version > FORMAT_VERSION:
         raise UnknownVersionError(path, version, FORMAT_VERSION)
     content = data[_HEADER.size :]
     if len(content) != length:
-        raise CorruptFileError(path, 16, f"its length is {len(content)}, written were {length}", advice)
+        raise CorruptFileError(path, 16, f"its content has {len(content)} bytes, but {length} were written", advice)
     if google_crc32c.value(content) != crc32c:
         raise CorruptFileError(path, _HEADER.size, "its checksum does not match", advice)
     return content

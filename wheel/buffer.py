@@ -1,9 +1,9 @@
 """The arrival buffer: units and records that have been applied but not yet merged into hour files.
 
-Owns immutable blocks of units sorted by (due_ms, index), and the records as they came. Two ways in:
-by due time (`blocks`, searched each on its own; small ones are joined geometrically so that their
-number stays small), and by id (`EXTENT`: one row for each contiguous piece of an hour that an append
-brought). Once frozen a buffer never changes again and may be read by any thread.
+Owns immutable blocks of units sorted by (due_ms, index), and the records as they came. A unit is found
+by due time in `blocks`, each of which is searched; small blocks are joined geometrically, so that there
+are few. It is found by id in the extents (`EXTENT`): one row for each contiguous piece of an hour that an
+append brought. Once frozen a buffer never changes again, and any thread may read it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def join_blocks(blocks: list[Block]) -> Block:
 
 
 def ordered_block(blocks: list[Block]) -> Block:
-    """Join blocks of which a later one may have lower indexes than an earlier one."""
+    """Join blocks even if a later one has lower indexes than an earlier one."""
     joined = join_blocks(blocks)
     units = joined.units
     behind = np.diff(units["index"].astype(np.int64)) < 0
@@ -95,8 +95,8 @@ class Buffer:
         starts: NDArray[np.int64],
         at: NDArray[np.int64],
     ) -> None:
-        """Add an applied batch: sorted units with their ids. `starts`: first row of each hour; `at`: place of each
-        hour's records in `records`."""
+        """Add an applied batch: sorted units with their ids. `starts`: first row of each hour; `at`: where each hour's
+        records begin in `records`."""
         self._join_small(Block(due_ms, units))
         extents = np.zeros(len(starts), dtype=EXTENT)
         extents["id"] = ids[starts]

@@ -1,8 +1,8 @@
 """Chunks of bundles that were ingested: which exist, and how their units are read.
 
-Owns, per hour, the chunks that lie in bundles (storage/bundle.py), and per bundle the decisions of its ingest. Both
-are logical state. A bundle is never rewritten: first global index, first log offset, clamped due times, the stamp and
-the topics are laid over its units whenever they are read (`Overlay`).
+Owns, per hour, the chunks that lie in bundles (storage/bundle.py), and per bundle what its ingest decided. Both are
+logical state. A bundle is never rewritten. What the ingest decided (first global index, first log offset, clamped due
+times, stamp, topics) is laid over its units whenever they are read (`Overlay`).
 
 Invariants: the chunks of an hour are in order of their first index, and nothing else has indexes in their ranges. A
 bundle is kept as long as one of its chunks is.
@@ -28,7 +28,7 @@ TAKEN = np.dtype(
         ("first_index", "<u4"),
         ("units", "<u4"),
         ("log_start", "<u8"),  # offset in the hour's log of its first record
-        ("log_at", "<u8"),  # of it in the bundle's log
+        ("log_at", "<u8"),  # where that record lies in the bundle's log
         ("first_row", "<u4"),  # in the bundle's index
         ("heads_at", "<u4"),  # in the bundle's heads
     ]
@@ -40,13 +40,13 @@ TakenChunks = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ingested:
-    """Result of an ingest for the bundle's units."""
+    """What an ingest decided for the bundle's units."""
 
     chunks: TakenChunks
     clamp_ms: int
     """Units that were due before this time became due at it."""
     late: int
-    """Units whose hours were over."""
+    """Number of units whose hours were over."""
 
 
 _NONE: TakenChunks = np.zeros(0, TAKEN)
@@ -54,7 +54,7 @@ _NONE: TakenChunks = np.zeros(0, TAKEN)
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Decisions of the ingest of one bundle."""
+    """What the ingest of one bundle decided."""
 
     number: int
     name: str
@@ -111,7 +111,7 @@ class Overlay:
         return ticks, starts
 
     def units(self, units: Units, chunk: Chunk) -> Units:
-        """Checked units of a chunk, with the decisions of the ingest laid over them."""
+        """Checked units of a chunk, with what the ingest decided laid over them."""
         units = units if units.flags.writeable else units.copy()
         np.maximum(units["due_requested_ms"], self.clamp_ms, out=units["due_ms"])
         units["index"] += np.uint32(chunk.first_index)
@@ -190,7 +190,8 @@ class Bundles:
         return list(self._overlays.values())
 
     def inside(self, hour: int, index: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """True for each index of an hour that belongs to a bundle; and how many such indexes lie below each."""
+        """True for each index of an hour that belongs to a bundle; and for each, how many indexes of bundles lie below
+        it."""
         taken = self._chunks.get(hour)
         if taken is None:
             return np.zeros(len(index), np.bool_), np.zeros(len(index), np.int64)
@@ -202,7 +203,7 @@ class Bundles:
         return inside, below
 
     def forget(self, below: int) -> list[str]:
-        """Hours below are gone: drop their chunks. Returns names of bundles without remaining chunks."""
+        """Hours before `below` are gone: drop their chunks. Returns the names of bundles that have no chunk left."""
         gone: list[str] = []
         for hour in [hour for hour in self._chunks if hour < below]:
             taken = self._chunks.pop(hour)

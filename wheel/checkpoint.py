@@ -41,7 +41,7 @@ _STATE = struct.Struct(
 
 @dataclass(frozen=True, slots=True)
 class WheelState:
-    """The wheel's content of the manifest."""
+    """The wheel's part of the manifest."""
 
     slot_ms: int
     cursor: CursorKey
@@ -86,7 +86,7 @@ class RunContent:
 
 
 class CheckpointJob:
-    """Writes the state as it was when the job was made; appends, merges and dispatches go on meanwhile.
+    """Writes the state as it was when the job was made; appends, merges and dispatches may go on meanwhile.
 
     After `run` the manifest must get `state` and `files`. Once it is durable, call `Wheel.checkpoint_durable(job)`,
     then run `remove_old` in a worker, before the next checkpoint begins.

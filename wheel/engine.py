@@ -3,10 +3,10 @@
 `Wheel` carries out the commands of the log, hands out background work, and counts what is pending. It composes five
 owners, which never reach back:
 
-- `holdings`: where every unit lies (holdings.py)
+- `holdings`: the hour wheel, that is, where every unit lies (holdings.py)
 - `files`: the files' merges, checkpoints and removal (files.py)
 - `marks`: cancelled and moved units (marks.py)
-- `window`: the cursor, and the ticks loaded ahead of it (window.py)
+- `window`: the cursor, and the second wheel with the ticks loaded ahead of it (window.py)
 - `ingestion`: a bundle that is becoming part of the wheel (ingestion.py)
 
 `reads` answers questions from them (reads.py). Other packages change the wheel by methods of `Wheel` alone, and read
@@ -18,7 +18,7 @@ by a synchronous load when a dispatch reaches beyond the loaded ticks.
 Invariants:
 - `append` gives ids, offsets and due times, from the log alone. Merges, loads and checkpoints may happen at any time:
   no id, order, answer or digest depends on when.
-- No unit below the cursor is pending. `pending` counts the units at or behind it that have no mark.
+- No unit below the cursor is pending. `pending` counts the units from the cursor on that have no mark.
 
 All methods belong to one thread, that of the node's core; `run` of a job may be called by any.
 """
@@ -63,6 +63,7 @@ class WheelConfig:
     buffer_bytes_max: int = 128 << 20
     """Bytes of the arrival buffer above which it is merged."""
     preload_ms: int = 10_000
+    """How far ahead of the clock ticks are loaded."""
 
     def __post_init__(self) -> None:
         if self.slot_ms not in SLOT_WIDTHS_MS:
@@ -93,7 +94,10 @@ class Wheel:
     """Every pending message of one wheel group, and the cursor."""
 
     def __init__(self, disk: Disk, directory: str, config: WheelConfig, state: bytes = b"") -> None:
-        """`state`: `Manifest.wheel`; without it the directory must be empty. Raises CorruptSegmentError."""
+        """`state`: the `wheel` of the manifest; empty: a new wheel, in an empty directory.
+
+        Raises CorruptSegmentError, and ValueError if the cluster was created with another `slot_ms`.
+        """
         slot_ms = config.slot_ms
         known = WheelState.decode(state) if state else WheelState(slot_ms, CursorKey(0, 0), 0, 0, 0, 0)
         if known.slot_ms != slot_ms:
@@ -159,12 +163,12 @@ class Wheel:
         return job.records[0]
 
     def covers(self, hour_max: int) -> bool:
-        """Whether units of hours up to this one can be held beside those that there are."""
+        """Whether the wheel could take units of all hours up to this one: the hour table has a greatest span."""
         return self.holdings.hours.fits(self.cursor.due_ms // HOUR_MS, hour_max)
 
     @property
     def bundle_chunks(self) -> int:
-        """Chunks of hours that lie in bundles."""
+        """Number of chunks that lie in bundles."""
         return self.holdings.bundles.chunks
 
     def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> Ingested:
@@ -190,8 +194,8 @@ class Wheel:
     def dispatch(self, to: CursorKey) -> Dispatched:
         """Move the cursor to `to` and pass everything below it. Does nothing if `to` is not ahead of the cursor.
 
-        An index above the units of the hour is cut to their number: a unit that arrives later for that very millisecond
-        gets an index from there on, and must not be below the cursor.
+        An index above the number of the hour's units is lowered to that number. Otherwise a unit that arrives later for
+        that very millisecond could get an index below the cursor.
         """
         units_in_hour = self.holdings.hours.units(to.due_ms // HOUR_MS)
         if to.index > units_in_hour:
@@ -223,7 +227,7 @@ class Wheel:
 
     def standing(self, id: int, due_ms: int) -> tuple[int, int, CancelOutcome | None]:
         """A message's newest id, its due time, and why it can no longer be cancelled; None: it is pending. Arguments
-        as of `cancel`."""
+        as for `cancel`."""
         id, moved_due_ms = self.marks.moves.resolve(int(id))
         due_ms = due_ms if moved_due_ms is None else moved_due_ms
         hour, index = id >> 32, id & 0xFFFF_FFFF
@@ -242,7 +246,8 @@ class Wheel:
         return sweep.look(ids, due_ms, self.marks, self.holdings, self.cursor)[0]
 
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
-        """Cancel a unit and append its successor (one unit, as for `append`); the old id keeps naming it."""
+        """Cancel a unit and append its successor (one unit, as for `append`), which the old id names from then on.
+        Returns the outcome and the new id; 0 unless MOVED."""
         old, _ = self.marks.moves.resolve(int(id))
         if self.marks.has(old >> 32, old & 0xFFFF_FFFF):
             return CancelOutcome.CANCELLED, 0
@@ -254,7 +259,7 @@ class Wheel:
         return CancelOutcome.MOVED, new_id
 
     def cancel_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> Outcomes:
-        """`cancel` for many messages; one outcome each."""
+        """`cancel` for many messages. Returns one outcome for each."""
         _, outcomes = sweep.mark(ids, due_ms, self.marks, self.holdings, self.cursor)
         self.pending -= int(np.count_nonzero(outcomes == sweep.DONE))
         return outcomes
@@ -262,8 +267,8 @@ class Wheel:
     def move_many(
         self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes
     ) -> tuple[Outcomes, Ids, NDArray[np.int64]]:
-        """`move` for many messages. `units` and `records`: of their successors, sorted by due_requested_ms. Also
-        returns the new ids and due times of the moved messages, in their order."""
+        """`move` for many messages. `units` and `records`: those of their successors, sorted by due_requested_ms.
+        Returns an outcome for each, and the new ids and due times of those that were moved, in their order."""
         newest, outcomes = sweep.mark(ids, due_ms, self.marks, self.holdings, self.cursor)
         done = outcomes == sweep.DONE
         if not done.all():
@@ -276,10 +281,8 @@ class Wheel:
         return outcomes, new_ids, moved_ms
 
     def remove_hours(self, below: int) -> None:
-        """Forget hours below. Their files go with a durable checkpoint, since a replay may need them until then.
-
-        Only hours before the cursor's: nothing in them is pending.
-        """
+        """Forget all hours before `below`, which is at most the cursor's hour: nothing in them is pending. Their files
+        go with the next durable checkpoint, since a replay may need them until then."""
         if below <= self.holdings.removed_below:
             return
         if below > self.cursor.due_ms // HOUR_MS:
@@ -290,7 +293,7 @@ class Wheel:
     # -- questions of the master
 
     def plan(self, until_ms: int, units_max: int, after: CursorKey | None = None) -> CursorKey | None:
-        """The cursor that dispatches the units due up to `until_ms`, at most `units_max` units behind `after`.
+        """The cursor that dispatches the units due up to `until_ms`, at most `units_max` units from `after` on.
 
         None: no unit is due, or due units are still being loaded (ask again when a load has finished).
         """
@@ -310,8 +313,8 @@ class Wheel:
         """Jobs that are wanted now and not under way. Run each, then give it to `finish` or `abandon`."""
         wanted: list[Job | None] = [self.files.wanted()]
         if self.ingestion.absorbing:
-            # The file of these chunks may still be missing, so no other job may read them. And no load begins that
-            # would need units of the bundle.
+            # The bundle's file may still be missing, so no other job may read its chunks, and no load may begin that
+            # would need its units.
             wanted += [self.ingestion.wanted(self.window.end_ms)]
         else:
             wanted += [self.window.wanted_map(), self.window.wanted_load(now_ms)]
@@ -357,7 +360,7 @@ class Wheel:
 
     def digest_in_turns(self) -> Generator[None, None, dict[str, bytes]]:
         """Digests of the logical state, by name: the same on every node at the same applied index. Made in turns of
-        some milliseconds, but for moves, which are joined at once; nothing may be applied in between."""
+        some milliseconds; only moves are joined in one go. Nothing may be applied between the turns."""
         marks = self.marks.capture()
         hours = self.holdings.hours.dump()[:, :3]
         place = (*self.cursor, self.window.local_index, self.pending, self.holdings.removed_below)

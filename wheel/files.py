@@ -21,10 +21,11 @@ from tickwheel.wheel.marks import MarksCapture
 from tickwheel.wheel.units import CursorKey
 
 MERGE_SHARE_MIN = 8
-"""A merge begins once the buffer is an eighth full,"""
+"""No merge begins before the buffer is this part full (an eighth)."""
 
 MERGE_HOUR_BYTES = 4 << 20
-"""and has this many bytes for each touched hour (otherwise many hours would mean many small writes); or is full."""
+"""A merge begins before the buffer is full only if it has this many bytes for each touched hour: otherwise many hours
+would mean many small writes."""
 
 
 class Files:
@@ -40,11 +41,11 @@ class Files:
         self.merging: MergeJob | None = None
         self._open: dict[int, Segment] = {}
         self._run = run
-        """Number of the run file of the checkpoint that was begun last."""
+        """Number of the run file of the checkpoint that began last."""
         self._dirty: set[int] = set()
-        """Hours merged since then."""
+        """Hours merged since that checkpoint began."""
         self._doomed: list[int] = []
-        """Hours removed since then."""
+        """Hours removed since that checkpoint began."""
         self._gone: dict[str, int] = {}
         """Bundle without remaining chunks -> the last checkpoint begun before that. A replay needs the file until a
         later checkpoint is durable."""
@@ -83,8 +84,8 @@ class Files:
         return self.merging
 
     def _worth_merging(self) -> bool:
-        """Whether the buffer is full, or has enough for each touched hour: small merges occupy core and disk for a
-        shorter time."""
+        """Whether the buffer is full, or has enough for each touched hour: an early, small merge occupies processor and
+        disk for a shorter time."""
         size, most = self._holdings.active.bytes, self._buffer_bytes_max
         least = min(most, max(most // MERGE_SHARE_MIN, self._holdings.active.hours * MERGE_HOUR_BYTES))
         return size >= least
@@ -174,7 +175,7 @@ class Files:
     # -- damage
 
     def damaged_hour(self, error: BaseException) -> int | None:
-        """The hour whose own delay index an error concerns; None: it concerns something else."""
+        """The hour whose own delay index an error says is damaged; None: the error is about something else."""
         if not isinstance(error, CorruptSegmentError):
             return None
         parts = error.path.removeprefix(f"{self._directory}/hours/").split("/")

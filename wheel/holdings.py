@@ -1,4 +1,4 @@
-"""Where every unit lies: in hour files, in bundles, or in the two arrival buffers.
+"""The hour wheel: where every unit lies, in hour files, in bundles, or in the two arrival buffers.
 
 Owns the numbers of each hour (hours.py), the arrival buffers, the chunks in bundles, and the chunk directories that are
 known. Gives a new unit its index and its offset.
@@ -47,8 +47,8 @@ class Holdings:
         """Hours below it have been removed."""
         self._directories: dict[int, list[Chunk]] = {}
         self._first_due: tuple[int, int | None] | None = None
-        """What `first_due_ms` was asked last, and its answer, kept up to date by arrivals: a master asks with every
-        tick. Whatever else changes the holdings forgets it."""
+        """The last question to `first_due_ms` and its answer: a master asks with every tick. Arrivals keep the answer
+        up to date; any other change of the holdings drops it."""
 
     def restore(self, content: RunContent, removed_below: int) -> None:
         """Fill empty holdings with what a checkpoint holds."""
@@ -110,8 +110,8 @@ class Holdings:
     def ingest(
         self, name: str, layout: Layout, *, clamp_ms: int, stamped_ms: int, topic_ids: tuple[int, ...]
     ) -> TakenChunks:
-        """Give a bundle's units the next indexes and offsets of their hours. Units of hours before that of `clamp_ms`
-        go to its hour. Neither reads nor writes the bundle."""
+        """Give a bundle's units the next indexes and offsets of their hours. Units of hours before the hour of
+        `clamp_ms` go into that hour. Neither reads nor writes the bundle."""
         self._first_due = None
         table = layout.table
         target = np.maximum(table["hour"].astype(np.int64), clamp_ms // HOUR_MS)
@@ -147,8 +147,8 @@ class Holdings:
         return self.frozen
 
     def take_merged(self, results: Iterable[tuple[int, SegmentLengths, Chunk]], near_max: int) -> None:
-        """The frozen buffer now lies in files: hour, new lengths and chunk for each part of it. Makes the directory of
-        an hour known if the hour had no files and is not behind `near_max`."""
+        """The frozen buffer now lies in files. `results`: hour, new lengths and chunk for each part of it. The
+        directory of an hour that had no files becomes known, unless the hour lies after `near_max`."""
         self._first_due = None
         self.frozen = None
         for hour, lengths, chunk in results:
@@ -162,7 +162,8 @@ class Holdings:
                 self._directories[hour] = [chunk]
 
     def remove(self, below: int) -> tuple[list[int], list[str]]:
-        """Forget the hours below. Returns those that had units, and the names of bundles that have no chunk left."""
+        """Forget the hours before `below`. Returns those that had units, and the names of bundles without a chunk
+        left."""
         self._first_due = None
         self.removed_below = below
         self.forget_directories(below)
@@ -210,8 +211,8 @@ class Holdings:
         )
 
     def first_due_ms(self, from_ms: int) -> int | None:
-        """Lower bound of the first due time from `from_ms` on; None: there is no unit. `from_ms` itself if a directory
-        that could tell more is not known."""
+        """Lower bound of the first due time from `from_ms` on; None: there is no unit. It is `from_ms` itself if the
+        directory that could say more is not known."""
         known = self._first_due
         if known is None or known[0] != from_ms:
             known = self._first_due = from_ms, self._find_first_due(from_ms)
@@ -266,7 +267,7 @@ class Holdings:
             self._directories[hour.hour] = list(hour.chunks())
 
     def forget_directories(self, below: int) -> None:
-        """Drop the directories of hours below."""
+        """Drop the directories of hours before `below`."""
         self._first_due = None
         for hour in [hour for hour in self._directories if hour < below]:
             del self._directories[hour]

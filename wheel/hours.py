@@ -1,8 +1,8 @@
 """The hour table: a few numbers for each hour, in dense arrays, whatever the number of messages.
 
-Owns per hour: the next global index and log offset (given at apply), and how far the hour's native
-segment has been merged. Hours without a message read 0. Logical: `next_index` and `next_offset`;
-the merged lengths are a cache's business and show in no digest.
+Owns per hour: the next global index and log offset (given at apply), and the lengths of the hour's own
+segment, as far as it has been merged. Hours without a message read 0. `next_index` and `next_offset` are
+logical state. The merged lengths differ from node to node, and are in no digest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HOURS_SPAN_MAX = 1 << 20
 """Span from the first to the last used hour: 119 years. Memory is touched only where hours are used."""
 
 HOURS_A_LOOK = 256
-"""Hours searched at a time. Numpy does not release the interpreter for arrays below 500."""
+"""Hours searched at a time: numpy would release the interpreter to other threads for arrays of 500 and more."""
 
 _COLUMNS = ("next_index", "next_offset", "rows", "log_bytes", "heads_bytes")
 
@@ -38,7 +38,7 @@ class HourTable:
             setattr(self, column, np.zeros(0, dtype=np.int64))
 
     def cover(self, hour_min: int, hour_max: int) -> None:
-        """Extend the arrays to hour_min to hour_max, both included."""
+        """Extend the arrays to cover hour_min to hour_max, both included. Raises ValueError beyond HOURS_SPAN_MAX."""
         size = len(self.next_index)
         if self._high > self._low:
             low, high = min(self._low, hour_min), max(self._high, hour_max + 1)
@@ -117,7 +117,7 @@ class HourTable:
         low = max(self._low, hour_min)
         while low < self._high:
             high = min(low + HOURS_A_LOOK, self._high)
-            # Asked with every tick: `argmax` lets other threads have the interpreter, however short the array is.
+            # Asked with every tick. Not `argmax`: it releases the interpreter, however short the array is.
             used = self.next_index[low - self.base : high - self.base].nonzero()[0]
             if len(used):
                 return low + int(used[0])
@@ -125,7 +125,7 @@ class HourTable:
         return None
 
     def forget(self, below: int) -> list[int]:
-        """Clear hours below; returns those that had units."""
+        """Clear the hours before `below`; returns those that had units."""
         gone = [int(hour) for hour in self.used(0, below)]
         for column in _COLUMNS:
             getattr(self, column)[: max(0, below - self.base)] = 0

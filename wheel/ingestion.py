@@ -1,4 +1,4 @@
-"""Bundles that were built outside become part of the wheel.
+"""How a bundle that was built outside becomes part of the wheel.
 
 Owns the bundle that was ingested last, until its soon-due units have been read.
 

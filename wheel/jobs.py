@@ -1,8 +1,8 @@
-"""Background work of the wheel: what a worker thread runs beside the loop.
+"""Background work of the wheel: jobs for a worker thread.
 
-A job captures immutable inputs when it is made (on the loop), does its reads and writes in `run`
-(any thread) on files nobody else writes, and is handed back with `Wheel.finish` (on the loop), or with
-`Wheel.abandon` if `run` raised. Jobs open their own files and close them.
+A job is made on the loop, and captures immutable inputs then. Any thread may call its `run`, which reads, and writes
+files that nobody else writes. Back on the loop it is handed to `Wheel.finish`, or to `Wheel.abandon` if `run` raised.
+Jobs open and close their own files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def units_from(rows: NDArray[np.uint8]) -> Units:
 
 
 class MergeJob:
-    """Writes a frozen buffer into the hour files: per hour one chunk, appended to three files."""
+    """Writes a frozen buffer into the hour files: a chunk for each contiguous range of ids, appended to the three files
+    of its hour. An hour has one range, or more if bundles were ingested in between."""
 
     kind = "merge"
 
@@ -92,7 +93,7 @@ class MergeJob:
         counts = np.diff(edges)
         rows = np.arange(len(units), dtype=np.int64)
 
-        # Runs: the units of one tick of one piece are contiguous; each is a chain of its own here.
+        # Runs: the units of one tick of one piece lie side by side; each run is a chain of its own.
         tick = due // self._slot_ms
         begins = np.diff(tick, prepend=-1) != 0
         begins[edges[:-1]] = True
@@ -193,7 +194,8 @@ class MergeJob:
 
 
 class HourChunks:
-    """The chunks of one hour, merged and ingested, at the moment of capture; read from disk if they are not known."""
+    """The chunks of one hour, merged and ingested, as they were when it was made. A directory that is not known is read
+    from disk."""
 
     def __init__(
         self,
@@ -308,7 +310,7 @@ class LoadJob:
         self._blocks = blocks
         self.found: list[Block] = []
         self.arrivals: list[Block] = []
-        """Arrivals for this window since the capture; the wheel adds them."""
+        """Arrivals for this window since the job was made; the wheel adds them."""
 
     def run(self) -> None:
         ticks_per_hour = HOUR_MS // self._slot_ms

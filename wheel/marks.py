@@ -38,7 +38,7 @@ class MarksCapture:
 
 
 def _by_hour(ids: Ids) -> tuple[NDArray[np.uint32], Iterator[tuple[int, int, int]]]:
-    """The indexes of ids, and for each hour its first row and the one behind its last."""
+    """The indexes of ids; and (hour, first row, end row) of each hour."""
     if not len(ids):
         return np.zeros(0, dtype=np.uint32), iter(())
     hours = (ids >> np.uint64(32)).astype(np.int64)
@@ -81,8 +81,8 @@ class Marks:
         return marked
 
     def add_many(self, ids: Ids) -> None:
-        """Mark units, none of which is marked: those of an hour side by side, by rising index. Few steps an hour, and
-        none a unit."""
+        """Mark units, none of which is marked yet. Those of an hour lie side by side, by rising index. Takes a few
+        steps for each hour and none for each unit."""
         indexes, hours = _by_hour(ids)
         listed = indexes.tolist()
         for hour, low, high in hours:
@@ -129,7 +129,8 @@ class Marks:
         return found
 
     def marked(self, units: Units) -> NDArray[np.bool_]:
-        """True for each marked unit; the units must be in order of their hours. Array work for each hour with marks."""
+        """True for each marked unit; the units must be in the order of their hours. Costs array work for each hour with
+        marks."""
         out = np.zeros(len(units), dtype=np.bool_)
         if not len(units) or not self.count:
             return out
@@ -150,14 +151,14 @@ class Marks:
         return {hour: self._fold(hour) for hour in hours if hour in self._sorted or hour in self._recent}
 
     def forget(self, below: int) -> None:
-        """Hours below are gone: drop their marks, and moves whose old and newest id both are gone."""
+        """Hours before `below` are gone: drop their marks, and the moves whose old and newest ids are both gone."""
         for hour in [hour for hour in {*self._sorted, *self._recent} if hour < below]:
             self.count -= len(self._fold(hour))
             self._sorted.pop(hour, None)
         self.moves.forget(below)
 
     def capture(self) -> MarksCapture:
-        """A capture of all marks and moves; cheap at any number."""
+        """All marks and moves as they are now; cheap, however many there are."""
         hours = sorted({*self._sorted, *self._recent})
         return MarksCapture([(hour, self._fold(hour)) for hour in hours], self.moves.capture())
 

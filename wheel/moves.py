@@ -18,7 +18,7 @@ MOVED = np.dtype([("id", "<u8"), ("new_id", "<u8"), ("new_due_ms", "<i8")])
 _RAW = np.dtype((np.void, MOVED.itemsize))
 _RECENT_MAX = 512
 RUN_ROWS_MAX = 65_536
-"""Runs are joined up to this size, which bounds the time of one joining; further runs stand beside."""
+"""Runs are joined up to this size, which bounds the time of one join. Larger runs stay apart."""
 
 Rows = NDArray[np.void]
 
@@ -101,7 +101,7 @@ class Moves:
         return ids, due_ms
 
     def forget(self, below: int) -> None:
-        """Hours below are gone: drop rows whose ids are both in them."""
+        """Hours before `below` are gone: drop the rows whose two ids are both in them."""
         rows = self.dump()
         if not len(rows):
             return
@@ -128,7 +128,7 @@ class Moves:
 
 
 def join_runs(runs: Sequence[Rows]) -> Rows:
-    """Join runs into one. Copies plain bytes, since numpy is slow at finding that the fields are equal."""
+    """Join runs into one. Copies plain bytes: numpy is slow to find that the fields are equal."""
     if not runs:
         return np.zeros(0, dtype=MOVED)
     raw = np.concatenate([np.ascontiguousarray(run).view(_RAW) for run in runs])

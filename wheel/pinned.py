@@ -1,8 +1,8 @@
 """The messages pending after one entry of the log, to be read later and in parts.
 
-Units never change their place and are only appended. So a bound for each hour, the cursor and the marks of that moment
-tell which of the later units were pending then. No file is held open, and only the marks are copied. Messages that
-retention removes with their hour are lost to the reader, who is told so.
+Units never change their place, and new ones are only appended. So a bound for each hour, the cursor and the marks of
+that moment tell which of the present units were pending then. No file is held open, and only the marks are copied.
+Messages that retention removes with their hour are lost to the reader, who is told so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tickwheel.wheel.units import HOUR_MS, CursorKey, Units, picked
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Made by `Wheel.pin`."""
+    """Made by `Reads.pin`."""
 
     cursor: CursorKey
     hours: NDArray[np.int64]
@@ -29,11 +29,11 @@ class Pinned:
     """Hour -> indexes of cancelled and moved units."""
 
     def within(self, hour: int, hour_end: int) -> NDArray[np.int64]:
-        """The hours from one to before another one that had units, rising."""
+        """Those of `hours` from `hour` to before `hour_end`."""
         return self.hours[np.searchsorted(self.hours, hour) : np.searchsorted(self.hours, hour_end)]
 
     def known(self, units: Units) -> Units:
-        """The given units that existed at the pin. All are of `hours`."""
+        """Those of the given units that existed at the pin. All must be of `hours`."""
         if not len(units):
             return units
         known = units["index"] < self.bounds[np.searchsorted(self.hours, units["due_ms"] // HOUR_MS)]

@@ -20,9 +20,9 @@ from tickwheel.wheel.slots import cut_at
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units, picked
 
 WINDOW_UNITS_FIRST = 4_096
-"""Units that a scan reads at first; then four times as many each time, up to"""
+"""Units that a scan reads at first; then four times as many each time."""
 WINDOW_UNITS_MAX = 131_072
-"""this many (12 MiB at once; more only if a single tick has more)."""
+"""Units that a scan reads at most at once: 12 MiB, or more if a single tick has more."""
 HOURS_MAX = 256
 """Hours that one job reads: each needs three open files."""
 EXAMINED_MAX = 65_536
@@ -58,8 +58,9 @@ class Wanted:
         return units if keep is None else picked(units, keep)
 
     def ranked(self, units: Units) -> tuple[Units, NDArray[np.int64], int]:
-        """The selected units, for each the number of units up to and including it, selected or not, and that of all.
-        Units that came after `stamped_ms_max` do not count: a sweep meets again what it has moved."""
+        """The selected units, the rank of each, and the number of all units. A rank is the number of units up to and
+        including this one, selected or not. Units that came after `stamped_ms_max` do not count: a sweep would count
+        again what it has moved."""
         keep = self._rows(units)
         if self.stamped_ms_max is None or not len(units):
             numbers, count = np.arange(1, len(units) + 1), len(units)
@@ -184,8 +185,8 @@ class ScanJob:
     ) -> None:
         """Finds at most `limit` units from `start` on, inclusive; and up to `surplus` more, if it has read them anyway.
 
-        A job reads a tick as a whole, however many units that has. So whoever takes a full tick in many steps asks for
-        a surplus; a job for each step would make the work quadratic.
+        A job reads a tick as a whole, however many units that has. So a caller that takes a full tick in many steps
+        asks for a surplus; a job for each step would make the work quadratic.
         """
         self._schedule = schedule
         self._start = start
@@ -196,10 +197,9 @@ class ScanJob:
         """Units read, about: what the job costs."""
         self.units: Units = np.zeros(0, dtype=UNIT)
         self.ranks: NDArray[np.int64] = np.zeros(0, np.int64)
-        """For each of `units` the number of pending units from `start` up to and including it, selected or not, as
-        `Wanted.ranked` counts them."""
+        """The rank of each of `units` (see `Wanted.ranked`) among the pending units from `start` on."""
         self.passed = 0
-        """Pending units from `start` up to `next_key`, counted so."""
+        """Pending units from `start` up to `next_key`, counted as for `ranks`."""
         self.next_key: CursorKey | None = None
         self.done = False
 
@@ -269,8 +269,9 @@ class CountJob:
         self.done = False
 
     def run(self) -> None:
-        """Count hour by hour. Units are read only if some of an hour's are not wanted. If all are, in one bucket, the
-        numbers of its units and marks are enough; if no unit has a mark, its directory is."""
+        """Count hour by hour, and read units only where no number suffices. If all units of an hour are wanted, in one
+        bucket, the numbers of its units and marks suffice. If all are wanted and none has a mark, its directory
+        suffices for whole ticks."""
         counts: dict[int, int] = {}
         schedule = self._schedule
         try:
@@ -291,7 +292,7 @@ class CountJob:
                 marked = schedule.marks.get(hour.hour)
                 yield begin_ms, schedule.units[hour.hour] - (0 if marked is None else len(marked))
                 continue
-            # Whole ticks behind the cursor's are counted without reading units if every unit is wanted.
+            # Whole ticks after the cursor's are counted without reading units if every unit is wanted.
             whole_ms = max(-(-low_ms // slot_ms) * slot_ms, (schedule.cursor.due_ms // slot_ms + 1) * slot_ms)
             whole_end_ms = high_ms // slot_ms * slot_ms
             stretches = [(low_ms, high_ms)]

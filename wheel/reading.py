@@ -1,7 +1,7 @@
-"""Reads by id and by unit: jobs that find units and fetch records, from buffers at once, else from segments.
+"""Reads by id and by unit: jobs that find units and fetch records.
 
-Content of a buffer is read when the job is made (on the core's thread). `run` reads only segments, and joins
-neighbouring rows and records into few reads. A job with nothing to read has `done` set and need not be run.
+What lies in a buffer is read when the job is made, on the core's thread. `run` reads only segments, and joins
+neighbouring rows and records into few reads. A job that has nothing left to read is `done` and need not be run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]
 
 
 class LackingRecordError(DiskError):
-    """This node has never had the record: it was copied from one that could not be read."""
+    """This node has never had the record: when it copied the message, it could not read the original."""
 
     def __init__(self, id: int) -> None:
         super().__init__(f"message {id >> 32}-{id & 0xFFFF_FFFF} was copied here from a record that could not be read")

@@ -1,9 +1,9 @@
 """Rows of an hour's own delay index that the disk has lost: finds them, and writes them again.
 
-A delay log holds only records, so an index's facts about them (due time, start and end) are not in it. But all members
-have the same units: another member gives the fields that the log of commands decided (`SurveyJob.ids` are the units to
-ask for). Fields that depend on this node's merges (place in the run, chain) follow from the rows beside. So a row is
-restored to the byte, and checked against the chunk's directory first.
+A delay log holds only records; what the index says about them (due time, start and end) is not in it. But all members
+have the same units, so another member supplies the fields that the log of commands decided (`SurveyJob.ids` are the
+units to ask for). Fields that depend on this node's merges (place in the run, chain) follow from the neighbouring rows.
+So a row is restored to the byte. Before it is written, it is checked against the chunk's directory.
 
 Jobs for a worker, on files that only merges change, by appending. Called by node/core/repair/index_repair.py.
 """
@@ -137,9 +137,9 @@ class RepairJob:
             raise UnlikeUnitError(f"units {ids[:3].tolist()} of hour {self._hour.hour} are not what was lost here")
 
     def _lacks(self, chunk: Chunk, unit: np.void) -> bool:
-        """Whether this node may never have had the record: then as many zeros lie in its place (`Wheel.fetch`).
+        """Whether this node may never have had the record: then zeros lie in its place (`Wheel.fetch`).
 
-        A record that is nothing but zeros is taken for one, which costs a question to the other members."""
+        A record that really is all zeros counts too, which costs no more than a question to the other members."""
         size = int(unit["size"])
         if not size:
             return False

@@ -19,7 +19,7 @@ from tickwheel.wheel.units import CursorKey
 
 
 def cut_at(block: Block, key: CursorKey) -> int:
-    """Number of units of a block below a key."""
+    """Number of a block's units below a key."""
     low, high = block.due_ms.searchsorted((key.due_ms, key.due_ms + 1))
     if high > low and key.index:
         low += np.searchsorted(np.ascontiguousarray(block.units["index"][low:high]), key.index)
@@ -34,8 +34,8 @@ class _Slot:
         self.pieces: list[Block] = []
         self.first_due_ms: int | None = None  # of `fresh`
 
-    def settle(self) -> None:
-        """Sort the arrivals since the last call; few pieces remain, each sorted."""
+    def sort(self) -> None:
+        """Sort the arrivals since the last call into the pieces. Each piece is sorted; few remain."""
         if self.fresh:
             self.pieces.append(join_blocks(self.fresh))
             self.fresh = []
@@ -92,7 +92,7 @@ class SecondWheel:
         slot_ms = self._slot_ms
         for tick in sorted(tick for tick in self._slots if tick * slot_ms <= to.due_ms):
             slot = self._slots[tick]
-            slot.settle()
+            slot.sort()
             passed: list[Block] = []
             kept: list[Block] = []
             for piece in slot.pieces:
@@ -116,7 +116,7 @@ class SecondWheel:
         first = start.due_ms // slot_ms
         for tick in sorted(tick for tick in self._slots if tick >= first and tick * slot_ms <= to.due_ms):
             slot = self._slots[tick]
-            slot.settle()
+            slot.sort()
             parts = []
             for piece in slot.pieces:
                 low, high = cut_at(piece, start), cut_at(piece, to)
@@ -127,22 +127,22 @@ class SecondWheel:
         return found
 
     def key_after(self, until_ms: int, units_max: int) -> tuple[CursorKey | None, int]:
-        """Key behind the last of the first `units_max` units due up to `until_ms`, and the number of units below that
-        key."""
+        """Of the units due up to `until_ms`, at most the first `units_max`: the key just after the last one, and how
+        many they are. None: there is none."""
         slot_ms = self._slot_ms
         key: CursorKey | None = None
         count = 0
         for tick in sorted(tick for tick in self._slots if tick * slot_ms <= until_ms):
             slot = self._slots[tick]
-            slot.settle()
-            heads: list[Block] = []
+            slot.sort()
+            firsts: list[Block] = []
             for piece in slot.pieces:
                 cut = min(int(piece.due_ms.searchsorted(until_ms + 1)), units_max - count)
                 if cut:
-                    heads.append(Block(piece.due_ms[:cut], piece.units[:cut]))
-            if heads:
-                number = min(sum(len(head.due_ms) for head in heads), units_max - count)
-                due, index = _nth(heads, number - 1)
+                    firsts.append(Block(piece.due_ms[:cut], piece.units[:cut]))
+            if firsts:
+                number = min(sum(len(first.due_ms) for first in firsts), units_max - count)
+                due, index = _nth(firsts, number - 1)
                 key = CursorKey(due, index + 1)
                 count += number
                 if count >= units_max:
@@ -155,7 +155,7 @@ class SecondWheel:
         count = 0
         for tick in [tick for tick in self._slots if tick * slot_ms <= key.due_ms]:
             slot = self._slots[tick]
-            slot.settle()
+            slot.sort()
             whole = (tick + 1) * slot_ms <= key.due_ms
             count += sum(len(piece.due_ms) if whole else cut_at(piece, key) for piece in slot.pieces)
         return count
@@ -171,7 +171,7 @@ class SecondWheel:
             slot = self._slots[tick]
             if tick > first:
                 return slot.next_due_ms()
-            slot.settle()
+            slot.sort()
             dues = [
                 int(piece.due_ms[cut]) for piece in slot.pieces if (cut := cut_at(piece, after)) < len(piece.due_ms)
             ]
@@ -180,14 +180,14 @@ class SecondWheel:
         return None
 
 
-def _nth(heads: Sequence[Block], number: int) -> tuple[int, int]:
-    """(due_ms, index) of the n-th unit in dispatch order."""
-    if len(heads) == 1:
-        return int(heads[0].due_ms[number]), int(heads[0].units["index"][number])
-    due: NDArray[np.int64] = np.concatenate([head.due_ms for head in heads])
+def _nth(blocks: Sequence[Block], number: int) -> tuple[int, int]:
+    """(due_ms, index) of unit `number`, counted from 0 in dispatch order."""
+    if len(blocks) == 1:
+        return int(blocks[0].due_ms[number]), int(blocks[0].units["index"][number])
+    due: NDArray[np.int64] = np.concatenate([block.due_ms for block in blocks])
     row = int(np.argsort(due, kind="stable")[number])
-    for head in heads:
-        if row < len(head.due_ms):
-            return int(head.due_ms[row]), int(head.units["index"][row])
-        row -= len(head.due_ms)
+    for block in blocks:
+        if row < len(block.due_ms):
+            return int(block.due_ms[row]), int(block.units["index"][row])
+        row -= len(block.due_ms)
     raise AssertionError("number is below the sum of lengths")

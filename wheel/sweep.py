@@ -1,4 +1,4 @@
-"""Where many messages stand, and cancels and moves of them at once, decided with arrays.
+"""How many messages stand at once, and their cancels and moves, decided with arrays.
 
 The same rules as `Wheel.standing` and `Wheel.cancel`. Called by the wheel only, when a command is applied.
 """
@@ -15,7 +15,7 @@ from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.units import HOUR_MS, CursorKey, Ids
 
 DONE, MARKED, DISPATCHED, UNKNOWN = range(4)
-"""Outcomes: pending, and cancelled or moved by `mark`; was cancelled or moved before; too late; no such message."""
+"""Outcomes, in this order: pending, or just marked by `mark`; cancelled or moved before; too late; no such message."""
 
 Outcomes = NDArray[np.uint8]
 
@@ -31,8 +31,8 @@ class Standing(NamedTuple):
 def look(
     ids: Ids, due_ms: NDArray[np.int64], marks: Marks, holdings: Holdings, cursor: CursorKey
 ) -> tuple[Standing, NDArray[np.int64]]:
-    """How messages stand, and their rows by rising newest id; rows with the same one in their order. A few steps an
-    hour that has marks, array work for all others."""
+    """How messages stand; and their rows, sorted by newest id (rows with the same id keep their order). Takes a few
+    steps for each hour that has marks, and array work for all others."""
     newest, due_ms = marks.moves.resolve_many(ids, due_ms)
     hour = (newest >> np.uint64(32)).astype(np.int64)
     index = (newest & np.uint64(0xFFFF_FFFF)).astype(np.int64)

@@ -1,6 +1,6 @@
-"""Bytes of the hours' files by topic: a job that reads indexes, never payloads.
+"""How much of the hour files each topic takes: a job that reads indexes, never payloads.
 
-Bounded: it ends after UNITS_MAX units, at the end of an hour, and tells which hour comes next.
+The job is bounded: it ends after UNITS_MAX units, at the end of an hour, and says which hour comes next.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TICKS_OF_AN_HOUR = 36_000
 
 
 class UsageJob:
-    """After `run`: `topics` (topic id -> messages, bytes of records and units) and `next_hour` (where to go on, or
-    None)."""
+    """After `run`: `topics` (topic id -> messages, bytes of their records and units), and `next_hour` (where the next
+    job continues; None: nothing is left)."""
 
     kind = "usage"
 

@@ -19,12 +19,12 @@ from tickwheel.wheel.slots import SecondWheel, cut_at
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units
 
 HOURS_AHEAD = 2
-"""Hours on either side of the cursor's whose chunk directories are kept in memory: those ahead are read, older ones
-dropped."""
+"""Chunk directories are kept for so many hours on either side of the cursor's. Those ahead are read in advance; older
+ones are dropped."""
 LOAD_UNITS_MAX = 500_000
-"""Units that one load brings; more only if a single tick has more."""
+"""Units that one load aims at; a single tick may have more."""
 LOADED_UNITS_MAX = 2_000_000
-"""Above this number of loaded units nothing more is loaded ahead (192 MB)."""
+"""With this many units loaded (192 MB), no further tick is loaded ahead."""
 
 
 class Window:
@@ -34,7 +34,7 @@ class Window:
         self._preload_ms = preload_ms
         self.cursor = cursor
         self.local_index = local_index
-        """Units of the cursor's tick that are already passed, in dispatch order."""
+        """How many units of its tick the cursor has passed, in dispatch order."""
         self._second = SecondWheel(slot_ms, self.tick * slot_ms)
         self.loading: LoadJob | None = None
         self._mapping: MapJob | None = None
@@ -76,8 +76,8 @@ class Window:
                 loading.arrivals.append(part)
 
     def advance(self, to: CursorKey) -> Units:
-        """Move the cursor ahead to `to`. Returns the units that it passes, marked ones included, in order; loads on
-        this thread what of them is not loaded."""
+        """Move the cursor ahead to `to`. Returns the units that it passes, marked ones included, in order. Units that
+        are not loaded yet are loaded on this thread. Raises DiskError."""
         taken: list[Block] = []
         while self._second.until_ms <= to.due_ms:
             taken += self._second.take(to)
@@ -93,8 +93,8 @@ class Window:
         return units
 
     def plan(self, until_ms: int, units_max: int, after: CursorKey | None) -> CursorKey | None:
-        """The key behind the loaded units due up to `until_ms`, at most `units_max` units behind `after`; None: there
-        are none."""
+        """The key just after the loaded units due up to `until_ms`, at most `units_max` of them from `after` on; None:
+        there are none."""
         start = self.cursor if after is None else max(after, self.cursor)
         second = self._second
         limit_ms = min(until_ms, second.until_ms - 1)
@@ -112,8 +112,8 @@ class Window:
         return None if self._second.until_ms <= to.due_ms else _joined(self._second.peek(start, to))
 
     def next_due_ms(self, after: CursorKey | None = None) -> int | None:
-        """Lower bound of the due time of the next unit behind `after`, exact if it is loaded; None: no unit is
-        pending."""
+        """Lower bound of the due time of the next unit from `after` on, exact if that unit is loaded; None: there is
+        none."""
         due_ms = self._second.next_due_ms(after)
         return due_ms if due_ms is not None else self._holdings.first_due_ms(self._second.until_ms)
 
@@ -180,8 +180,8 @@ class Window:
             self._load_now(due_ms + 1)
 
     def _next_stretch(self, wanted_ms: int) -> tuple[int, int]:
-        """(begin_ms, end_ms) of the next stretch to load. It begins where the next unit may be, and would hold at most
-        LOAD_UNITS_MAX units if the hour's units were spread evenly."""
+        """(begin_ms, end_ms) of the next stretch to load, at most up to `wanted_ms`. It begins where the next unit may
+        be, and would hold at most LOAD_UNITS_MAX units if the hour's units were spread evenly."""
         slot_ms = self._slot_ms
         begin_ms = self._holdings.first_due_ms(self._second.until_ms)
         if begin_ms is None or begin_ms >= wanted_ms:

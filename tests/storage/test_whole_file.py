@@ -111,7 +111,7 @@ def test_manifest(disk: SimulatedDisk) -> None:
     with pytest.raises(UnknownVersionError, match="version 9"):
         read_manifest(disk)
     write_whole(disk, "manifest", b"\xff\xff")
-    with pytest.raises(CorruptFileError, match="no manifest"):
+    with pytest.raises(CorruptFileError, match="not a manifest"):
         read_manifest(disk)
 
 
@@ -123,8 +123,8 @@ def test_restored_files_have_the_length_that_counts(disk: SimulatedDisk) -> None
     assert disk.size("a") == 3
     for path, count, crc32c, cause in (
         ("a", 3, 1, "checksum"),
-        ("a", 4, 0, "counts 4 bytes"),
-        ("b", 0, 0, "not there"),
+        ("a", 4, 0, "by the manifest it has 4 bytes"),
+        ("b", 0, 0, "is missing"),
     ):
         with pytest.raises(CorruptFileError, match=cause):
             restore_files(disk, Manifest(files=[ManifestFile(path=path, bytes=count, crc32c=crc32c)]))
