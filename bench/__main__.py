@@ -1,6 +1,6 @@
 """`python -m tickwheel.bench [--case T3] [--quick]`: measure, print a table, write the results and their document.
 
-A missed target is reported beside its figure and fails nothing; a case that cannot run does.
+A missed target is shown beside its figure and does not change the exit code. A case that cannot run does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ONCE = {"T6", "T7", "T8", "T14", "T16", "T22"}
 
 
 def settings(quick: bool, load_before: float) -> dict[str, object]:
-    """When, on what and beside what it was measured: `load_before` is the machine's load average as the case began."""
+    """When and under which conditions it was measured. `load_before`: the machine's load average as the case began."""
     return {
         "day": datetime.now(UTC).date().isoformat(),
         "load_before": round(load_before, 1),
@@ -55,13 +55,13 @@ def settings(quick: bool, load_before: float) -> dict[str, object]:
 
 
 def title(case: str) -> str:
-    """What the case does, as its function says it."""
+    """What the case does: the first line of its function's docstring."""
     said = (ALL[case].__doc__ or "").partition("\n")[0]
     return f"{case}. {said.removesuffix('.')}"
 
 
 def write(case: str, runs: list[list[Figure]], measured: Mapping[str, object]) -> None:
-    """Put the figures of one case in the place of its older ones, in the results and in the document's table."""
+    """Replace the older figures of one case, in the results and in the document's table."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     kept = [record for record in kept if record["case"] != case]
     kept += [
@@ -86,7 +86,7 @@ def write(case: str, runs: list[list[Figure]], measured: Mapping[str, object]) -
 
 
 def rounded(value: float) -> float | None:
-    """For JSON, which has no nan: a lateness where nothing came."""
+    """For JSON, which has no nan; a lateness is nan if nothing came."""
     return None if math.isnan(value) else round(value, 3)
 
 
@@ -97,7 +97,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="each in seconds, once; figures are not written")
     parser.add_argument("--runs", type=int, default=3, help="how often each is run (T6 to T8, T14, T16, T22: once)")
     arguments = parser.parse_args()
-    # Ended like by Ctrl-C: the cluster of the case that runs is stopped, no node is left behind.
+    # SIGTERM ends it as Ctrl-C does: the case stops its cluster, so no node is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(markup=False)
     measured: list[tuple[str, list[list[Figure]]]] = []
@@ -110,7 +110,7 @@ def main() -> int:
             TIMELINES.clear()
             try:
                 runs.append(asyncio.run(ALL[case](arguments.quick)))
-            except Exception as error:  # the other cases are measured all the same; the exit code tells
+            except Exception as error:  # the other cases still run; the exit code tells
                 console.print_exception()
                 failed.append(f"{case}: {error!r}")
                 break

@@ -23,7 +23,8 @@ LIVE_RATE = 2_000.0
 
 
 async def _build(source: Path, out: Path) -> float:
-    """Messages a second, without the start of Spark. In a process of its own: gRPC does not survive its forks."""
+    """Build `out`; returns messages a second, without the start of Spark. Runs in a process of its own, because gRPC
+    does not survive Spark's forks."""
     arguments = ("-m", "tickwheel.node.cli.main", "pipeline", "build", str(source), str(out))
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
     text = (await process.communicate())[0].decode()
@@ -62,7 +63,7 @@ async def t14(quick: bool) -> list[Figure]:
         Figure("load_time", done.seconds, "s", "" if quick else "<= 30"),
         Figure("load_rate", count / done.seconds, "msg/s"),
         *delivery_figures(consumed, consumed.lost(scheduled), "2,000/s beside it"),
-        # The processor time is the load's as well: it does not belong to these messages alone.
+        # The bulk load takes part of the processor time, so only the elections say something about these messages.
         *(one for one in cost_figures(cost, 1, "2,000/s beside it") if one.name == "elections"),
         Figure("lateness_p99_while_loading", float(np.percentile(during, 99)), "ms"),
         Figure("lateness_max_while_loading", float(during.max()), "ms", "<= 1,000"),

@@ -47,7 +47,7 @@ from tickwheel.proto.admin_pb2_grpc import AdminStub
 
 
 def disk_rate(directory: Path, seconds: float) -> float:
-    """Bytes a second that this disk takes in pieces of 1 MiB with an fdatasync behind each."""
+    """Bytes a second that this disk takes in pieces of 1 MiB, with an fdatasync after each."""
     piece, total = bytes(1 << 20), 0
     path = directory / "disk-rate"
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
@@ -141,7 +141,7 @@ async def t16(quick: bool) -> list[Figure]:
 
 
 async def _all_dispatched(address: str) -> float:
-    """Wait until this node has nothing pending any more; the time that it said so, in seconds since the epoch."""
+    """Wait until this node has nothing pending. Returns when it said so, in seconds since the epoch."""
     async with grpc.aio.insecure_channel(address) as channel:
         statuses = AdminStub(channel).WatchStatus(admin_pb2.WatchStatusRequest(interval_ms=50))
         async for status in statuses:
@@ -210,11 +210,11 @@ async def t7(quick: bool) -> list[Figure]:
 
 
 def private_bytes(pid: int) -> int:
-    """RssAnon of a process."""
+    """The private memory (RssAnon) of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
-    raise ValueError(f"process {pid} says nothing of RssAnon")
+    raise ValueError(f"/proc/{pid}/status has no RssAnon")
 
 
 async def t8(quick: bool) -> list[Figure]:
@@ -263,7 +263,8 @@ async def t8(quick: bool) -> list[Figure]:
 
 
 async def _drain_rate(config: Mapping[str, object], messages: int) -> float:
-    """Messages a second from the first to the last of so many that are due at once, 2 ms between nodes each way."""
+    """Messages a second, from the first to the last delivery, if so many are due at once and frames between nodes take
+    2 ms each way."""
     consumed = Consumed()
     with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
         nodes = ChaosCluster(Path(directory), 3, seed=1, config={"dispatch": config}, knobs=False)

@@ -31,8 +31,8 @@ def bench(
 ) -> None:
     """Measure this machine: disk, clock, rates and lateness of three nodes on it. Exit code 1: it is not fit.
 
-    Nothing else should run meanwhile. Three nodes on one machine share its disk and processor: on hosts of their own
-    they are faster. Everything written is removed at the end.
+    Nothing else should run meanwhile. Three nodes on one machine share its disk and processor, so they are faster on
+    hosts of their own. Everything written is removed at the end.
     """
     from tickwheel.bench.fitness import machine, served, verdict_of
     from tickwheel.node.cli.output import err, out, print_json, print_table

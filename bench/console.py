@@ -1,7 +1,7 @@
 """The case of the benchmark about the web console: how long the calls of its pages take, what open pages cost nodes.
 
-The console runs in a process of its own. What a page asks is written down here as its script asks it; `next` is
-followed as the script follows it.
+The console runs in a process of its own. The calls here are those that the scripts of the pages make, and `next` is
+followed as they follow it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CAMPAIGN = "newsletter"
 GROUP, SCREEN = "screens", "screen-0"
 """The group and the topic of the dead letters."""
 LONE_TAG, LONE_KEY = "lone", "nobody/1"
-"""Of one message among all: the last of a search that has to examine everything."""
+"""Tag and key of a single message: a search for it has to examine everything."""
 DEAD_LETTERS_CREDITS = 2_000
 FOLLOWED_MAX = 5
-"""Pieces of a count that are asked for: the later ones are like the first."""
+"""Pieces of a count that are requested; later ones would cost the same."""
 PAUSE_S = 0.02
-"""Between two calls of the reader, who looks at what came."""
+"""Pause between two calls: a reader looks at the answer."""
 LIMIT_MS = "200"
 POLL_S = 5.0
 """Pages with lists ask again this often (static/pages/*.js)."""
@@ -47,7 +47,7 @@ POLL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What lies in the cluster, and how long it is looked at."""
+    """What the cluster holds, and how long it is measured."""
 
     topics: int
     of_topic: int
@@ -59,11 +59,11 @@ class Size:
     """Visits to every page."""
     pages: int
     seconds: float
-    """That open pages are watched."""
+    """How long the cost of open pages is measured."""
 
     @property
     def messages(self) -> int:
-        """Pending, but for those of the first minutes."""
+        """Messages that stay pending; those of the first minutes are not counted."""
         return self.topics * self.of_topic + self.campaign
 
 
@@ -84,7 +84,7 @@ def _metas(rng: np.random.Generator, count: int) -> tuple[NDArray[np.uint32], by
 
 
 async def fill(client: AsyncClient, size: Size) -> str:
-    """Put everything into an empty cluster; the id of a message that stays pending."""
+    """Fill an empty cluster. Returns the id of a message that stays pending."""
     await _put_pending(client, size)
     gate = asyncio.Semaphore(50)
 
@@ -231,7 +231,7 @@ def questions(message_id: str, size: Size) -> list[Asked]:
 
 @contextlib.asynccontextmanager
 async def console_of(addresses: Iterable[str]) -> AsyncIterator[str]:
-    """A console process; its address."""
+    """Runs a console process during the block; yields its address."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tickwheel.console", "--addresses", ",".join(addresses), "--bind", "127.0.0.1:0"),
         stdout=asyncio.subprocess.PIPE,
@@ -271,7 +271,7 @@ async def _ask(session: aiohttp.ClientSession, asked: Asked, times: Times) -> No
 
 
 async def read_pages(url: str, message_id: str, size: Size) -> Times:
-    """Visit every page again and again, in an order of chance, beside one open page."""
+    """Visit every page again and again, in random order, while one page stays open."""
     times: Times = defaultdict(list)
     rng = random.Random(7)
     async with open_pages(url, 1), aiohttp.ClientSession(url) as session:
@@ -288,8 +288,8 @@ async def read_pages(url: str, message_id: str, size: Size) -> Times:
 
 @contextlib.asynccontextmanager
 async def open_pages(url: str, count: int, polled: tuple[str, ...] = ()) -> AsyncIterator[list[int]]:
-    """So many open pages, each with its stream; the n-th also asks for the n-th of `polled` as its script does.
-    Inside, each has had a picture; the list counts pictures."""
+    """Keeps so many pages open during the block, each with its stream. Page n also polls the n-th call of `polled`, as
+    its script would. The block begins once each page has had a picture; the list counts them."""
     seen = [0] * count
     first = [asyncio.Event() for _ in range(count)]
 

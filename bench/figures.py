@@ -23,7 +23,7 @@ COLUMNS = {
     "nodes_cpu": "CPU s per 1,000: nodes",
     "load_cpu": "load",
 }
-"""Figures that a load on a cluster has: they stand beside each other, one row for a load."""
+"""Figures that every load on a cluster has: the columns of a table with a row for each load."""
 SLOTS_PER_S = 4
 NEW_MASTER = "a new master's first batch"
 """The mark of an election; all other marks are failures."""
@@ -38,7 +38,7 @@ class Figure:
     unit: str
     target: str = ""
     load: str = ""
-    """Which of the case's loads it is about; empty: the case has one, or none."""
+    """Which load of the case it belongs to; empty: the case has one load, or none."""
 
 
 def medians(runs: list[list[Figure]]) -> list[Figure]:
@@ -55,7 +55,7 @@ def number_text(value: float) -> str:
 
 
 def loads_table(cases: Iterable[tuple[str, list[Figure]]]) -> Table:
-    """Medians: a row for each load, with the target of a figure in brackets behind it."""
+    """Medians: a row for each load, each figure followed by its target in brackets."""
     table = Table("case", "load", *COLUMNS.values())
     for case, figures in cases:
         loads: dict[str, dict[str, str]] = {}
@@ -82,7 +82,7 @@ def others_table(cases: Iterable[tuple[str, list[list[Figure]]]]) -> Table:
 
 @dataclass(slots=True)
 class Timeline:
-    """Deliveries by quarter seconds since the first: lateness, nan where none came, and rate, 0 there."""
+    """Deliveries in each quarter of a second since the first. Where none came, lateness is nan and the rate 0."""
 
     load: str
     seconds: list[float] = field(default_factory=list)
@@ -99,7 +99,7 @@ def timeline(
     arrivals_s: Sequence[float],
     marks: Iterable[tuple[float, str]] = (),
 ) -> Timeline:
-    """Of batches with their arrival times in ascending order; `marks` are on the same clock."""
+    """The timeline of batches. `arrivals_s` rises; `marks` are on the same clock."""
     if not arrivals_s:
         return Timeline(load)
     began_s = arrivals_s[0]

@@ -1,7 +1,7 @@
 """Is this machine fit to run nodes? Its disk, clock and timers, and the rates and lateness of three nodes on it.
 
-Each figure is judged by two bounds: up to the first it is good, up to the second it will do. The bounds stand for what
-nodes do: an acknowledgement waits for an fdatasync, heartbeats and deliveries for the loop.
+Each figure is judged by two bounds: up to the first it is good, up to the second it will do. The bounds follow from
+what nodes do: an acknowledgement waits for an fdatasync, and heartbeats and deliveries wait for the loop.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ class Checked:
 
 
 def verdict_of(checked: list[Checked]) -> Verdict:
-    """That of the worst figure."""
+    """The verdict of the worst figure."""
     found = {one.verdict for one in checked}
     return next((one for one in (Verdict.UNFIT, Verdict.SLOW) if one in found), Verdict.GOOD)
 
 
 def sync_ms(directory: Path, seconds: float) -> np.ndarray:
-    """How long each of some appends of 4 KiB with an fdatasync took. Raises OSError."""
+    """How long each append of 4 KiB took with its fdatasync, in ms. Stops after `seconds` or SYNCS_MAX appends. Raises
+    OSError."""
     path = directory / f"tickwheel-sync-{os.getpid()}"
     took: list[float] = []
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -83,7 +84,7 @@ def sync_ms(directory: Path, seconds: float) -> np.ndarray:
 
 
 def timer_late_ms(seconds: float) -> np.ndarray:
-    """How much later than asked for each of some sleeps of 1 ms ended."""
+    """How late each sleep of 1 ms ended, in ms."""
     late: list[float] = []
     end_s = time.perf_counter() + seconds
     while (began_s := time.perf_counter()) < end_s:
@@ -93,7 +94,7 @@ def timer_late_ms(seconds: float) -> np.ndarray:
 
 
 def clock_error_ms() -> float:
-    """How far the wall clock may be off as its time service tells the kernel; infinite if none does."""
+    """How far the wall clock may be off, in ms, by what its time service tells the kernel; infinite without one."""
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes = 0: only asks
     state = ctypes.CDLL(None, use_errno=True).adjtimex(timex)
     if state < 0 or state == _UNSYNCHRONIZED:
@@ -131,12 +132,12 @@ async def served(directory: Path, seconds: float, told: Callable[[str], None]) -
             await consumed.drained(sent.messages, DRAIN_S)
     late = consumed.lateness()
     p50, p99 = np.percentile(late, (50, 99)) if len(late) else (float("nan"), float("nan"))
-    hears = "a failover takes about a second: what is later than that is no use"
+    why = "a failover takes about a second: without one, messages must come much sooner"
     return [
         Checked("scheduled", fast.rate, "msg/s", 50_000, 5_000, "one client, batches of columns, 256 bytes each"),
         Checked("sent at", sent.rate, "msg/s", 0.95 * RATE, 0.5 * RATE, f"of the {RATE:,.0f} that were wanted"),
-        Checked("late p50", float(p50), "ms", 25, 250, hears),
-        Checked("late p99", float(p99), "ms", 250, 1_000, hears),
+        Checked("late p50", float(p50), "ms", 25, 250, why),
+        Checked("late p99", float(p99), "ms", 250, 1_000, why),
         Checked("early", float((late < 0).sum()), "msg", 0, 0, "never, whatever the machine"),
         Checked("lost", float(consumed.lost(sent)), "msg", 0, 0, "never, whatever the machine"),
         Checked("repeats", float(consumed.repeats()), "msg", 0, 1_000, "an election under load repeats some"),

@@ -1,4 +1,4 @@
-"""The case of the benchmark about what messages and clusters have beside: unique keys, and recurring schedules."""
+"""The case of the benchmark about unique keys and recurring schedules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLAIN, KEYED, BESIDE = "plain", "unique keys", "10,000 schedules a minute"
 
 
 def metas(keyed: bool) -> Metas:
-    """Metas for batch after batch: each message has a key that no other has, or a search key as long."""
+    """Metas for one batch after another: each message has a unique key, or a search key of the same length."""
     numbers = itertools.count()
 
     def of(count: int) -> tuple[np.ndarray, bytes]:

@@ -22,12 +22,12 @@ GROUP = "bench"
 PAYLOAD_BYTES = 256
 CREDITS = 40_000
 BATCH_MESSAGES_MAX = 4_096
-"""Of a batch that a consumer is given."""
+"""Messages of a batch that a consumer is given, at most."""
 WAITING_MAX = 16
 """Batches of columns under way."""
 CALLERS = 64
 ROWS_AT_ONCE_MAX = 1_000
-"""Rows that are sent before other work of the loop has its turn."""
+"""Rows that are sent before the loop does other work."""
 ROWS_PERIOD_S = 0.01
 """At a given rate rows are sent this often."""
 LOOK_S = 0.01
@@ -50,7 +50,7 @@ def now_ms() -> int:
 
 
 def spread(first_ms: int, width_ms: int) -> Due:
-    """Due times evenly at random from `first_ms` ahead on."""
+    """Due times at random, evenly, from `first_ms` ahead to `width_ms` later."""
     return lambda rng, now, count: now + first_ms + rng.integers(0, width_ms, count)
 
 
@@ -126,9 +126,9 @@ async def send_rows(
     payload_bytes: int = PAYLOAD_BYTES,
     topics: Sequence[str] = (TOPIC,),
 ) -> Scheduled:
-    """`Producer.send` for each message, to each topic in turn; each has an acknowledgement of its own.
+    """`Producer.send` for each message, to each topic in turn; each message is acknowledged on its own.
 
-    Rate 0: as fast as it goes.
+    Rate 0: as fast as possible.
     """
     rng = np.random.default_rng(2)
     payload, piece = bytes(payload_bytes), min(ROWS_AT_ONCE_MAX, max(1, round(rate * ROWS_PERIOD_S)))
@@ -173,7 +173,7 @@ async def call_unary(
 ) -> Scheduled:
     """`AsyncClient.schedule` by this many callers at once, spread over the clients; each waits for its answer.
 
-    Rate 0: as fast as it goes.
+    Rate 0: as fast as possible.
     """
     rng = np.random.default_rng(3)
     payload, result, sent = bytes(payload_bytes), Scheduled(), 0
@@ -211,15 +211,15 @@ class Consumed:
     ids: list[NDArray[np.uint64]] = field(default_factory=list)
     arrivals_s: list[float] = field(default_factory=list)
     terms: list[int] = field(default_factory=list)
-    """Of the master that sent each batch."""
+    """The term of the master that sent each batch."""
 
     def clear(self) -> None:
-        """Start counting again from zero. What is under way stays so."""
+        """Start counting from zero. Settlements under way stay counted."""
         self.settled = 0
         self.late_ms, self.ids, self.arrivals_s, self.terms = [], [], [], []
 
     def in_order(self) -> Consumed:
-        """The same with batches in the order of their arrival, for figures."""
+        """A copy with the batches in the order of their arrival, for figures."""
         order = np.argsort(self.arrivals_s, kind="stable").tolist()
         return Consumed(
             late_ms=[self.late_ms[place] for place in order],
@@ -228,12 +228,12 @@ class Consumed:
         )
 
     def elections(self) -> list[tuple[float, str]]:
-        """When a new master's first batch came, and that it did: marks for a plot."""
+        """Marks for a plot: when the first batch of each new master came."""
         later = zip(self.arrivals_s[1:], self.terms, self.terms[1:], strict=False)
         return [(at_s, NEW_MASTER) for at_s, before, term in later if term > before]
 
     def lateness(self) -> NDArray[np.int64]:
-        """Of every delivery."""
+        """The lateness of every delivery, in ms."""
         return np.concatenate(self.late_ms) if self.late_ms else np.zeros(0, np.int64)
 
     def delivered(self) -> NDArray[np.uint64]:
@@ -261,7 +261,7 @@ class Consumed:
         return False
 
     def rate(self) -> float:
-        """Deliveries a second, but for the ramps."""
+        """Deliveries a second, without the ramps at both ends."""
         return steady_rate(np.array(self.arrivals_s), np.array([len(ids) for ids in self.ids], np.int64))
 
 
@@ -279,7 +279,7 @@ async def consume(
 
     async def settle(batch: DeliveredBatch) -> None:
         if one_by_one:
-            # Acknowledgements of one moment share a receipt, also those of other batches.
+            # Acknowledgements made at about the same time share a receipt, even across batches.
             await asyncio.gather(*(delivery.ack() for delivery in batch))
             settled = len(batch)
         else:
@@ -304,7 +304,7 @@ async def consume(
 async def consuming(
     client: AsyncClient, consumed: Consumed, *, topics: Sequence[str] = (TOPIC,), one_by_one: bool = False
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """A consumer beside what happens inside. An error of it is raised at the end."""
+    """Runs a consumer during the block. Its error, if any, is raised at the end."""
     task = asyncio.create_task(consume(client, consumed, topics=topics, one_by_one=one_by_one))
     try:
         yield task

@@ -1,4 +1,4 @@
-"""The cases of the benchmark about numbers: of topics, of consumers, of groups; and about nothing to do."""
+"""The cases of the benchmark with many topics, consumers or groups; and the one with nothing to do."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Taker:
     group: str
     topics: Sequence[str]
     consumed: Consumed
-    """What it saw; several may share one."""
+    """What the consumer saw; several consumers may share one."""
     credits: int
 
 
 @contextlib.asynccontextmanager
 async def consumers(client: AsyncClient, addresses: Sequence[str], takers: Sequence[Taker]) -> AsyncIterator[None]:
-    """All of these, attached inside."""
+    """Runs all of these consumers during the block; all are attached when it begins."""
     async with contextlib.AsyncExitStack() as stack:
         tasks: list[asyncio.Task[None]] = []
 
@@ -82,7 +82,7 @@ async def _attached(client: AsyncClient, names: set[str], count: int, tasks: Seq
 
 
 async def _touch(client: AsyncClient, topics: Sequence[str]) -> int:
-    """Make these topics, by a message to each that is due at once. Returns how many messages that are."""
+    """Create these topics by a message to each, due at once. Returns the number of messages."""
     async with client.producer() as producer:
         receipts = [await producer.send(topic, b"first", delay_ms=0) for topic in topics]
         await asyncio.gather(*receipts)

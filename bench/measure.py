@@ -1,4 +1,4 @@
-"""From what arrived and how late it was to the figures of a table."""
+"""Turns arrivals and their lateness into the figures of a table."""
 
 from __future__ import annotations
 

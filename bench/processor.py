@@ -1,6 +1,6 @@
-"""What processes take of the processor, as the kernel counts it: seconds in user and system mode, thread switches.
+"""How much processor time processes take, by the kernel's counts: user and system seconds, and thread switches.
 
-All functions are of this moment: read twice and subtract. A process that is gone has taken nothing.
+All counts are totals up to now: read twice and subtract. A process that is gone counts as 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _UTIME, _STIME, _CHILDREN_STIME = 11, 12, 14
-"""Places in /proc/PID/stat behind the name, which may hold blanks and brackets."""
+"""Places in /proc/PID/stat after the name, which may contain blanks and brackets."""
 
 
 def spent_s(stat: str) -> float:
@@ -33,7 +33,7 @@ def switches(status: str) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """Of a process, and theirs."""
+    """Ids of a process's children, and of their children."""
     direct = [int(word) for file in PROC.glob(f"{pid}/task/*/children") for word in _text(file).split()]
     return direct + [other for child in direct for other in children_of(child)]
 
@@ -55,7 +55,7 @@ def switched(pids: Iterable[int]) -> int:
 
 
 def _text(path: Path) -> str:
-    """Of a file that may be gone with its process."""
+    """Content of a file; empty if it has gone with its process."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

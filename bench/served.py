@@ -1,4 +1,4 @@
-"""Three nodes for a case, and what a load on them costs and comes to."""
+"""Three nodes for a case; the cost of a load on them, and its figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tickwheel.node.local_cluster import LocalCluster
 DRAIN_S = 60.0
 
 TIMELINES: list[Timeline] = []
-"""Of the last run of a case."""
+"""Deliveries over time in the last run of a case, one for each load."""
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +31,8 @@ async def cluster(parent: Path | None = None) -> AsyncIterator[tuple[LocalCluste
     with TemporaryDirectory(prefix="tickwheel-bench-", dir=parent) as directory:
         async with LocalCluster(Path(directory), 3) as nodes, nodes.client() as client:
             yield nodes, client
-            # An orderly stop writes a checkpoint of all that was scheduled: minutes, for a directory that goes away.
+            # An orderly stop would spend minutes on a checkpoint of all that was scheduled, in a directory to be
+            # removed.
             await asyncio.gather(*(nodes.kill_node(node) for node in nodes.nodes))
 
 
@@ -47,7 +48,7 @@ async def digests_equal(nodes: LocalCluster) -> bool:
 
 @dataclass(slots=True)
 class Cost:
-    """What happened between the begin and the end of a load."""
+    """What a load cost from its begin to its end."""
 
     seconds: float = 0.0
     nodes_s: list[float] = field(default_factory=list)
@@ -56,14 +57,14 @@ class Cost:
     load_s: float = 0.0
     """Processor time of this process: generator and consumers."""
     others_s: float = 0.0
-    """Of everything else on the machine."""
+    """Processor time of everything else on the machine."""
     elections: int = 0
     """Terms that began."""
 
 
 @contextlib.asynccontextmanager
 async def costing(nodes: LocalCluster, client: AsyncClient) -> AsyncIterator[Cost]:
-    """The cost of what happens inside, known behind."""
+    """The cost of what happens inside. The `Cost` is filled in at the end."""
     cost = Cost()
     pids = [node.pid for node in nodes.nodes if node.pid is not None]
 
@@ -88,7 +89,7 @@ async def costing(nodes: LocalCluster, client: AsyncClient) -> AsyncIterator[Cos
 
 
 def cost_figures(cost: Cost, messages: int, load: str = "", targets: Mapping[str, str] | None = None) -> list[Figure]:
-    """Elections, and processor time a thousand messages."""
+    """Elections, and processor time for a thousand messages."""
     targets = {"elections": "0", **(targets or {})}
     values = {
         "elections": (cost.elections, ""),
@@ -102,7 +103,7 @@ def cost_figures(cost: Cost, messages: int, load: str = "", targets: Mapping[str
 def delivery_figures(
     consumed: Consumed, lost: int, load: str = "", targets: Mapping[str, str] | None = None
 ) -> list[Figure]:
-    """Rate, lateness, and what came early, again or not at all."""
+    """Rate and lateness; how many messages came early, came again, or never came."""
     targets = {"early": "0", "lost": "0", **(targets or {})}
     late = consumed.lateness()
     p50, p99, p99_9 = np.percentile(late, (50, 99, 99.9)) if len(late) else (np.nan, np.nan, np.nan)
@@ -121,7 +122,7 @@ def delivery_figures(
 def through_figures(
     scheduled: Scheduled, consumed: Consumed, cost: Cost, load: str = "", targets: Mapping[str, str] | None = None
 ) -> list[Figure]:
-    """Of messages that were scheduled, delivered and settled; their deliveries are kept for the plot."""
+    """The figures of messages that were scheduled, delivered and settled. Keeps their deliveries for the plot."""
     TIMELINES.append(timeline(load, consumed.late_ms, consumed.arrivals_s, consumed.elections()))
     return [
         *delivery_figures(consumed, consumed.lost(scheduled), load, targets),

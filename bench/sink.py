@@ -18,11 +18,12 @@ from tickwheel.bench.served import cluster, digests_equal
 
 QUICK_MESSAGES, MESSAGES = 40_000, 3_000_000
 WARM_UP_ROWS = 2_000
-"""Written before, as a job of its own: it starts the workers."""
+"""Written first, as a job of its own, so that the workers have started."""
 
 
 async def _write(source: Path, addresses: list[str]) -> float:
-    """Seconds, as the process that writes says. One of its own: gRPC does not survive Spark's forks."""
+    """The seconds that the writing process reports. It is a process of its own, because gRPC does not survive Spark's
+    forks."""
     arguments = ("-m", "tickwheel.bench.sink", str(source), ",".join(addresses))
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
     text = (await process.communicate())[0].decode()

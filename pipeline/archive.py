@@ -2,9 +2,9 @@
 
 There is a folder `day=YYYY-MM-DD/` for each day of first due times. A run adds the messages that the cluster still
 keeps. The cluster removes a message with its hour, once all groups of its topic have settled the hour or retention is
-over. So the archive must run as often as hours are removed; it reports how many messages it was too late for, from the
-mark that it keeps for each group (archive_marks.py). A repeat adds nothing twice: rows are identified by (group, kind,
-id, died_ms), within the days of the new rows. One run at a time.
+over. So the archive must run as often as hours are removed. From the mark that it keeps for each group
+(archive_marks.py), it reports how many messages it was too late for. A repeat adds nothing twice: rows are identified
+by (group, kind, id, died_ms), within the days of the new rows. One run at a time.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ def archive(
     from_ms: int = 0,
     to_ms: int = 0,
 ) -> list[Archived]:
-    """Add what groups are done with; `groups`: which, by default all.
+    """Add the settled messages and dead letters of groups; by default of all groups.
 
-    `from_ms`, `to_ms`: only messages due first at or after, and before; 0: no limit. What it came too late for is told,
-    and logged as a warning; a run with limits does not count as one that was in time. Raises RequestRefused for a group
-    that does not exist, ClusterUnavailable, LettersGoingError, ArchiveError for a place that Spark cannot write to.
+    `from_ms` (inclusive), `to_ms` (exclusive): only messages first due in this span; 0: no limit. The results count the
+    messages for which the run came too late, and a warning is logged. A run with limits leaves the marks alone. Raises
+    RequestRefused for a group that does not exist, ClusterUnavailable, LettersGoingError, ArchiveError for a place that
+    Spark cannot write to.
     """
     place = ArchivePlace(spark, folder)
     place.make()
@@ -91,8 +92,8 @@ def _add(
         last = Mark.parsed(text) if text else None
     except ValueError as error:
         raise ArchiveError(
-            f"{place.uri}/_marks/{group}: the newest file cannot be read ({error}). Remove it, and this run counts all "
-            "that was removed so far as missed"
+            f"{place.uri}/_marks/{group}: the newest file cannot be read ({error}). If you remove it, the next run "
+            "counts everything removed so far as missed"
         ) from None
     # The last delivery of a message is never before its first.
     reading = settled.done_with(spark, connection, group, from_ms)

@@ -47,7 +47,7 @@ class Mark:
                 raise ValueError(f"version {found['version']}, this is {VERSION}")
             return cls(tuple(TopicMark(**topic) for topic in found["topics"]))
         except (KeyError, TypeError) as error:
-            raise ValueError(f"not as it was written: {error!r}") from None
+            raise ValueError(f"it differs from what was written: {error!r}") from None
 
 
 def mark_of(pin: SettledPin) -> Mark:

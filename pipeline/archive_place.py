@@ -73,7 +73,7 @@ class ArchivePlace:
         return self._do(f"_marks/{group}/{max(numbers)}.json", read).decode(errors="replace")
 
     def put_mark(self, group: str, number: int, text: str) -> None:
-        """Replace the mark of a group. It gets `number` or a higher one, so that it is the newest in any case."""
+        """Replace the mark of a group. The new mark gets `number`, or a higher one if needed to be the newest."""
         before = self._numbers(group)
         name = f"_marks/{group}/{max([number, *(old + 1 for old in before)])}"
 

@@ -32,7 +32,7 @@ TITLES = {
     "cancelled": "cancelled yet delivered",
     "unscheduled": "delivered, never scheduled",
 }
-"""The kinds of findings, by the names of their fields and folders, as they are told."""
+"""The titles of the findings, by the names of their fields and folders."""
 LATENESS = "lateness"
 
 
@@ -114,7 +114,7 @@ def _roots(events: DataFrame) -> DataFrame:
 
 
 class _Groups:
-    """The noted facts about groups: their kind, and their start with each topic."""
+    """What nodes noted about groups: their kind, and where they start in each topic."""
 
     def __init__(self, events: DataFrame) -> None:
         self.begins: dict[tuple[str, str], _Begin] = {}
@@ -346,8 +346,8 @@ def report(found: Audit, folder: str | Path) -> str:
 
 
 def _by_hour(values: Mapping[int, float]) -> tuple[list[float], list[float]]:
-    """The hours as a date axis takes them, with their values; nan behind an hour whose next one has no message, so that
-    no line leads over the gap."""
+    """The hours as a date axis takes them, with their values. An hour without messages after one with some is nan, so
+    that no line crosses the gap."""
     times, shown = [], []
     for hour_ms in sorted(values):
         times.append(_hour(hour_ms))

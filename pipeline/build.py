@@ -1,9 +1,9 @@
 """Builds bundles from a frame's rows on Spark: any number of messages, ready for a cluster to take over.
 
 There are two stages of tasks. The first reads the frame's rows once, as Arrow batches, and writes sorted runs into
-OUT/_runs. The driver then knows the amount due in each hour, and gives each task of the second stage neighbouring
-hours; no hour goes to two tasks. These tasks read their hours from the runs and write bundles. So files and numpy
-spread the rows: Spark's own shuffle and sort would cost several times as much.
+OUT/_runs. The driver then knows how much is due in each hour, and gives each task of the second stage neighbouring
+hours; no hour goes to two tasks. These tasks read their hours from the runs and write bundles. So the rows are
+distributed by files and numpy: Spark's own shuffle and sort would cost several times as much.
 
 The driver publishes the results of the attempts that count, then removes everything else. So attempts that failed, ran
 twice or were cancelled leave nothing that counts. All machines must reach the folder.
@@ -50,8 +50,8 @@ DUE_MS_MAX = 4_102_444_800_000
 PAYLOAD_BYTES_MAX = 4 << 20
 TASKS_MAX = 1_024
 TASKS_A_CORE = 4
-"""Tasks for each core in the second stage, at most. Enough that cores end together; few enough that a task can write
-one bundle to disk while it makes the next."""
+"""Most tasks for each core in the second stage: enough that all cores finish at about the same time, and few enough
+that a task can write one bundle to disk while it makes the next."""
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Spread = Callable[[Work], DataFrame]
@@ -125,7 +125,7 @@ def build(frame: DataFrame, folder: str | Path, config: BuildConfig | None = Non
 def build_parquet(spark: SparkSession, source: str, folder: str | Path, config: BuildConfig | None = None) -> Manifest:
     """Like `build`, from a Parquet file or folder, and several times as fast: its rows never pass through Spark.
 
-    All machines must reach the source, a path or a URI. What Arrow cannot read as it is, is read by Spark after all.
+    All machines must reach the source, a path or a URI. Spark reads it instead if Arrow cannot (parquet_pieces.py).
     """
     config = config or BuildConfig()
     found = find(source if "://" in source else str(Path(source).absolute()), RUN_BYTES)

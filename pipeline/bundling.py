@@ -1,7 +1,7 @@
 """The two kinds of tasks of a build: rows become runs (`Spreader`), and runs become bundles (`Bundler`).
 
-All work is on arrays. Files are written under the name of the attempt; bundles are then renamed by their content. So
-an attempt that does not count leaves at most files that no manifest names.
+All work is on arrays. Files are written under the name of the attempt, and bundles are then renamed by their content.
+An attempt that does not count leaves, at most, files that no manifest names.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ RUN_RESULT = pa.schema(
         ("rejected_file", pa.string()),
     ]
 )
-"""A task's report to the driver on each run; at its end, with an empty name, on the rows that it rejected."""
+"""A task's report to the driver on each run. The last report, with an empty name, is about the rows that it
+rejected."""
 
 RESULT = pa.schema(
     [
@@ -154,7 +155,7 @@ def steps(runs: Sequence[Run], due_min: int, due_max: int, rows_max: int) -> Ite
             last = int(np.partition(due, rows_max)[rows_max])
             upto = [max(low, run.place(last)) for run, low in zip(runs, at, strict=True)]
             if upto == at:
-                # More rows of one millisecond than fit: keep their order.
+                # One millisecond has more rows than fit: take as many, in their order.
                 room = rows_max
                 for number, (run, low) in enumerate(zip(runs, at, strict=True)):
                     upto[number] = min(low + room, run.place(last + 1), ends[number])
@@ -171,13 +172,13 @@ class _Gathered:
     count: int = 0
     bytes: int = 0
     hours: int = 0
-    """Hours, each part counted on its own: an upper bound."""
+    """Upper bound of the number of hours: those of each part, added up."""
 
 
 class Bundler:
     """Takes rows in the order of their due times and writes bundles; used by one task of the second stage.
 
-    While a bundle goes to stable storage the next one is made; all of them are there when `rest` has ended.
+    While one bundle is being fsynced the next one is made. All are durable once `rest` has ended.
     """
 
     def __init__(self, folder: Path, attempt: str, *, slot_ms: int, units_max: int) -> None:

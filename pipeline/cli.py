@@ -86,7 +86,7 @@ def load(
     key_file: KeyFile = "",
     timeout_s: Timeout = TIMEOUT_S,
 ) -> None:
-    """Load what was built into a running cluster. Repeating it goes on where it was; nothing is loaded twice."""
+    """Load what was built into a running cluster. A repeat continues where it stopped; nothing is loaded twice."""
     from tickwheel.client import AsyncClient
     from tickwheel.pipeline.load import LoadError
     from tickwheel.pipeline.load import load as load_build
@@ -154,7 +154,7 @@ def generate(
 @app.command()
 def forecast(
     source: Annotated[
-        str, typer.Argument(metavar="[IN.parquet]", help="Parquet file or folder; without it what is pending is read.")
+        str, typer.Argument(metavar="[IN.parquet]", help="Parquet file or folder; default: what is pending is read.")
     ] = "",
     addresses: Annotated[
         str,
@@ -162,7 +162,7 @@ def forecast(
     ] = "",
     days: Annotated[float, typer.Option(help="How far ahead, in days, at most 60.")] = 7.0,
     capacity: Annotated[
-        float, typer.Option(help="Messages a second that the cluster delivers; more is hot.")
+        float, typer.Option(help="Messages a second that the cluster delivers; a second with more is hot.")
     ] = 10_000.0,
     start_ms: Annotated[int, typer.Option(help="Start of the forecast, milliseconds since 1970; 0: now.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for forecast.png and forecast.html.")] = None,
@@ -203,8 +203,8 @@ def archive(
     ],
     addresses: Addresses,
     group: Annotated[str, typer.Option(help="Consumer groups, separated by commas; default: all.")] = "",
-    from_: Annotated[str, typer.Option("--from", help=f"Only what was due first at or after. {_WHEN}")] = "",
-    to: Annotated[str, typer.Option(help=f"Only what was due first before. {_WHEN}")] = "",
+    from_: Annotated[str, typer.Option("--from", help=f"Only messages first due at this time or later. {_WHEN}")] = "",
+    to: Annotated[str, typer.Option(help=f"Only messages first due before this time. {_WHEN}")] = "",
     ca_file: CaFile = "",
     cert_file: CertFile = "",
     key_file: KeyFile = "",
@@ -213,8 +213,8 @@ def archive(
 ) -> None:
     """Add what groups have settled, and their dead letters, to an archive in Parquet; each message once.
 
-    Run it at least every hour: messages go from the nodes soon after all groups have settled their hour. What a run
-    came too late for is counted and told.
+    Run it at least every hour: nodes remove messages soon after all groups have settled their hour. Messages for which
+    a run came too late are counted and reported.
     """
     from tickwheel.pipeline.archive import archive as add
     from tickwheel.pipeline.archive_place import ArchiveError
@@ -242,18 +242,20 @@ def archive(
 def replay(
     folder: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI that `archive` filled.")],
     addresses: Addresses,
-    job_id: Annotated[str, typer.Option(help="Names the replay: under the same one nothing is scheduled twice.")],
+    job_id: Annotated[str, typer.Option(help="Names the replay: under one name nothing is scheduled twice.")],
     where: Annotated[
         str, typer.Option(help="Condition in SQL, for instance \"topic = 'x' AND kind = 'dead'\".")
     ] = "true",
-    shift: Annotated[str, typer.Option(help="How much later than its first due time: 2h, 1d12h, 52w.")] = "",
-    due: Annotated[str, typer.Option(help="Or an expression in SQL: bigint (ms since 1970) or timestamp.")] = "",
-    topic: Annotated[str, typer.Option(help="Another topic; default: each message's own.")] = "",
+    shift: Annotated[str, typer.Option(help="New due time: this much after the first one, as 2h, 1d12h, 52w.")] = "",
+    due: Annotated[
+        str, typer.Option(help="New due time: an expression in SQL, a bigint (ms since 1970) or a timestamp.")
+    ] = "",
+    topic: Annotated[str, typer.Option(help="Topic for all messages; default: each message's own.")] = "",
     on_key_conflict: Annotated[
         str,
         typer.Option(
-            help="Keep unique keys, and if another message holds one: `refuse`, `use-existing` or `replace`. "
-            "Default: no message has one."
+            help="Keep unique keys, and do this if another message holds one: `refuse`, `use-existing` or `replace`. "
+            "Default: unique keys are dropped."
         ),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be scheduled.")] = False,
@@ -277,7 +279,7 @@ def replay(
             print(again.summary(again.selected(rows, config)))
             return
         count = again.replay(rows, connection, job_id, config)
-    left = ", but for those whose unique key was held" if config.on_key_conflict == KeyConflict.USE_EXISTING else ""
+    left = ", except those whose unique key was held" if config.on_key_conflict == KeyConflict.USE_EXISTING else ""
     print(f"{count:,} messages scheduled as job {job_id}{left}; under that name none of them is scheduled again")
 
 
@@ -299,7 +301,7 @@ def _time_ms(option: str, text: str) -> int:
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="New folder for reports; default: one below the temporary.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for reports; default: a temporary one.")] = None,
     days: Annotated[int, typer.Option(min=1, max=365, help="Days of the year of flights.")] = 365,
     seconds: Annotated[float, typer.Option(min=1, max=600, help="One day is squeezed into this.")] = 20.0,
     master: Master = "local[*]",
@@ -339,7 +341,7 @@ def audit(
     ] = None,
     events: Annotated[
         Path | None,
-        typer.Option(help="Folder of events that were exported already, instead of directories."),
+        typer.Option(help="Folder of events that are already exported, instead of directories."),
     ] = None,
     until_ms: Annotated[
         int, typer.Option(help="Messages due later (ms since 1970) are not judged as lost; 0: ten seconds ago.")
@@ -350,8 +352,8 @@ def audit(
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
-    """Report from the events of nodes what was lost, early, delivered twice, although cancelled or never scheduled, and
-    how late messages were. Exit code 1 if a promise was broken."""
+    """Report what was lost, early, delivered twice, delivered although cancelled, or never scheduled, and how late
+    messages were, from the events that nodes noted. Exit code 1 if a promise was broken."""
     from tickwheel.pipeline import audit as judging
     from tickwheel.pipeline.event_export import export_events
 
@@ -359,7 +361,7 @@ def audit(
         raise failed("either data directories or --events must be given")
     written = [name for name in (*judging.TITLES, judging.LATENESS) if (out / name).exists()]
     if written:
-        raise failed(f"{out / written[0]}: it is there already; name a new folder for each audit")
+        raise failed(f"{out / written[0]}: it exists already; name a new folder for each audit")
     if events is not None and not any(events.glob("*.parquet")):
         raise failed(f"{events}: there is no Parquet file in it")
     if events is None:

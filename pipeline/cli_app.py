@@ -26,7 +26,7 @@ app = typer.Typer(
 
 Addresses = Annotated[
     str,
-    # The second name is that of version 0.1, taken for one version more.
+    # The second name is that of version 0.1, accepted for one more version.
     typer.Option("--addresses", "--endpoints", help="Nodes of the cluster, host:port separated by commas."),
 ]
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
@@ -35,7 +35,7 @@ CaFile = Annotated[str, typer.Option(help="TLS: authority that signs the nodes' 
 CertFile = Annotated[str, typer.Option(help="TLS: certificate of this client.")]
 AdminCertFile = Annotated[str, typer.Option(help="TLS: certificate of this client, with the admin role.")]
 KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
-Timeout = Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")]
+Timeout = Annotated[float, typer.Option(help="Seconds after which an unreachable cluster is given up.")]
 TIMEOUT_S = 15.0
 OWN_ERROR = re.compile(r"^tickwheel\.[\w.]+: (.+)$", re.MULTILINE)
 """The last line of a traceback that ends with an error of ours."""
@@ -47,8 +47,8 @@ def failed(text: str) -> RequestRefused:
 
 
 def failed_in_spark(error: PySparkException, where: str = "") -> RequestRefused:
-    """As `failed`. Where our own code raised in Spark's hands, it says what that code said, and not Spark's first line,
-    which only announces a traceback. `where`: begins the text."""
+    """As `failed`, for an error of Spark. If our own code raised it inside Spark, the text is that of our error, not
+    Spark's first line, which only announces a traceback. `where` begins the text."""
     text = str(error).strip()
     why = OWN_ERROR.findall(text)[-1:] or text.splitlines()[:1]
     return failed(": ".join([where, *why] if where else why))
@@ -56,7 +56,7 @@ def failed_in_spark(error: PySparkException, where: str = "") -> RequestRefused:
 
 @contextmanager
 def refusing(*kinds: type[Exception], where: str = "") -> Iterator[None]:
-    """Errors of these kinds become those of a command, and so do errors of Spark, whose text begins with `where`."""
+    """Turns errors of these kinds into errors of a command, and errors of Spark too, whose text begins with `where`."""
     from pyspark.errors import PySparkException
 
     try:
@@ -69,7 +69,7 @@ def refusing(*kinds: type[Exception], where: str = "") -> Iterator[None]:
 
 @contextmanager
 def spark_session(master: str, memory: str, *, quick: bool = False) -> Iterator[SparkSession]:
-    """A session; one that this process had before is left as it is."""
+    """A session, which is stopped at the end unless this process had it before."""
     from pyspark.sql import SparkSession
 
     from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session

@@ -67,7 +67,7 @@ def freeze(
     topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
     horizon_days: Annotated[float, typer.Option(help="Rows due within this many days go to COLD/_near/<job>.")] = 30.0,
     job_id: Annotated[str, typer.Option(help="Names the job; by default it follows from the file's bytes.")] = "",
-    tasks: Annotated[int, typer.Option(help="Tasks into which the days are spread; 0: few for few rows.")] = 0,
+    tasks: Annotated[int, typer.Option(help="Number of tasks that share the days; 0: as the rows need.")] = 0,
     ca_file: CaFile = "",
     cert_file: AdminCertFile = "",
     key_file: KeyFile = "",
@@ -75,7 +75,7 @@ def freeze(
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
-    """Put far rows into the cold tier and give them ids. Repeating it goes on where it was; nothing is there twice."""
+    """Put rows due far ahead into the cold tier and give them ids. A repeat continues; nothing is stored twice."""
     from tickwheel.client.cold import ColdJob
     from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
     from tickwheel.pipeline.cold_store import IDS, NEAR, REJECTED, ColdError, ColdStore
@@ -122,7 +122,7 @@ def promote(
     folder: Folder,
     addresses: Addresses,
     until_ms: Annotated[
-        int, typer.Option(help="Load what is due before (ms since 1970); 0: what the horizon has reached.")
+        int, typer.Option(help="Load what is due before this (ms since 1970); 0: what the horizon has reached.")
     ] = 0,
     horizon_days: Annotated[float, typer.Option(help="How many days ahead messages are loaded.")] = 30.0,
     ca_file: CaFile = "",
@@ -143,10 +143,10 @@ def promote(
 
     with spark_session(master, memory) as spark:
         done = _run(go(spark))
-    print(f"{done.messages:,} messages of {done.parts} parts, {done.moved:,} of them at times that they had been moved "
-          f"to; {done.seconds:.1f} s")  # fmt: skip
+    print(f"{done.messages:,} messages of {done.parts} parts loaded, {done.moved:,} of them at the times that they "
+          f"were moved to; {done.seconds:.1f} s")  # fmt: skip
     if done.late:
-        print(f"late: {done.late:,} messages, cancelled ones included, were due before, the first "
+        print(f"late: {done.late:,} messages (cancelled ones included) were due already, the first "
               f"{done.late_ms_max / 3_600_000:,.1f} hours ago; they are delivered now, and counted")  # fmt: skip
     if done.problems:
         raise failed("not loaded: " + "; ".join(done.problems))

@@ -87,7 +87,8 @@ class FreezeConfig:
     """Rows due sooner are near: they are written to COLD/_near/<job>, for an ordinary load."""
 
     tasks: int = 0
-    """Number of tasks that share the days; 0: by the number of rows, since each task costs a fraction of a second."""
+    """Number of tasks that share the days; 0: Spark decides by the number of rows, since each task costs a fraction of
+    a second."""
 
     part_rows_max: int = bundle.UNITS_MAX
     """Rows of one part; a cluster takes one over at a time."""
@@ -105,15 +106,15 @@ class FreezeConfig:
 
 
 def content_job_id(source: str | Path, topic: str = "") -> str:
-    """A job id that follows from the rows of a Parquet file or folder: the bytes of all files that Spark reads, and the
-    columns that the names of folders stand for. Raises ColdError if there is no file."""
+    """A job id that follows from the content of a Parquet file or folder: the bytes of all files that Spark reads, and
+    the columns that folder names stand for. Raises ColdError if there is no file."""
     try:
         path = local_folder(source, "IN.parquet")
     except PlaceError:
-        raise ColdError(f"{source}: name the job by --job-id: only a file that lies here names it by itself") from None
+        raise ColdError(f"{source}: give --job-id: only a local file names the job by its content") from None
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and _is_read(p, path))
     if not files:
-        raise ColdError(f"{source}: there is no Parquet file; name the job by --job-id if it lies elsewhere")
+        raise ColdError(f"{source}: there is no Parquet file; give --job-id if only Spark can read it")
     sha = hashlib.sha256(topic.encode())
     for file in files:
         for folder in file.relative_to(path).parent.parts if file != path else ():
@@ -125,8 +126,8 @@ def content_job_id(source: str | Path, topic: str = "") -> str:
 
 
 def _is_read(file: Path, folder: Path) -> bool:
-    """Whether Spark reads a file of a folder: nothing on the way to it is hidden. A folder that names a column is not,
-    even if that name begins with an underscore."""
+    """Whether Spark reads a file below a folder: no part of its path is hidden. A folder that names a column is never
+    hidden, even if its name begins with an underscore."""
     return not any(
         part.startswith(".") or (part.startswith("_") and "=" not in part) for part in file.relative_to(folder).parts
     )
@@ -207,7 +208,7 @@ async def register(client: AsyncClient, folder: str | Path, manifest: ColdJobMan
     else:
         _, last = await client.cold.parts(waiting_only=True)
         if last < first + len(manifest.parts) - 1:
-            text = f"it has part {first} and on, the cluster knows none above {last}; was it restored from a backup?"
+            text = f"its parts begin at {first}, the cluster knows none above {last}; was it restored from a backup?"
             raise ColdError(f"job {manifest.job_id}: {text} Freeze the rows into a new folder")
         job = ColdJob(job_id=manifest.job_id, first_part=first, parts=len(manifest.parts), repeated=True)
     group = status.wheel_group

@@ -44,7 +44,7 @@ Built = list[tuple[int, BuiltBundle]]
 
 PROMOTE = "_promote"
 PARTS_AT_ONCE = 32
-"""Parts that are built before they are loaded; they take up to about 3 GiB besides the cold tier meanwhile."""
+"""Parts that are built before they are loaded. Meanwhile they take up to about 3 GiB beside the cold tier."""
 MOVED_BYTES_MAX = 32 << 20
 """Bytes of payloads of moved messages in one bundle."""
 MOVED_ROWS_MAX = (bundle.LOG_BYTES_MAX - MOVED_BYTES_MAX) // META_BYTES_MAX
@@ -77,7 +77,8 @@ class Promotion:
     moved: int = 0
     """Moved messages, loaded at their new times."""
     late: int = 0
-    """Messages that were due when the cluster was asked to take them, cancelled ones included: delivered late."""
+    """Messages that were already due when the cluster was asked to take them, so they come late. Cancelled ones
+    count too."""
     late_ms_max: int = 0
     """How late the earliest of them was."""
     problems: list[str] = field(default_factory=list)
@@ -185,7 +186,7 @@ class Promoter:
         try:
             due = read_part(self._store.folder, part.path, part.sha256).column("due_ms").to_numpy()
         except ColdError:
-            return Late()  # the bundle exists, so it can be loaded all the same; the cluster counts by hours
+            return Late()  # the bundle exists already, so it can still be loaded; the cluster counts late hours itself
         return self._late_of(due)
 
     def _late_of(self, due_ms: np.ndarray) -> Late:
@@ -207,7 +208,7 @@ class Promoter:
             file = manifest.parts[part.place]
             problem = self._store.problem_of(file)
             if not problem and bytes.fromhex(file.sha256) != part.sha256:
-                problem = f"{file.path}: it is not what was registered"
+                problem = f"{file.path}: it differs from what was registered"
             if problem:
                 done.problems.append(f"part {part.number}: {problem}")
             else:
@@ -317,7 +318,7 @@ class Promoter:
 
 
 def moved_pieces(payload_bytes: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Which moved messages, from a place to before another one, make each bundle."""
+    """(first, end) of the moved messages that make each bundle."""
     ends = np.cumsum(payload_bytes, dtype=np.int64)
     at = 0
     while at < len(ends):

@@ -16,6 +16,8 @@ DAYS_SHOWN = 40
 
 @dataclass(slots=True)
 class Examined:
+    """What `examine` found."""
+
     status: ColdStatus
     now: datetime | None
     """The cluster's time; None: it has none yet."""
@@ -55,16 +57,17 @@ async def examine(client: AsyncClient, folder: str | Path) -> Examined:
     for job_id in store.jobs():
         manifest = store.manifest(job_id)
         if manifest is None:
-            found.problems.append(f"job {job_id}: it was not written to its end; freeze it again")
+            found.problems.append(f"job {job_id}: it was not completely written; freeze it again")
         elif manifest.parts and store.first_part(job_id) is None:
-            found.problems.append(f"job {job_id}: it is written and not registered; freeze it again")
+            found.problems.append(f"job {job_id}: it is written but not registered; freeze it again")
     found.done_files = sum((store.folder / path).exists() for path in inventory.done())
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Inventory:
-    """The records of folder and cluster, read in this order: a part registered meanwhile cannot seem to be over."""
+    """The records of the folder, then those of the cluster. In this order a part that is registered meanwhile cannot
+    seem to be finished."""
 
     numbered: dict[int, ColdFile]
     parts: list[ColdPart]
@@ -85,7 +88,8 @@ class _Inventory:
         for number, file in self.numbered.items():
             part = known.get(number)
             if part is None:
-                # It is over, but messages may have been moved beyond it: then none at all may wait for that.
+                # The cluster has forgotten it, so its hours are gone. But messages moved from it may still wait:
+                # nobody knows of which part they are, so there must be none at all.
                 over = number <= self.last_part and not self.status.cold.moved
             else:
                 over = part.loaded and not part.moved and part.sha256.hex() == file.sha256
@@ -119,12 +123,12 @@ def text_of(found: Examined) -> str:
         if found.now is not None:
             ahead = (status.next_due - found.now) / timedelta(days=1)
             when = f", in {ahead:.1f} days" if ahead >= 0 else f", {-ahead * 24:.1f} hours ago"
-        lines.append(f"next that is not loaded: {status.next_due:%Y-%m-%d %H:%M:%SZ}{when}")
+        lines.append(f"next message not loaded yet: {status.next_due:%Y-%m-%d %H:%M:%SZ}{when}")
     for day, (parts, rows) in list(found.days.items())[:DAYS_SHOWN]:
         noun = "part " if parts == 1 else "parts"
         lines.append(f"  {day:%Y-%m-%d}  {parts:>6,} {noun}  {rows:>14,} messages")
     if len(found.days) > DAYS_SHOWN:
-        lines.append(f"  and {len(found.days) - DAYS_SHOWN:,} days more")
+        lines.append(f"  and {len(found.days) - DAYS_SHOWN:,} more days")
     if found.done_files:
         lines.append(f"{found.done_files:,} files are no longer needed: tickwheel pipeline cold clean")
     return "\n".join([*lines, *(f"PROBLEM {text}" for text in found.problems)])

@@ -163,16 +163,16 @@ class ColdStore:
     def job_folder(self, job_id: str) -> Path:
         """The folder of a job. Raises ColdError for an invalid job id."""
         if not _JOB.fullmatch(job_id):
-            raise ColdError(f"job_id: {job_id}: 1 to 100 characters of [A-Za-z0-9_.-], the first no point or dash")
+            raise ColdError(f"job_id: {job_id}: 1 to 100 characters of [A-Za-z0-9_.-], not starting with a dot or dash")
         return self.folder / JOBS / job_id
 
     def belong_to(self, cluster_id: str) -> None:
         """Bind the folder to this cluster. Raises ColdError if it belongs to another."""
-        with suppress(FileNotFoundError):  # its former name, which Spark took for a file of the table
+        with suppress(FileNotFoundError):  # its former name, which Spark read as a file of the table
             (self.folder / "cold.json").rename(self.folder / OWNER)
         found = write_once(self.folder / OWNER, {"version": VERSION, "cluster_id": cluster_id})
         if found["version"] != VERSION:
-            raise ColdError(f"{self.folder}: it is of version {found['version']}, this is {VERSION}")
+            raise ColdError(f"{self.folder}: it has version {found['version']}, but this program knows {VERSION}")
         if found["cluster_id"] != cluster_id:
             raise ColdError(f"{self.folder}: it belongs to cluster {found['cluster_id']}, this is {cluster_id}")
 
@@ -241,9 +241,9 @@ class ColdStore:
         """A quick check of a part's file: the reason why it cannot be the written one, or empty."""
         path = self.folder / part.path
         if not path.is_file():
-            return f"{path}: it is not there"
+            return f"{path}: it is missing"
         if path.stat().st_size != part.bytes:
-            return f"{path}: it has {path.stat().st_size} bytes, {part.bytes} were written"
+            return f"{path}: it has {path.stat().st_size} bytes, but {part.bytes} were written"
         return ""
 
 
@@ -255,7 +255,7 @@ def read_part(folder: str | Path, path: str, sha256: str) -> pa.Table:
     except OSError as error:
         raise ColdError(f"{whole}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise ColdError(f"{whole}: its bytes are not those that were written")
+        raise ColdError(f"{whole}: its bytes differ from those that were written")
     # Not read as a dataset: the folder's name would become a column.
     return pq.ParquetFile(pa.BufferReader(data)).read()
 

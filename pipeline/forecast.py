@@ -90,7 +90,7 @@ def _due(frame: DataFrame) -> DataFrame:
     elif "due_at" in names:
         due = F.ceil(F.unix_micros("due_at") / 1_000)
     else:
-        raise ForecastError(f"columns: due_ms or due_at must be there; there are {', '.join(names)}")
+        raise ForecastError(f"columns: due_ms or due_at is needed; the columns are {', '.join(names)}")
     topic = F.col("topic") if "topic" in names else F.lit("")
     return frame.select(due.cast("bigint").alias("due_ms"), topic.alias("topic"))
 

@@ -1,8 +1,8 @@
 """Loads a build into a running cluster: sends its bundles to every node, and has them taken over one by one.
 
-Every reachable node gets the bundles, a few ahead of the one being taken over. A bundle is taken over only once a
+Bundles are sent to every reachable node, a few ahead of the one being taken over. A bundle is taken over only once a
 majority has it. A node that is down is tried again now and then; later it fetches missing bundles from the others.
-A repeated load continues where the cluster is: no bundle is taken over twice.
+A repeated load continues where the cluster stands: no bundle is taken over twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tickwheel.pipeline.places import PlaceError, local_folder
 AHEAD_MAX = 6
 """Bundles that a node may hold before they are taken over."""
 SENDERS = 2
-"""Bundles under way to a node at once: it makes one durable while the next one arrives."""
+"""Bundles under way to one node at a time: the node makes one durable while the next one arrives."""
 CONTENTS_MAX = 4
 """Bundles in memory; 27 MB each with messages of 100 bytes."""
 AGAIN_S = 1.0
@@ -96,7 +96,7 @@ class _Content:
 
 
 class Loader:
-    """One load. `run` until it is done."""
+    """One load; `run` carries it out once."""
 
     def __init__(self, client: AsyncClient, folder: Path, manifest: Manifest, job_id: str = "") -> None:
         self._client = client
@@ -109,7 +109,7 @@ class Loader:
         """The next bundle to send, by node."""
         self._sent: dict[str, set[int]] = {}
         self._held: dict[str, int] = {}
-        """The number of bundles, counted from the first, that each node has received."""
+        """How many bundles each node has received without a gap, counted from the first."""
         self._moved = asyncio.Event()
 
     async def run(self, told: Callable[[Progress], None] = lambda _: None) -> Progress:

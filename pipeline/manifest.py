@@ -1,7 +1,7 @@
 """The list of a build's bundles: `manifest.json` in its folder, and its check.
 
-Written last, aside, then renamed: a folder without it is no finished build. It lists each bundle with its checksums, so
-a load brings exactly the bundles that were built. The checksum of the list names the load.
+It is written last, aside, then renamed: a folder without it is not a finished build. It lists each bundle with its
+checksums, so a load brings exactly the bundles that were built. The checksum of the list names the load.
 """
 
 from __future__ import annotations
@@ -95,14 +95,15 @@ def read_manifest(folder: Path) -> Manifest:
         built = [BuiltBundle(**row) for row in body.pop("bundles")]
         manifest = Manifest(**body, bundles=built)
     except FileNotFoundError:
-        raise ManifestError(f"{path}: there is none, so {folder} is no finished build") from None
+        raise ManifestError(f"{path}: it is missing, so {folder} is not a finished build") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ManifestError(f"{path}: it cannot be read ({error}); build again") from error
     for bundle in manifest.bundles:
         if not is_name(bundle.name) or not bundle.path(folder).is_file():
-            raise ManifestError(f"{bundle.path(folder)}: the manifest names it, and it is not there; build again")
-        if bundle.path(folder).stat().st_size != bundle.bytes:
-            raise ManifestError(f"{bundle.path(folder)}: the manifest counts {bundle.bytes} bytes of it; build again")
+            raise ManifestError(f"{bundle.path(folder)}: the manifest names it, but it is missing; build again")
+        size = bundle.path(folder).stat().st_size
+        if size != bundle.bytes:
+            raise ManifestError(f"{bundle.path(folder)}: it has {size} bytes, not {bundle.bytes}; build again")
     return manifest
 
 

@@ -15,13 +15,13 @@ from tickwheel.client import Client
 from tickwheel.client.cluster import TlsFiles
 
 NO_TABLE = (
-    "Spark's catalog keeps the options of a table to itself, so there is no table of messages: CREATE TEMPORARY VIEW "
-    "... USING tickwheel OPTIONS (...) reads, df.write.format('tickwheel').options(...).mode('append').save() writes"
+    "Spark's catalog does not pass on the options of a table, so messages cannot be a table. To read: CREATE TEMPORARY "
+    "VIEW ... USING tickwheel OPTIONS (...). To write: df.write.format('tickwheel').options(...).mode('append').save()"
 )
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
 """Options that Spark adds by itself."""
 ADDRESSES_BEFORE = "endpoints"
-"""The option `addresses` as version 0.1 names it; taken for one version more."""
+"""What version 0.1 calls the option `addresses`; accepted for one more version."""
 CONNECTION = frozenset({"addresses", "ca_file", "cert_file", "key_file", "server_name", "timeout_s"})
 NAME = re.compile(r"[A-Za-z0-9_\-.]{1,64}")
 TOPIC = re.compile(r"[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
@@ -53,7 +53,7 @@ class Options:
         for name in self._given:
             if name not in allowed:
                 raise OptionError(
-                    name, self._given[name], f"not known; there are {', '.join(sorted(known | CONNECTION))}"
+                    name, self._given[name], f"unknown option; known are {', '.join(sorted(known | CONNECTION))}"
                 )
 
     def text(self, name: str, default: str = "") -> str:
@@ -67,7 +67,7 @@ class Options:
         """
         names = tuple(part.strip() for part in self.text("topic").split(",") if part.strip())
         if not names and "topic" in self._given:
-            raise OptionError("topic", self.text("topic"), "one or more names, separated by commas; or no such option")
+            raise OptionError("topic", self.text("topic"), "one or more names, separated by commas; or leave it out")
         for name in names:
             if TOPIC.fullmatch(name) is None:
                 raise OptionError("topic", name, TOPIC_RULE)

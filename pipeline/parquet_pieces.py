@@ -1,7 +1,7 @@
-"""Splits Parquet files into pieces that tasks read themselves, columns straight into numpy, never as rows of Spark.
+"""Splits Parquet files into pieces that tasks read by themselves, straight into numpy columns, never as rows of Spark.
 
-For plain files only. `find` returns None where Spark's own reader is needed: for columns in the names of folders, for
-files of different schemas, and for a file system that Arrow does not know.
+For plain files only. `find` returns None if Spark's own reader is needed: folder names stand for columns, files have
+different schemas, or Arrow does not know the file system.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Paths and URIs in a command's arguments: tells folders that all machines mount from other places.
+"""Paths and URIs in a command's arguments: separates folders that all machines mount from other places.
 
-Cold tier and builds sync, rename and link files themselves, so they need a folder: a path, or a `file:` URI.
+Cold tier and builds fsync, rename and link files themselves, so they need a folder: a path, or a `file:` URI.
 Parquet that only Spark reads and writes (input, archive) may be anywhere that Spark can reach.
 """
 
@@ -33,7 +33,7 @@ def local_folder(place: str | Path, what: str) -> Path:
     if scheme != "file":
         raise PlaceError(
             f"{what}: {text}: it must be a path, or file:///..., of a folder that all machines mount: files there are "
-            f"fsynced and renamed one by one. {scheme}: is taken for what Spark reads (IN.parquet) and for archives"
+            f"fsynced and renamed one by one. {scheme}: is accepted for what Spark reads (IN.parquet) and for archives"
         )
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path.startswith("/"):
         raise PlaceError(f"{what}: {text}: it must be like file:///folder, without a host, a query or a fragment")

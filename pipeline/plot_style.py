@@ -38,7 +38,7 @@ def topic_colours(sizes: Mapping[str, int]) -> TopicColours:
 
 
 def time_axis(axes: Axes) -> None:
-    """Label the axis of time in UTC, with as many labels as have room. Its unit are days since 1970."""
+    """Label the axis of time in UTC, with as many labels as have room. Its unit is the day since 1970."""
     from matplotlib import dates
 
     locator = dates.AutoDateLocator(minticks=3, tz=UTC)  # type: ignore[no-untyped-call]

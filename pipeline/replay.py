@@ -1,8 +1,9 @@
-"""Schedules messages of an archive again: selects them by an SQL condition, writes through the sink, once for each job.
+"""Schedules messages of an archive again: selects them by an SQL condition and writes them through the sink, once for
+each job.
 
 Topic, payload, key, tags, properties and message group stay the same. The property `REPLAY_OF` holds the id of the
-original message. Unique keys stay on request only: an archive may have many messages of one key, and at most one of
-them can be scheduled.
+original message. Unique keys are kept only on request: an archive may have many messages with one key, and at most one
+of them can be scheduled.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def selected(archive: DataFrame, config: ReplayConfig) -> DataFrame:
         when = F.ceil(F.unix_micros("new_due") / 1_000)
     elif not isinstance(kind, LongType | IntegerType):
         raise ReplayError(
-            f"due: it is {kind.simpleString()}, and must be bigint (milliseconds since 1970) or timestamp"
+            f"due: it is {kind.simpleString()}, but must be bigint (milliseconds since 1970) or timestamp"
         )
     none = F.create_map().cast("map<string,string>")
     others = F.map_filter(F.coalesce("properties", none), lambda name, _: name != REPLAY_OF)
@@ -101,15 +102,15 @@ def _checked(option: str, archive: DataFrame, make: Callable[[], DataFrame]) -> 
 def _explained(error: AnalysisException, archive: DataFrame) -> str:
     if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
         name = (error.getMessageParameters() or {}).get("objectName", "").strip("`")
-        return f"there is no column {name}; there are {', '.join(archive.columns)}"
+        return f"there is no column {name}; the columns are {', '.join(archive.columns)}"
     return str(error).strip().splitlines()[0]
 
 
 def replay(archive: DataFrame, connection: Connection, job_id: str, config: ReplayConfig) -> int:
     """Schedule the selected messages again. Returns their number.
 
-    Repeating it under the same job id, after whatever ended it, schedules nothing twice. A message that cannot be
-    scheduled fails all of it; one that is refused because of its unique key fails it once the others are scheduled.
+    A repeat under the same job id schedules nothing twice, whatever ended the last run. A message that cannot be
+    scheduled fails the whole job. One that is refused because of its unique key fails it once the others are scheduled.
     Raises ReplayError, and what the sink raises.
     """
     rows = selected(archive, config).persist()

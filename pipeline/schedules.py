@@ -33,7 +33,7 @@ class ScheduleConfig:
     """No due time is before this."""
     seed: int = 0
     topics: tuple[str, ...] = ("reminders", "invoices", "retries")
-    """Topics; each is half as frequent as the one before."""
+    """Topics; each is half as frequent as its predecessor."""
     payload_bytes: int = 100
     keys: bool = False
     """Whether messages have a key of their own."""

@@ -40,11 +40,11 @@ SCHEMA = (
     "scheduled_ms bigint, attempts int, cause string, error string, died_ms bigint, applied_index bigint, "
     f"{CONTENT}"
 )
-"""`how` it ended for the group: `acked`, `skipped` (its filter), `passed` (dispatched before the group began), `dead`;
-null: the node cannot tell (the group broadcasts; or was reset, got another filter, had dead letters purged, after the
-message was dispatched). `due_ms`: when it was due first; `scheduled_ms`: null where a retry was the last delivery, and
-of dead letters; attempts, cause, error and died_ms are those of dead letters, null otherwise; `applied_index`: of the
-pin."""
+"""`how` it ended for the group: `acked`, `skipped` (by its filter), `passed` (dispatched before the group began),
+`dead`. Null: the node cannot tell, because the group broadcasts; or because after the dispatch the group was reset, got
+another filter, or had dead letters purged. `due_ms`: when it was first due. `scheduled_ms`: null for dead letters, and
+if a retry was the last delivery. `attempts`, `cause`, `error` and `died_ms`: null except for dead letters.
+`applied_index`: that of the pin."""
 _HEAD = [
     *(pa.field(name, pa.string()) for name in ("kind", "how", "group", "id", "topic")),
     *(pa.field(name, pa.int64()) for name in ("due_ms", "last_due_ms", "scheduled_ms")),
@@ -171,7 +171,7 @@ async def _pinned(client: AsyncClient, group: str, due_ms_min: int) -> tuple[Set
         if len(found) == pin.dead_count:
             return pin, [number for number, _ in found], [id for _, id in found]
     raise LettersGoingError(
-        f"group {group}: dead letters were replayed or purged each of {PINS} times that they were looked at; "
+        f"group {group}: dead letters were replayed or purged during each of {PINS} tries to read them; "
         "try again when that is over"
     )
 

@@ -48,7 +48,7 @@ OPTIONS = frozenset(
 OF_KEYS = ("on_key_conflict", "key_until_settled")
 """Options of a frame with the column unique_key."""
 OF_BATCHES = ("job_id", "batch_id")
-"""Options of a batch write. Of a stream the query is the job, and Spark numbers its micro-batches."""
+"""Options of a batch write. In a stream the query is the job, and Spark numbers its micro-batches."""
 OF_NAMED_JOBS = ("batch_id", "job_memory_ms")
 """Options of a batch write that need a job_id."""
 DAY_MS = 86_400_000
@@ -99,7 +99,7 @@ def sink_config(options: Options, *, stream: bool) -> SinkConfig:
     for name in OF_BATCHES if stream else OF_NAMED_JOBS:
         if options.text(name) and stream:
             raise OptionError(
-                name, options.text(name), "of a stream the query is the job, its micro-batches are numbered"
+                name, options.text(name), "not for streams: the query is the job, and Spark numbers its micro-batches"
             )
         if options.text(name) and not job_id:
             raise OptionError(name, options.text(name), "needs job_id")
@@ -136,7 +136,7 @@ def check_frame(schema: StructType, config: SinkConfig) -> None:
     """Raise SchemaError if the columns do not fit, or not with the options."""
     check_schema(schema, config.topic, keyed=True)
     if config.key_rule != NO_RULE and "unique_key" not in schema.fieldNames():
-        raise SchemaError(f"column unique_key: missing, and there is an option {' or '.join(OF_KEYS)}")
+        raise SchemaError(f"column unique_key: missing, but there is an option {' or '.join(OF_KEYS)}")
 
 
 @dataclass
@@ -256,8 +256,8 @@ def _commit(
     if job.rows_discarded:
         text = (
             f"job {job_id}: {job.rows_discarded} of {job.rows} rows were not scheduled, because their topic was "
-            "deleted after they were staged, or another message holds their unique key; the others were, and the job "
-            "is done (discarded_rows=report: a warning)"
+            "deleted after they were staged, or another message holds their unique key; all others were, and the job "
+            "is done (with discarded_rows=report this is only a warning)"
         )
         if config.fail_on_discarded_rows:
             raise DiscardedRowsError(text)

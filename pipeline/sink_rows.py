@@ -61,7 +61,7 @@ def check_schema(schema: StructType, topic: str, *, keyed: bool = False) -> None
         if name == "unique_key" and not keyed:
             raise SchemaError(f"column {name}: finished files hold no unique keys; drop it, or write with the sink")
         if name not in COLUMNS:
-            raise SchemaError(f"column {name}: not known; drop it (there are {', '.join(COLUMNS)})")
+            raise SchemaError(f"column {name}: unknown; drop it (known are {', '.join(COLUMNS)})")
         allowed, text = COLUMNS[name]
         good = isinstance(found, allowed)
         if good and isinstance(found, ArrayType):
@@ -69,13 +69,13 @@ def check_schema(schema: StructType, topic: str, *, keyed: bool = False) -> None
         if good and isinstance(found, MapType):
             good = isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
         if not good:
-            raise SchemaError(f"column {name}: it is {found.simpleString()}, and must be {text}")
+            raise SchemaError(f"column {name}: it is {found.simpleString()}, but must be {text}")
     if "payload" not in types:
         raise SchemaError("column payload: missing (binary or string)")
     if ("due_ms" in types) == ("due_at" in types):
-        raise SchemaError("column due_ms: exactly one of due_ms (bigint) and due_at (timestamp) must be there")
+        raise SchemaError("column due_ms: there must be exactly one of due_ms (bigint) and due_at (timestamp)")
     if "topic" not in types and not topic:
-        raise SchemaError("column topic: missing, and there is no option topic")
+        raise SchemaError("column topic: missing, and the option topic is not set")
 
 
 @dataclass(frozen=True, slots=True)

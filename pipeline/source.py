@@ -24,10 +24,10 @@ class TickwheelSource(DataSource):
 
     Connection (all of them):
 
-    - `addresses`: host:port of one or more nodes, separated by commas; needed. Any node will do.
+    - `addresses`: host:port of one or more nodes, separated by commas; required. Any node will do.
     - `ca_file`, `cert_file`, `key_file`, `server_name`: TLS, PEM files that every machine of Spark has; default: none.
-    - `timeout_s`: seconds one call may take, repeats and changes of master included; a stream or a reader gives up
-      after this time without an answer, and names the addresses; default 60, for a batch that is read 15.
+    - `timeout_s`: seconds one call may take, including retries and changes of master; a stream or a reader gives up
+      after this time without an answer, and names the addresses; default 60, or 15 for reading a batch.
 
     **Writing** a batch: `df.write.format("tickwheel").options(...).mode("append").save()`, exactly once.
 
@@ -36,25 +36,24 @@ class TickwheelSource(DataSource):
     (map<string,string>), `message_group` (string), `unique_key` (string; null: none).
 
     - `topic`: for frames without the column; default: none.
-    - `job_id`: what must happen once. Running a job again with the same one, after whatever failure, writes its rows
-      once in all; with other rows it is refused. 1 to 64 characters of [A-Za-z0-9_-.]; default: another one for each
-      write. Not for streams: of those query and batch are the job.
+    - `job_id`: names a job whose rows must be scheduled exactly once. A job that runs again under the same name, after
+      any failure, adds nothing twice; with other rows it is refused. 1 to 64 characters of [A-Za-z0-9_-.]; default: a
+      new name for each write. Not for streams: there the query is the job.
     - `job_memory_ms`: how long a job with a `job_id`, or the query of a stream, is recognised after it was published,
       however many others come; at least `staging_expiry_ms` (6 hours); default 2592000000, 30 days.
     - `batch_id`: for `foreachBatch`: the number that Spark gives, beside a `job_id` that names the query. Batches are
       scheduled in rising order, each once, and all of them are one job. A query that starts over with another
       checkpoint counts from 0 and needs another `job_id`: otherwise its first batches are not scheduled, and a warning
       says so. Default 0.
-    - `rate_limit`: rows a second, of all tasks together (the master gives out the time); default 0, as fast as it goes.
-    - `in_flight`: blocks of about 1 MiB that a task has on their way; default 4.
+    - `rate_limit`: rows a second, of all tasks together (the master paces them); default 0: as fast as possible.
+    - `in_flight`: blocks of about 1 MiB that a task has in flight; default 4.
     - `bad_rows`: what becomes of rows that cannot be messages (a null, an illegal name, too large, too far ahead):
       `reject` (default) writes them to `rejected_path`, `fail` fails the write.
     - `discarded_rows`: what becomes of the write if rows were not scheduled because their topic was deleted after they
       were staged, or because another message holds their unique key: `fail` (default) fails it, although the other rows
       are scheduled; `report` logs a warning.
     - `on_key_conflict`: what becomes of a row whose unique key another message holds when the job is committed:
-      `refuse` (default) discards the row, `use_existing` leaves it out without a word, `replace` cancels the other
-      message.
+      `refuse` (default) discards the row, `use_existing` silently leaves it out, `replace` cancels the other message.
     - `key_until_settled`: `true`: rows hold their keys until every group has settled them; default `false`: until they
       are due.
     - `rejected_path`: folder, as the driver sees it, or a URI; the rows are in `<rejected_path>/<job_id>/*.parquet`
@@ -62,40 +61,41 @@ class TickwheelSource(DataSource):
     - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write of a batch; default 10.
     - `commit_timeout_s`: seconds the commit may take to schedule all rows; default 3600.
 
-    **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`, by due hours (neighbours share a
-    partition until it is worth a task), all of it as of one applied index, which stands in the column `applied_index`;
-    from a slave, if one serves. Each query reads what is pending when it runs.
+    **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`. Each query reads what is pending
+    when it runs, all of it as of one applied index (column `applied_index`), from a slave if one serves. Partitions are
+    due hours; neighbouring hours share one until it is worth a task.
 
     Columns: `id`, `topic`, `due_ms`, `due_requested_ms`, `scheduled_ms` (bigint), `target_group` (int: the group that a
     retry goes to; 0: all), `applied_index`; with content also `payload`, `key`, `tags`, `properties`,
     `message_group`, `unique_key`.
 
     - `topic`: one or more, separated by commas; default: all.
-    - `due_ms_min`, `due_ms_max`: milliseconds since 1970, from and below; default 0: no limit.
+    - `due_ms_min` (inclusive), `due_ms_max` (exclusive): milliseconds since 1970; default 0: no limit.
     - `content`: `false` leaves the content out (and is much faster); default `true`.
-    - `asOf`: handle of a pin (`client.snapshot.pin(...)` gives one with `handle`): what was pending then, for all
-      queries, also of other frames, and for `cache()`. Its topics and times are those of the pin, which lasts until it
-      has not been read for ten minutes, or its node is restarted; then the read fails and says so. Default: none.
+    - `asOf`: handle of a pin (the `handle` of what `client.snapshot.pin(...)` returns). All queries with it, also over
+      other frames and after `cache()`, read what was pending then, with the topics and times of the pin. A pin ends
+      when it has not been read for ten minutes, or its node restarts; then the read fails and says so. Default: none.
     - `read_from`: `slave` (default; the master if no slave serves) or `master`.
 
     **Reading** a stream of delivered messages: `spark.readStream.format("tickwheel").options(...).load()`, as a
-    consumer group: at least once. What a micro-batch brought is acknowledged after Spark has committed it; one that
-    was never finished is given back and comes again later.
+    consumer group: at least once. The messages of a micro-batch are acknowledged after Spark has committed it. Those of
+    one that never finished are given back and come again later.
 
     Columns: `id`, `topic`, `due_ms`, `attempt` (int), `payload`, `key`, `tags`, `properties`, `message_group`,
     `unique_key`.
 
-    - `group`: the consumer group; needed. It is made if there is none.
-    - `topic`: one or more, separated by commas; needed if the group is new. The group gets those that it does not have;
-      the stream brings all topics of the group.
+    - `group`: the consumer group; required. It is created if it does not exist.
+    - `topic`: one or more, separated by commas; required if the group is new. Topics that the group does not have are
+      added to it; the stream brings all topics of the group.
     - `start_from`: where a new group starts: `earliest` (default) or `latest`.
-    - `max_messages`: messages a micro-batch; default 10000.
+    - `max_messages`: messages of a micro-batch at most; default 10000.
     - `max_bytes`: bytes of payloads and metas after which a micro-batch takes no more; default 67108864 (64 MiB).
-    - `lease_ms`: milliseconds for which a message is this stream's; longer than a micro-batch takes; default 300000.
+    - `lease_ms`: how long a message belongs to this stream, in milliseconds; must be longer than a micro-batch takes;
+      default 300000.
     - `wait_ms`: milliseconds a micro-batch waits for its first message; default 200.
 
-    With `trigger(availableNow=True)` it ends once what was due when it began has come, of every topic. If none of that
-    is delivered for `timeout_s` (the group is paused, say) it fails.
+    With `trigger(availableNow=True)` the query ends once the messages of every topic that were due when it began have
+    come. If none of them is delivered for `timeout_s` (the group is paused, say), it fails.
 
     **Writing** a stream: `df.writeStream.format("tickwheel")`, the same columns and options, exactly once by query and
     micro-batch: keep the checkpoint location.
@@ -131,4 +131,4 @@ class TickwheelSource(DataSource):
 
 def _only_append(overwrite: bool) -> None:
     if overwrite:
-        raise ValueError('messages are only ever added: say .mode("append")')
+        raise ValueError('messages can only be added: use .mode("append")')

@@ -30,7 +30,7 @@ def id_column(ids: NDArray[np.uint64]) -> pa.Array:
 def content_columns(records: bytes, sizes: NDArray[np.uint32], meta_sizes: NDArray[np.uint32]) -> list[pa.Array]:
     """The CONTENT_FIELDS of n records that follow one another, each its meta and then its payload.
 
-    Without any meta nothing is done row by row.
+    If no record has a meta, no work is done row by row.
     """
     count = len(sizes)
     if not meta_sizes.any():

@@ -32,7 +32,7 @@ EXECUTION_ID = "spark.sql.execution.id"
 PARTITIONS_MIN = 2
 """Least number of partitions, since more may be pending when the frame is read again."""
 PARTITIONS = 128
-"""Neighbouring hours share a partition so that there are no more than this and one."""
+"""Neighbouring hours share a partition, so that there are at most this many and one more."""
 HOUR_COST = 25
 """Opening an hour takes as long as reading this many messages."""
 PARTITION_COST = 25_000
@@ -111,8 +111,8 @@ class PendingReader(DataSourceReader):
         self._config = config
 
     def partitions(self) -> list[PendingPart]:
-        """As many as there are hours now; what they are to hold is decided when the query runs, since Spark asks once
-        for all queries over one `load()`. Raises ClusterUnavailable with the addresses."""
+        """As many parts as the hours pending now need. Which hours each part holds is decided when a query runs, since
+        Spark asks once for all queries over one `load()`. Raises ClusterUnavailable with the addresses."""
         with self._config.connection.open() as client:
             pin = self._pin(client, "")
             if not self._config.as_of:
@@ -180,7 +180,7 @@ async def _next(pages: AsyncIterator[PinnedPage]) -> PinnedPage | None:
 
 
 def shared_out(hours: Sequence[int], units: Sequence[int]) -> list[tuple[int, ...]]:
-    """The hours of each partition, by the work that their messages are; at most PARTITIONS and one."""
+    """The hours of each partition, balanced by the work of reading them; at most PARTITIONS + 1 partitions."""
     costs = [count + HOUR_COST for count in units]
     enough = max(PARTITION_COST, -(-sum(costs) // PARTITIONS))
     found: list[tuple[int, ...]] = []

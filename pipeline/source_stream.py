@@ -49,7 +49,7 @@ PARTITION_MESSAGES = 4_096
 PARTITION_BYTES = 16 << 20
 MAX_BYTES = 64 << 20
 MAX_BYTES_MAX = 1 << 30
-"""Bound of a micro-batch's bytes, since the driver holds several copies while it plans one."""
+"""Greatest `max_bytes`: the driver holds several copies of a micro-batch while it plans it."""
 ALL_MESSAGES_MAX = 100_000
 """Messages in a micro-batch that Spark requests without a limit."""
 QUIET_S = 3.0
@@ -98,7 +98,7 @@ class NothingDeliveredError(RuntimeError):
 
 @dataclass
 class Delivered(InputPartition):
-    """Some deliveries."""
+    """The deliveries of one partition."""
 
     batches: list[PulledBatch]
 
@@ -182,8 +182,9 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _pull_available(self, topics: list[str], most: int) -> list[PulledBatch]:
         """The next messages of one remaining topic; empty once all messages due when the query began have come.
 
-        A topic is done with when a later message comes, or when the cluster has nothing to deliver of it: that a pull
-        brings nothing in its time only says that the node is busy. Raises NothingDeliveredError if the query got none.
+        A topic is finished when a later message comes, or when the cluster has nothing left to deliver of it. A pull
+        that brings nothing in time proves nothing: the node may be busy. Raises NothingDeliveredError if the query got
+        no message at all.
         """
         quiet_since = time.monotonic()
         while topics:
@@ -284,7 +285,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # -- reading, in tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task: rows of what came with its partition."""
+        """A task: the rows of its partition."""
         if isinstance(partition, Delivered):
             yield from map(_rows, partition.batches)
 

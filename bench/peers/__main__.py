@@ -1,8 +1,8 @@
 """`make bench-peers`: tickwheel beside NATS JetStream, Redis and RocketMQ, one after the other on this machine.
 
 Each system runs in a fresh directory, with its load program beside it: paced, as fast as it goes, and scheduling alone.
-Prints one table; each run is a line of bench/results/peers.jsonl. What cannot be fetched or does not run has a line in
-the table that says so, and the exit code is 3 or 1.
+Prints one table; each run is a line of bench/results/peers.jsonl. A system that cannot be fetched or fails has a line
+in the table that says so, and the exit code is 3 or 1.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ async def measure(contender: Contender, system: System, case: str, load: Load) -
 
 @contextlib.asynccontextmanager
 async def serving(contender: Contender) -> AsyncIterator[tuple[System, str]]:
-    """The system and its version; started in a fresh directory, ended and removed behind."""
+    """The system, started in a fresh directory, and its version. Stops it and removes the directory at the end."""
     tools.BUILD.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="run-", dir=tools.BUILD) as directory:
         system = contender.system(Path(directory), contender.mode)
@@ -157,7 +157,7 @@ async def run(contender: Contender, seconds: float, rate: float, told: Callable[
 
 
 def settings(version: str, seconds: float) -> dict[str, object]:
-    """On what a line was measured."""
+    """The conditions under which a line was measured."""
     return {
         "at": time.strftime("%Y-%m-%d %H:%M:%S"),
         "version": version,
@@ -182,7 +182,7 @@ def main(words: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if given.seconds <= 0 or given.rate <= 0 or given.runs < 1:
-        parser.error("seconds, rate and runs are more than 0")
+        parser.error("seconds, rate and runs must be more than 0")
     seconds, runs = (min(QUICK_S, given.seconds), 1) if given.quick else (given.seconds, given.runs)
     outcomes: list[Outcome] = []
     versions: dict[str, str] = {}
@@ -207,7 +207,7 @@ def main(words: list[str] | None = None) -> int:
             except tools.MissingError as error:
                 missing[contender.name] = str(error)
                 print(f"missing: {error}", file=sys.stderr)
-            except Exception as error:  # the others are measured all the same; the exit code tells
+            except Exception as error:  # the others still run; the exit code tells
                 failed[contender.name] = f"run {number + 1}: {error}"
                 traceback.print_exception(error)
     rows = [(one.name, one.label) for one in contenders]

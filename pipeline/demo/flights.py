@@ -1,6 +1,6 @@
 """Departures from New York in 2013 as a frame of reminders, moved into the future by whole weeks.
 
-Scheduled departures are New York time; one is reminded of `REMINDER_MIN` minutes before. Weekdays stay what they were.
+Scheduled departures are in New York time; a reminder is due `REMINDER_MIN` minutes before. Weekdays stay the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def reminders(spark: SparkSession, folder: Path, moved_ms: int, days: int) -> Da
 
 
 def _cast(item: str) -> str:
-    """Numbers stand there as decimals."""
+    """The column as SQL. The file writes whole numbers as decimals."""
     name, kind = item.split()
     return f"cast(cast({name} AS double) AS int) AS {name}" if kind == "int" else name
 

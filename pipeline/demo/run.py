@@ -1,8 +1,8 @@
 """Runs the demonstration: Spark, three nodes, and every kind of bulk work once, on the year of flights.
 
-Owns the order of events, what it started, and the folder that it leaves behind: reports and what was built, without
-the nodes' data. Spark is started before the first channel is opened (its launch forks). Spark works in the calling
-thread, which must be the main one; what is asynchronous runs on a loop between its jobs.
+Owns the order of events, the processes that it starts, and the folder that it leaves behind: reports and the build,
+without the nodes' data. Spark is started before the first channel is opened, because its launch forks. Spark works in
+the calling thread, which must be the main one; asynchronous work runs on a loop between Spark's jobs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DemoConfig:
     seconds: float = 20.0
     """One day is squeezed into this."""
     ahead_s: float = 15.0
-    """How long after it is scheduled the squeezed day begins. Both writes are over before."""
+    """How long after it is scheduled the squeezed day begins. Both writes end before that."""
     master: str = "local[*]"
 
 
@@ -81,7 +81,7 @@ class PipelineDemo:
         self._paths: list[Path] = []
 
     def run(self) -> bool:
-        """The whole demonstration; ends what it started, whatever happens. Whether all went as it must."""
+        """The whole demonstration. Returns whether all went as it must. Stops all that it started, whatever happens."""
         out = self._config.out
         started = time.monotonic()
         cluster = LocalCluster(out / "nodes", 3, cluster_id="pipeline-demo")
@@ -93,7 +93,7 @@ class PipelineDemo:
                 for node in cluster.nodes:
                     cluster.start_node(node)  # they come up while Spark does
                 spark = build_session(SessionConfig(self._config.master, "tickwheel demo", driver_memory="2g"))
-                _handle_signals()  # Spark has put a handler of its own
+                _handle_signals()  # Spark has installed a handler of its own
                 master = self._runner.run(self._start(cluster))
                 self._say(f"Spark {spark.version} on {spark.sparkContext.master}; {master} is master")
                 good = self._bulk(spark, cluster)
@@ -220,7 +220,7 @@ class PipelineDemo:
     async def _deliver(self, cluster: LocalCluster, expected: int, until_s: float) -> _Delivered:
         got = _Delivered()
         async with cluster.client().consumer(GROUP, DAY_TOPIC) as consumer:
-            with suppress(TimeoutError):  # then what is missing is told
+            with suppress(TimeoutError):  # the caller reports what is missing
                 async with asyncio.timeout(until_s - time.time()):
                     await self._take(consumer, got, expected)
         return got

@@ -238,7 +238,7 @@ def test_due_times_may_be_computed(spark: SparkSession, cluster: RunningCluster,
 def test_what_cannot_be_is_said(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
     """A wrong column by its name, and what there is; a condition that is none; no due time, or of a wrong kind."""
     wrong = {
-        "no column topik; there are kind, how, group, id, topic": ReplayConfig(where="topik = 'x'", shift="1d"),
+        "no column topik; the columns are kind, how, group, id, topic": ReplayConfig(where="topik = 'x'", shift="1d"),
         "no column duty": ReplayConfig(due="duty + 1"),
         "where: ": ReplayConfig(where="topic =", shift="1d"),
         "exactly one of them": ReplayConfig(),
@@ -277,7 +277,7 @@ def test_the_commands_say_what_they_did(
     assert cluster.payloads("by-hand") == Counter(["m-15"])
     held = ("--where", "unique_key = 'u17'", "--shift", "1w", "--topic", "by-hand", "--on-key-conflict")
     said = run("replay", "--job-id", "by-hand-17", *held, "use-existing")
-    assert said.startswith("1 messages scheduled as job by-hand-17, but for those whose unique key was held")
+    assert said.startswith("1 messages scheduled as job by-hand-17, except those whose unique key was held")
     assert "another message holds their unique key" in run("replay", "--job-id", "by-hand-18", *held, "refuse")
     assert "no column nokey" in run("replay", "--job-id", "x", "--where", "nokey = 'k15'", "--shift", "1w")
     assert "--from: 'soon'" in run("archive", "--from", "soon")

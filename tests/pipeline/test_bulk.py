@@ -153,7 +153,7 @@ def test_rows_that_cannot_be_messages_are_told_with_reasons(spark: SparkSession,
     with pytest.raises(BuildError, match="5 rows"):
         build(bad, tmp_path / "none", BuildConfig(tasks=2, on_rejected="fail"))
     assert not list((tmp_path / "none" / "bundles").iterdir())
-    with pytest.raises(ManifestError, match="no finished build"):
+    with pytest.raises(ManifestError, match="not a finished build"):
         read_manifest(tmp_path / "none")
     with pytest.raises(SchemaError, match="column due_ms"):
         build(bad.withColumn("due_ms", f.lit("soon")), tmp_path / "wrong")
@@ -171,7 +171,7 @@ def test_a_damaged_build_is_not_loaded(spark: SparkSession, tmp_path: Path) -> N
     with pytest.raises(ManifestError, match="changed since"):
         check_content(tmp_path / "out", manifest.bundles[0])
     path.unlink()
-    with pytest.raises(ManifestError, match="not there"):
+    with pytest.raises(ManifestError, match="is missing"):
         read_manifest(tmp_path / "out")
     listed = tmp_path / "out" / "manifest.json"
     listed.write_text(listed.read_text().replace('"units": 50', '"units": 51'))

@@ -275,7 +275,7 @@ def test_bad_rows_fail_the_write_if_so_wanted(spark: SparkSession, cluster: Runn
         ("payload string", "column due_ms"),
         ("due_ms long", "column payload: missing"),
         ("due_ms string, payload string", "column due_ms: it is string"),
-        ("due_ms long, payload string, color string", "column color: not known"),
+        ("due_ms long, payload string, color string", "column color: unknown"),
         ("due_ms long, due_at timestamp, payload string", "exactly one of due_ms"),
         ("due_at timestamp_ntz, payload string", "column due_at: it is timestamp_ntz"),
         ("due_ms long, payload string, tags array<int>", "column tags: it is array<int>"),
@@ -324,11 +324,11 @@ def test_the_name_of_the_option_in_the_version_before_is_taken() -> None:
 
 def test_what_is_wrong_is_told_before_any_row_is_sent(spark: SparkSession, cluster: RunningCluster) -> None:
     """A column, an option, and a topic that neither names: as Spark raises it, and the topic is not made."""
-    with pytest.raises(Exception, match="column color: not known"):
+    with pytest.raises(Exception, match="column color: unknown"):
         write(frame(spark, 1).withColumn("color", f.lit("red")), cluster, topic="sink-wrong")
     with pytest.raises(Exception, match="option tpoic"):
         write(frame(spark, 1), cluster, topic="sink-wrong", tpoic="x")
-    with pytest.raises(Exception, match="column topic: missing, and there is no option topic"):
+    with pytest.raises(Exception, match="column topic: missing, and the option topic is not set"):
         write(frame(spark, 1), cluster)
     assert "sink-wrong" not in [topic.name for topic in cluster.wait(cluster.client.admin.topics())]
 
