@@ -211,7 +211,7 @@ class Segment:
         places: NDArray[np.uint32],
         records: Iterable[Buffer],
     ) -> tuple[SegmentLengths, Chunk]:
-        """Append a chunk behind `lengths`; bytes beyond (of a failed attempt) are cut off first.
+        """Append a chunk at `lengths`; bytes beyond (of a failed attempt) are cut off first.
 
         `rows`: uint8[n, 96] in dispatch order with their checksums. `places`: uint32[n], the row within the chunk of
         each index from `first_index` on. `records`: in index order. Raises DiskFullError; repeating is safe.

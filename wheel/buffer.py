@@ -66,8 +66,8 @@ def ordered_block(blocks: list[Block]) -> Block:
     """Join blocks even if a later one has lower indexes than an earlier one."""
     joined = join_blocks(blocks)
     units = joined.units
-    behind = np.diff(units["index"].astype(np.int64)) < 0
-    if not (behind & (np.diff(joined.due_ms) == 0)).any():
+    falls = np.diff(units["index"].astype(np.int64)) < 0
+    if not (falls & (np.diff(joined.due_ms) == 0)).any():
         return joined
     order = np.lexsort((units["index"], joined.due_ms))
     return Block(joined.due_ms[order], picked(units, order))

@@ -1,9 +1,9 @@
 """Checkpoints of the wheel: one sequential run file, and the fsync of what was merged since the last one.
 
 Owns the run file (docs/FORMATS.md): the hour table, the marks, the arrival buffer with its units in
-(hour, index) order and its records behind them, and which bundles were ingested. It is written once under a new
-number, never changed, and removed when a later checkpoint is durable. The wheel's part of the manifest
-(`WheelState`) names it.
+(hour, index) order, then their records, and which bundles were ingested. It is written once under a new number,
+never changed, and removed when a later checkpoint is durable. The wheel's part of the manifest (`WheelState`)
+names it.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ def picked(rows: Units, which: NDArray[np.bool_] | NDArray[np.integer]) -> Units
 
 def starts_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Numbers of the rows whose key differs from the row before, and of row 0. There must be at least one key."""
-    behind = (keys[1:] != keys[:-1]).nonzero()[0]
-    starts = np.zeros(len(behind) + 1, np.int64)
-    np.add(behind, 1, out=starts[1:])
+    ends = (keys[1:] != keys[:-1]).nonzero()[0]
+    starts = np.zeros(len(ends) + 1, np.int64)
+    np.add(ends, 1, out=starts[1:])
     return starts
 
 

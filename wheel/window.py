@@ -4,8 +4,8 @@ Owns the cursor, the second wheel (slots.py), and the jobs that load units and c
 
 Invariants:
 - The cursor never moves back.
-- Every unit that lies at or behind the cursor, and is due before `SecondWheel.until_ms`, is in the second wheel,
-  marked or not. No unit before the cursor is.
+- Every unit from the cursor on that is due before `SecondWheel.until_ms` is in the second wheel, marked or not. No unit
+  below the cursor is.
 """
 
 from __future__ import annotations
