@@ -135,26 +135,26 @@ def build_session(config: SessionConfig | None = None) -> SparkSession:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Processes started within this context have a standard error without _JVM_NOISE, as long as they live.
+    """Processes that are started in this context have a standard error without _JVM_NOISE, as long as they live.
 
-    Lines pass through a pipe and a thread of this process; Java drops what it says after that has ended.
+    Their lines pass through a pipe and a thread of this process. What Java writes after this process has ended is lost.
     """
     try:
         sys.stderr.flush()
-        behind = os.dup(2)
+        kept = os.dup(2)
     except OSError:  # there is no standard error
         yield
         return
     read_end, write_end = os.pipe()
     os.dup2(write_end, 2)
     os.close(write_end)
-    threading.Thread(target=_pass_lines, args=(read_end, os.dup(behind)), name="spark-stderr", daemon=True).start()
+    threading.Thread(target=_pass_lines, args=(read_end, os.dup(kept)), name="spark-stderr", daemon=True).start()
     try:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(behind, 2)
-        os.close(behind)
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _pass_lines(source: int, target: int) -> None:
