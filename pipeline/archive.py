@@ -87,46 +87,11 @@ def archive(
 def _add(
     spark: SparkSession, place: ArchivePlace, connection: Connection, group: str, from_ms: int, to_ms: int
 ) -> Archived:
-    text = place.mark(group)
-    try:
-        last = Mark.parsed(text) if text else None
-    except ValueError as error:
-        raise ArchiveError(
-            f"{place.uri}/_marks/{group}: the newest file cannot be read ({error}). If you remove it, the next run "
-            "counts everything removed so far as missed"
-        ) from None
+    last = _last_mark(place, group)
     # The last delivery of a message is never before its first.
     reading = settled.done_with(spark, connection, group, from_ms)
-    done = reading.frame.where(F.col("due_ms") >= from_ms)
-    if to_ms:
-        done = done.where(F.col("due_ms") < to_ms)
-    done = (
-        done.dropDuplicates([*KEY, "died_ms"])
-        .withColumn("archived_ms", F.lit(time.time_ns() // 1_000_000))
-        .withColumn("day", F.date_from_unix_date(F.expr("cast(due_ms div 86400000 AS int)")))
-        .persist(StorageLevel.DISK_ONLY)
-    )
-    try:
-        found = done.groupBy("day").agg(F.count("*").alias("rows"), F.max("applied_index").alias("index")).collect()
-        days = [row["day"] for row in found]
-        known = _read(spark, place).where(F.col("day").isin(days) & (F.col("group") == group))
-        known = known.select(*KEY, F.col("died_ms").alias("known_died_ms"))
-        same = [done[name] == known[name] for name in KEY]
-        same.append(done["died_ms"].eqNullSafe(known["known_died_ms"]))
-        new = done.join(known, same, "left_anti").persist(StorageLevel.DISK_ONLY)
-        try:
-            counts = {(row["kind"], row["how"]): row["count"] for row in new.groupBy("kind", "how").count().collect()}
-            if counts:
-                new.repartition("day").write.partitionBy("day").mode("append").parquet(place.uri)
-        finally:
-            new.unpersist()
-    finally:
-        done.unpersist()
-    gone = {
-        topic.name: missing(topic, last, [(f, e) for of, f, e in reading.passed_over if of == topic.topic_id])
-        for topic in reading.pin.topics
-    }
-    gone = {name: count for name, count in sorted(gone.items()) if count}
+    written = _write_new(spark, place, group, reading.frame, from_ms, to_ms)
+    gone = _missing(reading, last)
     for name, count in gone.items():
         log.warning(
             "group %s: up to %d messages of topic %s were removed before they could be archived; run it every hour",
@@ -136,14 +101,78 @@ def _add(
         )
     if not (from_ms or to_ms):
         place.put_mark(group, reading.pin.applied_index, mark_of(reading.pin).text())
-    added = sum(counts.values())
-    dead = sum(count for (kind, _), count in counts.items() if kind == settled.DEAD)
+    added = sum(written.added.values())
+    dead = sum(count for (kind, _), count in written.added.items() if kind == settled.DEAD)
     return Archived(
         group,
         added - dead,
         dead,
-        sum(row["rows"] for row in found) - added,
-        {how or "unknown": count for (_, how), count in counts.items()},
-        max((row["index"] for row in found), default=0),
+        written.rows - added,
+        {how or "unknown": count for (_, how), count in written.added.items()},
+        written.applied_index,
         gone,
     )
+
+
+def _last_mark(place: ArchivePlace, group: str) -> Mark | None:
+    """The mark that the last run left; None: there is none. Raises ArchiveError if it cannot be read."""
+    text = place.mark(group)
+    try:
+        return Mark.parsed(text) if text else None
+    except ValueError as error:
+        raise ArchiveError(
+            f"{place.uri}/_marks/{group}: the newest file cannot be read ({error}). If you remove it, the next run "
+            "counts everything removed so far as missed"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What `_write_new` found and added."""
+
+    rows: int
+    """Rows that were read, added ones and known ones."""
+    added: dict[tuple[str, str | None], int]
+    """Rows added, by kind and how."""
+    applied_index: int
+    """That of the rows; 0: there was none."""
+
+
+def _write_new(
+    spark: SparkSession, place: ArchivePlace, group: str, frame: DataFrame, from_ms: int, to_ms: int
+) -> _Written:
+    """Append the rows of a frame that the archive does not have yet."""
+    done = frame.where(F.col("due_ms") >= from_ms)
+    if to_ms:
+        done = done.where(F.col("due_ms") < to_ms)
+    done = (
+        done.dropDuplicates([*KEY, "died_ms"])
+        .withColumn("archived_ms", F.lit(time.time_ns() // 1_000_000))
+        .withColumn("day", F.date_from_unix_date(F.expr("cast(due_ms div 86400000 AS int)")))
+        .persist(StorageLevel.DISK_ONLY)
+    )
+    try:
+        days = done.groupBy("day").agg(F.count("*").alias("rows"), F.max("applied_index").alias("index")).collect()
+        known = _read(spark, place).where(F.col("day").isin([row["day"] for row in days]) & (F.col("group") == group))
+        known = known.select(*KEY, F.col("died_ms").alias("known_died_ms"))
+        same = [done[name] == known[name] for name in KEY]
+        same.append(done["died_ms"].eqNullSafe(known["known_died_ms"]))
+        new = done.join(known, same, "left_anti").persist(StorageLevel.DISK_ONLY)
+        try:
+            added = {(row["kind"], row["how"]): row["count"] for row in new.groupBy("kind", "how").count().collect()}
+            if added:
+                new.repartition("day").write.partitionBy("day").mode("append").parquet(place.uri)
+        finally:
+            new.unpersist()
+    finally:
+        done.unpersist()
+    return _Written(sum(row["rows"] for row in days), added, max((row["index"] for row in days), default=0))
+
+
+def _missing(reading: settled.Done, last: Mark | None) -> dict[str, int]:
+    """`Archived.missing`; call it when the frame has been computed."""
+    counts = {
+        topic.name: missing(topic, last, [(f, e) for of, f, e in reading.passed_over if of == topic.topic_id])
+        for topic in reading.pin.topics
+    }
+    return {name: count for name, count in sorted(counts.items()) if count}

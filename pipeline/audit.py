@@ -180,115 +180,168 @@ class _Groups:
         return sum((later.cast("int") for later in is_later), F.lit(0))
 
 
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """What nodes noted, each message under its first id."""
+
+    noted: DataFrame
+    """id, due_ms, topic, detail: every SCHEDULED note."""
+    scheduled: DataFrame
+    """id, topic, due_ms: messages, with the newest due time of those that were moved."""
+    cancelled: DataFrame
+    """id, detail."""
+    dispatches: DataFrame
+    """id, unit, log_index, at_ms."""
+    deliveries: DataFrame
+    """id, topic, group, attempt, due_ms, at_ms, term."""
+    settlements: DataFrame
+    """unit, topic, group, at_ms."""
+
+    @staticmethod
+    def of(events: DataFrame) -> _Notes:
+        """Read the notes; dispatches and deliveries are cached."""
+        roots = _roots(events)
+        unmoved = roots.isEmpty()
+
+        def rooted(frame: DataFrame) -> DataFrame:
+            """The frame with each id replaced by the first id of its message."""
+            if unmoved:
+                return frame
+            found = frame.join(roots, "id", "left").withColumn("id", F.coalesce("root", "id"))
+            return found.drop("root")
+
+        noted = _kind(events, "SCHEDULED", "id", "due_ms", "topic", "detail").distinct()
+        newest = Window.partitionBy("id").orderBy(F.desc("log_index"))
+        moved = (
+            rooted(_kind(events, "MOVED", "id", "due_ms", "log_index").distinct())
+            .withColumn("place", F.row_number().over(newest))
+            .where("place = 1")
+            .select("id", F.col("due_ms").alias("moved_due_ms"))
+        )
+        scheduled = noted.where("detail = 0").join(moved, "id", "left")
+        delivered = _kind(events, "DELIVERED", "id", "topic", "group", "attempt", "due_ms", "at_ms", "term")
+        return _Notes(
+            noted,
+            scheduled.select("id", "topic", F.coalesce("moved_due_ms", "due_ms").alias("due_ms")),
+            rooted(_kind(events, "CANCELLED", "id", "detail").distinct()),
+            rooted(_kind(events, "DISPATCHED", "id", "unit", "log_index", "at_ms")).cache(),
+            rooted(delivered).cache(),
+            _kind(events, "SETTLED", "unit", "topic", "group", "at_ms"),
+        )
+
+    def first_signs(self) -> dict[tuple[str, str], int]:
+        """When each (topic, group) first got or settled a message, ms."""
+        columns = ("topic", "group", "at_ms")
+        signs = self.deliveries.select(*columns).union(self.settlements.select(*columns))
+        rows = signs.groupBy("topic", "group").agg(F.min("at_ms")).collect()
+        return {(topic, group): at_ms for topic, group, at_ms in rows}
+
+
 def audit(events: DataFrame, config: AuditConfig) -> Audit:
     """Judge what `export_events` wrote."""
-    spark = events.sparkSession
     if "filter" not in events.columns:  # exported by an earlier version
         events = events.withColumn("filter", F.lit(None).cast("string"))
-    told = _Groups(events)
-    roots = _roots(events)
-    unmoved = roots.isEmpty()
-
-    def rooted(frame: DataFrame) -> DataFrame:
-        """The frame with each id replaced by the first id of its message."""
-        if unmoved:
-            return frame
-        found = frame.join(roots, "id", "left").withColumn("id", F.coalesce("root", "id"))
-        return found.drop("root")
-
-    noted = _kind(events, "SCHEDULED", "id", "due_ms", "topic", "detail").distinct()
-    scheduled = noted.where("detail = 0").drop("detail")
-    newest = Window.partitionBy("id").orderBy(F.desc("log_index"))
-    moved = (
-        rooted(_kind(events, "MOVED", "id", "due_ms", "log_index").distinct())
-        .withColumn("place", F.row_number().over(newest))
-        .where("place = 1")
-        .select("id", F.col("due_ms").alias("moved_due_ms"))
+    groups, notes = _Groups(events), _Notes.of(events)
+    left_out = events.where("kind = 'LOST'").agg(F.sum("count")).first()
+    return Audit(
+        scheduled=notes.noted.where("detail = 0").count(),
+        delivered=notes.deliveries.select("id").distinct().count(),
+        lost=_lost(notes, groups, config.until_ms).cache(),
+        early=_early(notes, config.early_ms).cache(),
+        duplicated=_duplicated(notes, groups).cache(),
+        cancelled=_cancelled(notes).cache(),
+        unscheduled=_unscheduled(notes).cache(),
+        lateness=_lateness(notes).cache(),
+        without_master=_without_master(events),
+        events_left_out=int(left_out[0] or 0) if left_out is not None else 0,
+        filtered=sorted(groups.filtered),
+        broadcasting=sorted(groups.broadcasting),
     )
-    cancelled = rooted(_kind(events, "CANCELLED", "id", "detail").distinct())
-    known = scheduled.join(moved, "id", "left").select(
-        "id", "topic", F.coalesce("moved_due_ms", "due_ms").alias("due_ms")
-    )
-    messages = known.join(cancelled, "id", "left_anti").cache()
-    dispatches = rooted(_kind(events, "DISPATCHED", "id", "unit", "log_index", "at_ms")).cache()
-    units = dispatches.select("id", "unit").distinct()
-    dispatched = dispatches.groupBy("id").agg(
+
+
+def _lost(notes: _Notes, groups: _Groups, until_ms: int) -> DataFrame:
+    """`Audit.lost`."""
+    owed = groups.owed(notes.scheduled.sparkSession, notes.first_signs())
+    dispatched = notes.dispatches.groupBy("id").agg(
         F.min("log_index").alias("dispatched"), F.min("at_ms").alias("entered_ms")
     )
-    deliveries = rooted(
-        _kind(events, "DELIVERED", "id", "topic", "group", "attempt", "due_ms", "at_ms", "term")
-    ).cache()
-    settlements = _kind(events, "SETTLED", "unit", "topic", "group", "at_ms")
-    settled = settlements.select("unit", "topic", "group").distinct().join(units, "unit").select("id", "topic", "group")
-    handled = deliveries.select("id", "topic", "group").union(settled).distinct()
-    signs = deliveries.select("topic", "group", "at_ms").union(settlements.select("topic", "group", "at_ms"))
-    firsts = signs.groupBy("topic", "group").agg(F.min("at_ms")).collect()
-    groups = told.owed(spark, {(topic, group): at_ms for topic, group, at_ms in firsts})
-    due = messages.where(F.col("due_ms") <= config.until_ms).join(dispatched, "id", "left")
-    owed = (
+    messages = notes.scheduled.join(notes.cancelled, "id", "left_anti").cache()
+    due = messages.where(F.col("due_ms") <= until_ms).join(dispatched, "id", "left")
+    settled = notes.settlements.select("unit", "topic", "group").distinct()
+    settled = settled.join(notes.dispatches.select("id", "unit").distinct(), "unit").select("id", "topic", "group")
+    handled = notes.deliveries.select("id", "topic", "group").union(settled).distinct()
+    is_owed = (
         F.col("dispatched").isNull()
         | (F.col("due_ms") >= F.col("from_due_ms"))
         | ((F.col("from_due_ms") == FROM_NOW_MS) & (F.col("dispatched") > F.col("from_index")))
         | (F.col("entered_ms") >= F.col("from_ms"))
     )
     of_groups = (
-        due.join(groups.where("judged"), "topic")
-        .where(owed)
+        due.join(owed.where("judged"), "topic")
+        .where(is_owed)
         .join(handled.select("id", "group", F.lit(True).alias("seen")), ["id", "group"], "left")
         .where(F.col("seen").isNull())
     )
-    unheard = due.join(groups, "topic", "left_anti").where("dispatched IS NULL")
+    without_group = due.join(owed, "topic", "left_anti").where("dispatched IS NULL")
     columns = ("id", "topic", "due_ms", "group")
-    lost = of_groups.select(*columns).union(unheard.withColumn("group", F.lit(None).cast("string")).select(*columns))
-    wanted = deliveries.join(known.select("id", F.col("due_ms").alias("asked_ms")), "id", "left")
-    early = (
-        wanted.withColumn("due_ms", F.greatest("due_ms", "asked_ms"))
-        .where(F.col("at_ms") + config.early_ms < F.col("due_ms"))
+    nobody = F.lit(None).cast("string")
+    return of_groups.select(*columns).union(without_group.withColumn("group", nobody).select(*columns))
+
+
+def _early(notes: _Notes, early_ms: int) -> DataFrame:
+    """`Audit.early`. The later one counts of the due time noted with the delivery and that of the message."""
+    wanted = notes.scheduled.select("id", F.col("due_ms").alias("asked_ms"))
+    return (
+        notes.deliveries.join(wanted, "id", "left")
+        .withColumn("due_ms", F.greatest("due_ms", "asked_ms"))
+        .where(F.col("at_ms") + early_ms < F.col("due_ms"))
         .select("id", "topic", "group", "due_ms", "at_ms")
     )
-    duplicated = (
-        deliveries.where(~F.col("group").isin(sorted(told.broadcasting)))
-        .groupBy("id", "topic", "group", "attempt", "due_ms", told.epoch().alias("epoch"))
+
+
+def _duplicated(notes: _Notes, groups: _Groups) -> DataFrame:
+    """`Audit.duplicated`."""
+    return (
+        notes.deliveries.where(~F.col("group").isin(sorted(groups.broadcasting)))
+        .groupBy("id", "topic", "group", "attempt", "due_ms", groups.epoch().alias("epoch"))
         .agg(F.count("*").alias("times"), F.countDistinct("term").alias("terms"))
         .where("times > 1")
         .drop("due_ms", "epoch")
     )
-    seen = deliveries.select("id", "topic", "group", "at_ms")
-    surely_cancelled = seen.join(cancelled.where("detail = 0").select("id").distinct(), "id", "left_semi")
+
+
+def _cancelled(notes: _Notes) -> DataFrame:
+    """`Audit.cancelled`."""
+    cancelled = notes.cancelled.where("detail = 0").select("id").distinct()
+    return notes.deliveries.select("id", "topic", "group", "at_ms").join(cancelled, "id", "left_semi")
+
+
+def _unscheduled(notes: _Notes) -> DataFrame:
+    """`Audit.unscheduled`."""
     hour, index = F.shiftrightunsigned("id", 32).alias("hour"), F.col("id").bitwiseAND(0xFFFF_FFFF).alias("index")
-    first_noted = noted.select(hour, index).groupBy("hour").agg(F.min("index").alias("first"))
-    unscheduled = (
-        seen.join(noted, "id", "left_anti")
+    first_noted = notes.noted.select(hour, index).groupBy("hour").agg(F.min("index").alias("first"))
+    return (
+        notes.deliveries.select("id", "topic", "group", "at_ms")
+        .join(notes.noted, "id", "left_anti")
         .select("*", hour, index)
         .join(first_noted, "hour")
         .where(F.col("index") > F.col("first"))
         .select("id", "topic", "group", "at_ms")
     )
-    first = deliveries.groupBy("id", "topic", "group").agg(F.min(F.struct("at_ms", "due_ms")).alias("f"))
+
+
+def _lateness(notes: _Notes) -> DataFrame:
+    """`Audit.lateness`."""
+    first = notes.deliveries.groupBy("id", "topic", "group").agg(F.min(F.struct("at_ms", "due_ms")).alias("f"))
     late: Column = F.col("f.at_ms") - F.col("f.due_ms")
-    lateness = (
-        first.select("topic", (F.floor(F.col("f.due_ms") / HOUR_MS) * HOUR_MS).cast("bigint").alias("hour_ms"),
-                     late.alias("late_ms"))
+    hour_ms = (F.floor(F.col("f.due_ms") / HOUR_MS) * HOUR_MS).cast("bigint").alias("hour_ms")
+    names = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
+    return (
+        first.select("topic", hour_ms, late.alias("late_ms"))
         .groupBy("topic", "hour_ms")
         .agg(F.count("*").alias("messages"), F.percentile("late_ms", list(PERCENTILES)).alias("p"))
-        .select("topic", "hour_ms", "messages",
-                *(F.col("p")[place].alias(name) for place, name in enumerate(("p50_ms", "p90_ms", "p99_ms", "max_ms"))))
+        .select("topic", "hour_ms", "messages", *(F.col("p")[n].alias(name) for n, name in enumerate(names)))
         .orderBy("topic", "hour_ms")
-    )  # fmt: skip
-    left_out = events.where("kind = 'LOST'").agg(F.sum("count")).first()
-    return Audit(
-        scheduled=scheduled.count(),
-        delivered=deliveries.select("id").distinct().count(),
-        lost=lost.cache(),
-        early=early.cache(),
-        duplicated=duplicated.cache(),
-        cancelled=surely_cancelled.cache(),
-        unscheduled=unscheduled.cache(),
-        lateness=lateness.cache(),
-        without_master=_without_master(events),
-        events_left_out=int(left_out[0] or 0) if left_out is not None else 0,
-        filtered=sorted(told.filtered),
-        broadcasting=sorted(told.broadcasting),
     )
 
 
