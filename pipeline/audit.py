@@ -53,10 +53,10 @@ class Audit:
     scheduled: int
     delivered: int
     lost: DataFrame
-    """id, topic, due_ms, group: due, not cancelled, and neither delivered to a group that must get it nor settled for
-    it; where the topic has no group (null), not even dispatched. A group must get what is dispatched after it began,
-    and what it began with; if nobody noted how it began, what was dispatched after it first got anything of the
-    topic."""
+    """id, topic, due_ms, group: messages that were due and not cancelled, and neither delivered to a group that must
+    get them nor settled for it; if the topic has no group (null), not even dispatched. A group must get the messages
+    dispatched after it began, and those that it began with. If nobody noted where it began, it must get the messages
+    dispatched after the first one that it got of the topic."""
     early: DataFrame
     """id, topic, group, due_ms, at_ms."""
     duplicated: DataFrame
@@ -86,12 +86,12 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """The start from which a group must get the messages of a topic."""
+    """Where a group begins in a topic: which of its messages it must get."""
 
     log_index: int
-    """It must get messages dispatched after this entry,"""
+    """It must get messages that were dispatched after this entry,"""
     due_ms: int
-    """and messages due from this time on."""
+    """and of those dispatched before, the ones due from this time on. FROM_NOW_MS: none of them."""
 
 
 def _kind(events: DataFrame, name: str, *columns: str) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Load program for the usual delayed queue on Redis. Run by an interpreter that has Redis' client, and nothing of ours.
+"""Load program for the usual delayed queue on Redis. Its interpreter has only Redis' client, nothing of tickwheel.
 
 Arguments and printed lines are those of go/load/load.go; WINDOW is the number of messages in a pipeline, fewer at a
 given rate. Payloads lie in a hash, due times in a sorted set. A script moves what is due to a second sorted set, where
@@ -35,9 +35,9 @@ return {ids, redis.call('HMGET', KEYS[2], unpack(ids))}
 TAKEN_MAX = 1_000
 LEASE_MS = 60_000
 LOOK_S = 0.001
-"""Between two looks when nothing was due."""
+"""Pause between two looks if nothing was due."""
 PIPELINES_A_SECOND = 50
-"""At a given rate."""
+"""Pipelines a second if a rate is given."""
 WARM_S, WARM_RATE = 3.0, 2_000.0
 DRAIN_S = 40.0
 LATER_MS, SOON_MS = (3_600_000, 86_400_000), (2_000, 1_000)
@@ -46,7 +46,7 @@ LATER_MS, SOON_MS = (3_600_000, 86_400_000), (2_000, 1_000)
 def produce(
     server: Any, seconds: float, rate: float, payload: bytes, window: int, due_ms: tuple[int, int], name: str
 ) -> tuple[int, float]:
-    """Pipelines one after the other. Returns how many messages were acknowledged, and in how many seconds.
+    """Send pipelines, one after the other. Returns how many messages were acknowledged, and in how many seconds.
 
     A message's id is `name`, its number and its due time.
     """
@@ -59,7 +59,7 @@ def produce(
         due = [int(first + random.random() * due_ms[1]) for _ in range(each)]
         ids = {f"{name}:{number}:{at}": at for number, at in enumerate(due, sent)}
         pipeline = server.pipeline(transaction=False)
-        # The payload first: what is due is never without it.
+        # The payload first, so that a due message always has one.
         pipeline.hset(PAYLOADS, mapping=dict.fromkeys(ids, payload))
         pipeline.zadd(WAITING, ids)
         pipeline.execute()
@@ -68,8 +68,8 @@ def produce(
 
 
 def consume(port: int, asked: Connection) -> None:
-    """Take what is due and acknowledge it. Answers each number N: how many messages came, once there are N or more
-    different ones or DRAIN_S is over, how late, when and how often again; and begins to count anew."""
+    """Take due messages and acknowledge them. When a number N comes through `asked`, it waits for N different messages,
+    at most DRAIN_S; then it sends (different messages, repeats, lateness, arrivals) and begins to count again."""
     server = redis.Redis(port=port)
     take = server.register_script(TAKE)
     seen: set[bytes] = set()
@@ -104,7 +104,7 @@ def consume(port: int, asked: Connection) -> None:
 
 
 def tell(word: str) -> None:
-    """Print a word, and wait for the answer: a line, once the processor time of this moment has been read."""
+    """Print a word, and wait for the answering line: by then the caller has read the processor time."""
     print(word, flush=True)
     if not sys.stdin.readline():
         raise EOFError("nobody reads this")

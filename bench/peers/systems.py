@@ -29,23 +29,23 @@ ASK_S = 5.0
 
 
 class StartError(Exception):
-    """A system did not start; the text has the ends of its logs."""
+    """A system did not start; the text has the end of each of its logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a load program is asked for."""
+    """What a load program is asked to send."""
 
     case: str
     """`schedule`: due in hours. `deliver`: due in 2 to 3 s, delivered and acknowledged by a consumer."""
     seconds: float
-    """How long messages are sent; behind a warm-up, and before what is left is delivered."""
+    """How long messages are sent, after a warm-up; the time to deliver the rest comes on top."""
     rate: float
     """Messages a second; 0: as fast as they are accepted."""
     payload_bytes: int
 
     def arguments(self, address: str, mode: str, window: int) -> list[str]:
-        """As every load program takes them."""
+        """The arguments, in the order that every load program takes them."""
         return [self.case, f"{self.seconds}", f"{self.rate}", f"{self.payload_bytes}", address, mode, f"{window}"]
 
 
@@ -78,15 +78,15 @@ class System:
             await asyncio.to_thread(process.wait)
 
     def pids(self) -> list[int]:
-        """Of the servers."""
+        """Ids of the servers' processes."""
         return [process.pid for process in self._processes]
 
     async def elections(self) -> int | None:
-        """Held so far; None where nobody is elected."""
+        """Number of elections held so far; None if the system holds none."""
         return None
 
     async def command(self, load: Load, window: int) -> list[str]:
-        """The load program."""
+        """The command line of the load program."""
         raise NotImplementedError
 
     def spawn(self, name: str, *command: str | Path, environment: Mapping[str, str] | None = None) -> None:
@@ -148,7 +148,7 @@ class Tickwheel(System):
         await self._cluster.start()
 
     async def stop(self) -> None:
-        # An orderly stop writes a checkpoint of all that was scheduled: minutes, for a directory that goes away.
+        # An orderly stop would spend minutes on a checkpoint, in a directory that is removed right after.
         await asyncio.gather(*(self._cluster.kill_node(node) for node in self._cluster.nodes))
         await self._cluster.stop()
 
@@ -201,7 +201,7 @@ class Nats(System):
             for groups in (answer or {}).values():
                 for group, state in groups.items():
                     terms[group] = max(terms.get(group, 0), state["term"])
-        # The first term of a group is its beginning.
+        # A group begins with term 1, without an election.
         return sum(term - 1 for term in terms.values())
 
     async def command(self, load: Load, window: int) -> list[str]:
@@ -209,7 +209,7 @@ class Nats(System):
         return [str(self._go_load), *load.arguments(address, self.mode, window)]
 
     def _asked(self, port: int, path: str) -> dict[str, dict[str, dict[str, int]]] | None:
-        """An answer of a server's monitoring; None: none yet."""
+        """The answer of a server's monitoring; None: it does not answer yet."""
         try:
             with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/{path}", timeout=ASK_S) as answer:
                 found: dict[str, dict[str, dict[str, int]]] = json.load(answer)
@@ -277,9 +277,9 @@ class Rocketmq(System):
                 "brokerRole": "ASYNC_MASTER",
                 "flushDiskType": "SYNC_FLUSH",
                 "timerWheelEnable": "true",
-                # The finest that it takes; by default messages come up to a second late.
+                # The smallest value allowed; by default messages come up to a second late.
                 "timerPrecisionMs": 100,
-                # By default it refuses what has waited for 200 ms, as the last of 2,000 under way do.
+                # By default it refuses a message that has waited for 200 ms, as the last of 2,000 under way do.
                 "waitTimeMillsInSendQueue": 10_000,
             },
         }
@@ -299,6 +299,6 @@ class Rocketmq(System):
         return [*self._java("768m", "Load"), *load.arguments(self._names, self.mode, window)]
 
     def _java(self, heap: str, program: str, *arguments: str) -> list[str]:
-        """Logs and other files that it writes below the home directory go to this run's."""
+        """A Java command. Files that the program would write below the user's home go into the run's directory."""
         options = [f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", f"-Duser.home={self.directory}"]
         return ["java", *options, "-cp", self._classpath, program, *arguments]

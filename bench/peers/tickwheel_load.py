@@ -34,7 +34,7 @@ WARM_S = 3.0
 WARM_RATE = 2_000.0
 DRAIN_S = 40.0
 BATCHES_A_SECOND = 20
-"""Of columns, at a given rate."""
+"""Messages in a batch of columns if a rate is given."""
 ARRIVED_PER_S = 100
 LATER = spread(HOUR_MS, DAY_MS)
 SOON = spread(2_000, 1_000)
@@ -54,7 +54,7 @@ async def produce(client: AsyncClient, arguments: list[str], seconds: float, rat
 
 
 def tell(scheduled: Scheduled, consumed: Consumed, began_s: float, *, delivers: bool) -> None:
-    """Print the result. A repeat counts as such, and neither for lateness nor for the rate."""
+    """Print the result. A repeat counts as a repeat only, neither for lateness nor for the rate."""
     late, came_s = np.zeros(0, np.int64), np.zeros(0)
     if consumed.ids:
         _, firsts = np.unique(np.concatenate(consumed.ids), return_index=True)
@@ -98,8 +98,8 @@ async def main(arguments: list[str]) -> None:
 
 
 async def _told(word: str) -> float:
-    """Print a word and wait for the answer: a line, once the processor time of this moment has been read. Returns when
-    it came."""
+    """Print a word, and wait for the answering line: by then the caller has read the processor time. Returns when the
+    line came."""
     print(word, flush=True)
     if not await asyncio.to_thread(sys.stdin.readline):
         raise EOFError("nobody reads this")
