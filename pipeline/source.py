@@ -70,7 +70,7 @@ class TickwheelSource(DataSource):
     `message_group`, `unique_key`.
 
     - `topic`: one or more, separated by commas; default: all.
-    - `due_ms_min` (inclusive), `due_ms_max` (exclusive): milliseconds since 1970; default 0: no limit.
+    - `due_ms_min`, `due_ms_max`: from (inclusive) and to (exclusive), milliseconds since 1970; default 0: no limit.
     - `content`: `false` leaves the content out (and is much faster); default `true`.
     - `asOf`: handle of a pin (the `handle` of what `client.snapshot.pin(...)` returns). All queries with it, also over
       other frames and after `cache()`, read what was pending then, with the topics and times of the pin. A pin ends

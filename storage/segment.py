@@ -58,8 +58,9 @@ class CorruptSegmentError(DiskError):
 
     def __init__(self, path: str, offset: int, cause: str) -> None:
         super().__init__(
-            f"{path}: {cause} at byte {offset}. The disk returned other bytes than were written: check it. A node that "
-            'stops because of this must be replaced (docs/DEPLOY.md, "The data is damaged")'
+            f"{path}: {cause} at byte {offset}. The disk returned other bytes than were written: check it. If this "
+            "stops the node, replace the node; in a cluster of one, try tickwheel rebuild (docs/DEPLOY.md, The data is "
+            "damaged)"
         )
         self.path = path
         self.offset = offset

@@ -48,7 +48,7 @@ def test_every_option_is_explained_with_its_default() -> None:
     names = {name for names, _ in explained for name in re.findall(r"`(\w+)`", names)}
     assert {name.lower() for name in names} == known
     for names, words in explained:
-        assert re.search("default|needed", words, re.IGNORECASE), names
+        assert re.search("default|required", words, re.IGNORECASE), names
 
 
 TOOLS = ("sh", "sed", "head", "grep", "id", "cat", "chmod")

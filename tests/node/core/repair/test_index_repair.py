@@ -164,7 +164,7 @@ def test_a_cluster_of_one_stops_and_says_which_file() -> None:
     node = world.elect()
     spoil([node], [7])
     world.run(DELAY_MS)
-    assert node.host is None and "0.index" in node.fatal and "checkpoint" in node.fatal
+    assert node.host is None and "0.index" in node.fatal and "tickwheel rebuild" in node.fatal
 
 
 def test_a_cluster_of_one_makes_all_of_it_anew_from_its_journal() -> None:
