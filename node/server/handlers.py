@@ -436,6 +436,10 @@ async def delete_group(
     )
 
 
+async def settle(node: Node, request: consumer_pb2.SettleBatch, caller: Caller) -> consumer_pb2.SettleReceipt:
+    return await node.calls.ask(lambda core, reply: core.parts.consumers.settle(request, reply))
+
+
 async def extend(core: NodeCore, request: consumer_pb2.ExtendBatch, caller: Caller) -> consumer_pb2.ExtendReceipt:
     return core.parts.consumers.extend(request)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import DESCRIPTOR as HEALTH
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
@@ -53,7 +54,7 @@ def served(node: Node, gate: Gate, method: str, endpoint: AwaitedEndpoint, *, st
 
 def begun(node: Node, gate: Gate, method: str, endpoint: DirectEndpoint) -> DirectBehaviour:
     """As `served`, for an endpoint whose calls need no task."""
-    right, begin = endpoint.right, endpoint.begin
+    right, begin = endpoint.right, endpoint.handler
 
     def behave(request: Any, context: Context, reply: Reply[Message]) -> None:
         begin(node, request, gate.admit(method, right, request, context), reply)
@@ -67,17 +68,18 @@ def serve_endpoints(door: Door, node: Node, gate: Gate) -> None:
         handlers: dict[str, Any] = {}
         for method in Default().FindServiceByName(service).methods:
             path, endpoint = f"/{service}/{method.name}", rows[method.name]
+            request, serialize = (
+                GetMessageClass(method.input_type),
+                GetMessageClass(method.output_type).SerializeToString,
+            )
             bytes_max = request_bytes_max(path)
             if isinstance(endpoint, DirectEndpoint):
-                serialize = endpoint.response.SerializeToString
                 behave_at_once = begun(node, gate, path, endpoint)
-                handlers[method.name] = door.direct(path, endpoint.request, serialize, behave_at_once, bytes_max)
+                handlers[method.name] = door.direct(path, request, serialize, behave_at_once, bytes_max)
                 continue
             streams = method.client_streaming, method.server_streaming
             behave = served(node, gate, path, endpoint, stream=any(streams))
-            handlers[method.name] = door.handler(
-                path, endpoint.request, endpoint.response.SerializeToString, streams, behave, bytes_max
-            )
+            handlers[method.name] = door.handler(path, request, serialize, streams, behave, bytes_max)
         door.register(service, handlers)
 
 

@@ -259,7 +259,7 @@ async def answered(world: World, node: Node, name: str, request: Message) -> lis
     endpoint = METHODS[name]
     serving: Awaitable[Any]
     if isinstance(endpoint, DirectEndpoint):
-        begin = endpoint.begin
+        begin = endpoint.handler
         serving = node.calls.answered(lambda _, tell: begin(node, request, EVERYBODY, Reply.either(tell)))
     else:
         serving = endpoint.serve(node, once(request) if streams else request, EVERYBODY, cast(Any, context))

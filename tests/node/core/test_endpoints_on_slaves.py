@@ -28,7 +28,7 @@ async def test_a_slave_refuses_what_needs_the_master_and_serves_the_rest() -> No
     applied = slave.host.core.applied_index
     wrong = []
     for name, endpoint in METHODS.items():
-        requests = [REQUESTS[name], endpoint.request()] if endpoint.needs is MASTER else [REQUESTS[name]]
+        requests = [REQUESTS[name], type(REQUESTS[name])()] if endpoint.needs is MASTER else [REQUESTS[name]]
         for request in requests:
             answers = await answered(world, node, name, request)
             if any(not_master(answer) for answer in answers) == (endpoint.needs is ANY_NODE):

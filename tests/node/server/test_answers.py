@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pool import Default
 
 from tickwheel.node.core.delivery.consumers import CONSUMER_NAME_LENGTH_MAX
 from tickwheel.node.core.delivery.settlements import SETTLE_TOPICS_MAX
@@ -157,9 +158,9 @@ def grows(message: Descriptor, seen: tuple[str, ...] = ()) -> Iterator[str]:
 
 def answers() -> Iterator[tuple[str, Descriptor]]:
     """(Service.Method, its answer) of every row of the table of endpoints."""
-    for service, methods in SERVICES.items():
-        for name, endpoint in methods.items():
-            yield f"{service.rpartition('.')[2]}.{name}", cast(Descriptor, endpoint.response.DESCRIPTOR)
+    for service in SERVICES:
+        for name, method in Default().FindServiceByName(service).methods_by_name.items():
+            yield f"{service.rpartition('.')[2]}.{name}", method.output_type
 
 
 def test_every_list_in_an_answer_was_thought_of() -> None:

@@ -6,7 +6,7 @@ import inspect
 import json
 from base64 import b64encode
 from collections import Counter
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
@@ -63,11 +63,18 @@ def test_every_method_has_a_row_and_every_row_a_method() -> None:
     assert set(SERVICES) | OF_PEERS == declared
 
 
-def test_rows_have_the_types_of_their_methods() -> None:
-    """Types are checked by mypy against the handler, and here against the descriptor."""
+def test_handlers_have_the_types_of_their_methods() -> None:
+    """Requests and responses are made by the descriptors: what a handler says of its own must be the same."""
+    checked = 0
     for method, endpoint in rows():
-        assert endpoint.request is GetMessageClass(method.input_type), method.full_name
-        assert endpoint.response is GetMessageClass(method.output_type), method.full_name
+        if endpoint.handler.__module__ != handlers.__name__:
+            continue
+        types = get_type_hints(endpoint.handler)
+        assert types["request"] is GetMessageClass(method.input_type), method.full_name
+        answer = get_args(types["reply"])[0] if "reply" in types else types["return"]
+        assert answer is GetMessageClass(method.output_type), method.full_name
+        checked += 1
+    assert checked > 30
 
 
 def test_every_handler_is_used() -> None:
@@ -110,7 +117,7 @@ def test_the_audit_log_has_no_content_of_messages() -> None:
     hidden = 0
     for method, endpoint in rows():
         if endpoint.right.audited:
-            request = endpoint.request()
+            request = GetMessageClass(method.input_type)()
             fill(request)
             before = request.SerializeToString()
             noted = shown(request)
