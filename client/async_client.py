@@ -16,6 +16,7 @@ import grpc
 
 from tickwheel.client.access import AccessClient
 from tickwheel.client.admin import AdminClient
+from tickwheel.client.answers import reader
 from tickwheel.client.bulk import BulkClient
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.cluster import Cluster, TlsFiles
@@ -48,7 +49,6 @@ from tickwheel.client.states import CancelOutcome, MessageState, RescheduleOutco
 from tickwheel.client.sweeps import Selection, SweepClient
 from tickwheel.client.unique_keys import topic_key
 from tickwheel.proto import scheduler_pb2
-from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
 if TYPE_CHECKING:
@@ -174,25 +174,18 @@ class PendingCount:
     buckets: tuple[Bucket, ...]
 
 
-def _message(pending: scheduler_pb2.PendingMessage, state: MessageState, content: bool) -> Message:
-    meta: MessageMeta = pending.meta
-    return Message(
-        id=text_of(pending.id),
-        topic=pending.topic,
-        due_ms=pending.due_ms,
-        due_requested_ms=pending.due_requested_ms,
-        payload_bytes=pending.payload_bytes,
-        state=state,
-        payload=pending.payload if content else None,
-        key=meta.key,
-        tags=tuple(meta.tags),
-        headers=dict(meta.headers),
-        message_group=meta.message_group,
-        unique_key=meta.unique_key,
-        scheduled_ms=pending.scheduled_ms,
-        attempts=pending.attempts,
-        group=pending.group,
-    )
+_message_of = reader(
+    Message,
+    scheduler_pb2.PendingMessage,
+    "meta",
+    headers=lambda wire: dict(wire.meta.headers),
+    state=lambda wire: MessageState.PENDING,
+    retries=lambda wire: None,
+)
+
+
+def _message(pending: scheduler_pb2.PendingMessage, content: bool, **known: Any) -> Message:
+    return _message_of(pending, payload=pending.payload if content else None, **known)
 
 
 def _move(
@@ -404,9 +397,8 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
     async def _get(self, request: scheduler_pb2.GetRequest) -> Message:
         response = await self._ask(lambda stub: stub.Get, request)
         state = MessageState(scheduler_pb2.MessageState.Name(response.state).removeprefix("MESSAGE_"))
-        message = _message(response.message, state, request.content)
-        waiting = {retry.group: retry.due_ms for retry in response.retries}
-        return replace(message, retries=waiting) if waiting else message
+        retries = {retry.group: retry.due_ms for retry in response.retries}
+        return _message(response.message, request.content, state=state, retries=retries or None)
 
     # -- the message that holds a unique key
 
@@ -511,7 +503,7 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         )
 
         page = await self._ask(lambda stub: stub.ListPending, request, try_timeout_s=self.timeout_s)
-        messages = tuple(_message(pending, MessageState.PENDING, content) for pending in page.messages)
+        messages = tuple(_message(pending, content) for pending in page.messages)
         return PendingPage(messages, page.next_page_token)
 
     async def count_pending(

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from tickwheel.client.answers import enum_of
+from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls
-from tickwheel.client.ids import text_of
 from tickwheel.client.moments import moment_of
 from tickwheel.client.payloads import content_type_of, decoded, json_of
 from tickwheel.client.requests import request_of
 from tickwheel.client.states import DeadCause
-from tickwheel.proto import dead_pb2, log_pb2
+from tickwheel.proto import dead_pb2
 from tickwheel.proto.dead_pb2_grpc import DeadLettersStub
 
 T = TypeVar("T")
@@ -103,26 +102,12 @@ class Changed:
     kept: int = 0
 
 
+_letter_of = reader(DeadLetter, dead_pb2.DeadLetter, "meta")
+
+
 def letter_of(wire: dead_pb2.DeadLetter, payload: bytes | None) -> DeadLetter:
     """A dead letter from its protobuf message."""
-    return DeadLetter(
-        number=wire.number,
-        id=text_of(wire.id),
-        topic=wire.topic,
-        cause=enum_of(DeadCause, log_pb2.DeadCause.DESCRIPTOR, wire.cause),
-        error=wire.error,
-        attempts=wire.attempts,
-        first_due_ms=wire.first_due_ms,
-        died_ms=wire.died_ms,
-        payload_bytes=wire.payload_bytes,
-        key=wire.meta.key,
-        tags=tuple(wire.meta.tags),
-        headers=dict(wire.meta.headers),
-        message_group=wire.meta.message_group,
-        unique_key=wire.meta.unique_key,
-        payload=None if wire.payload_missing else payload,
-        payload_missing=wire.payload_missing,
-    )
+    return _letter_of(wire, payload=None if wire.payload_missing else payload)
 
 
 def page_of(wire: dead_pb2.ListDeadResponse) -> DeadPage:

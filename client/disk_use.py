@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from tickwheel.client.answers import reader
 from tickwheel.client.moments import moment_of
 from tickwheel.proto import admin_pb2
 
@@ -63,23 +64,22 @@ class DiskUse:
     """Topics that did not fit an answer: those with the fewest bytes."""
 
 
+_disk_use_of = reader(
+    DiskUse,
+    admin_pb2.DiskUse,
+    hours=lambda wire: tuple(DiskHour(moment_of(hour.hour * HOUR_MS), hour.bytes) for hour in wire.hours),
+)
+
+
 def disk_use_of(pages: Sequence[admin_pb2.DiskUse]) -> DiskUse:
     """A node's disk use from the answers to one question: parts and hours are in the first, topics add up."""
-    first = pages[0]
     sums: dict[str, tuple[int, int]] = {}
     for page in pages:
         for found in page.topics:
             messages, size = sums.get(found.topic, (0, 0))
             sums[found.topic] = (messages + found.messages, size + found.bytes)
-    return DiskUse(
-        node_id=first.node_id,
-        bytes_total=first.bytes_total,
-        bytes_free=first.bytes_free,
-        high_water_percent=first.high_water_percent,
-        above_high_water=first.above_high_water,
-        parts=tuple(DiskPart(part.name, part.bytes) for part in first.parts),
-        hours=tuple(DiskHour(moment_of(hour.hour * HOUR_MS), hour.bytes) for hour in first.hours),
-        hours_left_out=first.hours_left_out,
+    return _disk_use_of(
+        pages[0],
         topics=tuple(DiskTopic(topic, messages, size) for topic, (messages, size) in sums.items()),
         topics_left_out=max(page.topics_left_out for page in pages),
     )

@@ -7,7 +7,6 @@ from datetime import datetime
 from enum import StrEnum
 
 from tickwheel.client.answers import reader
-from tickwheel.client.ids import text_of
 from tickwheel.client.states import Settlement
 from tickwheel.proto import admin_pb2
 
@@ -83,9 +82,6 @@ class Trace:
 _event_of = reader(
     TraceEvent,
     admin_pb2.TraceEvent,
-    id=lambda wire: text_of(wire.id),
-    new_id=lambda wire: text_of(wire.new_id) if wire.HasField("new_id") else "",
     settle=lambda wire: Settlement.__members__.get(wire.settle, Settlement.UNKNOWN) if wire.settle else None,
-    unit=lambda wire: text_of(wire.unit) if wire.HasField("unit") else "",
 )
 trace_of = reader(Trace, admin_pb2.TraceResponse, events=lambda wire: tuple(map(_event_of, wire.events)))

@@ -14,10 +14,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import refused
 from tickwheel.client.filtering import mismatches, without
-from tickwheel.client.moments import moment_of, span_ms_of
+from tickwheel.client.moments import span_ms_of
 from tickwheel.client.requests import request_of
 from tickwheel.client.states import Settlement, StartFrom, start_of
 from tickwheel.proto import consumer_pb2
@@ -66,22 +67,12 @@ def handle_of(batch: consumer_pb2.DeliverBatch) -> consumer_pb2.SettleBatch:
     )
 
 
-def pulled_of(wire: consumer_pb2.DeliverBatch) -> PulledBatch:
-    """A batch from its protobuf message, without copying columns."""
-    ids = np.frombuffer(wire.ids, "<u8")
-    return PulledBatch(
-        group=wire.group,
-        topic=wire.topic,
-        term=wire.term,
-        lease_until=moment_of(wire.lease_until_ms),
-        ids=ids,
-        attempts=np.frombuffer(wire.attempts, "<u4"),
-        due_ms=np.frombuffer(wire.due_ms, "<i8"),
-        sizes=np.frombuffer(wire.sizes, "<u4"),
-        meta_sizes=np.frombuffer(wire.meta_sizes, "<u4") if wire.meta_sizes else np.zeros(len(ids), "<u4"),
-        records=wire.records,
-        handle=handle_of(wire).SerializeToString(),
-    )
+pulled_of = reader(
+    PulledBatch,
+    consumer_pb2.DeliverBatch,
+    meta_sizes=lambda wire: np.frombuffer(wire.meta_sizes or bytes(4 * (len(wire.ids) // 8)), "<u4"),
+    handle=lambda wire: handle_of(wire).SerializeToString(),
+)
 
 
 class PullClient(ServiceCalls[ConsumerStub]):

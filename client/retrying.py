@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from tickwheel.client.answers import reader
 from tickwheel.client.moments import span_ms_of, span_of
 from tickwheel.client.requests import request_of
 from tickwheel.proto import admin_pb2
@@ -50,14 +51,9 @@ def policy_message(policy: RetryPolicy | None) -> admin_pb2.RetryPolicy | None:
     return wire
 
 
-def policy_of(wire: admin_pb2.RetryPolicy) -> RetryPolicy:
-    """A policy from its protobuf message."""
-    backoff = None
-    if wire.HasField("exponential"):
-        backoff = ExponentialBackoff(
-            initial=span_of(wire.exponential.initial_ms),
-            factor=wire.exponential.factor,
-            maximum=span_of(wire.exponential.max_ms),
-            jitter=wire.exponential.jitter,
-        )
-    return RetryPolicy(backoff=backoff, attempts_max=wire.attempts_max)
+_backoff_of = reader(ExponentialBackoff, admin_pb2.ExponentialBackoff, maximum=lambda wire: span_of(wire.max_ms))
+policy_of = reader(
+    RetryPolicy,
+    admin_pb2.RetryPolicy,
+    backoff=lambda wire: _backoff_of(wire.exponential) if wire.HasField("exponential") else None,
+)

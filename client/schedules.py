@@ -11,20 +11,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TypeVar
 
+from tickwheel.client.answers import enum_of, reader
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import TickwheelError, refused
-from tickwheel.client.ids import text_of
 from tickwheel.client.messages import content_of, jitter_ms_of, meta_of
 from tickwheel.client.moments import moment_if, moment_of, ms_of, span_ms_of, span_of
 from tickwheel.client.payloads import Payload
 from tickwheel.client.requests import checked_text, request_of
 from tickwheel.proto import schedules_pb2
 from tickwheel.proto.schedules_pb2_grpc import SchedulesStub
-
-N = TypeVar("N")
-P = TypeVar("P", bound=StrEnum)
 
 REQUEST_ID_CHARACTERS_MAX = 58
 COUNT_MAX = 1 << 48
@@ -161,74 +157,38 @@ class PutResult:
     changed: bool
 
 
-_STATES = {
-    schedules_pb2.SCHEDULE_ACTIVE: ScheduleState.ACTIVE,
-    schedules_pb2.SCHEDULE_PAUSED: ScheduleState.PAUSED,
-    schedules_pb2.SCHEDULE_ENDED: ScheduleState.ENDED,
-}
-_OUTCOMES = {
-    schedules_pb2.RUN_MADE: RunOutcome.MADE,
-    schedules_pb2.RUN_SKIPPED_OVERLAP: RunOutcome.SKIPPED_OVERLAP,
-    schedules_pb2.RUN_MISSED: RunOutcome.MISSED,
-    schedules_pb2.RUN_TRIGGERED: RunOutcome.TRIGGERED,
-    schedules_pb2.RUN_BACKFILLED: RunOutcome.BACKFILLED,
-    schedules_pb2.RUN_NO_TOPIC: RunOutcome.NO_TOPIC,
-    schedules_pb2.RUN_CANCELLED: RunOutcome.CANCELLED,
-}
-_MISSED = {
-    Missed.SKIP: schedules_pb2.MISSED_SKIP,
-    Missed.LAST: schedules_pb2.MISSED_LAST,
-    Missed.ALL: schedules_pb2.MISSED_ALL,
-}
-_OVERLAP = {Overlap.ALLOW: schedules_pb2.OVERLAP_ALLOW, Overlap.SKIP: schedules_pb2.OVERLAP_SKIP}
-_MISSED_OF = {number: policy for policy, number in _MISSED.items()}
-_OVERLAP_OF = {number: policy for policy, number in _OVERLAP.items()}
+run_of = reader(ScheduleRun, schedules_pb2.ScheduleRun, count=lambda wire: max(1, wire.count))
+counts_of = reader(RunCounts, schedules_pb2.Schedule)
 
 
-def _run(wire: schedules_pb2.ScheduleRun) -> ScheduleRun:
-    return ScheduleRun(
-        planned=moment_of(wire.planned_ms),
-        outcome=_OUTCOMES.get(wire.outcome, RunOutcome.UNKNOWN),
-        id=text_of(wire.id) if wire.HasField("id") else "",
-        due=moment_if(wire.due_ms),
-        count=max(1, wire.count),
-        last_planned=moment_if(wire.last_planned_ms),
-    )
+def _missed_of(wire: schedules_pb2.Schedule) -> Missed:
+    return enum_of(Missed, schedules_pb2.MissedPolicy.DESCRIPTOR, wire.definition.missed, Missed.SKIP)
 
 
-def _schedule(wire: schedules_pb2.Schedule, content: bool = True, upcoming_ms: Sequence[int] = ()) -> Schedule:
-    definition, spec, meta = wire.definition, wire.definition.spec, wire.definition.meta
-    return Schedule(
-        name=definition.name,
-        topic=definition.topic,
-        revision=wire.revision,
-        state=_STATES.get(wire.state, ScheduleState.UNKNOWN),
-        cron=spec.cron,
-        every=span_of(spec.interval_ms) if spec.interval_ms else None,
-        zone=spec.zone,
-        start=moment_if(spec.start_ms),
-        end=moment_if(spec.end_ms),
-        count=spec.count,
-        jitter=span_of(spec.jitter_ms),
-        missed=_MISSED_OF.get(definition.missed, Missed.SKIP),
-        missed_window=span_of(definition.missed_window_ms),
-        late_max=span_of(definition.late_ms_max),
-        overlap=_OVERLAP_OF.get(definition.overlap, Overlap.ALLOW),
-        payload=definition.payload if content else None,
-        key=meta.key,
-        tags=tuple(meta.tags),
-        headers=dict(meta.headers),
-        message_group=meta.message_group,
-        next_run=moment_if(wire.next_ms),
-        counts=RunCounts(
-            wire.made, wire.skipped, wire.missed, wire.triggered, wire.backfilled, wire.no_topic, wire.cancelled
-        ),
-        runs=tuple(map(_run, wire.runs)),
-        upcoming=tuple(map(moment_of, upcoming_ms)),
-        created=moment_if(wire.created_ms),
-        changed=moment_if(wire.changed_ms),
-        owner=wire.owner,
-    )
+def _overlap_of(wire: schedules_pb2.Schedule) -> Overlap:
+    return enum_of(Overlap, schedules_pb2.OverlapPolicy.DESCRIPTOR, wire.definition.overlap, Overlap.ALLOW)
+
+
+_schedule_of = reader(
+    Schedule,
+    schedules_pb2.Schedule,
+    "definition",
+    "definition.spec",
+    "definition.meta",
+    every=lambda wire: span_of(ms) if (ms := wire.definition.spec.interval_ms) else None,
+    missed=_missed_of,
+    overlap=_overlap_of,
+    next_run=lambda wire: moment_if(wire.next_ms),
+    counts=counts_of,
+    runs=lambda wire: tuple(map(run_of, wire.runs)),
+    upcoming=lambda wire: (),
+)
+
+
+def schedule_of(wire: schedules_pb2.Schedule, content: bool = True, upcoming_ms: Sequence[int] = ()) -> Schedule:
+    """A schedule from its protobuf message; `content`: with the payload."""
+    payload = wire.definition.payload if content else None
+    return _schedule_of(wire, payload=payload, upcoming=tuple(map(moment_of, upcoming_ms)))
 
 
 def _spec(
@@ -278,12 +238,11 @@ def _above_zero(field_name: str, span: timedelta) -> int:
     return ms
 
 
-def _policy(field_name: str, given: P, known: Mapping[P, N]) -> N:
-    """The number of a policy. Raises RequestRefused for anything else."""
-    number = known.get(given) if isinstance(given, str) else None
-    if number is None:
-        raise refused(field_name, given, ", ".join(known))
-    return number
+def _policy(field_name: str, given: str, kind: type[Missed | Overlap]) -> str:
+    """The name of a policy in the protocol. Raises RequestRefused for anything else."""
+    if given not in list(kind):
+        raise refused(field_name, given, ", ".join(kind))
+    return f"{field_name}_{given}".upper()
 
 
 class ScheduleClient(ServiceCalls[SchedulesStub]):
@@ -337,10 +296,10 @@ class ScheduleClient(ServiceCalls[SchedulesStub]):
             topic=topic,
             payload=content,
             meta=meta_of(key, tags, headers, message_group),
-            missed=_policy("missed", missed, _MISSED),
+            missed=schedules_pb2.MissedPolicy.Value(_policy("missed", missed, Missed)),
             missed_window_ms=_above_zero("missed_window", missed_window) if missed_window is not None else 0,
             late_ms_max=_above_zero("late_max", late_max) if late_max is not None else 0,
-            overlap=_policy("overlap", overlap, _OVERLAP),
+            overlap=schedules_pb2.OverlapPolicy.Value(_policy("overlap", overlap, Overlap)),
         )
         answer = await self._ask(
             lambda stub: stub.Put,
@@ -352,12 +311,12 @@ class ScheduleClient(ServiceCalls[SchedulesStub]):
                 paused=paused,
             ),
         )
-        return PutResult(_schedule(answer.schedule), answer.created, answer.changed)
+        return PutResult(schedule_of(answer.schedule), answer.created, answer.changed)
 
     async def get(self, name: str) -> Schedule:
         """One schedule with its last and its next ten runs. Raises NotFound."""
         answer = await self._ask(lambda stub: stub.Get, request_of(schedules_pb2.GetScheduleRequest, name=name))
-        return _schedule(answer.schedule, upcoming_ms=answer.upcoming_ms)
+        return schedule_of(answer.schedule, upcoming_ms=answer.upcoming_ms)
 
     async def list(self, prefix: str = "", *, content: bool = False) -> AsyncIterator[Schedule]:
         """All whose name begins with `prefix`, by name, fetched in pages. `content`: with payload, key, tags, headers
@@ -366,7 +325,7 @@ class ScheduleClient(ServiceCalls[SchedulesStub]):
         while True:
             page = await self._ask(lambda stub: stub.List, request)
             for found in page.schedules:
-                yield _schedule(found, content)
+                yield schedule_of(found, content)
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
@@ -374,18 +333,18 @@ class ScheduleClient(ServiceCalls[SchedulesStub]):
     async def pause(self, name: str, *, expected_revision: int = 0) -> Schedule:
         """Make no more runs. Those made ahead for a later time are cancelled. No error if it is paused."""
         request = request_of(schedules_pb2.PauseScheduleRequest, name=name, expected_revision=expected_revision)
-        return _schedule(await self._ask(lambda stub: stub.Pause, request))
+        return schedule_of(await self._ask(lambda stub: stub.Pause, request))
 
     async def resume(self, name: str, *, expected_revision: int = 0) -> Schedule:
         """Go on with the first planned time from now on; those that passed meanwhile are no missed runs."""
         request = request_of(schedules_pb2.ResumeScheduleRequest, name=name, expected_revision=expected_revision)
-        return _schedule(await self._ask(lambda stub: stub.Resume, request))
+        return schedule_of(await self._ask(lambda stub: stub.Resume, request))
 
     async def trigger(self, name: str, *, request_id: str | None = None) -> ScheduleRun:
         """Make one run now, beside the plan, also while it is paused. `request_id`: a call with the same one makes no
         second run."""
         request = request_of(schedules_pb2.TriggerScheduleRequest, name=name, request_id=_request_id(request_id))
-        return _run((await self._ask(lambda stub: stub.Trigger, request)).run)
+        return run_of((await self._ask(lambda stub: stub.Trigger, request)).run)
 
     async def backfill(self, name: str, start: datetime, end: datetime, *, request_id: str | None = None) -> int:
         """Make the runs of a past time, from `start` on and before `end`, due at once. Returns how many.

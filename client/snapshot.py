@@ -135,37 +135,8 @@ class SettledPage:
 
 
 settled_topic_of = reader(SettledTopic, snapshot_pb2.SettledTopic)
-
-
-def pinned_page_of(wire: snapshot_pb2.PinnedPage) -> PinnedPage:
-    """A page from its protobuf message, without copying columns."""
-    return PinnedPage(
-        ids=np.frombuffer(wire.ids, "<u8"),
-        topic_ids=np.frombuffer(wire.topic_ids, "<u4"),
-        due_ms=np.frombuffer(wire.due_ms, "<i8"),
-        due_requested_ms=np.frombuffer(wire.due_requested_ms, "<i8"),
-        scheduled_ms=np.frombuffer(wire.scheduled_ms, "<i8"),
-        sizes=np.frombuffer(wire.sizes, "<u4"),
-        meta_sizes=np.frombuffer(wire.meta_sizes, "<u4"),
-        target_groups=np.frombuffer(wire.target_groups, "<u4"),
-        records=wire.records,
-    )
-
-
-def settled_page_of(wire: snapshot_pb2.SettledPage) -> SettledPage:
-    """A page from its protobuf message, without copying columns."""
-    return SettledPage(
-        ids=np.frombuffer(wire.ids, "<u8"),
-        positions=np.frombuffer(wire.positions, "<u8"),
-        due_ms=np.frombuffer(wire.due_ms, "<i8"),
-        last_due_ms=np.frombuffer(wire.last_due_ms, "<i8"),
-        scheduled_ms=np.frombuffer(wire.scheduled_ms, "<i8"),
-        sizes=np.frombuffer(wire.sizes, "<u4"),
-        meta_sizes=np.frombuffer(wire.meta_sizes, "<u4"),
-        records=wire.records,
-        removed=wire.removed,
-        next=wire.next if wire.HasField("next") else None,
-    )
+pinned_page_of = reader(PinnedPage, snapshot_pb2.PinnedPage)
+settled_page_of = reader(SettledPage, snapshot_pb2.SettledPage)
 
 
 class SnapshotClient(ServiceCalls[SnapshotStub]):

@@ -5,7 +5,6 @@ Checks a key and what goes with it, and says what became of a message that has o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -47,17 +46,8 @@ class KeyOutcome(StrEnum):
     """It was scheduled, and the message that held the key was cancelled by the same command."""
 
 
-_CONFLICTS: Mapping[KeyConflict, common_pb2.KeyConflict.ValueType] = {
-    KeyConflict.REFUSE: common_pb2.KEY_CONFLICT_REFUSE,
-    KeyConflict.USE_EXISTING: common_pb2.KEY_CONFLICT_USE_EXISTING,
-    KeyConflict.REPLACE: common_pb2.KEY_CONFLICT_REPLACE,
-}
-_OUTCOMES: Mapping[int, KeyOutcome] = {
-    common_pb2.KEY_FREE: KeyOutcome.FREE,
-    common_pb2.KEY_REFUSED: KeyOutcome.REFUSED,
-    common_pb2.KEY_USED_EXISTING: KeyOutcome.USED_EXISTING,
-    common_pb2.KEY_REPLACED: KeyOutcome.REPLACED,
-}
+_CONFLICTS = {one: common_pb2.KeyConflict.Value(f"KEY_CONFLICT_{one.name}") for one in KeyConflict}
+_OUTCOMES: dict[int, KeyOutcome] = {common_pb2.KeyOutcome.Value(f"KEY_{one.name}"): one for one in KeyOutcome}
 
 
 class KeyRule(NamedTuple):

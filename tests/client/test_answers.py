@@ -35,8 +35,7 @@ from tickwheel.client import (
 from tickwheel.client import settings as settings_module
 from tickwheel.client.answers import enum_of, reader
 from tickwheel.client.async_client import _message
-from tickwheel.client.schedules import _run, _schedule
-from tickwheel.client.states import MessageState
+from tickwheel.client.schedules import run_of, schedule_of
 from tickwheel.client.sweeps import _sweep
 from tickwheel.proto import (
     access_pb2,
@@ -122,9 +121,7 @@ ANSWERS = [
             **dict.fromkeys(("topics", "topic_counts", "epochs"), "a pull brings one topic"),
         },
     ),
-    Answer(
-        scheduler_pb2.PendingMessage, lambda wire: _message(wire, MessageState.PENDING, content=True), {"group": "g"}
-    ),
+    Answer(scheduler_pb2.PendingMessage, lambda wire: _message(wire, content=True), {"group": "g"}),
     Answer(
         scheduler_pb2.Sweep,
         _sweep,
@@ -136,8 +133,8 @@ ANSWERS = [
         },
     ),
     Answer(scheduler_pb2.Selection, lambda wire: _sweep(scheduler_pb2.Sweep(selection=wire))),
-    Answer(schedules_pb2.Schedule, _schedule),
-    Answer(schedules_pb2.ScheduleRun, _run),
+    Answer(schedules_pb2.Schedule, schedule_of),
+    Answer(schedules_pb2.ScheduleRun, run_of),
 ]
 INNER = {
     "MessageId": "a text",
