@@ -9,7 +9,8 @@ import asyncio
 import concurrent.futures
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -35,6 +36,21 @@ class Blocking(Generic[T]):
     def __init__(self, runner: Runner, inner: T) -> None:
         self.runner = runner
         self.inner = inner
+
+
+class Closing:
+    """A context manager that closes at its end."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class _Method(Generic[P, A]):
@@ -92,6 +108,20 @@ class reading(Generic[A]):
     def __get__(self, holder: Blocking[Any], owner: type) -> A: ...
     def __get__(self, holder: Blocking[Any] | None, owner: type) -> Any:
         return self._property if holder is None else self._property.__get__(holder.inner)
+
+
+class attribute(Generic[A]):
+    """Reads the attribute of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, holder: None, owner: type) -> attribute[A]: ...
+    @overload
+    def __get__(self, holder: Blocking[Any], owner: type) -> A: ...
+    def __get__(self, holder: Blocking[Any] | None, owner: type) -> Any:
+        return self if holder is None else getattr(holder.inner, self._name)
 
 
 class each(_Method[P, Iterator[A]]):

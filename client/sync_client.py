@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tickwheel.client.access import AccessClient
 from tickwheel.client.admin import AdminClient
 from tickwheel.client.async_client import TIMEOUT_S, AsyncClient
-from tickwheel.client.blocking import Blocking, calling, each, following, following_all, making, reading, waiting
+from tickwheel.client.blocking import (
+    Blocking,
+    Closing,
+    attribute,
+    calling,
+    each,
+    following,
+    following_all,
+    making,
+    reading,
+    waiting,
+)
 from tickwheel.client.bulk import BulkClient
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.cold import ColdClient
@@ -61,6 +72,7 @@ class SyncDelivery(Blocking[Delivery]):
     nack = waiting(Delivery.nack)
     dead = waiting(Delivery.dead)
     extend = waiting(Delivery.extend)
+    row = attribute[int]()
 
     def decode(self, model: type[A]) -> A:
         """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
@@ -70,11 +82,6 @@ class SyncDelivery(Blocking[Delivery]):
     def batch(self) -> SyncBatch:
         """The batch that it came with."""
         return SyncBatch(self.runner, self.inner.batch)
-
-    @property
-    def row(self) -> int:
-        """Its place in the batch."""
-        return self.inner.row
 
     def __repr__(self) -> str:
         return repr(self.inner)
@@ -99,11 +106,7 @@ class SyncBatch(Blocking[DeliveredBatch]):
     ack = waiting(DeliveredBatch.ack)
     nack = waiting(DeliveredBatch.nack)
     extend = waiting(DeliveredBatch.extend)
-
-    @property
-    def unsettled(self) -> int:
-        """Number of deliveries without ack or nack."""
-        return self.inner.unsettled
+    unsettled = attribute[int]()
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -116,39 +119,19 @@ class SyncBatch(Blocking[DeliveredBatch]):
         return SyncDelivery(self.runner, self.inner.delivery(row))
 
 
-class SyncConsumer(Blocking[Consumer]):
+class SyncConsumer(Closing, Blocking[Consumer]):
     """Iterate it for deliveries, `batches()` for batches, or `run(handler)`; in one thread at a time."""
 
     drain = waiting(Consumer.drain)
     stop_taking = calling(Consumer.stop_taking)
     _batches = each(Consumer.batches)
+    term = attribute[int]()
+    reconnects = attribute[int]()
+    stale = attribute[int]()
+    renewed = attribute[int]()
+    skipped = attribute[int]()
     _coming: AsyncIterator[Delivery] | None = None
     _pending: asyncio.Task[Delivery | None] | None = None
-
-    @property
-    def term(self) -> int:
-        """Term of the master of the open stream."""
-        return self.inner.term
-
-    @property
-    def reconnects(self) -> int:
-        """Number of times the stream was opened anew after a fault."""
-        return self.inner.reconnects
-
-    @property
-    def stale(self) -> int:
-        """Count of settlements that came too late: the message had been delivered again."""
-        return self.inner.stale
-
-    @property
-    def renewed(self) -> int:
-        """Count of leases extended because their deliveries were still held."""
-        return self.inner.renewed
-
-    @property
-    def skipped(self) -> int:
-        """Count of deliveries that the group's filter does not want; they came because hashes of tags collide."""
-        return self.inner.skipped
 
     def __iter__(self) -> Iterator[SyncDelivery]:
         while (delivery := self.next(None)) is not None:
@@ -200,14 +183,6 @@ class SyncConsumer(Blocking[Consumer]):
                 await asyncio.gather(self._pending, return_exceptions=True)
 
         self.runner.wait(end())
-
-    def __enter__(self) -> SyncConsumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class SyncAdmin(Blocking[AdminClient]):
@@ -269,36 +244,12 @@ class SyncStagedAttempt(Blocking[StagedAttemptWriter]):
 
     write = waiting(StagedAttemptWriter.write)
     finish = waiting(StagedAttemptWriter.finish)
-
-    @property
-    def job_id(self) -> str:
-        """Id of the job."""
-        return self.inner.job_id
-
-    @property
-    def attempt(self) -> int:
-        """Random number of this attempt."""
-        return self.inner.attempt
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks staged."""
-        return self.inner.blocks
-
-    @property
-    def rows(self) -> int:
-        """Number of rows written."""
-        return self.inner.rows
-
-    @property
-    def published_before(self) -> bool:
-        """Whether the batch was committed before: then no row of this attempt counts."""
-        return self.inner.published_before
-
-    @property
-    def fingerprint(self) -> int:
-        """Fingerprint of all rows written so far, even of those not sent because of `published_before`."""
-        return self.inner.fingerprint
+    job_id = attribute[str]()
+    attempt = attribute[int]()
+    blocks = attribute[int]()
+    rows = attribute[int]()
+    published_before = attribute[bool]()
+    fingerprint = attribute[int]()
 
 
 class SyncStaging(Blocking[StagingClient]):
@@ -384,11 +335,7 @@ class SyncProducer(Blocking[Producer]):
     flush = waiting(Producer.flush)
     close = waiting(Producer.close)
     abandon = waiting(Producer.abandon)
-
-    @property
-    def producer_id(self) -> str:
-        """The id under which the cluster knows it."""
-        return self.inner.producer_id
+    producer_id = attribute[str]()
 
     def __enter__(self) -> SyncProducer:
         return self
@@ -399,7 +346,7 @@ class SyncProducer(Blocking[Producer]):
         self.runner.wait(self.inner.__aexit__(kind, error, trace))
 
 
-class Client(Blocking[AsyncClient]):
+class Client(Closing, Blocking[AsyncClient]):
     """As AsyncClient, for code without a loop. Use it as a context manager."""
 
     schedule = waiting(AsyncClient.schedule)
@@ -414,6 +361,7 @@ class Client(Blocking[AsyncClient]):
     count_pending = waiting(AsyncClient.count_pending)
     producer = making(AsyncClient.producer, SyncProducer)
     consumer = making(AsyncClient.consumer, SyncConsumer, credits=CREDITS)
+    timeout_s = attribute[float]()
 
     def __init__(
         self,
@@ -490,16 +438,3 @@ class Client(Blocking[AsyncClient]):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def timeout_s(self) -> float:
-        """Deadline of a call."""
-        return self.inner.timeout_s

@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import Unpack
 
-from tickwheel.client.blocking import Blocking, Runner
+from tickwheel.client.blocking import Blocking, Runner, attribute
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.errors import refused
 from tickwheel.client.handling import Handler
@@ -22,6 +22,10 @@ from tickwheel.client.worker_metrics import WorkerMetrics
 
 class SyncWorker(Blocking[Worker]):
     """Calls handlers, in threads, for the deliveries of one group. Use it once: `SyncWorker(...).run()`."""
+
+    group = attribute[str]()
+    metrics = attribute[WorkerMetrics]()
+    running = attribute[int]()
 
     def __init__(
         self,
@@ -35,21 +39,6 @@ class SyncWorker(Blocking[Worker]):
         options["signals"] = ()  # the client's loop runs in another thread, where signals do not come
         inside = {topic: _with_sync_delivery(client, handler) for topic, handler in handlers.items()}
         super().__init__(client, Worker(client.asynchronous, group, inside, **options))
-
-    @property
-    def group(self) -> str:
-        """The group whose deliveries it handles."""
-        return self.inner.group
-
-    @property
-    def metrics(self) -> WorkerMetrics:
-        """Counts and times."""
-        return self.inner.metrics
-
-    @property
-    def running(self) -> int:
-        """Number of handlers that run."""
-        return self.inner.running
 
     def run(self) -> None:
         """Handle deliveries until a signal, `stop`, or an error of the cluster, which is raised once the running
