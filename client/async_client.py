@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
@@ -21,12 +22,12 @@ from tickwheel.client.bulk import BulkClient
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.cluster import Cluster, TlsFiles
 from tickwheel.client.cold import ColdClient
-from tickwheel.client.consumer import CREDITS, HOLD_S_MAX, UNAVAILABLE_S_MAX, Consumer, open_request
+from tickwheel.client.consumer import CREDITS, HOLD_S_MAX, UNAVAILABLE_S_MAX, Consumer
 from tickwheel.client.dead import DeadClient
 from tickwheel.client.errors import refused
 from tickwheel.client.ids import parse_id, text_of
 from tickwheel.client.lanes import Doubt, Lane
-from tickwheel.client.messages import KIND_DELAY, KIND_DUE, MessageOptions, Receipt, row_of, when_of
+from tickwheel.client.messages import KIND_DELAY, KIND_DUE, MessageOptions, Receipt, When, row_of, when_of
 from tickwheel.client.moments import moment_of, span_ms_of
 from tickwheel.client.numbered import Invoke, Numbered
 from tickwheel.client.payloads import Payload, content_type_of, decoded, json_of
@@ -48,13 +49,14 @@ from tickwheel.client.staging import StagingClient
 from tickwheel.client.states import CancelOutcome, MessageState, RescheduleOutcome, StartFrom, start_of
 from tickwheel.client.sweeps import Selection, SweepClient
 from tickwheel.client.unique_keys import topic_key
-from tickwheel.proto import scheduler_pb2
+from tickwheel.proto import consumer_pb2, scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
 if TYPE_CHECKING:
     from tickwheel.client.tracing import Tracing
 
 T = TypeVar("T")
+C = TypeVar("C", scheduler_pb2.CancelRequest, scheduler_pb2.RescheduleRequest)
 
 TIMEOUT_S = 15.0
 
@@ -188,22 +190,15 @@ def _message(pending: scheduler_pb2.PendingMessage, content: bool, **known: Any)
     return _message_of(pending, payload=pending.payload if content else None, **known)
 
 
-def _move(
-    request: scheduler_pb2.RescheduleRequest,
-    at: datetime | None,
-    delay: timedelta | None,
-    due_ms: int | None,
-    delay_ms: int | None,
-    level: int | None,
-) -> scheduler_pb2.RescheduleRequest:
+def _moving(request: scheduler_pb2.RescheduleRequest, when: When) -> scheduler_pb2.RescheduleRequest:
     """The request, with the new time. Raises RequestRefused unless exactly one is given."""
-    kind, when = when_of(at, delay, due_ms, delay_ms, level)
+    kind, value = when_of(**when)
     if kind == KIND_DUE:
-        request.due_ms = when
+        request.due_ms = value
     elif kind == KIND_DELAY:
-        request.delay_ms = when
+        request.delay_ms = value
     else:
-        request.delay_level = when
+        request.delay_level = value
     return request
 
 
@@ -354,31 +349,19 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
             response = await self.cluster.call(invoke, self.timeout_s)
         return CancelOutcome(scheduler_pb2.CancelOutcome.Name(response.outcome))
 
-    async def reschedule(
-        self,
-        message_id: str,
-        *,
-        at: datetime | None = None,
-        delay: timedelta | None = None,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
-        level: int | None = None,
-    ) -> RescheduleResult:
-        """Move a message. Returns the outcome, which is final, and the receipt if it was moved.
+    async def reschedule(self, message_id: str, **when: Unpack[When]) -> RescheduleResult:
+        """Move a message to exactly one of at, delay, due_ms, delay_ms and level.
 
-        The message keeps its first id. Repeats itself safely. Raises OutcomeUnknown if no answer came in time: the
-        message may be moved.
+        Returns the outcome, which is final, and the receipt if it was moved. The message keeps its first id. Repeats
+        itself safely. Raises OutcomeUnknown if no answer came in time: the message may be moved.
         """
-        request = _move(scheduler_pb2.RescheduleRequest(id=parse_id(message_id)), at, delay, due_ms, delay_ms, level)
+        request = _moving(scheduler_pb2.RescheduleRequest(id=parse_id(message_id)), when)
         with self._span("reschedule", message_id):
             return await self._reschedule(request)
 
     async def _reschedule(self, request: scheduler_pb2.RescheduleRequest) -> RescheduleResult:
         def tries(lane: Lane, doubt: Doubt) -> Invoke[scheduler_pb2.RescheduleResponse]:
-            stated = scheduler_pb2.RescheduleRequest(
-                producer_id=lane.producer_id, sequence=lane.sequence, producer_owner=self._numbered.owner
-            )
-            stated.MergeFrom(request)
+            stated = self._stated(request, lane)
             return lambda channel, try_s: self._reschedules.call(channel, stated, try_s)
 
         response = await self._numbered.call(tries, self.timeout_s, counts=lambda answer: answer.remembered)
@@ -386,6 +369,13 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         if outcome is not RescheduleOutcome.RESCHEDULED:
             return RescheduleResult(outcome, None)
         return RescheduleResult(outcome, Receipt(text_of(response.id), response.due_ms))
+
+    def _stated(self, request: C, lane: Lane) -> C:
+        """The request under the sequence of a lane."""
+        stated = deepcopy(request)
+        stated.producer_id, stated.sequence = lane.producer_id, lane.sequence
+        stated.producer_owner = self._numbered.owner
+        return stated
 
     def _span(self, name: str, message_id: str = "", topic: str = "") -> AbstractContextManager[None]:
         return self.tracing.calling(name, message_id, topic) if self.tracing is not None else nullcontext()
@@ -411,10 +401,7 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         request = scheduler_pb2.CancelRequest(key=topic_key(topic, unique_key))
 
         def tries(lane: Lane, doubt: Doubt) -> Invoke[scheduler_pb2.CancelResponse]:
-            stated = scheduler_pb2.CancelRequest(
-                producer_id=lane.producer_id, sequence=lane.sequence, producer_owner=self._numbered.owner
-            )
-            stated.MergeFrom(request)
+            stated = self._stated(request, lane)
 
             async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CancelResponse:
                 return await self.cluster.stub(SchedulerStub, channel).Cancel(stated, timeout=try_s)
@@ -426,20 +413,9 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         outcome = CancelOutcome(scheduler_pb2.CancelOutcome.Name(response.outcome))
         return CancelResult(outcome, text_of(response.id) if response.HasField("id") else "")
 
-    async def reschedule_by_key(
-        self,
-        topic: str,
-        unique_key: str,
-        *,
-        at: datetime | None = None,
-        delay: timedelta | None = None,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
-        level: int | None = None,
-    ) -> RescheduleResult:
+    async def reschedule_by_key(self, topic: str, unique_key: str, **when: Unpack[When]) -> RescheduleResult:
         """Move the message that holds this key now; it keeps the key. As `reschedule`. NOT_FOUND: none holds it."""
-        request = scheduler_pb2.RescheduleRequest(key=topic_key(topic, unique_key))
-        _move(request, at, delay, due_ms, delay_ms, level)
+        request = _moving(scheduler_pb2.RescheduleRequest(key=topic_key(topic, unique_key)), when)
         with self._span("reschedule", topic=topic):
             return await self._reschedule(request)
 
@@ -487,15 +463,9 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         **conditions: Unpack[Conditions],
     ) -> PendingPage:
         """One page of `list_pending`. `after`: `next` of the page before, with the same conditions."""
-        chosen = Selection(topic, **conditions)
         request = request_of(
             scheduler_pb2.ListPendingRequest,
-            topic=topic,
-            tag=chosen.tag,
-            key=chosen.key,
-            key_prefix=chosen.key_prefix,
-            due_ms_min=chosen.due_ms_min,
-            due_ms_max=chosen.due_ms_max,
+            **asdict(Selection(topic, **conditions)),
             content=content,
             meta=meta,
             page_size=page_size,
@@ -521,15 +491,9 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         """
         if bucket is not None and bucket_ms:
             raise refused("bucket", bucket, "not together with bucket_ms")
-        chosen = Selection(topic, **conditions)
         request = request_of(
             scheduler_pb2.CountPendingRequest,
-            topic=topic,
-            tag=chosen.tag,
-            key=chosen.key,
-            key_prefix=chosen.key_prefix,
-            due_ms_min=chosen.due_ms_min,
-            due_ms_max=chosen.due_ms_max,
+            **asdict(Selection(topic, **conditions)),
             bucket_ms=span_ms_of("bucket", bucket) if bucket is not None else bucket_ms,
             partial=True,
         )
@@ -580,18 +544,22 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
             raise refused("lease", lease, "not negative")
         if span_ms_of("hold_max", hold_max) < 0:
             raise refused("hold_max", hold_max, "not negative")
+        place, start_ms = start_of(start_from, start_ms)
+        opening = request_of(
+            consumer_pb2.OpenConsumer,
+            group=group,
+            topics=[topics] if isinstance(topics, str) else list(topics),
+            start_from=place,
+            start_ms=start_ms,
+            credits=credits,
+            lease_ms=lease_ms,
+            consumer_name=name,
+            batch_messages_max=batch_messages_max,
+            filter=filter,
+        )
         consumer = Consumer(
             self.cluster,
-            open_request(
-                group,
-                [topics] if isinstance(topics, str) else list(topics),
-                start=start_of(start_from, start_ms),
-                credits=credits,
-                lease_ms=lease_ms,
-                name=name,
-                batch_messages_max=batch_messages_max,
-                filter=filter,
-            ),
+            opening,
             messages_max=messages_max,
             unavailable_s_max=unavailable_s_max,
             hold_s_max=hold_max.total_seconds(),

@@ -37,7 +37,6 @@ from tickwheel.client.errors import (
 from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
-from tickwheel.client.requests import request_of
 from tickwheel.client.settling import acknowledge, by_topic, extend, receipts, settle_batch, together
 from tickwheel.client.timing import sleep
 from tickwheel.proto import consumer_pb2
@@ -87,16 +86,16 @@ class Consumer:
     def __init__(
         self,
         cluster: Cluster,
-        open_request: consumer_pb2.OpenConsumer,
+        opening: consumer_pb2.OpenConsumer,
         *,
-        messages_max: int = 0,
-        unavailable_s_max: float = UNAVAILABLE_S_MAX,
-        hold_s_max: float = HOLD_S_MAX,
-        closed: Callable[[Consumer], None] | None = None,
-        tracing: Tracing | None = None,
+        messages_max: int,
+        unavailable_s_max: float,
+        hold_s_max: float,
+        closed: Callable[[Consumer], None],
+        tracing: Tracing | None,
     ) -> None:
         self._cluster = cluster
-        self._open = open_request
+        self._open = opening
         self._unavailable_s_max = unavailable_s_max
         self._closed_hook = closed
         self._tracing = tracing
@@ -107,7 +106,7 @@ class Consumer:
         self._outbox_changed = asyncio.Event()
         self._time = cluster.time
         self._held = HeldDeliveries(
-            open_request.credits, self._send_credits, messages_max, hold_s_max, self._time.monotonic_s
+            opening.credits, self._send_credits, messages_max, hold_s_max, self._time.monotonic_s
         )
         self._has_held = asyncio.Event()
         """Set whenever a batch came."""
@@ -641,8 +640,7 @@ class Consumer:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         self._end(None)
-        if self._closed_hook is not None:
-            self._closed_hook(self)
+        self._closed_hook(self)
 
     async def __aenter__(self) -> Consumer:
         self._start()
@@ -689,30 +687,3 @@ def _as_error(error: BaseException | None) -> TickwheelError:
     if isinstance(error, TickwheelError):
         return error
     return TickwheelError(f"{type(error).__name__}: {error}", "HANDLER")
-
-
-def open_request(
-    group: str,
-    topics: Sequence[str],
-    *,
-    start: tuple[consumer_pb2.StartFrom.ValueType, int],
-    credits: int,
-    lease_ms: int,
-    name: str,
-    batch_messages_max: int,
-    filter: str,
-) -> consumer_pb2.OpenConsumer:
-    """The first message of a stream."""
-    start_from, start_ms = start
-    return request_of(
-        consumer_pb2.OpenConsumer,
-        group=group,
-        topics=topics,
-        start_from=start_from,
-        start_ms=start_ms,
-        credits=credits,
-        lease_ms=lease_ms,
-        consumer_name=name,
-        batch_messages_max=batch_messages_max,
-        filter=filter,
-    )

@@ -71,8 +71,8 @@ class _Rest(Content, KeyOptions, total=False):
     pass
 
 
-class MessageOptions(Content, KeyOptions, total=False):
-    """When a message is due, by exactly one of the first five, what it carries, and how it holds its unique key."""
+class When(TypedDict, total=False):
+    """When a message is due, by exactly one of these."""
 
     at: datetime | None
     """With a time zone."""
@@ -82,6 +82,11 @@ class MessageOptions(Content, KeyOptions, total=False):
     delay_ms: int | None
     level: int | None
     """A delay level of the cluster; 0 is no delay."""
+
+
+class MessageOptions(When, Content, KeyOptions, total=False):
+    """When a message is due, what it carries, and how it holds its unique key."""
+
     jitter: timedelta | None
     """The master adds a random part of this; the receipt has the resulting time."""
     unique_key: str | None
@@ -89,7 +94,11 @@ class MessageOptions(Content, KeyOptions, total=False):
 
 
 def when_of(
-    at: datetime | None, delay: timedelta | None, due_ms: int | None, delay_ms: int | None, level: int | None
+    at: datetime | None = None,
+    delay: timedelta | None = None,
+    due_ms: int | None = None,
+    delay_ms: int | None = None,
+    level: int | None = None,
 ) -> tuple[int, int]:
     """(kind, value) of the one argument that is not None. Raises RequestRefused unless exactly one is given."""
     if due_ms is not None and at is None and delay is None and delay_ms is None and level is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
 from tickwheel.client.answers import reader
@@ -70,15 +70,7 @@ class Selection:
 
 def _wanted(chosen: Selection) -> scheduler_pb2.Selection:
     """A selection for a node."""
-    return request_of(
-        scheduler_pb2.Selection,
-        topic=chosen.topic,
-        tag=chosen.tag,
-        key=chosen.key,
-        key_prefix=chosen.key_prefix,
-        due_ms_min=chosen.due_ms_min,
-        due_ms_max=chosen.due_ms_max,
-    )
+    return request_of(scheduler_pb2.Selection, **asdict(chosen))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ import base64
 import binascii
 import json
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Self, TypedDict
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tickwheel.client import KeyConflict, KeyOutcome, Message, MessageState, Receipt, Topic
 from tickwheel.client.messages import Content as MessageContent
 from tickwheel.client.messages import MessageOptions
+from tickwheel.client.messages import When as ClientWhen
 from tickwheel.client.moments import duration_of
 from tickwheel.client.moments import moment_of as datetime_of_ms
 
@@ -64,16 +65,6 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Due(TypedDict):
-    """When, as the client takes it: all but one are None."""
-
-    at: datetime | None
-    delay: timedelta | None
-    due_ms: int | None
-    delay_ms: int | None
-    level: int | None
-
-
 class When(Model):
     """Exactly one of these."""
 
@@ -92,11 +83,11 @@ class When(Model):
             raise ValueError("exactly one of at, delay, due_ms and level")
         return self
 
-    def options(self) -> Due:
+    def options(self) -> ClientWhen:
         """For the client."""
         moment: datetime | None = moment_of(self.at) if self.at is not None else None
         delay: timedelta | None = duration_of(self.delay) if self.delay is not None else None
-        return {"at": moment, "delay": delay, "due_ms": self.due_ms, "delay_ms": None, "level": self.level}
+        return {"at": moment, "delay": delay, "due_ms": self.due_ms, "level": self.level}
 
 
 class Content(Model):

@@ -331,7 +331,7 @@ async def test_a_closed_client_refuses_on_every_method() -> None:
             wanted = inspect.signature(method).parameters
             named = [p for p in wanted.values() if p.kind is not p.VAR_KEYWORD]
             values = {p.name: sample(p.annotation) for p in named if p.default is p.empty}
-            values |= {"due_ms": 5} if {"due_ms", "options"} & set(wanted) else {}
+            values |= {"due_ms": 5} if {"due_ms", "options", "when"} & set(wanted) else {}
             values |= {"cron": "0 9 * * *"} if "cron" in wanted else {}
             values |= {"handle": "1@127.0.0.1:7700"} if "handle" in values else {}
             if any(value is None for value in values.values()) or name == "reset_group":
