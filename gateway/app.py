@@ -82,7 +82,7 @@ async def schedule(
             if idempotency_key and message.unique_key is None:
                 return await _schedule_once(client, topic, message, unique_key_of(token, idempotency_key))
             receipt = await client.schedule(topic, message.payload(), **message.message_options())
-            return Scheduled.of(topic, receipt), False
+            return Scheduled.of(receipt, topic=topic), False
 
     if not idempotency_key:
         scheduled, _ = await work()
@@ -122,13 +122,13 @@ async def _schedule_once(
             held = None
         if held is not None and held.payload and not message.is_content_of(held):
             raise KeyReusedError
-    return Scheduled.of(topic, receipt).model_copy(update={"key_outcome": KeyOutcome.FREE}), known
+    return Scheduled.of(receipt, topic=topic, key_outcome=KeyOutcome.FREE), known
 
 
 @messages.get("/messages/{id}", summary="A message and its state")
 async def get(id: MessageId, client: Caller, look: Annotated[Look, Query()]) -> MessageView:
     """`content`: with payload, key, tags and headers."""
-    return MessageView.of(await client.get(id, content=look.content))
+    return MessageView.of_message(await client.get(id, content=look.content))
 
 
 @messages.delete("/messages/{id}", response_model=Cancelled, summary="Cancel a message", dependencies=NO_QUERY)
@@ -158,7 +158,7 @@ async def get_by_key(
     topic: TopicName, unique_key: UniqueKey, client: Caller, look: Annotated[Look, Query()]
 ) -> MessageView:
     """404: no message holds it. `content`: with payload, key, tags and headers."""
-    return MessageView.of(await client.get_by_key(topic, unique_key, content=look.content))
+    return MessageView.of_message(await client.get_by_key(topic, unique_key, content=look.content))
 
 
 @messages.delete(
@@ -205,7 +205,7 @@ async def pending(topic: TopicName, client: Caller, page: Annotated[Page, Query(
         )
     except RequestRefused as error:
         raise (refused("after", page.after, error.limit) if error.field == "page_token" else error) from None
-    return Pending(messages=[MessageView.of(message) for message in found.messages], next=found.next)
+    return Pending(messages=[MessageView.of_message(message) for message in found.messages], next=found.next)
 
 
 @messages.get("/topics", summary="All topics", dependencies=NO_QUERY)

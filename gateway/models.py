@@ -10,12 +10,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from tickwheel.client import KeyConflict, KeyOutcome, Message, MessageState, Receipt, Topic
+from tickwheel.client import KeyConflict, KeyOutcome, Message, MessageState
 from tickwheel.client.messages import Content as MessageContent
 from tickwheel.client.messages import MessageOptions
 from tickwheel.client.messages import When as ClientWhen
 from tickwheel.client.moments import duration_of
-from tickwheel.client.moments import moment_of as datetime_of_ms
 
 INT64_MAX = (1 << 63) - 1
 PAGE_MAX = 1_000
@@ -63,6 +62,11 @@ class Model(BaseModel):
     """Takes no field that it does not know."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @classmethod
+    def of(cls, given: object, **known: Any) -> Self:
+        """Made of the attributes of the same names, and of what is known beside them."""
+        return cls(**{name: getattr(given, name) for name in cls.model_fields if name not in known}, **known)
 
 
 class When(Model):
@@ -195,19 +199,6 @@ class Scheduled(Model):
     delay_ms: int = 0
     key_outcome: KeyOutcome = KeyOutcome.FREE
 
-    @classmethod
-    def of(cls, topic: str, receipt: Receipt) -> Scheduled:
-        """From the client's receipt."""
-        return cls(
-            id=receipt.id,
-            topic=topic,
-            due=receipt.due,
-            due_ms=receipt.due_ms,
-            level=receipt.level,
-            delay_ms=receipt.delay_ms,
-            key_outcome=receipt.key_outcome,
-        )
-
 
 class Cancelled(Model):
     """The outcome is final."""
@@ -246,32 +237,20 @@ class MessageView(Model):
     group: str = ""
 
     @classmethod
-    def of(cls, message: Message) -> MessageView:
+    def of_message(cls, message: Message) -> MessageView:
         """From the client's."""
-        text = encoded = None
-        if message.payload is not None:
-            try:
-                text = message.payload.decode()
-            except UnicodeDecodeError:
-                encoded = base64.b64encode(message.payload).decode()
-        return cls(
-            id=message.id,
-            topic=message.topic,
-            state=message.state,
-            due=message.due,
-            due_ms=message.due_ms,
-            scheduled=datetime_of_ms(message.scheduled_ms) if message.scheduled_ms else None,
-            payload_bytes=message.payload_bytes,
-            text=text,
-            base64=encoded,
-            key=message.key,
-            tags=list(message.tags),
-            headers=dict(message.headers or {}),
-            message_group=message.message_group,
-            unique_key=message.unique_key,
-            attempts=message.attempts,
-            group=message.group,
-        )
+        scheduled = message.scheduled_at if message.scheduled_ms else None
+        return cls.of(message, scheduled=scheduled, **payload_fields(message.payload))
+
+
+def payload_fields(payload: bytes | None) -> dict[str, Any]:
+    """A payload for people if it is UTF-8, else in base64."""
+    if payload is None:
+        return {"text": None, "base64": None}
+    try:
+        return {"text": payload.decode(), "base64": None}
+    except UnicodeDecodeError:
+        return {"text": None, "base64": base64.b64encode(payload).decode()}
 
 
 class Look(Model):
@@ -311,11 +290,6 @@ class TopicView(Model):
     fifo: bool
     paused: bool
     dispatched: int = Field(description="Messages that have become due so far.")
-
-    @classmethod
-    def of(cls, topic: Topic) -> TopicView:
-        """From the client's."""
-        return cls(name=topic.name, fifo=topic.fifo, paused=topic.paused, dispatched=topic.dispatched)
 
 
 class Problem(BaseModel):

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Sequence
-from datetime import datetime
-from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tickwheel.client import Missed, Overlap, RunOutcome, ScheduleState
+from tickwheel.client import Missed, Overlap, RunOutcome, Schedule, ScheduleRun, ScheduleState
 from tickwheel.client.errors import refused
-from tickwheel.client.ids import text_of
 from tickwheel.client.messages import JITTER_MS_MAX, meta_of
-from tickwheel.client.moments import duration_of, ms_of, span_ms_of
-from tickwheel.client.moments import moment_of as datetime_of_ms
-from tickwheel.gateway.models import INT64_MAX, PAGE_MAX, Content, Duration, Model, Moment, moment_of
+from tickwheel.client.moments import MILLISECOND, duration_of, ms_of, span_ms_of
+from tickwheel.gateway.models import INT64_MAX, PAGE_MAX, Content, Duration, Model, Moment, moment_of, payload_fields
 from tickwheel.node.times import span_text
 from tickwheel.proto import schedules_pb2
-
-E = TypeVar("E", bound=StrEnum)
 
 TIMES_MAX = 1_000
 
@@ -38,18 +31,6 @@ Revision = Annotated[
 ]
 
 
-def _known(wire: Iterable[tuple[str, int]], prefix: str, kind: type[E]) -> dict[int, E]:
-    """The words for an enum's numbers, as the clients have them."""
-    names = {prefix + one.name: one for one in kind}
-    return {number: names[name] for name, number in wire if name in names}
-
-
-STATES = _known(schedules_pb2.ScheduleState.items(), "SCHEDULE_", ScheduleState)
-OUTCOMES = _known(schedules_pb2.RunOutcome.items(), "RUN_", RunOutcome)
-MISSED = _known(schedules_pb2.MissedPolicy.items(), "MISSED_", Missed)
-OVERLAP = _known(schedules_pb2.OverlapPolicy.items(), "OVERLAP_", Overlap)
-
-
 def _span_ms(field: str, text: str | None) -> int:
     return span_ms_of(field, duration_of(text)) if text is not None else 0
 
@@ -64,12 +45,9 @@ def _moment_ms(field: str, text: str | None) -> int:
     return ms
 
 
-def _moment(ms: int) -> datetime | None:
-    return datetime_of_ms(ms) if ms else None
-
-
-def _span(ms: int) -> str | None:
-    return span_text(ms) if ms else None
+def _shown(value: Any) -> Any:
+    """A span as text; other values as they are."""
+    return span_text(value // MILLISECOND) if isinstance(value, timedelta) else value
 
 
 class Timing(Model):
@@ -226,16 +204,9 @@ class RunView(Model):
     last_planned: datetime | None = Field(None, description="The last of them, if they are several.")
 
     @classmethod
-    def of(cls, wire: schedules_pb2.ScheduleRun) -> RunView:
-        """As it came."""
-        return cls(
-            planned=datetime_of_ms(wire.planned_ms),
-            outcome=OUTCOMES.get(wire.outcome, RunOutcome.UNKNOWN),
-            id=text_of(wire.id) if wire.HasField("id") else None,
-            due=_moment(wire.due_ms),
-            count=max(1, wire.count),
-            last_planned=_moment(wire.last_planned_ms) if wire.count > 1 else None,
-        )
+    def of_run(cls, run: ScheduleRun) -> RunView:
+        """From the client's."""
+        return cls.of(run, id=run.id or None, last_planned=run.last_planned if run.count > 1 else None)
 
 
 class Definition(Model):
@@ -262,35 +233,11 @@ class Definition(Model):
     overlap: Overlap
 
     @classmethod
-    def of(cls, wire: schedules_pb2.ScheduleDefinition) -> Definition:
-        """As it came."""
-        spec, meta = wire.spec, wire.meta
-        text = encoded = None
-        if wire.payload:  # a schedule has one; in a list it may be left out
-            try:
-                text = wire.payload.decode()
-            except UnicodeDecodeError:
-                encoded = base64.b64encode(wire.payload).decode()
-        return cls(
-            text=text,
-            base64=encoded,
-            key=meta.key or None,
-            tags=list(meta.tags) or None,
-            headers=dict(meta.headers) or None,
-            message_group=meta.message_group or None,
-            topic=wire.topic,
-            cron=spec.cron or None,
-            every=_span(spec.interval_ms),
-            zone=spec.zone or None,
-            start=_moment(spec.start_ms),
-            end=_moment(spec.end_ms),
-            count=spec.count or None,
-            jitter=_span(spec.jitter_ms),
-            missed=MISSED.get(wire.missed, Missed.SKIP),
-            missed_window=_span(wire.missed_window_ms),
-            late_max=_span(wire.late_ms_max),
-            overlap=OVERLAP.get(wire.overlap, Overlap.ALLOW),
-        )
+    def of_schedule(cls, schedule: Schedule) -> Definition:
+        """From the client's."""
+        payload = payload_fields(schedule.payload or None)  # a schedule has one; in a list it may be left out
+        names = [name for name in cls.model_fields if name not in payload]
+        return cls(**payload, **{name: _shown(value) for name in names if (value := getattr(schedule, name))})
 
 
 class Counts(Model):
@@ -319,32 +266,14 @@ class ScheduleView(Model):
     owner: str | None = Field(None, description="The user who put it last. Absent if rights are off.")
 
     @classmethod
-    def fields_of(cls, wire: schedules_pb2.Schedule) -> dict[str, Any]:
-        """The fields of every view of a schedule."""
-        return {
-            "name": wire.definition.name,
-            "state": STATES.get(wire.state, ScheduleState.UNKNOWN),
-            "revision": wire.revision,
-            "definition": Definition.of(wire.definition),
-            "next_run": _moment(wire.next_ms),
-            "counts": Counts(
-                made=wire.made,
-                skipped=wire.skipped,
-                missed=wire.missed,
-                triggered=wire.triggered,
-                backfilled=wire.backfilled,
-                no_topic=wire.no_topic,
-                cancelled=wire.cancelled,
-            ),
-            "created": datetime_of_ms(wire.created_ms),
-            "changed": datetime_of_ms(wire.changed_ms),
-            "owner": wire.owner or None,
-        }
-
-    @classmethod
-    def of(cls, wire: schedules_pb2.Schedule) -> ScheduleView:
-        """As it came."""
-        return cls(**cls.fields_of(wire))
+    def of_schedule(cls, schedule: Schedule) -> Self:
+        """From the client's."""
+        return cls.of(
+            schedule,
+            definition=Definition.of_schedule(schedule),
+            counts=Counts.of(schedule.counts),
+            owner=schedule.owner or None,
+        )
 
 
 class ScheduleWithRuns(ScheduleView):
@@ -354,10 +283,10 @@ class ScheduleWithRuns(ScheduleView):
     upcoming: list[datetime] = Field(description="The next ten planned times, as if it were not paused.")
 
     @classmethod
-    def with_runs(cls, wire: schedules_pb2.Schedule, upcoming_ms: Sequence[int]) -> ScheduleWithRuns:
-        """As it came."""
-        runs = [RunView.of(run) for run in wire.runs]
-        return cls(**cls.fields_of(wire), runs=runs, upcoming=[datetime_of_ms(ms) for ms in upcoming_ms])
+    def of(cls, given: object, **known: Any) -> Self:
+        """As in Model."""
+        assert isinstance(given, Schedule)
+        return super().of(given, runs=[RunView.of_run(run) for run in given.runs], **known)
 
 
 class PutAnswer(Model):

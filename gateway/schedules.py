@@ -24,6 +24,7 @@ from tickwheel.client.errors import refused
 from tickwheel.client.moments import moment_of
 from tickwheel.client.requests import is_read
 from tickwheel.client.schedules import TRY_TIMEOUT_S as BACKFILL_TRY_S
+from tickwheel.client.schedules import run_of, schedule_of
 from tickwheel.gateway.api import ERRORS, NO_QUERY, Caller, has_json_body, is_utf8
 from tickwheel.gateway.models import Model
 from tickwheel.gateway.schedule_models import (
@@ -178,7 +179,7 @@ async def put_schedule(
     )
     answer = await _ask(client, lambda stub: stub.Put, request, schedule)
     response.status_code = 201 if answer.created else 200
-    return PutAnswer(created=answer.created, changed=answer.changed, schedule=ScheduleView.of(answer.schedule))
+    return PutAnswer(created=answer.created, changed=answer.changed, schedule=_view(answer.schedule))
 
 
 @schedules.get(
@@ -193,7 +194,7 @@ async def list_schedules(listing: Annotated[Listing, Query()], client: Caller) -
         prefix=listing.prefix, page_size=listing.limit, page_token=listing.after, content=listing.content
     )
     answer = await _ask(client, lambda stub: stub.List, request)
-    return Schedules(schedules=[ScheduleView.of(one) for one in answer.schedules], next=answer.next_page_token)
+    return Schedules(schedules=[_view(one) for one in answer.schedules], next=answer.next_page_token)
 
 
 @schedules.get(
@@ -206,7 +207,7 @@ async def list_schedules(listing: Annotated[Listing, Query()], client: Caller) -
 async def get_schedule(name: Name, client: Caller) -> ScheduleWithRuns:
     """`GET /v1/messages/{id}` says more about the message of a run."""
     answer = await _ask(client, lambda stub: stub.Get, schedules_pb2.GetScheduleRequest(name=name))
-    return ScheduleWithRuns.with_runs(answer.schedule, answer.upcoming_ms)
+    return ScheduleWithRuns.of_schedule(schedule_of(answer.schedule, upcoming_ms=answer.upcoming_ms))
 
 
 @schedules.delete(
@@ -233,7 +234,7 @@ async def delete_schedule(name: Name, conditions: Annotated[Expected, Query()], 
 async def pause_schedule(name: Name, conditions: Annotated[Expected, Query()], client: Caller) -> ScheduleView:
     """Runs made ahead for a later time are cancelled. No error if it is paused."""
     request = schedules_pb2.PauseScheduleRequest(name=name, expected_revision=conditions.expected_revision)
-    return ScheduleView.of(await _ask(client, lambda stub: stub.Pause, request))
+    return _view(await _ask(client, lambda stub: stub.Pause, request))
 
 
 @schedules.post(
@@ -245,7 +246,7 @@ async def pause_schedule(name: Name, conditions: Annotated[Expected, Query()], c
 async def resume_schedule(name: Name, conditions: Annotated[Expected, Query()], client: Caller) -> ScheduleView:
     """What passed during the pause was not missed; a backfill makes it. No error if it is not paused."""
     request = schedules_pb2.ResumeScheduleRequest(name=name, expected_revision=conditions.expected_revision)
-    return ScheduleView.of(await _ask(client, lambda stub: stub.Resume, request))
+    return _view(await _ask(client, lambda stub: stub.Resume, request))
 
 
 @schedules.post(
@@ -262,7 +263,7 @@ async def trigger_schedule(name: Name, client: Caller, response: Response, key: 
     answer = await _ask(client, lambda stub: stub.Trigger, request)
     if answer.repeated:
         response.headers[REPLAYED] = "true"
-    return RunView.of(answer.run)
+    return RunView.of_run(run_of(answer.run))
 
 
 @schedules.post(
@@ -310,6 +311,10 @@ async def preview_schedule(
     """Creates nothing."""
     answer = await _ask(client, lambda stub: stub.Preview, preview.request(), preview)
     return Planned(planned=[moment_of(ms) for ms in answer.planned_ms])
+
+
+def _view(wire: schedules_pb2.Schedule) -> ScheduleView:
+    return ScheduleView.of_schedule(schedule_of(wire))
 
 
 async def _ask(
