@@ -30,7 +30,7 @@ from tickwheel.client.lanes import Doubt, Lane
 from tickwheel.client.messages import KIND_DELAY, KIND_DUE, MessageOptions, Receipt, When, row_of, when_of
 from tickwheel.client.moments import moment_of, span_ms_of
 from tickwheel.client.numbered import Invoke, Numbered
-from tickwheel.client.payloads import Payload, content_type_of, decoded, json_of
+from tickwheel.client.payloads import Carrier, Payload
 from tickwheel.client.producer import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
@@ -93,7 +93,7 @@ class RescheduleResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(Carrier):
     """A message in the state that a node reports."""
 
     id: str
@@ -121,19 +121,6 @@ class Message:
     def due(self) -> datetime:
         """Its due time in UTC."""
         return moment_of(self.due_ms)
-
-    @property
-    def content_type(self) -> str:
-        """The content type of its payload; empty without one."""
-        return content_type_of(self.headers)
-
-    def json(self) -> Any:
-        """The payload, decoded from JSON. Raises PayloadError."""
-        return json_of(self.payload, self.content_type)
-
-    def decode(self, model: type[T]) -> T:
-        """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
-        return decoded(self.payload, self.content_type, model)
 
     @property
     def due_requested(self) -> datetime:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.moments import moment_of
-from tickwheel.client.payloads import content_type_of, decoded, json_of
+from tickwheel.client.payloads import Carrier
 from tickwheel.client.requests import request_of
 from tickwheel.client.states import DeadCause
 from tickwheel.proto import dead_pb2
@@ -28,7 +28,7 @@ TRY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Carrier):
     """A message that its group has given up."""
 
     number: int
@@ -64,19 +64,6 @@ class DeadLetter:
     def died_at(self) -> datetime:
         """When its group gave it up, in UTC."""
         return moment_of(self.died_ms)
-
-    @property
-    def content_type(self) -> str:
-        """The content type of its payload; empty without one."""
-        return content_type_of(self.headers)
-
-    def json(self) -> Any:
-        """The payload, decoded from JSON. Raises PayloadError."""
-        return json_of(self.payload, self.content_type)
-
-    def decode(self, model: type[T]) -> T:
-        """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
-        return decoded(self.payload, self.content_type, model)
 
 
 @dataclass(frozen=True, slots=True)

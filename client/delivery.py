@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tickwheel.client.errors import refused
 from tickwheel.client.ids import id_text
 from tickwheel.client.moments import moment_of, span_ms_of
-from tickwheel.client.payloads import content_type_of, decoded, json_of
+from tickwheel.client.payloads import Carrier, content_type_of
 from tickwheel.proto import common_pb2, consumer_pb2
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class DeliveredBatch:
         return self._settler.extend_rows(self, None, _delay_ms(lease))
 
 
-class Delivery:
+class Delivery(Carrier):
     """One message, delivered to this consumer under a lease."""
 
     __slots__ = ("_read", "_settler", "batch", "row")
@@ -258,14 +258,6 @@ class Delivery:
     def content_type(self) -> str:
         """The content type of its payload; empty without one."""
         return content_type_of(self._meta.headers)
-
-    def json(self) -> Any:
-        """The payload, decoded from JSON. Raises PayloadError."""
-        return json_of(self.payload, self.content_type)
-
-    def decode(self, model: type[T]) -> T:
-        """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
-        return decoded(self.payload, self.content_type, model)
 
     def _rows(self) -> NDArray[np.int64]:
         return np.array([self.row], np.int64)

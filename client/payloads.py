@@ -109,6 +109,31 @@ def decoded(payload: bytes | None, content_type: str, model: type[T]) -> T:
         raise _undecodable(data, content_type, model.__name__, error) from error
 
 
+class Carrier:
+    """What has a payload and headers: how it is read."""
+
+    __slots__ = ()
+
+    @property
+    def payload(self) -> bytes | None: ...
+
+    @property
+    def headers(self) -> Mapping[str, str] | None: ...
+
+    @property
+    def content_type(self) -> str:
+        """The content type of its payload; empty without one."""
+        return content_type_of(self.headers)
+
+    def json(self) -> Any:
+        """The payload, decoded from JSON. Raises PayloadError."""
+        return json_of(self.payload, self.content_type)
+
+    def decode(self, model: type[T]) -> T:
+        """The payload as a pydantic model, a msgspec Struct or a dataclass. Raises PayloadError."""
+        return decoded(self.payload, self.content_type, model)
+
+
 def _json_bytes(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
