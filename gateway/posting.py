@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tickwheel.client import Dead, Delivery, Retry
 from tickwheel.gateway.addresses import PublicResolver
 from tickwheel.gateway.breaker import Breaker, Pace
 from tickwheel.gateway.config import Target, read_secrets
-from tickwheel.gateway.posting_metrics import TargetMetrics
 from tickwheel.gateway.signing import signature_headers
 
 if TYPE_CHECKING:
@@ -51,6 +51,26 @@ _TOKEN = re.compile(r"[A-Za-z0-9-]{1,100}\Z")
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 DOWN = (408, 425, 429, 500, 502, 503, 504)
 """Answers that count as failures of the target as a whole."""
+
+
+BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+class PostMetrics:
+    """What Prometheus is told of the posts to all targets of one gateway."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.posts = Counter(
+            "tickwheel_gateway_posts", "Posts, by target and kind of answer (none: no answer).", ["target", "answer"],
+            registry=registry,
+        )  # fmt: skip
+        self.seconds = Histogram(
+            "tickwheel_gateway_post_seconds", "How long posts took.", ["target"], registry=registry, buckets=BUCKETS_S
+        )
+        self.down = Gauge(
+            "tickwheel_gateway_target_down", "1 while posts to a target pause, since it failed too often in a row.",
+            ["target"], registry=registry,
+        )  # fmt: skip
 
 
 class Secrets:
@@ -95,7 +115,7 @@ class Poster:
     """The handler of one target. Close it after its worker."""
 
     def __init__(
-        self, name: str, target: Target, source: str, metrics: TargetMetrics, tracing: GatewayTracing | None = None
+        self, name: str, target: Target, source: str, metrics: PostMetrics, tracing: GatewayTracing | None = None
     ) -> None:
         """`tracing`: makes a span of each post."""
         self._name = name
@@ -103,6 +123,7 @@ class Poster:
         self._target = target
         self._source = source
         self._metrics = metrics
+        metrics.down.labels(name).set(0)
         self._secrets = Secrets(target.secret_file)
         self._breaker = Breaker(target.failures_max)
         self._pace = Pace(target.rate)
@@ -145,12 +166,12 @@ class Poster:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = f"{self._shown}: {_text_of(error, self._target.timeout)}"[:REASON_LENGTH_MAX]
             self._fell(reason)
-            self._metrics.note("none", time.monotonic() - began_s)
+            self._note("none", time.monotonic() - began_s)
             raise Retry(reason=reason) from error
         except Exception as error:  # this delivery cannot be sent at all
             self._breaker.gave_up()
             raise Dead(f"cannot be posted: {type(error).__name__}: {error}"[:REASON_LENGTH_MAX]) from error
-        self._metrics.note(f"{status // 100}xx", time.monotonic() - began_s)
+        self._note(f"{status // 100}xx", time.monotonic() - began_s)
         reason = f"{self._shown} answered {status}: {answer}"[:REASON_LENGTH_MAX]
         if status in DOWN:
             self._fell(reason)
@@ -179,16 +200,20 @@ class Poster:
                     response.close()  # of a long answer the rest is not read
                 return response.status, shown_of(read), retry_after_of(response.headers.get("Retry-After", ""))
 
+    def _note(self, answer: str, seconds: float) -> None:
+        self._metrics.posts.labels(self._name, answer).inc()
+        self._metrics.seconds.labels(self._name).observe(seconds)
+
     def _fell(self, reason: str) -> None:
         if self._breaker.failed(time.monotonic()):
             _log.warning("target %s is down, posts pause: %s", self._name, reason)
-        self._metrics.set_open(self._breaker.is_open)
+        self._metrics.down.labels(self._name).set(self._breaker.is_open)
 
     def _rose(self) -> None:
         if self._breaker.is_open:
             _log.info("target %s is up again", self._name)
         self._breaker.succeeded()
-        self._metrics.set_open(False)
+        self._metrics.down.labels(self._name).set(False)
 
 
 def event_headers(delivery: Delivery, source: str, target: Target) -> dict[str, str]:

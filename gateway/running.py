@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 from prometheus_client import CollectorRegistry
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tickwheel.client import AsyncClient, TickwheelError, Worker
 from tickwheel.console.app import STREAMS_MAX, application
@@ -26,11 +26,9 @@ from tickwheel.console.serving import CertifiedHttp, Handshake, listener_at
 from tickwheel.console.sessions import STRANGER, Sessions
 from tickwheel.gateway.api import Api
 from tickwheel.gateway.app import make_app
-from tickwheel.gateway.beside import beside
 from tickwheel.gateway.clients import Clients
 from tickwheel.gateway.config import ConsoleSection, GatewayConfig, Listen, Target
-from tickwheel.gateway.posting import Poster
-from tickwheel.gateway.posting_metrics import PostMetrics
+from tickwheel.gateway.posting import Poster, PostMetrics
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -168,7 +166,7 @@ class Gateway:
 
     async def _deliver(self, client: AsyncClient, name: str, target: Target) -> None:
         """Post the messages of one target until `stop`. A refusal of the cluster is logged, and tried again."""
-        poster = Poster(name, target, self._config.source, self._metrics.of(name), self._tracing)
+        poster = Poster(name, target, self._config.source, self._metrics, self._tracing)
         try:
             while not self._stopping.is_set():
                 worker = Worker(
@@ -204,6 +202,25 @@ def _tracing(tracer_provider: TracerProvider | None) -> GatewayTracing:
             "(opentelemetry-instrument sets one up)"
         )
     return GatewayTracing(tracer_provider)
+
+
+REST_PATHS = ("/v1", "/openapi.json", "/metrics", "/livez", "/readyz")
+"""What they begin with; all others are the console's."""
+
+
+def of_rest(path: str) -> bool:
+    """Whether the REST API answers this path."""
+    return any(path == begin or path.startswith(f"{begin}/") for begin in REST_PATHS)
+
+
+def beside(rest: ASGIApp, console: ASGIApp) -> ASGIApp:
+    """Both as one application at one address, without a lifespan. A path belongs to one of them, and neither knows of
+    the other: the REST API takes no cookie, the console no token of a header."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (rest if of_rest(scope["path"]) else console)(scope, receive, send)
+
+    return app
 
 
 def _with_console(rest: ASGIApp, section: ConsoleSection, listen: Listen, sessions: Sessions) -> ASGIApp:

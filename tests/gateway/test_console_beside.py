@@ -20,9 +20,8 @@ from tickwheel.console.app import PAGES
 from tickwheel.console.changes import CHANGES
 from tickwheel.console.reads import READS
 from tickwheel.gateway.app import itself, messages
-from tickwheel.gateway.beside import of_rest
 from tickwheel.gateway.config import GatewayConfigError, read_config
-from tickwheel.gateway.running import Gateway
+from tickwheel.gateway.running import Gateway, of_rest
 from tickwheel.gateway.schedules import schedules
 from tickwheel.node.certs import open_authority
 from tickwheel.node.local_cluster import LocalCluster

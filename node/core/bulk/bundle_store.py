@@ -10,12 +10,13 @@ request for it, but not while this node has unapplied entries of the log: one of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import google_crc32c
 
-from tickwheel.node.core.bulk.bulk_counts import BulkCounts
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
@@ -46,6 +47,33 @@ class Held:
 
 
 Taken = Reply[Held]
+
+
+@dataclass(slots=True)
+class BulkCounts:
+    """Counts of bulk load since the node's start, for metrics and status."""
+
+    received_bytes: int = 0
+    """Bytes of bundles from clients and peers, including bundles that were never completed."""
+    received: int = 0
+    """Bundles completed on this node,"""
+    fetched: int = 0
+    """and of those, bundles that it lacked and fetched from peers."""
+    removed: int = 0
+    """Unclaimed bundles that were removed."""
+    takeover_ms: int = 0
+    """Total time from request to answer of successful takeovers, on the master."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Refusals by step: `offer`, `piece`, `take_over`."""
+
+    @contextmanager
+    def counting(self, step: str) -> Iterator[None]:
+        """Count a RequestError that is raised in a `with`."""
+        try:
+            yield
+        except RequestError:
+            self.refused[step] += 1
+            raise
 
 
 @dataclass(slots=True, eq=False)
