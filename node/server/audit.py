@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from tickwheel.node.logs import logger
-from tickwheel.node.server.resolving import fail, resolve
+from tickwheel.node.server.resolving import in_worker, resolve
 from tickwheel.proto import access_pb2
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk
@@ -134,16 +134,7 @@ class AuditLog:
 
     async def newest(self, limit: int, before_ms: int) -> list[access_pb2.AuditRecord]:
         """At most `limit` records from before `before_ms` (0: now), newest first. Raises DiskError."""
-        future: asyncio.Future[list[access_pb2.AuditRecord]] = asyncio.get_running_loop().create_future()
-
-        def read(records: list[access_pb2.AuditRecord] | None, error: BaseException | None) -> None:
-            if error is not None:
-                fail(future, error)
-            else:
-                resolve(future, records or [])
-
-        self._executor.submit(lambda: self._read(limit, before_ms), read)
-        return await future
+        return await in_worker(self._executor, lambda: self._read(limit, before_ms))
 
     def _read(self, limit: int, before_ms: int) -> list[access_pb2.AuditRecord]:
         found: list[access_pb2.AuditRecord] = []

@@ -12,7 +12,7 @@ from tickwheel.node.core.watch.status import backup_origin
 from tickwheel.node.failure import Failure, RequestError, invalid
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.copying import files_to_copy
-from tickwheel.node.server.resolving import fail, resolve
+from tickwheel.node.server.resolving import in_worker
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.replication.copied_file import COMPARED_BYTES_PER_S, HELD_FILES_MAX, HELD_PATH_BYTES_MAX, pieces
 from tickwheel.replication.ports import Executor
@@ -114,9 +114,6 @@ class Backups:
             )
 
     async def _read(self, path: str, offset: int, size: int) -> bytes:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bytes] = loop.create_future()
-
         def read() -> bytes:
             try:
                 file = self._disk.open(path)
@@ -127,11 +124,4 @@ class Backups:
             finally:
                 file.close()
 
-        def done(data: bytes | None, error: BaseException | None) -> None:
-            if error is not None:
-                fail(future, error)
-            else:
-                resolve(future, data or b"")
-
-        self._executor.submit(read, done)
-        return await future
+        return await in_worker(self._executor, read)

@@ -71,16 +71,12 @@ class ConsumerStream:
         outcome: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         core, actor = self._calls.core, self._who.actor
 
-        async def opening() -> Failure | None:
-            try:
-                session = await core.parts.consumers.open(first, self._deliver, self._closed, actor)
-            except RequestError as error:
-                return error.failure
+        async def opening() -> None:
+            session = await core.parts.consumers.open(first, self._deliver, self._closed, actor)
             if self._closed_by_client or outcome.done():
                 session.close()  # the caller is gone; this stream may learn of that in a later pass of the loop
             else:
                 self._session = session
-            return None
 
         def opened(failure: Failure | None) -> None:
             resolve(outcome, failure)

@@ -7,7 +7,10 @@ moment. To resolve a cancelled future raises, which would happen inside the core
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from tickwheel.replication.ports import Executor
 
 T = TypeVar("T")
 
@@ -26,3 +29,17 @@ def fail(future: asyncio.Future[T], error: BaseException) -> bool:
         return False
     future.set_exception(error)
     return True
+
+
+async def in_worker(executor: Executor, work: Callable[[], T]) -> T:
+    """What the work returns or raises, done by a worker."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def done(result: T | None, error: BaseException | None) -> None:
+        if error is not None:
+            fail(future, error)
+        else:
+            resolve(future, cast(T, result))
+
+    executor.submit(work, done)
+    return await future
