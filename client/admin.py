@@ -73,7 +73,6 @@ class AdminClient(ServiceCalls[AdminStub]):
         """The events about 1 to 100 messages that each known node has noted, by address; a Fault for a node without
         answer. A message that was moved has several ids, which the events of moves name."""
         request = request_of(admin_pb2.TraceRequest, ids=[parse_id(message_id) for message_id in message_ids])
-
         return await self._ask_each(lambda stub: stub.Trace, request, trace_of, timeout_s)
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, NodeStatus | Fault]:

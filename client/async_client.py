@@ -458,7 +458,6 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
             page_size=page_size,
             page_token=after,
         )
-
         page = await self._ask(lambda stub: stub.ListPending, request, try_timeout_s=self.timeout_s)
         messages = tuple(_message(pending, content) for pending in page.messages)
         return PendingPage(messages, page.next_page_token)

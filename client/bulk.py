@@ -103,7 +103,6 @@ class BulkClient(ServiceCalls[BulkStub]):
             topics=topics,
             cold=load_message(cold) if cold is not None else None,
         )
-
         answer = await self._ask(
             lambda stub: stub.TakeOver, request, timeout_s=timeout_s, try_timeout_s=TAKE_OVER_TRY_S
         )
@@ -111,7 +110,6 @@ class BulkClient(ServiceCalls[BulkStub]):
 
     async def load(self, job_id: str) -> LoadProgress:
         """The progress of a load, by the master's applied entries."""
-
         return progress_of(
             await self._ask(lambda stub: stub.GetLoad, request_of(bulk_pb2.GetLoadRequest, job_id=job_id))
         )

@@ -155,7 +155,6 @@ class ColdClient(ServiceCalls[ColdStub]):
         `sha256`: of the job's content, in hexadecimal. One job id stands for one content.
         """
         request = request_of(cold_pb2.RegisterColdRequest, job_id=job_id, sha256=sha256, parts=_columns(parts))
-
         return job_of(await self._ask(lambda stub: stub.RegisterCold, request))
 
     async def parts(self, *, waiting_only: bool = False) -> tuple[list[ColdPart], int]:
@@ -175,5 +174,4 @@ class ColdClient(ServiceCalls[ColdStub]):
         """A page of the moved messages that still wait and are due before a time. `after`: the last id of the page
         before."""
         request = request_of(cold_pb2.ListColdMovedRequest, after=after, due_below_ms=ms_of("due_before", due_before))
-
         return moved_of(await self._ask(lambda stub: stub.ListColdMoved, request))

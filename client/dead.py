@@ -111,7 +111,6 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
     async def page(self, group: str, after: str = "", size: int = PAGE) -> DeadPage:
         """One page of `list`. `after`: `next` of the page before."""
         request = request_of(dead_pb2.ListDeadRequest, group=group, page_size=size, page_token=after)
-
         return page_of(await self._ask(lambda stub: stub.ListDead, request))
 
     async def list(self, group: str) -> AsyncIterator[DeadLetter]:
@@ -128,7 +127,6 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
     async def get(self, group: str, number: int) -> DeadLetter:
         """One dead letter with its payload."""
         request = request_of(dead_pb2.GetDeadRequest, group=group, number=number)
-
         wire = await self._ask(lambda stub: stub.GetDead, request)
         return letter_of(wire, wire.payload)
 
@@ -151,6 +149,5 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
         if numbers is not None and not numbers:
             return Changed()
         request = request_of(dead_pb2.PurgeDeadRequest, group=group, numbers=numbers or ())
-
         answer = await self._ask(lambda stub: stub.PurgeDead, request, try_timeout_s=TRY_TIMEOUT_S)
         return Changed(answer.changed, answer.missing, answer.kept)

@@ -111,7 +111,6 @@ class PullClient(ServiceCalls[ConsumerStub]):
             start_ms=start_ms,
             filter=filter,
         )
-
         batch = await self._ask(lambda stub: stub.Pull, request, try_timeout_s=TRY_TIMEOUT_S)
         foreign = mismatches(batch)
         if len(foreign):

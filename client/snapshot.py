@@ -207,7 +207,6 @@ class SnapshotClient(ServiceCalls[SnapshotStub]):
 
     async def _agree(self, name: str, pin_id: int) -> int:
         request = request_of(snapshot_pb2.AgreePinRequest, name=name, pin_id=pin_id)
-
         return int((await self._ask(lambda stub: stub.AgreePin, request)).pin_id)
 
     async def _holder(self, pin_id: int, addresses: Sequence[str]) -> Pin | None:

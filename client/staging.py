@@ -164,7 +164,6 @@ class StagingClient(ServiceCalls[StagingStub]):
     async def job(self, job_id: str, batch: int = 0, timeout_s: float | None = None) -> StagedJob:
         """The state of a job, and the cluster's limits. Raises ClusterUnavailable, which names the addresses asked."""
         request = request_of(staging_pb2.GetStagedJobRequest, job_id=job_id, batch=batch)
-
         return staged_job_of(await self._ask(lambda stub: stub.GetStagedJob, request, timeout_s=timeout_s))
 
     async def reserve(self, job_id: str, rows: int, rows_per_s: int) -> float:
@@ -173,7 +172,6 @@ class StagingClient(ServiceCalls[StagingStub]):
         Keeps all writers of the job together below `rows_per_s`, if each asks before it stages.
         """
         request = request_of(staging_pb2.GetStagedJobRequest, job_id=job_id, reserve_rows=rows, rows_per_s=rows_per_s)
-
         return (await self._ask(lambda stub: stub.GetStagedJob, request)).wait_ms / 1_000
 
     async def _stage(self, request: staging_pb2.StageRequest) -> StagedJob:
@@ -209,7 +207,6 @@ class StagingClient(ServiceCalls[StagingStub]):
             memory_ms=span_ms_of("memory", memory) if memory is not None else 0,
             fingerprint=fingerprint,
         )
-
         job = staged_job_of(await self._ask(lambda stub: stub.Commit, request, try_timeout_s=TRY_TIMEOUT_S))
         deadline = Deadline(publish_timeout_s)
         backoff = Backoff(max_s=POLL_S_MAX)
@@ -224,7 +221,6 @@ class StagingClient(ServiceCalls[StagingStub]):
     async def abort(self, job_id: str, run_id: str, batch: int = 0) -> StagedJob:
         """Drop the staged rows of a run, and refuse blocks that it still sends. Never undoes a commit."""
         request = request_of(staging_pb2.AbortStagedRequest, job_id=job_id, batch=batch, run_id=run_id)
-
         return staged_job_of(await self._ask(lambda stub: stub.Abort, request))
 
     def attempt(

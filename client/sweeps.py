@@ -180,7 +180,6 @@ class SweepClient(ServiceCalls[SchedulerStub]):
     async def get(self, job_id: str) -> Sweep:
         """The state of a job. Raises NotFound if the cluster does not know it; it keeps the last 64."""
         request = request_of(scheduler_pb2.GetSweepRequest, job_id=job_id)
-
         return _sweep(await self._ask(lambda stub: stub.GetSweep, request))
 
     async def list(self) -> tuple[Sweep, ...]:
@@ -191,7 +190,6 @@ class SweepClient(ServiceCalls[SchedulerStub]):
     async def stop(self, job_id: str) -> Sweep:
         """Stop a job. Messages already cancelled or moved stay so."""
         request = request_of(scheduler_pb2.StopSweepRequest, job_id=job_id)
-
         return _sweep(await self._ask(lambda stub: stub.StopSweep, request))
 
     async def follow(self, job_id: str) -> AsyncIterator[Sweep]:
