@@ -326,12 +326,12 @@ class LocalCluster:
         self.signal_node(node, signal.SIGKILL)
         await self._gone(node, 5.0)
 
-    async def stop_node(self, node: LocalNode, timeout_s: float = STOP_S) -> int:
-        """SIGTERM, and wait; SIGKILL after `timeout_s`. Returns the exit code."""
+    async def stop_node(self, node: LocalNode) -> int:
+        """SIGTERM, and wait; SIGKILL after STOP_S. Returns the exit code."""
         if node.process is None:
             return 0
         self.signal_node(node, signal.SIGTERM)
-        if not await self._gone(node, timeout_s):
+        if not await self._gone(node, STOP_S):
             await self.kill_node(node)
         return node.process.returncode
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from tickwheel.node.failure import Failure, RequestError, limit_reached
 from tickwheel.storage.descriptors import DescriptorReserve
 from tickwheel.transport.server import ServerStream as Context
+from tickwheel.transport.server import caller_of
 
 SPARE_DESCRIPTORS = 32
 """Descriptors left free below the limit for peers, metrics, and files opened without the reserve."""
@@ -30,7 +31,6 @@ PEER_CONNECTIONS_MAX = 64
 """Connections on the peers' port; a member needs one, and a second while it copies a checkpoint."""
 _DIRECTORY = "/proc/self/fd"
 """The process's descriptors. Read without pathlib, which takes three times as long for thousands of entries."""
-_MAPPED = "::ffff:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,6 @@ def too_many(connections: Iterable[Connection], worth: Callable[[str], int], mos
         gone += reversed(largest[-count:])
         del largest[-count:]
     return gone
-
-
-def caller_of(host: str, port: int) -> str:
-    """The other side of a connection in gRPC's notation, that of `context.peer()`."""
-    host = host.removeprefix(_MAPPED)
-    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 class ConnectionLimiter:
@@ -148,7 +142,7 @@ class ConnectionLimiter:
                     port = int(borrowed.getsockname()[1])
                     host, from_port, *_ = borrowed.getpeername()
                     if port in (self._client_port, self._peer_port):
-                        return Connection(descriptor, place, port, host, caller_of(host, from_port))
+                        return Connection(descriptor, place, port, host, caller_of((host, from_port)))
             finally:
                 borrowed.detach()
         self._others[descriptor] = place

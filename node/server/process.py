@@ -27,7 +27,7 @@ from tickwheel.node.core.host import CheckpointSource, NodeHost, raft_config
 from tickwheel.node.core.watch.status import node_metrics, node_vitals
 from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.failure import Failure, RequestError
-from tickwheel.node.logs import RateLimit, logger, set_up_logs
+from tickwheel.node.logs import logger, set_up_logs
 from tickwheel.node.metrics import MetricValue, registry_of
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.server.client_port import ClientPort
@@ -521,7 +521,7 @@ class NodeProcess:
             "request_faults": float(host.core.serving.faults),
             "refused_calls": {(kind,): float(self._refused_calls[kind]) for kind in REFUSED_KINDS},
             "peer_links_dropped": float(self._links_dropped),
-            "suppressed_log_lines": float(_suppressed(self._rate_limit)),
+            "suppressed_log_lines": float(self._rate_limit.suppressed),
             **self._process_metrics.values(limiter.descriptors_open),
         }
         return {**node_metrics(host.core), **own}
@@ -534,10 +534,6 @@ def _say(lines: Iterable[Line]) -> None:
 
 def _report(line: Reported) -> None:
     getattr(log, line.level)(line.event, **line.fields)
-
-
-def _suppressed(limit: RateLimit) -> int:
-    return limit.suppressed
 
 
 def _cannot_listen(name: str, address: str) -> str:

@@ -12,11 +12,11 @@ import pytest
 
 from tests.transport.served import started
 from tickwheel.client.errors import fault_of_call
-from tickwheel.node.server.connections import Connection, ConnectionLimiter, caller_of, too_many
+from tickwheel.node.server.connections import Connection, ConnectionLimiter, too_many
 from tickwheel.node.server.door import Door
 from tickwheel.proto import admin_pb2_grpc
 from tickwheel.storage.descriptors import DescriptorReserve
-from tickwheel.transport.server import Server
+from tickwheel.transport.server import Server, caller_of
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 STATUS = "/tickwheel.v1.Admin/GetStatus"
@@ -51,8 +51,8 @@ def test_idle_connections_go_before_those_with_calls() -> None:
 
 def test_callers_are_named_as_grpc_does() -> None:
     """Else calls would be counted for nobody's connection."""
-    assert caller_of("1.2.3.4", 5) == caller_of("::ffff:1.2.3.4", 5) == "ipv4:1.2.3.4:5"
-    assert caller_of("::1", 5) == "ipv6:%5B::1%5D:5"
+    assert caller_of(("1.2.3.4", 5)) == caller_of(("::ffff:1.2.3.4", 5)) == "ipv4:1.2.3.4:5"
+    assert caller_of(("::1", 5)) == "ipv6:%5B::1%5D:5"
 
 
 class Waiting:
