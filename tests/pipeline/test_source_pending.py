@@ -144,7 +144,7 @@ def test_many_hours_share_partitions(units: list[int]) -> None:
 def test_tables_of_the_catalog_are_refused_and_views_work(spark: SparkSession, cluster: RunningCluster) -> None:
     """Spark hands a table's options to nobody: what reads or fills one says so. `saveAsTable` schedules its rows."""
     options = f"OPTIONS (addresses '{cluster.addresses}', topic 'pending-table', content 'false')"
-    said = "there is no table of messages: CREATE TEMPORARY VIEW"
+    said = "messages cannot be a table. To read: CREATE TEMPORARY VIEW"
     with pytest.raises(Exception, match=said):
         spark.sql(f"CREATE TABLE pending_t1 USING tickwheel {options}")
     spark.sql(f"CREATE TABLE pending_t2 (due_ms bigint, payload string) USING tickwheel {options}")
