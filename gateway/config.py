@@ -293,11 +293,14 @@ def read_config(path: Path) -> GatewayConfig:
         data = path.read_bytes()
         if len(data) > FILE_BYTES_MAX:
             raise GatewayConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes")
-        return GatewayConfig.model_validate(tomllib.loads(data.decode()))
     except OSError as error:
         raise GatewayConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    try:
+        tree = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # also a number of too many digits, and what nests too deep
         raise GatewayConfigError(f"{path}: is not TOML: {error}") from None
+    try:
+        return GatewayConfig.model_validate(tree)
     except ValidationError as error:
         raise GatewayConfigError("\n".join(_lines(path, error))) from None
 

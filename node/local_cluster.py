@@ -191,7 +191,7 @@ class LocalCluster:
                         client_advertised=listen.get("client_advertised", ""),
                     )
                 )
-            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+            except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
                 if names:
                     raise LocalClusterError(f"{file} is no configuration of a local node: {error}") from error
         return found

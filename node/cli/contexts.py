@@ -89,7 +89,7 @@ def read() -> Contexts:
             raise ValueError("current is no text")
     except KeyError as error:
         raise ContextError(f"{path} is not a file of contexts: {error.args[0]} is missing") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, TypeError, AttributeError) as error:
         raise ContextError(f"{path} is not a file of contexts: {error}") from None
     return found
 

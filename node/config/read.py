@@ -61,7 +61,7 @@ def _from_file(path: Path) -> tuple[dict[str, object], list[Problem]]:
         raise ConfigError([Problem("--config", path, f"is larger than {FILE_BYTES_MAX:,} bytes")])
     try:
         tree = tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits, and what nests too deep
         raise ConfigError([Problem("--config", path, f"is not TOML: {error}")]) from None
     known = specs()
     values: dict[str, object] = {}
