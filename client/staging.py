@@ -11,7 +11,7 @@ import itertools
 import secrets
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -150,12 +150,6 @@ class StagedAttempt:
 staged_job_of = reader(StagedJob, staging_pb2.StagedJob)
 
 
-def _attempt_message(attempt: StagedAttempt) -> staging_pb2.StagedAttempt:
-    return staging_pb2.StagedAttempt(
-        partition=attempt.partition, attempt=attempt.attempt, blocks=attempt.blocks, rows=attempt.rows
-    )
-
-
 class StagingClient(ServiceCalls[StagingStub]):
     """The staging calls of one cluster."""
 
@@ -203,7 +197,7 @@ class StagingClient(ServiceCalls[StagingStub]):
             job_id=job_id,
             batch=batch,
             run_id=run_id,
-            attempts=map(_attempt_message, attempts),
+            attempts=[staging_pb2.StagedAttempt(**asdict(attempt)) for attempt in attempts],
             memory_ms=span_ms_of("memory", memory) if memory is not None else 0,
             fingerprint=fingerprint,
         )
