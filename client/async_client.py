@@ -40,7 +40,7 @@ from tickwheel.client.producer import (
     Producer,
 )
 from tickwheel.client.pulling import PullClient
-from tickwheel.client.requests import checked_count, request_of
+from tickwheel.client.requests import checked_count, checked_timeout, request_of
 from tickwheel.client.row_calls import CancelCalls, RescheduleCalls
 from tickwheel.client.schedules import ScheduleClient
 from tickwheel.client.scheduling import Scheduling
@@ -204,7 +204,9 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         token: str = "",
         tracing: Tracing | None = None,
     ) -> None:
-        """`name`: the client's name for quotas, unless a user or a certificate names it.
+        """`timeout_s`: deadline of a call, above 0; math.inf: none.
+
+        `name`: the client's name for quotas, unless a user or a certificate names it.
 
         `token`: sent with every call, for a cluster with rights; without TLS it crosses the network unencrypted.
         `tracing`: makes spans of OpenTelemetry, and sends the trace along with messages.
@@ -213,6 +215,7 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
             addresses = [part.strip() for part in addresses.split(",") if part.strip()]
         elif not isinstance(addresses, Sequence):
             raise refused("addresses", repr(addresses), "host:port, several with commas between them, or a list")
+        timeout_s = checked_timeout("timeout_s", timeout_s)
         self.cluster = Cluster(addresses, tls, token)
         super().__init__(self.cluster, timeout_s)
         self.timeout_s = timeout_s

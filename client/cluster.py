@@ -41,6 +41,7 @@ from tickwheel.client.errors import (
 )
 from tickwheel.client.in_process import found as found_in_process
 from tickwheel.client.lanes import Doubt
+from tickwheel.client.requests import TIMEOUT_S_MAX
 from tickwheel.client.timing import REAL, Time
 from tickwheel.client.tries import Tries, TryFailedError, TryLeftError
 from tickwheel.client.versions import OlderNodes
@@ -577,7 +578,7 @@ class Cluster:
                 raise OutcomeUnknown(str(error), "OUTCOME_UNKNOWN", error.metadata) from error
             doubt.sending()
             try:
-                try_s = max(0.001, min(deadline.left_s, try_timeout_s))
+                try_s = max(0.001, min(deadline.left_s, try_timeout_s, TIMEOUT_S_MAX))
                 answer = await self._tries.run(address, invoke(self.channel(address), try_s))
             except grpc.aio.AioRpcError as error:
                 fault = fault_of_call(error)

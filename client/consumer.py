@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import END_OF_STREAM, Cluster, unless_left
+from tickwheel.client.coming import Coming, Iteration
 from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt
 from tickwheel.client.errors import (
     Fault,
@@ -99,7 +100,7 @@ class Consumer:
         self._unavailable_s_max = unavailable_s_max
         self._closed_hook = closed
         self._tracing = tracing
-        self._ready: asyncio.Queue[DeliveredBatch | TickwheelError | None] = asyncio.Queue()
+        self._coming = Coming()
         self._waiting: dict[int, _Settle] = {}
         self._next_sequence = 1
         self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
@@ -139,21 +140,23 @@ class Consumer:
 
     # -- three ways to consume
 
-    async def batches(self) -> AsyncIterator[DeliveredBatch]:
-        """The batches as they arrive, decoded when read."""
-        self._start()
-        while True:
-            item = await self._ready.get()
-            if item is None:
-                return
-            if isinstance(item, TickwheelError):
-                raise item
-            yield item
+    def batches(self) -> Iteration[DeliveredBatch]:
+        """The batches as they arrive, decoded when read. The rest of a batch that was begun one by one is not among
+        them."""
+        return Iteration(self._next_batch)
 
-    async def __aiter__(self) -> AsyncIterator[Delivery]:
-        async for batch in self.batches():
-            for delivery in batch:
-                yield delivery
+    def __aiter__(self) -> Iteration[Delivery]:
+        """One by one. An iteration goes on where the one before was left. Once the consumer has ended, it ends behind
+        what has come."""
+        return Iteration(self._next_delivery)
+
+    async def _next_batch(self) -> DeliveredBatch | None:
+        self._start()
+        return await self._coming.batch()
+
+    async def _next_delivery(self) -> Delivery | None:
+        self._start()
+        return await self._coming.delivery()
 
     async def run(self, handler: Callable[[Delivery], Awaitable[object]], *, concurrency: int = 16) -> None:
         """Call the handler for each delivery, up to `concurrency` at once.
@@ -173,9 +176,9 @@ class Consumer:
                 else:
                     with self._tracing.processing(delivery, self._open.group):
                         await handler(delivery)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
-            except Exception as error:  # raised by the handler; the message is delivered again
+            except BaseException as error:  # raised by the handler; the message is delivered again
                 _log.error(
                     "the handler of group %s failed on message %s of topic %s, attempt %d: it comes again",
                     self._open.group, delivery.id, delivery.topic, delivery.attempt, exc_info=error,
@@ -190,11 +193,15 @@ class Consumer:
             tasks.discard(task)
             slots.release()
             if not task.cancelled() and task.exception() is not None and not self._closing:
-                self._ready.put_nowait(_as_error(task.exception()))
+                self._coming.fail(_as_error(task.exception()))
 
         try:
             async for delivery in self:
-                await slots.acquire()
+                try:
+                    await slots.acquire()
+                except asyncio.CancelledError:
+                    self._coming.give_back(delivery)
+                    raise
                 task = asyncio.ensure_future(handle(delivery))
                 tasks.add(task)
                 task.add_done_callback(done)
@@ -422,7 +429,7 @@ class Consumer:
                 settle.future.set_exception(
                     OutcomeUnknown("the consumer ended before the receipt came", "OUTCOME_UNKNOWN")
                 )
-        self._ready.put_nowait(error)
+        self._coming.end(error)
 
     async def _stream_once(self, deadline: Deadline) -> Fault:
         address = await self._cluster.master(deadline, patient=True)
@@ -541,9 +548,9 @@ class Consumer:
         self._held.take(batch, self._lease_s)
         self._has_held.set()
         self._outbox_changed.set()
-        self._ready.put_nowait(batch)
+        self._coming.put(batch)
         if self._held.full:
-            self._ready.put_nowait(None)
+            self._coming.end(None)
 
     def _settled(self, receipt: consumer_pb2.SettleReceipt) -> None:
         joint = self._joint.pop(receipt.sequence, None)
@@ -630,17 +637,26 @@ class Consumer:
             await asyncio.wait(futures, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Drain, then end. Held deliveries are delivered again elsewhere. Idempotent."""
+        """Drain, then end. Held deliveries are delivered again elsewhere. Idempotent. If the wait is cancelled, it ends
+        all the same."""
         if self._closing:
             return
-        await self.drain()
+        try:
+            await self.drain()
+        finally:
+            running = self._end_stream()
+        if running is not None:
+            await asyncio.gather(running, return_exceptions=True)
+
+    def _end_stream(self) -> asyncio.Task[None] | None:
+        """End, without a wait. Returns what ends a moment later."""
         self._closing = True
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
         self._end(None)
         self._closed_hook(self)
+        return running
 
     async def __aenter__(self) -> Consumer:
         self._start()

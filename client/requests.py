@@ -18,6 +18,8 @@ P = ParamSpec("P")
 M = TypeVar("M")
 
 TEXT = "a text of UTF-8"
+TIMEOUT_S_MAX = 1e9
+"""Thirty years. A call whose deadline gRPC cannot count, such as infinity, never ends and is never sent."""
 _TAKES = {
     FieldDescriptor.CPPTYPE_STRING: TEXT,
     FieldDescriptor.CPPTYPE_BOOL: "True or False",
@@ -71,6 +73,13 @@ def checked_count(field: str, value: object, least: int, limit: str = "") -> int
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 32:
         raise refused(field, repr(value), limit or f"a whole number from {least} on")
     return value
+
+
+def checked_timeout(field: str, value: object) -> float:
+    """The value, if it is a number of seconds above 0; at most TIMEOUT_S_MAX of it. Raises RequestRefused."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise refused(field, repr(value), "a number of seconds above 0")
+    return min(float(value), TIMEOUT_S_MAX)
 
 
 def _refusal(kind: Any, fields: dict[str, Any]) -> RequestRefused | None:

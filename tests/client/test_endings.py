@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import timedelta
+from typing import Any
 
 import grpc
 import pytest
@@ -14,6 +16,7 @@ from hypothesis.strategies import integers, lists, tuples
 from tests.client.fake_node import LEASE_S, FakeNode
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
 from tickwheel.client.backoff import Backoff
+from tickwheel.client.consumer import Consumer
 from tickwheel.client.delivery import DeliveredBatch, Delivery
 from tickwheel.client.errors import Fault
 from tickwheel.client.held import HeldDeliveries
@@ -62,6 +65,104 @@ async def test_settling_after_the_end_is_answered(nodes: list[FakeNode]) -> None
             await asyncio.wait_for(held[1].delivery(0).ack(), SOON_S)
         with pytest.raises(OutcomeUnknown):
             await asyncio.wait_for(held[2].extend(timedelta(seconds=1)), SOON_S)
+
+
+async def test_the_end_is_told_to_everybody_and_again(nodes: list[FakeNode]) -> None:
+    """Each loop over a consumer ends with it, those that begin later at once: none waits for what cannot come."""
+
+    async def iterate(consumer: Consumer) -> None:
+        async for _ in consumer:
+            pass
+
+    async with AsyncClient(nodes[0].address) as client:
+        consumer = client.consumer("g", "t")
+        loops = [asyncio.ensure_future(iterate(consumer)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await consumer.close()
+        await asyncio.wait_for(asyncio.gather(*loops), SOON_S)
+        await asyncio.wait_for(iterate(consumer), SOON_S)
+
+        await client.schedule("u", b"x", delay_ms=0)
+        async with client.consumer("g", "u", messages_max=1) as consumer:
+            await asyncio.wait_for(iterate(consumer), SOON_S)
+            await asyncio.wait_for(iterate(consumer), SOON_S)
+            assert [batch async for batch in consumer.batches()] == []
+
+        nodes[0].state.master = None
+        nodes[0].state.poke()
+        client.cluster.forget(nodes[0].address)
+        consumer = client.consumer("g", "t", unavailable_s_max=0.3)
+        for _ in range(2):
+            with pytest.raises(ClusterUnavailable):
+                await asyncio.wait_for(iterate(consumer), SOON_S)
+
+
+async def test_a_close_that_is_cancelled_is_one(nodes: list[FakeNode]) -> None:
+    """Wherever the cancellation meets it: a loop over what has come ends, and waits for nothing more."""
+    async with AsyncClient(nodes[0].address) as client:
+        for passes in range(6):
+            await client.schedule("t", b"x", delay_ms=0)
+            consumer = client.consumer(f"g{passes}", "t")
+            delivery = await asyncio.wait_for(anext(aiter(consumer)), SOON_S)
+            delivery.ack()
+            closing = asyncio.ensure_future(consumer.close())
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await asyncio.wait_for(consumer.close(), SOON_S)
+            async with asyncio.timeout(SOON_S):
+                assert len([delivery async for delivery in consumer]) < 6
+
+
+async def test_what_was_not_taken_comes_to_the_next_loop(nodes: list[FakeNode]) -> None:
+    """However the one before ended: nothing of its batch stays held until its lease is over, an hour later."""
+    async with AsyncClient(nodes[0].address) as client:
+        async with client.producer() as producer:
+            await producer.schedule_many("t", [(1, b"%d" % number) for number in range(9)])
+        async with client.consumer("g", "t") as consumer, asyncio.timeout(SOON_S):
+            seen = [(await anext(aiter(consumer))).payload]
+            async for delivery in consumer:
+                seen.append(delivery.payload)
+                break
+            began, busy = asyncio.Event(), asyncio.Event()
+
+            async def handler(delivery: Delivery) -> None:
+                seen.append(delivery.payload)
+                began.set()
+                await busy.wait()
+
+            running = asyncio.ensure_future(consumer.run(handler, concurrency=1))
+            await began.wait()
+            for _ in range(3):
+                await asyncio.sleep(0)  # it has taken the next one and waits for the handler
+            running.cancel()
+            busy.set()
+            await asyncio.gather(running, return_exceptions=True)
+            async for delivery in consumer:
+                seen.append(delivery.payload)
+                if len(seen) == 9:
+                    break
+            coming = aiter(consumer)
+            for _ in range(2):
+                with pytest.raises(TimeoutError):  # and not StopAsyncIteration: it has not ended
+                    await asyncio.wait_for(anext(coming), 0.01)
+    assert sorted(seen) == [b"%d" % number for number in range(9)]
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, "1", None, True])
+async def test_a_deadline_is_a_time_to_come(timeout_s: Any) -> None:
+    """Anything else is refused where it is given."""
+    with pytest.raises(RequestRefused, match="timeout_s"):
+        AsyncClient("127.0.0.1:1", timeout_s=timeout_s)
+
+
+async def test_no_deadline_is_one_that_is_far_away(nodes: list[FakeNode]) -> None:
+    """gRPC cannot count to it, and would not send the call."""
+    async with AsyncClient(nodes[0].address, timeout_s=math.inf) as client, asyncio.timeout(SOON_S):
+        await client.schedule("t", b"x", delay_ms=60_000)
+        assert [message async for message in client.list_pending("t")]
+        await client.admin.know_all()
 
 
 async def test_a_read_without_an_answer_has_no_outcome(nodes: list[FakeNode]) -> None:

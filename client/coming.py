@@ -1,0 +1,96 @@
+"""What has come to a consumer and was not taken yet.
+
+Owns the batches that wait, the rest of those whose deliveries are taken one by one, and the end. Invariants: what was
+not taken stays for whoever asks next, however a wait or an iteration ended. The end is told to everybody who waits and
+to everybody who asks later. Used by `consumer.py` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.errors import TickwheelError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: TickwheelError | None
+
+
+class Coming:
+    """The deliveries of one consumer, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[DeliveredBatch | TickwheelError | _End] = asyncio.Queue()
+        self._begun: deque[Iterator[Delivery]] = deque()
+        """The rest of each batch of which deliveries were taken."""
+
+    def put(self, batch: DeliveredBatch) -> None:
+        """A batch has come."""
+        self._items.put_nowait(batch)
+
+    def fail(self, error: TickwheelError) -> None:
+        """Whoever waits next behind what has come gets this error, once."""
+        self._items.put_nowait(error)
+
+    def end(self, error: TickwheelError | None) -> None:
+        """Nothing comes any more. The first end counts."""
+        self._items.put_nowait(_End(error))
+
+    def give_back(self, delivery: Delivery) -> None:
+        """One that was taken and not used comes next."""
+        self._begun.appendleft(iter((delivery,)))
+
+    def taken(self) -> Delivery | None:
+        """The next delivery of a batch that was begun; None: there is none."""
+        while self._begun:
+            delivery = next(self._begun[0], None)
+            if delivery is not None:
+                return delivery
+            self._begun.popleft()
+        return None
+
+    async def delivery(self) -> Delivery | None:
+        """The next delivery; None at the end. Raises the error that ended the consumer."""
+        while (delivery := self.taken()) is None:
+            batch = await self.batch()
+            if batch is None:
+                return None
+            self._begun.append(iter(batch))
+        return delivery
+
+    async def batch(self) -> DeliveredBatch | None:
+        """The next batch that was not begun; None at the end. Raises the error that ended the consumer."""
+        item = await self._items.get()
+        if isinstance(item, DeliveredBatch):
+            return item
+        if isinstance(item, TickwheelError):
+            raise item
+        self._items.put_nowait(item)
+        if item.error is not None:
+            raise item.error
+        return None
+
+
+class Iteration(AsyncIterator[T], Generic[T]):
+    """Iterates over what `take` returns, until None. Unlike an asynchronous generator it goes on after a wait that was
+    cancelled."""
+
+    def __init__(self, take: Callable[[], Awaitable[T | None]]) -> None:
+        self._take = take
+
+    async def __anext__(self) -> T:
+        item = await self._take()
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        """As of a generator. What was not taken stays."""
