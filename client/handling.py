@@ -63,13 +63,15 @@ class Handler:
     """Rules that go before the worker's."""
 
 
-def action_of(error: Exception, delivery: Delivery, rules: Rules) -> tuple[Action, bool]:
+def action_of(error: BaseException, delivery: Delivery, rules: Rules) -> tuple[Action, bool]:
     """What follows an error, and whether a rule other than that of Exception chose it.
 
     Raises what a function of a rule raises.
     """
     if isinstance(error, Action):
         return error, True
+    if not isinstance(error, Exception):
+        return Retry(), False
     for kind in type(error).__mro__:
         rule = rules.get(kind)
         if rule is None:

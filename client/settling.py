@@ -33,6 +33,8 @@ def settle_batch(
 ) -> consumer_pb2.SettleBatch:
     """The request that settles rows of one batch."""
     columns = _columns([(batch, rows)])
+    # The text of an error may hold a name of a file whose bytes are no UTF-8. That must not keep it from being settled.
+    reason = reason.encode(errors="replace").decode()
     return consumer_pb2.SettleBatch(
         outcome=outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason, **columns
     )

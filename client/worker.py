@@ -92,14 +92,17 @@ class _Call:
     """One call of a handler."""
 
     __slots__ = (
-        "began_s", "delivery", "handler", "in_thread", "metrics", "settled", "span", "task", "timed_out", "timer",
-    )  # fmt: skip
+        *("began_s", "delivery", "from_thread", "handler", "in_thread", "metrics"),
+        *("settled", "span", "task", "timed_out", "timer"),
+    )
 
     def __init__(self, delivery: Delivery, handler: Handler, metrics: TopicMetrics) -> None:
         self.delivery = delivery
         self.handler = handler
         self.metrics = metrics
         self.in_thread = False
+        self.from_thread = False
+        """Whether its error was raised in a thread."""
         self.began_s = time.monotonic()
         self.settled = False
         self.timed_out = False
@@ -256,7 +259,7 @@ class Worker:
             call.timer = self._time.call_later(call.handler.timeout.total_seconds(), partial(self._time_out, call))
 
     async def _run(self, call: _Call) -> None:
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             with call.traced():
                 await self._called(call)
@@ -268,7 +271,11 @@ class Worker:
             if task.cancelling():
                 raise  # the worker or the program ends: `_abandon` sees to the rest
             error = self._timeout_error(call) if call.timed_out else RuntimeError("the handler cancelled itself")
-        except Exception as raised:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit) as raised:
+            if not call.from_thread:
+                raise  # the program ends
+            error = raised
+        except BaseException as raised:  # a panic of an extension, for example: the handler has ended all the same
             error = raised
         self._ended(call, error)
         self._settle(call, error)
@@ -298,6 +305,7 @@ class Worker:
             result, error = await self._threads.run(lambda: handler(delivery))
             call.in_thread = False
             if error is not None:
+                call.from_thread = True
                 raise error
         if inspect.isawaitable(result):
             await result
@@ -323,7 +331,7 @@ class Worker:
 
     # -- settling
 
-    def _settle(self, call: _Call, error: Exception | None) -> None:
+    def _settle(self, call: _Call, error: BaseException | None) -> None:
         """Settle a delivery by how its handler has ended; only the first time."""
         if call.settled:
             return
@@ -331,7 +339,7 @@ class Worker:
         with call.traced():
             self._settle_once(call, error)
 
-    def _settle_once(self, call: _Call, error: Exception | None) -> None:
+    def _settle_once(self, call: _Call, error: BaseException | None) -> None:
         if error is not None and call.span is not None:
             call.span.failed(error)  # unless it has ended: this may be the end of its time
         if error is None:
@@ -372,7 +380,7 @@ class Worker:
 
         asyncio.ensure_future(receipt).add_done_callback(look)
 
-    def _say(self, level: int, call: _Call, what: str, outcome: str, error: Exception | None = None) -> None:
+    def _say(self, level: int, call: _Call, what: str, outcome: str, error: BaseException | None = None) -> None:
         delivery = call.delivery
         _log.log(
             level, "message %s of topic %s, attempt %d, group %s, %s",

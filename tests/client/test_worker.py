@@ -147,6 +147,39 @@ async def test_what_follows_an_error(
     assert (first.delay_ms, first.reason) == (delay_ms, reason)
 
 
+class Panic(BaseException):
+    """As extensions in other languages raise it."""
+
+
+async def test_no_error_of_a_handler_keeps_its_place(nodes: list[FakeNode]) -> None:
+    """Not one that is no Exception, from a thread not even SystemExit, nor one whose text is no UTF-8, as the name of a
+    file may be: each message is settled, and the worker goes on."""
+    errors = {b"a": Panic("a"), b"b": SystemExit(3), b"c": FileNotFoundError("\udcff"), b"d": KeyboardInterrupt()}
+
+    def handler(delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            raise errors[delivery.payload]
+
+    async def on_the_loop(delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            raise Panic("here")
+
+    async with AsyncClient(nodes[0].address) as client:
+        for payload in errors:
+            await client.schedule("t", payload, delay_ms=0)
+        await client.schedule("u", b"x", delay_ms=0)
+        rules: Any = {OSError: Dead()}
+        worker = Worker(client, "g", {"t": handler, "u": on_the_loop}, concurrency=1, prefetch=0, on_error=rules)
+        running = asyncio.ensure_future(worker.run())
+        await until(nodes, lambda: acked(nodes) == 5)
+        worker.stop()
+        await asyncio.wait_for(running, SOON_S)
+    assert {settle.reason for settle in nodes[0].settles} == {
+        *("Panic: a", "SystemExit: 3", "KeyboardInterrupt: ", "FileNotFoundError: ?", "Panic: here", "")
+    }
+    assert sorted(outcomes(nodes[0])) == [*["ACK"] * 5, "DEAD", *["RETRY"] * 4]
+
+
 async def test_undecodable_payloads_become_dead_letters(nodes: list[FakeNode]) -> None:
     """By default: they will not be better next time."""
 
