@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import logging
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +21,7 @@ from tickwheel.client.async_client import TIMEOUT_S, AsyncClient
 from tickwheel.client.blocking import (
     Blocking,
     Closing,
+    Runner,
     attribute,
     calling,
     each,
@@ -30,10 +34,10 @@ from tickwheel.client.blocking import (
 from tickwheel.client.bulk import BulkClient
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.cold import ColdClient
-from tickwheel.client.consumer import Consumer
+from tickwheel.client.consumer import CLOSE_S, Consumer
 from tickwheel.client.dead import DeadClient
 from tickwheel.client.delivery import DeliveredBatch, Delivery
-from tickwheel.client.errors import ClientClosed
+from tickwheel.client.errors import ClientClosed, refused
 from tickwheel.client.producer import Producer
 from tickwheel.client.pulling import PullClient
 from tickwheel.client.schedules import ScheduleClient
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from tickwheel.client.tracing import Tracing
 
 A = TypeVar("A")
+
+_log = logging.getLogger(__name__)
 
 CREDITS = 256
 """A blocking consumer gets few messages at once, since their leases run while they wait in it."""
@@ -124,14 +130,17 @@ class SyncConsumer(Closing, Blocking[Consumer]):
 
     drain = waiting(Consumer.drain)
     stop_taking = calling(Consumer.stop_taking)
-    _batches = each(Consumer.batches)
     term = attribute[int]()
     reconnects = attribute[int]()
     stale = attribute[int]()
     renewed = attribute[int]()
     skipped = attribute[int]()
-    _coming: AsyncIterator[Delivery] | None = None
-    _pending: asyncio.Task[Delivery | None] | None = None
+
+    def __init__(self, runner: Runner, inner: Consumer) -> None:
+        super().__init__(runner, inner)
+        # What the loop has taken for the calling thread. It stays for the next call if a signal interrupts this one.
+        self._deliveries: deque[Delivery] = deque()
+        self._batches: deque[DeliveredBatch] = deque()
 
     def __iter__(self) -> Iterator[SyncDelivery]:
         while (delivery := self.next(None)) is not None:
@@ -139,22 +148,24 @@ class SyncConsumer(Closing, Blocking[Consumer]):
 
     def next(self, timeout_s: float | None) -> SyncDelivery | None:
         """The next delivery; None when the consumer is closed or nothing came within `timeout_s`."""
-
-        async def one() -> Delivery | None:
-            self._coming = self._coming or aiter(self.inner)
-            self._pending = self._pending or asyncio.ensure_future(anext(self._coming, None))
-            done, _ = await asyncio.wait({self._pending}, timeout=timeout_s)
-            if not done:
-                return None
-            pending, self._pending = self._pending, None
-            return pending.result()
-
-        delivery = self.runner.wait(one())
+        delivery = self._next(aiter(self.inner), self._deliveries, timeout_s)
         return SyncDelivery(self.runner, delivery) if delivery is not None else None
 
     def batches(self) -> Iterator[SyncBatch]:
-        """The batches as they arrive, decoded when read."""
-        return (SyncBatch(self.runner, batch) for batch in self._batches())
+        """The batches as they arrive, decoded when read. The rest of a batch that was begun one by one is not among
+        them."""
+        while (batch := self._next(self.inner.batches(), self._batches, None)) is not None:
+            yield SyncBatch(self.runner, batch)
+
+    def _next(self, coming: AsyncIterator[A], taken: deque[A], timeout_s: float | None) -> A | None:
+        async def one() -> None:
+            with contextlib.suppress(TimeoutError, StopAsyncIteration):
+                async with asyncio.timeout(timeout_s):
+                    taken.append(await anext(coming))
+
+        if not taken:
+            self.runner.wait(one())
+        return taken.popleft() if taken else None
 
     def run(self, handler: Callable[[SyncDelivery], object], *, concurrency: int = 16) -> None:
         """Call the handler for each delivery, in up to `concurrency` threads at once.
@@ -165,24 +176,23 @@ class SyncConsumer(Closing, Blocking[Consumer]):
         """
         with concurrent.futures.ThreadPoolExecutor(concurrency, "tickwheel-handler") as threads:
 
+            def call(delivery: Delivery) -> None:
+                try:
+                    handler(SyncDelivery(self.runner, delivery))
+                except Exception:
+                    raise
+                except BaseException as error:  # SystemExit ends a thread, and must not end the loop
+                    raise RuntimeError(f"the handler raised {type(error).__name__}: {error}") from error
+
             async def handle(delivery: Delivery) -> None:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(threads, handler, SyncDelivery(self.runner, delivery))
+                await asyncio.get_running_loop().run_in_executor(threads, call, delivery)
 
             self.runner.wait(self.inner.run(handle, concurrency=concurrency))
 
     def close(self) -> None:
         """End. Held deliveries are delivered again elsewhere. Idempotent."""
-        if self.runner.closed:
-            return
-
-        async def end() -> None:
-            await self.inner.close()
-            if self._pending is not None:
-                self._pending.cancel()
-                await asyncio.gather(self._pending, return_exceptions=True)
-
-        self.runner.wait(end())
+        if not self.runner.closed:
+            self.runner.wait(self.inner.close())
 
 
 class SyncAdmin(Blocking[AdminClient]):
@@ -373,8 +383,14 @@ class Client(Closing, Blocking[AsyncClient]):
         token: str = "",
         tracing: Tracing | None = None,
     ) -> None:
+        # A signal's handler may call the client while its thread holds one of them.
+        self._closing = threading.RLock()
+        """Held while it closes."""
+        self._beginning = threading.RLock()
+        """Held while work is handed to the loop, so that none is once `_closed` is set."""
+        self._closed = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tickwheel-client", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="tickwheel-client", daemon=True)
         self._thread.start()
 
         async def make() -> AsyncClient:
@@ -402,19 +418,38 @@ class Client(Closing, Blocking[AsyncClient]):
         self.replay_dead = self.dead.replay
         self.purge_dead = self.dead.purge
 
+    def _run_loop(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except BaseException:  # SystemExit of a callback, for example: other threads wait for this loop
+                _log.exception("a callback of the client ended its loop, which goes on")
+
     def begin(self, work: Coroutine[Any, Any, A], /) -> concurrent.futures.Future[A]:
         """Run a coroutine on the client's loop. ClientClosed after `close`."""
-        if self.closed:
-            work.close()
-            raise ClientClosed
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._beginning:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise ClientClosed
 
     def wait(self, work: Coroutine[Any, Any, A], /) -> A:
-        """Run a coroutine on the client's loop and wait for it. ClientClosed after `close`."""
+        """Run a coroutine on the client's loop and wait for it. ClientClosed after `close`.
+
+        Raises RequestRefused in the loop's own thread, where callbacks of futures are called: it would wait for itself.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise refused("thread", self._thread.name, "any thread but the client's own, which calls callbacks")
         future = self.begin(work)
         try:
             return future.result()
-        except KeyboardInterrupt:
+        except concurrent.futures.CancelledError:
+            if not self.closed:
+                raise
+            raise ClientClosed from None
+        except BaseException:  # a signal's handler may raise anything
             future.cancel()
             raise
 
@@ -426,15 +461,30 @@ class Client(Closing, Blocking[AsyncClient]):
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._loop.is_closed()
+        return self._closed
 
     def close(self) -> None:
         """End consumers and producers and close the connections. Idempotent."""
-        if self._thread.is_alive():
-            self.wait(self.inner.close())
-            self._stop_loop()
+        with self._closing:
+            if not self._closed:
+                self.wait(self.inner.close())
+                self._stop_loop()
 
     def _stop_loop(self) -> None:
+        """Nothing is begun any more; what still runs is cancelled, so that no thread waits for ever."""
+        with self._beginning:
+            if self._closed:
+                return
+            self._closed = True
+
+        async def cancel_all() -> None:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=2 * CLOSE_S)
+
+        asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

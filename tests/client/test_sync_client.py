@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, assert_type
 
@@ -15,6 +18,7 @@ from tests.client.fake_node import FakeNode, FakeState
 from tickwheel.client import (
     AsyncClient,
     Client,
+    ClientClosed,
     Group,
     Message,
     Receipt,
@@ -25,6 +29,8 @@ from tickwheel.client import (
 )
 from tickwheel.client.calls import listed
 from tickwheel.client.delivery import Settler
+
+SOON_S = 10.0
 
 
 @pytest.fixture
@@ -185,6 +191,112 @@ def test_a_producer_gives_futures_to_its_thread(address: str) -> None:
             futures = [producer.send("t", f"{number}", delay_ms=60_000) for number in range(3)]
             assert len({future.result(10).id for future in futures}) == 3
         assert len(list(client.list_pending("t"))) == 3
+
+
+def in_threads(count: int, work: Callable[[], object]) -> list[object]:
+    """What each of some threads returned or raised. Fails if one hangs."""
+    results: list[object] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+    return results
+
+
+def test_any_thread_may_close_it(address: str) -> None:
+    """Several at once too, and while others wait: each of them is told."""
+    for _ in range(5):
+        client = Client(address)
+        consumer = client.consumer("g", "t")
+        client.schedule("t", "x", delay_ms=60_000)
+        works = iter([*[partial(consumer.next, None)] * 2, *[client.close] * 4])
+        results = in_threads(6, lambda works=works: next(works)())  # type: ignore[misc]
+        assert all(result is None or isinstance(result, ClientClosed) for result in results), results
+
+
+def test_a_consumer_that_is_closed_elsewhere_has_no_next(address: str) -> None:
+    """Who waits for it gets None, as who asks later."""
+    with Client(address) as client:
+        consumer = client.consumer("g", "t")
+        threading.Timer(0.05, consumer.close).start()
+        assert in_threads(1, lambda: consumer.next(None)) == [None]
+        assert in_threads(1, lambda: list(consumer)) == [[]]
+        assert in_threads(1, lambda: list(consumer.batches())) == [[]]
+
+
+def test_a_callback_cannot_wait_for_its_own_thread(address: str) -> None:
+    """It is told, instead of waiting for ever; and whatever it raises, the client goes on."""
+    with Client(address) as client:
+        told: list[BaseException] = []
+
+        def callback(future: Future[Receipt]) -> None:
+            try:
+                client.schedule("t", "y", delay_ms=60_000)
+            except RequestRefused as error:
+                told.append(error)
+            raise SystemExit
+
+        with client.producer() as producer:
+            future = producer.send("t", "x", delay_ms=60_000)
+            future.add_done_callback(callback)
+            assert future.result(SOON_S).id
+            producer.flush()
+        assert in_threads(1, lambda: len(list(client.list_pending("t")))) == [1]
+        assert [error.field for error in told if isinstance(error, RequestRefused)] == ["thread"]
+
+
+def test_a_signal_takes_nothing_away(address: str) -> None:
+    """Its handler may raise while the consumer is waited for. What came meanwhile is the next call's."""
+
+    class Alarm(Exception):
+        """Of the handler."""
+
+    def alarm(number: int, frame: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        with Client(address) as client, client.consumer("g", "t") as consumer:
+            seen = []
+            for number in range(30):
+                signal.setitimer(signal.ITIMER_REAL, 0.002 + number / 10_000)
+                try:
+                    consumer.next(None)
+                    raise AssertionError("nothing was scheduled")
+                except Alarm:
+                    client.schedule("t", f"{number}", delay_ms=0)
+                delivery = consumer.next(SOON_S)
+                assert delivery is not None
+                delivery.ack()
+                seen.append(delivery.payload)
+            assert seen == [b"%d" % number for number in range(30)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_that_exits_ends_its_call(address: str) -> None:
+    """And not the loop that all threads of the client wait for."""
+    with Client(address) as client, client.consumer("g", "t", messages_max=2) as consumer:
+        client.schedule("t", "x", delay_ms=0)
+        attempts: list[int] = []
+
+        def handle(delivery: SyncDelivery) -> None:
+            attempts.append(delivery.attempt)
+            if delivery.attempt == 1:
+                raise SystemExit
+
+        assert in_threads(1, lambda: consumer.run(handle)) == [None]
+        assert attempts == [1, 2]
 
 
 async def test_an_endless_listing_is_refused() -> None:
