@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker
-from tickwheel.chaos.sim.history import Record, RunBegan
-from tickwheel.chaos.sim.world import SECOND
+from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker, attach
+from tickwheel.chaos.sim.history import History, Record, RunBegan
+from tickwheel.chaos.sim.world import SECOND, World
 
 Case = tuple[type[Checker], list[Record]]
 
@@ -15,13 +15,11 @@ def judge(case: Case, *, settles: bool = True) -> None:
     """Show a history to a checker of the simulation; `settles`: to its end, where accounts are settled."""
     kind, records = case
     assert kind in ALL
-    checker = kind()
+    history = History(World(0))
+    [checker] = attach(history, [kind])
     for record in records:
-        if isinstance(record, RunBegan):
-            checker.begin(record)
-            continue
-        assert isinstance(record, kind.kinds), record
-        checker.observe(record)
+        assert type(record) in (RunBegan, *kind.judges), record
+        history.add(record)
     if settles:
         checker.settle_accounts(60 * SECOND)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, get_args, get_type_hints
 
 from tickwheel.chaos.sim.history import History, Record, RunBegan
 from tickwheel.chaos.sim.world import MS
@@ -23,15 +23,27 @@ class BrokenPromise(BaseException):
 
 
 class Checker:
-    """Judges the records of `kinds`. `settle_accounts` is called once, after the drain."""
+    """Judges records: each kind by the method `_on_...` whose `record` is of that kind, or of one of several.
+
+    `settle_accounts` is called once, after the drain.
+    """
 
     promise: ClassVar[str] = ""
-    kinds: ClassVar[tuple[type[Record], ...]] = ()
+    what_is_owed: ClassVar[str] = ""
+    """In words, for a checker that says what is `owed`."""
+    owed_late_ms: ClassVar[int] = 1_000
+    """At the end, what has been owed for no longer than this may still be missing."""
+    judges: ClassVar[dict[type[Record], str]]
+    """By kind of record: the method that takes it."""
     run: RunBegan = RunBegan(0, 0, ("not said",), ())
     """The first record of the history: what the run is like. Without one, a run with faults."""
 
+    def __init_subclass__(cls) -> None:
+        takes = {name: get_type_hints(method)["record"] for name, method in vars(cls).items() if name[:4] == "_on_"}
+        cls.judges = {kind: name for name, taken in takes.items() for kind in get_args(taken) or (taken,)}
+
     def begin(self, run: Record) -> None:
-        """Called before the first record of `kinds`."""
+        """Called before the first record that it judges."""
         assert isinstance(run, RunBegan)
         self.run = run
 
@@ -39,15 +51,20 @@ class Checker:
         """True wall time in ms."""
         return self.run.start_wall_ms + at_ns // MS
 
-    def observe(self, record: Record) -> None:
-        """A record of one of `kinds` happened."""
+    def owed(self, at_ns: int) -> Sequence[object]:
+        """What had to come by then and has not."""
+        return ()
 
     def missing(self, at_ns: int) -> str:
         """The event, in words, that the drain must still wait for; empty for none."""
-        return ""
+        owed = self.owed(at_ns)
+        return f"{len(owed)} {self.what_is_owed}, for instance {owed[0]}" if owed else ""
 
     def settle_accounts(self, at_ns: int) -> None:
         """The run is over: judge whether everything that had to happen has happened."""
+        owed = self.owed(at_ns - self.owed_late_ms * MS)
+        if owed:
+            self.broken(at_ns, f"{len(owed)} {self.what_is_owed} never came: {', '.join(map(str, owed[:5]))}")
 
     def broken(self, at_ns: int, what: str) -> NoReturn:
         raise BrokenPromise(self.promise, at_ns, what)
@@ -58,5 +75,6 @@ def attach(history: History, kinds: Sequence[type[Checker]]) -> list[Checker]:
     checkers = [kind() for kind in kinds]
     for checker in checkers:
         history.subscribe((RunBegan,), checker.begin)
-        history.subscribe(checker.kinds, checker.observe)
+        for kind, method in checker.judges.items():
+            history.subscribe((kind,), getattr(checker, method))
     return checkers

@@ -6,10 +6,7 @@ checkers judge messages that a session misses because it ended (P1: some consume
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
     ScheduleAcknowledged,
@@ -17,7 +14,6 @@ from tickwheel.chaos.sim.history_messages import (
     SessionOpened,
     SessionOver,
 )
-from tickwheel.chaos.sim.world import MS
 
 AFTER_MS = 100
 """A session is owed only messages due more than this after its opening. Includes the error of the clock."""
@@ -26,14 +22,8 @@ AFTER_MS = 100
 class Broadcasts(Checker):
     """Judges only deliveries marked as broadcast."""
 
-    promise: ClassVar[str] = "broadcast"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleAcknowledged,
-        Delivered,
-        SessionOpened,
-        SessionClosed,
-        SessionOver,
-    )
+    promise = "broadcast"
+    what_is_owed = "broadcast messages (session, message)"
 
     def __init__(self) -> None:
         self._groups: set[str] = set()
@@ -44,20 +34,19 @@ class Broadcasts(Checker):
         self._due_ms: dict[str, dict[int, int]] = {}
         """By group: the due times of the messages it is to get."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                if record.broadcast:
-                    self._judge(record)
-            case ScheduleAcknowledged():
-                for group in record.groups:
-                    self._due_ms.setdefault(group, {}).update(zip(record.uids, record.due_ms, strict=True))
-            case SessionOpened():
-                self._opened_ms[record.session] = (record.group, self.wall_ms(record.at_ns))
-            case SessionClosed() | SessionOver():
-                self._opened_ms.pop(record.session, None)
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        for group in record.groups:
+            self._due_ms.setdefault(group, {}).update(zip(record.uids, record.due_ms, strict=True))
 
-    def _judge(self, record: Delivered) -> None:
+    def _on_session_opened(self, record: SessionOpened) -> None:
+        self._opened_ms[record.session] = (record.group, self.wall_ms(record.at_ns))
+
+    def _on_session_closed_or_session_over(self, record: SessionClosed | SessionOver) -> None:
+        self._opened_ms.pop(record.session, None)
+
+    def _on_delivered(self, record: Delivered) -> None:
+        if not record.broadcast:
+            return
         self._groups.add(record.group)
         name = f"{record.node} delivers message {record.uid} to session {record.session} of {record.group}"
         came = self._came.setdefault(record.session, set())
@@ -67,7 +56,7 @@ class Broadcasts(Checker):
             self.broken(record.at_ns, f"{name} as attempt {record.attempt}: a retry")
         came.add(record.uid)
 
-    def _owed(self, at_ns: int) -> list[tuple[int, int]]:
+    def owed(self, at_ns: int) -> list[tuple[int, int]]:
         wall_ms = self.wall_ms(at_ns)
         owed = []
         for session, (group, opened_ms) in self._opened_ms.items():
@@ -78,13 +67,3 @@ class Broadcasts(Checker):
                 if opened_ms + AFTER_MS < due_ms <= wall_ms and uid not in came:
                     owed.append((session, uid))
         return owed
-
-    def missing(self, at_ns: int) -> str:
-        owed = self._owed(at_ns)
-        return f"{len(owed)} broadcast messages, for instance (session, message) {owed[0]}" if owed else ""
-
-    def settle_accounts(self, at_ns: int) -> None:
-        owed = self._owed(at_ns - 1_000 * MS)
-        if owed:
-            session, uid = owed[0]
-            self.broken(at_ns, f"{len(owed)} broadcast messages never came: {uid} to session {session}")

@@ -7,10 +7,7 @@ again; and no message acknowledged before is passed over. The order is that of d
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent, SettleSent
 
 Lane = tuple[str, str]
@@ -24,8 +21,7 @@ SETTLING = ("ACK", "DEAD", "SKIP")
 class InOrder(Checker):
     """Judges messages sent with a message group, an empty one too."""
 
-    promise: ClassVar[str] = "FIFO"
-    kinds: ClassVar[tuple[type[Record], ...]] = (ScheduleSent, ScheduleAcknowledged, Delivered, SettleSent)
+    promise = "FIFO"
 
     def __init__(self) -> None:
         self._lanes: dict[int, Lane] = {}
@@ -36,24 +32,23 @@ class InOrder(Checker):
         self._settled: set[tuple[str, int]] = set()
         self._delivered: set[tuple[str, int]] = set()
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                lane = self._lanes.get(record.uid)
-                if lane is not None:
-                    self._judge(record, lane)
-            case SettleSent():
-                if record.uid in self._lanes and record.outcome in SETTLING:
-                    self._settled.add((record.group, record.uid))
-            case ScheduleSent():
-                for row in record.rows:
-                    if row.label is not None and row.label.lane is not None:
-                        self._lanes[row.uid] = (row.topic, row.label.lane)
-            case ScheduleAcknowledged():
-                if record.uids[0] in self._lanes:
-                    self._acknowledged(record)
+    def _on_delivered(self, record: Delivered) -> None:
+        lane = self._lanes.get(record.uid)
+        if lane is not None:
+            self._judge(record, lane)
 
-    def _acknowledged(self, record: ScheduleAcknowledged) -> None:
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        if record.uid in self._lanes and record.outcome in SETTLING:
+            self._settled.add((record.group, record.uid))
+
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        for row in record.rows:
+            if row.label is not None and row.label.lane is not None:
+                self._lanes[row.uid] = (row.topic, row.label.lane)
+
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        if record.uids[0] not in self._lanes:
+            return
         for uid, due_ms, id_ in zip(record.uids, record.due_ms, record.ids, strict=True):
             for group in record.groups:
                 if (group, uid) not in self._delivered:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import Unpickled
 
 
 class NoForeignCode(Checker):
-    promise: ClassVar[str] = "foreign code"
-    kinds: ClassVar[tuple[type[Record], ...]] = (Unpickled,)
+    promise = "foreign code"
 
-    def observe(self, record: Record) -> None:
-        assert isinstance(record, Unpickled)
+    def _on_unpickled(self, record: Unpickled) -> None:
         self.broken(record.at_ns, f"{record.node} has unpickled what a peer sent, and so run its code")

@@ -5,31 +5,19 @@ Other checkers judge that it is not early, not twice and not after its cancel. T
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import hour_may_be_gone
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_bulk import LoadAnswered, TakeOverAsked
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Delivered, ScheduleSent
-from tickwheel.chaos.sim.world import MS
 
 GROUPS = ("shelves", "mirrors")
-LATE_NS = 1_000 * MS
 
 
 class LoadsOnce(Checker):
     """Judges the groups of loads.py."""
 
-    promise: ClassVar[str] = "load"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleSent,
-        TakeOverAsked,
-        LoadAnswered,
-        CancelSent,
-        CancelAnswered,
-        Delivered,
-    )
+    promise = "load"
+    what_is_owed = "deliveries (group, message) of what was loaded"
 
     def __init__(self) -> None:
         self._due_ms: dict[int, int] = {}
@@ -42,26 +30,21 @@ class LoadsOnce(Checker):
         self._missing: dict[str, set[int]] = {group: set() for group in GROUPS}
         self._came: dict[str, set[int]] = {group: set() for group in GROUPS}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                if record.uid in self._owner:
-                    self._delivered(record)
-            case ScheduleSent():
-                if not record.node:
-                    self._due_ms.update((row.uid, row.due_ms or 0) for row in record.rows)
-            case TakeOverAsked():
-                self._bundles[record.job, record.sequence] = record.uids
-                self._owner.update((uid, (record.job, record.sequence)) for uid in record.uids)
-            case LoadAnswered():
-                self._answered(record)
-            case CancelSent():
-                if record.uid in self._owner:
-                    self._cancelled.add(record.uid)
-            case CancelAnswered():
-                self._cancel_answered(record)
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        if not record.node:
+            self._due_ms.update((row.uid, row.due_ms or 0) for row in record.rows)
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_take_over_asked(self, record: TakeOverAsked) -> None:
+        self._bundles[record.job, record.sequence] = record.uids
+        self._owner.update((uid, (record.job, record.sequence)) for uid in record.uids)
+
+    def _on_cancel_sent(self, record: CancelSent) -> None:
+        if record.uid in self._owner:
+            self._cancelled.add(record.uid)
+
+    def _on_delivered(self, record: Delivered) -> None:
+        if record.uid not in self._owner:
+            return
         uid = record.uid
         if self._ids.setdefault(uid, record.id) != record.id:
             job, sequence = self._owner[uid]
@@ -73,7 +56,7 @@ class LoadsOnce(Checker):
         self._came.setdefault(record.group, set()).add(uid)
         self._missing.setdefault(record.group, set()).discard(uid)
 
-    def _answered(self, record: LoadAnswered) -> None:
+    def _on_load_answered(self, record: LoadAnswered) -> None:
         name = f"bundle {record.sequence} of {record.job}"
         if record.taken < record.sequence:
             self.broken(record.at_ns, f"{name} was answered with {record.taken} bundles taken over")
@@ -92,7 +75,7 @@ class LoadsOnce(Checker):
                         missing.add(uid)
         self._taken[record.job] = max(record.taken, self._taken.get(record.job, 0))
 
-    def _cancel_answered(self, record: CancelAnswered) -> None:
+    def _on_cancel_answered(self, record: CancelAnswered) -> None:
         uid = record.uid
         if uid not in self._owner:
             return
@@ -115,7 +98,7 @@ class LoadsOnce(Checker):
         came = all(record.uid in came for came in self._came.values())
         return came and hour_may_be_gone(record.id, wall_ms, self.run.hours_kept)
 
-    def _due(self, at_ns: int) -> list[tuple[str, int]]:
+    def owed(self, at_ns: int) -> list[tuple[str, int]]:
         wall_ms = self.wall_ms(at_ns)
         return [
             (group, uid)
@@ -123,13 +106,3 @@ class LoadsOnce(Checker):
             for uid in sorted(missing)
             if self._due_ms[uid] <= wall_ms and uid not in self._cancelled
         ]
-
-    def missing(self, at_ns: int) -> str:
-        lacking = self._due(at_ns)
-        return f"{len(lacking)} deliveries of what was loaded, for instance {lacking[0]}" if lacking else ""
-
-    def settle_accounts(self, at_ns: int) -> None:
-        lost = self._due(at_ns - LATE_NS)
-        if lost:
-            some = ", ".join(f"{uid} to {group}" for group, uid in lost[:5])
-            self.broken(at_ns, f"{len(lost)} loaded messages never came: {some}")

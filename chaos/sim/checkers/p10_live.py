@@ -6,10 +6,8 @@ that stops itself, no planned handover that fails in a cluster without a fault.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, HandoverEnded, Healed, Record
+from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, HandoverEnded, Healed
 from tickwheel.chaos.sim.history_log import AskedUnread, ProposalEnded
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleSent
@@ -27,23 +25,7 @@ RESTARTS = "restart from the checkpoint"
 class Live(Checker):
     """`resumed_after_ns` is how long the first acknowledgement after the heal took, since it was asked for."""
 
-    promise: ClassVar[str] = "P10"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        Healed,
-        ScheduleSent,
-        ScheduleAcknowledged,
-        ProposalEnded,
-        Drained,
-        RoleSeen,
-        LeaseSeen,
-        Booted,
-        Stopped,
-        DiskWiped,
-        AskedUnread,
-        FaultBegan,
-        FaultEnded,
-        HandoverEnded,
-    )
+    promise = "P10"
 
     def __init__(self) -> None:
         self.resumed_after_ns: int | None = None
@@ -57,55 +39,60 @@ class Live(Checker):
         """Nodes that lost their disk: they may stand for election in vain, since nobody hears them."""
         self._stirred_ns = 0
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Healed():
-                self._healed_ns = record.at_ns
-            case ScheduleSent():
-                if self._healed_ns is not None and self._asked_ns is None and record.node:
-                    self._asked_ns = record.at_ns
-            case ScheduleAcknowledged():
-                self._accepted(record.at_ns)
-            case ProposalEnded():
-                if record.outcome == "COMMITTED":
-                    self._accepted(record.at_ns)
-            case LeaseSeen():
-                self._leased(record)
-            case AskedUnread():
-                self.broken(record.at_ns, f"{record.node} asks for an election with {record.waiting} inputs unread")
-            case Stopped():
-                self._stirred_ns = record.at_ns
-                self._leases.pop(record.node, None)
-                if record.why == "fatal" and not record.explained and not record.reason.startswith(RESTARTS):
-                    self.broken(record.at_ns, f"{record.node} stops itself: {record.reason}")
-            case DiskWiped():
-                self._wiped.add(record.node)
-            case Booted():
-                self._stirred_ns = record.at_ns
-            case FaultBegan():
-                self._active.add(record.fault)
-                self._stir(record.fault, record.at_ns)
-            case FaultEnded():
-                self._active.discard(record.fault)
-                self._stir(record.fault, record.at_ns)
-            case HandoverEnded():
-                self._handed_over(record)
-            case RoleSeen():
-                if record.role == "candidate" and record.node not in self._wiped:
-                    self._stands(record)
-                if record.role == "master":
-                    self._terms.add(record.term)
-                    if not self.run.faults and len(self._terms) > 1:
-                        self.broken(record.at_ns, f"{record.node} was elected without any fault")
-            case Drained():
-                if record.reason:
-                    self.broken(record.at_ns, f"does not come to rest after the heal: {record.reason}")
+    def _on_healed(self, record: Healed) -> None:
+        self._healed_ns = record.at_ns
+
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        if self._healed_ns is not None and self._asked_ns is None and record.node:
+            self._asked_ns = record.at_ns
+
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        self._accepted(record.at_ns)
+
+    def _on_proposal_ended(self, record: ProposalEnded) -> None:
+        if record.outcome == "COMMITTED":
+            self._accepted(record.at_ns)
+
+    def _on_asked_unread(self, record: AskedUnread) -> None:
+        self.broken(record.at_ns, f"{record.node} asks for an election with {record.waiting} inputs unread")
+
+    def _on_stopped(self, record: Stopped) -> None:
+        self._stirred_ns = record.at_ns
+        self._leases.pop(record.node, None)
+        if record.why == "fatal" and not record.explained and not record.reason.startswith(RESTARTS):
+            self.broken(record.at_ns, f"{record.node} stops itself: {record.reason}")
+
+    def _on_disk_wiped(self, record: DiskWiped) -> None:
+        self._wiped.add(record.node)
+
+    def _on_booted(self, record: Booted) -> None:
+        self._stirred_ns = record.at_ns
+
+    def _on_fault_began(self, record: FaultBegan) -> None:
+        self._active.add(record.fault)
+        self._stir(record.fault, record.at_ns)
+
+    def _on_fault_ended(self, record: FaultEnded) -> None:
+        self._active.discard(record.fault)
+        self._stir(record.fault, record.at_ns)
+
+    def _on_role_seen(self, record: RoleSeen) -> None:
+        if record.role == "candidate" and record.node not in self._wiped:
+            self._stands(record)
+        if record.role == "master":
+            self._terms.add(record.term)
+            if not self.run.faults and len(self._terms) > 1:
+                self.broken(record.at_ns, f"{record.node} was elected without any fault")
+
+    def _on_drained(self, record: Drained) -> None:
+        if record.reason:
+            self.broken(record.at_ns, f"does not come to rest after the heal: {record.reason}")
 
     def _accepted(self, at_ns: int) -> None:
         if self._healed_ns is not None and self.resumed_after_ns is None:
             self.resumed_after_ns = at_ns - (self._asked_ns or self._healed_ns)
 
-    def _leased(self, record: LeaseSeen) -> None:
+    def _on_lease_seen(self, record: LeaseSeen) -> None:
         since_ns, until_ns = self._leases.get(record.node, (record.at_ns, record.at_ns))
         if record.at_ns >= until_ns:
             since_ns = record.at_ns
@@ -120,7 +107,7 @@ class Live(Checker):
                     f"since {since_ns / SECOND:.6f} s",
                 )
 
-    def _handed_over(self, record: HandoverEnded) -> None:
+    def _on_handover_ended(self, record: HandoverEnded) -> None:
         alone = len(self._active) <= 1 and record.asked_ns - self._stirred_ns >= CALM_NS
         if alone and not record.came_about:
             self.broken(record.at_ns, f"{record.node} was asked to hand over; no other fault was there, and it failed")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import SentAgain
 from tickwheel.chaos.sim.history_machines import SizesSeen
 
@@ -13,20 +10,19 @@ from tickwheel.chaos.sim.history_machines import SizesSeen
 class Bounded(Checker):
     """`most` is the highest fill seen of each thing."""
 
-    promise: ClassVar[str] = "P11"
-    kinds: ClassVar[tuple[type[Record], ...]] = (SizesSeen, SentAgain)
+    promise = "P11"
 
     def __init__(self) -> None:
         self.most: dict[str, int] = {}
 
-    def observe(self, record: Record) -> None:
-        if isinstance(record, SentAgain):
-            self.broken(
-                record.at_ns,
-                f"{record.node} sends entry {record.index} to {record.peer} again; it has sent up to "
-                f"{record.sent_before} on this connection",
-            )
-        assert isinstance(record, SizesSeen)
+    def _on_sent_again(self, record: SentAgain) -> None:
+        self.broken(
+            record.at_ns,
+            f"{record.node} sends entry {record.index} to {record.peer} again; it has sent up to "
+            f"{record.sent_before} on this connection",
+        )
+
+    def _on_sizes_seen(self, record: SizesSeen) -> None:
         for name, now, limit in record.sizes:
             if now > self.most.get(name, -1):
                 self.most[name] = now

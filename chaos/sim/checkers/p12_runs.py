@@ -8,7 +8,6 @@ doing the same. The plans of a run are intervals, so the checker knows every pla
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Healed, Record
@@ -41,27 +40,25 @@ class _Schedule:
 class RunsOnce(Checker):
     """Also tells that a plan stood still although no fault was there."""
 
-    promise: ClassVar[str] = "P12"
-    kinds: ClassVar[tuple[type[Record], ...]] = (Healed, ScheduleChanged, RunSeen)
+    promise = "P12"
 
     def __init__(self) -> None:
         self._healed_ms = 0
         self._schedules: dict[str, _Schedule] = {}
         self._seen: dict[tuple[int, int], tuple[object, ...]] = {}
 
-    def observe(self, record: Record) -> None:
-        what: tuple[object, ...]
-        match record:
-            case ScheduleChanged():
-                what = (record.name, record.change, record.from_ms, record.revision, record.next_ms)
-                if self._first(record, record.index, -1 - record.number, what):
-                    self._changed(record)
-            case RunSeen():
-                what = (record.name, record.revision, record.outcome, record.planned_ms, record.at_ms, record.id)
-                if self._first(record, record.index, record.number, what):
-                    self._ran(record)
-            case Healed():
-                self._healed_ms = self.wall_ms(record.at_ns)
+    def _on_schedule_changed(self, record: ScheduleChanged) -> None:
+        what = (record.name, record.change, record.from_ms, record.revision, record.next_ms)
+        if self._first(record, record.index, -1 - record.number, what):
+            self._changed(record)
+
+    def _on_run_seen(self, record: RunSeen) -> None:
+        what = (record.name, record.revision, record.outcome, record.planned_ms, record.at_ms, record.id)
+        if self._first(record, record.index, record.number, what):
+            self._ran(record)
+
+    def _on_healed(self, record: Healed) -> None:
+        self._healed_ms = self.wall_ms(record.at_ns)
 
     def _first(self, record: Record, index: int, number: int, what: tuple[object, ...]) -> bool:
         """Whether no node has done this before; another one that did it otherwise breaks the promise."""

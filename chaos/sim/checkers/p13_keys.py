@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.key_search import Doubtful, Event, Facts, Kind, Operation, Put, What, explain
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DISPATCH_SLACK_MS, hour_may_be_gone
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_keys import KeyAnswered, KeyAsked, KeyedAnswered, KeyedSeen, KeysUsed, KeyUndone
 from tickwheel.chaos.sim.history_messages import Delivered, Row, ScheduleRefused, ScheduleSent, Settled, SettleSent
 from tickwheel.chaos.sim.world import HOUR_MS
@@ -75,20 +73,7 @@ class _Message:
 class KeysHeld(Checker):
     """`judged` counts the keys that were searched, `doubtful` those of which nothing can be said."""
 
-    promise: ClassVar[str] = "P13"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleSent,
-        ScheduleRefused,
-        KeyedAnswered,
-        KeyAsked,
-        KeyUndone,
-        KeyAnswered,
-        KeyedSeen,
-        KeysUsed,
-        Delivered,
-        SettleSent,
-        Settled,
-    )
+    promise = "P13"
 
     def __init__(self) -> None:
         self.doubtful = 0
@@ -102,47 +87,45 @@ class KeysHeld(Checker):
         """By topic and key: least ids of the hours that somebody asked to move a message to."""
         self._used: dict[str, KeysUsed] = {}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                if record.uid in self._messages:
-                    self._delivered(record)
-            case SettleSent():
-                message = self._messages.get(record.uid)
-                if message is not None and record.outcome in SETTLING:
-                    message.settling_ns.setdefault(record.group, record.at_ns)
-            case Settled():
-                message = self._messages.get(record.uid)
-                if message is not None and record.outcome in SETTLING:
-                    message.settled_ns.setdefault(record.group, record.at_ns)
-            case ScheduleSent():
-                label = record.rows[0].label
-                if label is not None and label.unique_key:
-                    self._sent(record)
-            case ScheduleRefused():
-                batch = self._batches.get((record.producer, record.sequence))
-                if batch is not None and record.reason != LOST:
-                    batch.refused += 1
-            case KeyedAnswered():
-                self._receipt(record)
-            case KeyAsked():
-                self._calls.setdefault(record.call, _Call(record)).asked.append(record.at_ns)
-                if record.what == "move":
-                    self._moves[record.topic, record.key].add(record.due_ms // HOUR_MS << 32)
-            case KeyUndone():
-                self._calls[record.call].asked.pop()
-            case KeyAnswered():
-                self._answered(record)
-            case KeyedSeen():
-                self._messages[record.uid].seen.append(record)
-                self._names.setdefault(record.now_id, record.uid)
-                if record.now_uid != record.uid:
-                    self.broken(record.at_ns, f"id {record.id:#x} of message {record.uid} names {record.now_uid} now")
-                gone = self._hour_may_be_gone(record.uid, record.at_ns)
-                if record.state == "NOT_FOUND" and not gone:
-                    self.broken(record.at_ns, f"message {record.uid} was acknowledged as {record.id:#x}; not found")
-            case KeysUsed():
-                self._used[record.topic] = record
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        message = self._messages.get(record.uid)
+        if message is not None and record.outcome in SETTLING:
+            message.settling_ns.setdefault(record.group, record.at_ns)
+
+    def _on_settled(self, record: Settled) -> None:
+        message = self._messages.get(record.uid)
+        if message is not None and record.outcome in SETTLING:
+            message.settled_ns.setdefault(record.group, record.at_ns)
+
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        label = record.rows[0].label
+        if label is not None and label.unique_key:
+            self._sent(record)
+
+    def _on_schedule_refused(self, record: ScheduleRefused) -> None:
+        batch = self._batches.get((record.producer, record.sequence))
+        if batch is not None and record.reason != LOST:
+            batch.refused += 1
+
+    def _on_key_asked(self, record: KeyAsked) -> None:
+        self._calls.setdefault(record.call, _Call(record)).asked.append(record.at_ns)
+        if record.what == "move":
+            self._moves[record.topic, record.key].add(record.due_ms // HOUR_MS << 32)
+
+    def _on_key_undone(self, record: KeyUndone) -> None:
+        self._calls[record.call].asked.pop()
+
+    def _on_keyed_seen(self, record: KeyedSeen) -> None:
+        self._messages[record.uid].seen.append(record)
+        self._names.setdefault(record.now_id, record.uid)
+        if record.now_uid != record.uid:
+            self.broken(record.at_ns, f"id {record.id:#x} of message {record.uid} names {record.now_uid} now")
+        gone = self._hour_may_be_gone(record.uid, record.at_ns)
+        if record.state == "NOT_FOUND" and not gone:
+            self.broken(record.at_ns, f"message {record.uid} was acknowledged as {record.id:#x}; not found")
+
+    def _on_keys_used(self, record: KeysUsed) -> None:
+        self._used[record.topic] = record
 
     def _hour_may_be_gone(self, uid: int, at_ns: int) -> bool:
         """Whether the hour of an id that the message has, had before a move, or may have after one, may be removed."""
@@ -163,7 +146,7 @@ class KeysHeld(Checker):
                 self._messages[row.uid] = _Message(row.topic, label.unique_key, label.until_settled, bool(label.tags))
         batch.sent += 1
 
-    def _receipt(self, record: KeyedAnswered) -> None:
+    def _on_keyed_answered(self, record: KeyedAnswered) -> None:
         batch = self._batches[record.producer, record.sequence]
         before = batch.answer
         if before is not None:
@@ -184,7 +167,9 @@ class KeysHeld(Checker):
             self._messages[uid].id = id_
             self._names[id_] = uid
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_delivered(self, record: Delivered) -> None:
+        if record.uid not in self._messages:
+            return
         message = self._messages[record.uid]
         self._names.setdefault(record.id, record.uid)
         if record.uid in self._not_scheduled:
@@ -200,7 +185,7 @@ class KeysHeld(Checker):
                     f"{record.node} delivers message {record.uid}, which was {seen.state} at {seen.at_ns / 1e9:.6f} s",
                 )
 
-    def _answered(self, record: KeyAnswered) -> None:
+    def _on_key_answered(self, record: KeyAnswered) -> None:
         call = self._calls[record.call]
         before = call.answered
         if before is None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import DeadPurged, DeadReplayAsked, DeadReplayed, Delivered
 
 _Key = tuple[str, int]
@@ -13,41 +10,32 @@ _Key = tuple[str, int]
 
 
 class DeadLetters(Checker):
-    promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (Delivered, DeadReplayAsked, DeadReplayed, DeadPurged)
+    promise = "P1"
+    what_is_owed = "replayed dead letters (group, message)"
 
     def __init__(self) -> None:
         self._replaying: set[_Key] = set()
         """Messages whose replay was asked for, not delivered since."""
-        self._owed: dict[_Key, int] = {}
-        """By replayed message not delivered since: time of the answer."""
+        self._owed: set[_Key] = set()
+        """Replayed messages not delivered since."""
         self._purged: dict[_Key, int] = {}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                self._delivered(record)
-            case DeadReplayAsked():
-                self._replaying.update((record.group, uid) for uid in record.uids)
-            case DeadReplayed():
-                for uid in record.uids:
-                    if (record.group, uid) in self._replaying:
-                        self._owed[record.group, uid] = record.at_ns
-            case DeadPurged():
-                self._purged.update(((record.group, uid), record.at_ns) for uid in record.uids)
+    def _on_dead_replay_asked(self, record: DeadReplayAsked) -> None:
+        self._replaying.update((record.group, uid) for uid in record.uids)
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_dead_replayed(self, record: DeadReplayed) -> None:
+        self._owed |= self._replaying & {(record.group, uid) for uid in record.uids}
+
+    def _on_dead_purged(self, record: DeadPurged) -> None:
+        self._purged.update(((record.group, uid), record.at_ns) for uid in record.uids)
+
+    def _on_delivered(self, record: Delivered) -> None:
         key = (record.group, record.uid)
         self._replaying.discard(key)
-        self._owed.pop(key, None)
+        self._owed.discard(key)
         what = f"message {record.uid} to {record.group} attempt {record.attempt} by {record.node}"
         if key in self._purged:
             self.broken(record.at_ns, f"{what}: it was purged from the dead letters at {self._purged[key] / 1e9:.6f} s")
 
-    def missing(self, at_ns: int) -> str:
-        return f"{len(self._owed)} replayed dead letters, for instance {min(self._owed)}" if self._owed else ""
-
-    def settle_accounts(self, at_ns: int) -> None:
-        if self._owed:
-            group, uid = min(self._owed)
-            self.broken(at_ns, f"{len(self._owed)} dead letters were replayed and never came: {uid} to {group}")
+    def owed(self, at_ns: int) -> list[_Key]:
+        return sorted(self._owed)

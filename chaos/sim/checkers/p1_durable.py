@@ -5,41 +5,37 @@ Judges the moment from which an entry could be lost, whether or not it is lost.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import CommitSeen, CommittedCut, Recovered
 
 
 class Durable(Checker):
     """`commits` counts the entries that were looked for on all disks."""
 
-    promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (CommitSeen, CommittedCut, Recovered)
+    promise = "P1"
 
     def __init__(self) -> None:
         self.commits = 0
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case CommitSeen():
-                self.commits += 1
-                if record.holders <= record.voters // 2:
-                    self.broken(
-                        record.at_ns,
-                        f"{record.node} applies entry {record.index} of term {record.term}; it is on stable storage "
-                        f"of {record.holders} of {record.voters} voters",
-                    )
-            case CommittedCut():
-                self.broken(
-                    record.at_ns,
-                    f"{record.node} cuts entry {record.index} of term {record.term} from its log; it was committed",
-                )
-            case Recovered():
-                if record.last_index < record.durable_before:
-                    self.broken(
-                        record.at_ns,
-                        f"the log of {record.node} (boot {record.boot}) ends at {record.last_index}; "
-                        f"up to {record.durable_before} it had been on stable storage",
-                    )
+    def _on_commit_seen(self, record: CommitSeen) -> None:
+        self.commits += 1
+        if record.holders <= record.voters // 2:
+            self.broken(
+                record.at_ns,
+                f"{record.node} applies entry {record.index} of term {record.term}; it is on stable storage "
+                f"of {record.holders} of {record.voters} voters",
+            )
+
+    def _on_committed_cut(self, record: CommittedCut) -> None:
+        self.broken(
+            record.at_ns,
+            f"{record.node} cuts entry {record.index} of term {record.term} from its log; it was committed",
+        )
+
+    def _on_recovered(self, record: Recovered) -> None:
+        if record.last_index < record.durable_before:
+            self.broken(
+                record.at_ns,
+                f"the log of {record.node} (boot {record.boot}) ends at {record.last_index}; "
+                f"up to {record.durable_before} it had been on stable storage",
+            )

@@ -7,10 +7,8 @@ if it passes every filter that may have been in force since a little before the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked
 from tickwheel.chaos.sim.world import MS
@@ -33,14 +31,8 @@ class _Filter:
 class FiltersHold(Checker):
     """Judges groups with a recorded filter, and messages labelled without a key or message group."""
 
-    promise: ClassVar[str] = "P1 (filter)"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleSent,
-        ScheduleAcknowledged,
-        FilterAsked,
-        FilterAnswered,
-        Delivered,
-    )
+    promise = "P1 (filter)"
+    what_is_owed = "messages (group, message) that every filter lets through"
 
     def __init__(self) -> None:
         self._filters: dict[str, list[_Filter]] = {}
@@ -52,27 +44,29 @@ class FiltersHold(Checker):
         """Due times of acknowledged messages."""
         self._delivered: dict[str, set[int]] = {}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                filters = self._filters.get(record.group)
-                if filters is not None:
-                    self._judge(record, filters)
-            case ScheduleSent():
-                label = record.rows[0].label
-                if self._filters and label is not None and label.lane is None and not label.key:
-                    for row in record.rows:
-                        self._tags.setdefault(row.uid, row.label.tags if row.label is not None else ())
-                        self._topic_of[row.uid] = row.topic
-            case ScheduleAcknowledged():
-                if record.uids[0] in self._tags:
-                    self._due_ms.update(zip(record.uids, record.due_ms, strict=True))
-            case FilterAsked():
-                self._filters.setdefault(record.group, []).append(_Filter(record.tags))
-                self._topics[record.group] = record.topic
-            case FilterAnswered():
-                for earlier in self._filters[record.group][:-1]:
-                    earlier.over_ns = earlier.over_ns or record.at_ns
+    def _on_delivered(self, record: Delivered) -> None:
+        filters = self._filters.get(record.group)
+        if filters is not None:
+            self._judge(record, filters)
+
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        label = record.rows[0].label
+        if self._filters and label is not None and label.lane is None and not label.key:
+            for row in record.rows:
+                self._tags.setdefault(row.uid, row.label.tags if row.label is not None else ())
+                self._topic_of[row.uid] = row.topic
+
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        if record.uids[0] in self._tags:
+            self._due_ms.update(zip(record.uids, record.due_ms, strict=True))
+
+    def _on_filter_asked(self, record: FilterAsked) -> None:
+        self._filters.setdefault(record.group, []).append(_Filter(record.tags))
+        self._topics[record.group] = record.topic
+
+    def _on_filter_answered(self, record: FilterAnswered) -> None:
+        for earlier in self._filters[record.group][:-1]:
+            earlier.over_ns = earlier.over_ns or record.at_ns
 
     def _judge(self, record: Delivered, filters: list[_Filter]) -> None:
         self._delivered.setdefault(record.group, set()).add(record.uid)
@@ -85,7 +79,7 @@ class FiltersHold(Checker):
                 f"{' or '.join(str(one.tags) for one in now)}",
             )
 
-    def _owed(self, at_ns: int) -> list[tuple[str, int]]:
+    def owed(self, at_ns: int) -> list[tuple[str, int]]:
         wall_ms = self.wall_ms(at_ns)
         owed = []
         for group, filters in self._filters.items():
@@ -97,13 +91,3 @@ class FiltersHold(Checker):
                 if all(one.takes(self._tags[uid]) for one in filters if not one.over_ns or one.over_ns >= since_ns):
                     owed.append((group, uid))
         return owed
-
-    def missing(self, at_ns: int) -> str:
-        owed = self._owed(at_ns)
-        return f"{len(owed)} messages through a filter, for instance {owed[0]}" if owed else ""
-
-    def settle_accounts(self, at_ns: int) -> None:
-        owed = self._owed(at_ns - 1_000 * MS)
-        if owed:
-            group, uid = owed[0]
-            self.broken(at_ns, f"{len(owed)} messages that every filter lets through never came: {uid} to {group}")

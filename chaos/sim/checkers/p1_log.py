@@ -5,10 +5,7 @@ Needs `Applied`, `Proposed` and `ProposalEnded` records; silent without them.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import Applied, ProposalEnded, Proposed
 from tickwheel.chaos.sim.history_machines import Booted
 
@@ -16,8 +13,7 @@ from tickwheel.chaos.sim.history_machines import Booted
 class CommittedNeverLost(Checker):
     """One sequence of entries for all nodes and boots; committed proposals are in it, refused ones are not."""
 
-    promise: ClassVar[str] = "P1/P8 (log)"
-    kinds: ClassVar[tuple[type[Record], ...]] = (Applied, Booted, Proposed, ProposalEnded)
+    promise = "P1/P8 (log)"
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[int, int, str]] = {}  # index -> (term, command, first node that applied it)
@@ -27,16 +23,11 @@ class CommittedNeverLost(Checker):
         self._refused: dict[int, str] = {}
         self._committed: dict[int, int] = {}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Applied():
-                self._applied(record)
-            case Booted():
-                self._next.pop(record.node, None)
-            case Proposed():
-                self._proposed.add(record.command)
-            case ProposalEnded():
-                self._ended(record)
+    def _on_booted(self, record: Booted) -> None:
+        self._next.pop(record.node, None)
+
+    def _on_proposed(self, record: Proposed) -> None:
+        self._proposed.add(record.command)
 
     def committed_index(self) -> int:
         """Highest index reported to a client as committed."""
@@ -46,7 +37,7 @@ class CommittedNeverLost(Checker):
         """Index of the last entry applied by this boot of the node; 0: none."""
         return self._next.get(node, 1) - 1
 
-    def _applied(self, record: Applied) -> None:
+    def _on_applied(self, record: Applied) -> None:
         expected = self._next.get(record.node)
         if expected is not None and record.index != expected:
             self.broken(record.at_ns, f"{record.node} applies {record.index} where {expected} is next")
@@ -75,7 +66,7 @@ class CommittedNeverLost(Checker):
             self.broken(record.at_ns, f"command {command} is applied, its proposer was told {self._refused[command]}")
         self._index_of[command] = record.index
 
-    def _ended(self, record: ProposalEnded) -> None:
+    def _on_proposal_ended(self, record: ProposalEnded) -> None:
         if record.outcome == "COMMITTED":
             self._committed[record.command] = record.index
             if self._index_of.get(record.command) != record.index:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_keys import KeyedSeen
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
@@ -17,24 +14,13 @@ from tickwheel.chaos.sim.history_messages import (
     ScheduleAcknowledged,
 )
 from tickwheel.chaos.sim.history_operators import SweptSeen
-from tickwheel.chaos.sim.world import MS
 
 
 class NoLoss(Checker):
     """Also tells the drain which messages are still missing."""
 
-    promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleAcknowledged,
-        CancelSent,
-        CancelAnswered,
-        RescheduleSent,
-        RescheduleAnswered,
-        Delivered,
-        Looked,
-        SweptSeen,
-        KeyedSeen,
-    )
+    promise = "P1"
+    what_is_owed = "acknowledged messages (group, message)"
 
     def __init__(self) -> None:
         self._due_ms: dict[int, int] = {}
@@ -44,54 +30,56 @@ class NoLoss(Checker):
         self._cancel_open: dict[int, int] = {}  # uid -> cancels sent and not answered
         self._reschedule_open: dict[int, int] = {}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                self._delivered.setdefault(record.group, set()).add(record.uid)
-                self._missing.setdefault(record.group, set()).discard(record.uid)
-            case ScheduleAcknowledged():
-                for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
-                    if uid not in self._due_ms:
-                        self._due_ms[uid] = due_ms
-                        for group in record.groups or self.run.groups:
-                            if uid not in self._delivered.get(group, ()) and uid not in self._cancelled:
-                                self._missing.setdefault(group, set()).add(uid)
-            case CancelSent():
-                self._cancel_open[record.uid] = self._cancel_open.get(record.uid, 0) + 1
-            case CancelAnswered():
-                self._cancel_open.pop(record.uid, None)
-                if record.outcome == "CANCELLED":
-                    self._cancelled.add(record.uid)
-                    for missing in self._missing.values():
-                        missing.discard(record.uid)
-            case RescheduleSent():
-                self._reschedule_open[record.uid] = record.due_ms
-            case RescheduleAnswered():
-                self._reschedule_open.pop(record.uid, None)
-                if record.outcome == "RESCHEDULED":
-                    self._due_ms[record.uid] = record.due_ms
-            case SweptSeen():
-                # p9_sweeps judges whether the sweep was right: here the message is cancelled or has this due time.
-                self._reschedule_open.pop(record.uid, None)
-                self._due_ms[record.uid] = record.due_ms
-                if record.state == "MESSAGE_CANCELLED":
-                    self._cancelled.add(record.uid)
-                    for missing in self._missing.values():
-                        missing.discard(record.uid)
-            case KeyedSeen():
-                # p13_keys judges whether it may be so.
-                self._reschedule_open.pop(record.uid, None)
-                if record.owed:
-                    self._due_ms[record.uid] = record.due_ms
-                else:
-                    self._cancelled.add(record.uid)
-                    for missing in self._missing.values():
-                        missing.discard(record.uid)
-            case Looked():
-                self._looked(record)
+    def _on_delivered(self, record: Delivered) -> None:
+        self._delivered.setdefault(record.group, set()).add(record.uid)
+        self._missing.setdefault(record.group, set()).discard(record.uid)
 
-    def outstanding(self, at_ns: int) -> list[tuple[str, int]]:
-        """(group, uid) of messages acknowledged, due and not yet delivered."""
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
+            if uid not in self._due_ms:
+                self._due_ms[uid] = due_ms
+                for group in record.groups or self.run.groups:
+                    if uid not in self._delivered.get(group, ()) and uid not in self._cancelled:
+                        self._missing.setdefault(group, set()).add(uid)
+
+    def _on_cancel_sent(self, record: CancelSent) -> None:
+        self._cancel_open[record.uid] = self._cancel_open.get(record.uid, 0) + 1
+
+    def _on_cancel_answered(self, record: CancelAnswered) -> None:
+        self._cancel_open.pop(record.uid, None)
+        if record.outcome == "CANCELLED":
+            self._cancelled.add(record.uid)
+            for missing in self._missing.values():
+                missing.discard(record.uid)
+
+    def _on_reschedule_sent(self, record: RescheduleSent) -> None:
+        self._reschedule_open[record.uid] = record.due_ms
+
+    def _on_reschedule_answered(self, record: RescheduleAnswered) -> None:
+        self._reschedule_open.pop(record.uid, None)
+        if record.outcome == "RESCHEDULED":
+            self._due_ms[record.uid] = record.due_ms
+
+    def _on_swept_seen(self, record: SweptSeen) -> None:
+        # p9_sweeps judges whether the sweep was right: here the message is cancelled or has this due time.
+        self._reschedule_open.pop(record.uid, None)
+        self._due_ms[record.uid] = record.due_ms
+        if record.state == "MESSAGE_CANCELLED":
+            self._cancelled.add(record.uid)
+            for missing in self._missing.values():
+                missing.discard(record.uid)
+
+    def _on_keyed_seen(self, record: KeyedSeen) -> None:
+        # p13_keys judges whether it may be so.
+        self._reschedule_open.pop(record.uid, None)
+        if record.owed:
+            self._due_ms[record.uid] = record.due_ms
+        else:
+            self._cancelled.add(record.uid)
+            for missing in self._missing.values():
+                missing.discard(record.uid)
+
+    def owed(self, at_ns: int) -> list[tuple[str, int]]:
         wall_ms = self.wall_ms(at_ns)
         return [
             (group, uid)
@@ -99,10 +87,6 @@ class NoLoss(Checker):
             for uid in sorted(missing)
             if self._latest_due_ms(uid) <= wall_ms and uid not in self._cancel_open
         ]
-
-    def missing(self, at_ns: int) -> str:
-        open_still = self.outstanding(at_ns)
-        return f"{len(open_still)} deliveries, for instance {open_still[0]}" if open_still else ""
 
     def not_due(self, at_ns: int) -> list[int]:
         """Acknowledged, not delivered, due after `at_ns`."""
@@ -113,7 +97,7 @@ class NoLoss(Checker):
     def _latest_due_ms(self, uid: int) -> int:
         return max(self._due_ms[uid], self._reschedule_open.get(uid, 0))
 
-    def _looked(self, record: Looked) -> None:
+    def _on_looked(self, record: Looked) -> None:
         known = record.uid in self._due_ms
         doubtful = record.uid in self._cancel_open or record.uid in self._cancelled
         if known and record.state == "NOT_FOUND":
@@ -122,9 +106,3 @@ class NoLoss(Checker):
             self.broken(record.at_ns, f"message {record.uid} is cancelled; nobody asked for that")
         if known and record.state == "PENDING" and record.uid in self._cancelled:
             self.broken(record.at_ns, f"message {record.uid} is pending after its cancel was acknowledged")
-
-    def settle_accounts(self, at_ns: int) -> None:
-        lost = self.outstanding(at_ns - 1_000 * MS)
-        if lost:
-            some = ", ".join(f"{uid} to {group}" for group, uid in lost[:5])
-            self.broken(at_ns, f"{len(lost)} acknowledged messages never came: {some}")

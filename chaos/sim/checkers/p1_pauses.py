@@ -6,10 +6,7 @@ comes after it.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered
 from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
 
@@ -17,24 +14,23 @@ from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
 class PausesHold(Checker):
     """Judges the time from the answer to a pause until a client asks to resume."""
 
-    promise: ClassVar[str] = "P1 (pause)"
-    kinds: ClassVar[tuple[type[Record], ...]] = (PauseAsked, PauseAnswered, Delivered)
+    promise = "P1 (pause)"
 
     def __init__(self) -> None:
         self._since_ns: dict[tuple[str, str], int] = {}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                if self._since_ns:
-                    self._judge(record, ("topic", record.topic))
-                    self._judge(record, ("group", record.group))
-            case PauseAsked():
-                if not record.paused:
-                    self._since_ns.pop((record.kind, record.name), None)
-            case PauseAnswered():
-                if record.paused:
-                    self._since_ns[record.kind, record.name] = record.at_ns
+    def _on_delivered(self, record: Delivered) -> None:
+        if self._since_ns:
+            self._judge(record, ("topic", record.topic))
+            self._judge(record, ("group", record.group))
+
+    def _on_pause_asked(self, record: PauseAsked) -> None:
+        if not record.paused:
+            self._since_ns.pop((record.kind, record.name), None)
+
+    def _on_pause_answered(self, record: PauseAnswered) -> None:
+        if record.paused:
+            self._since_ns[record.kind, record.name] = record.at_ns
 
     def _judge(self, record: Delivered, place: tuple[str, str]) -> None:
         since_ns = self._since_ns.get(place)

@@ -9,10 +9,8 @@ messages of their own, with later times.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 
@@ -53,14 +51,8 @@ class _Judged:
 class ResetsHold(Checker):
     """Judges each group in each topic in which it is reset."""
 
-    promise: ClassVar[str] = "P1 (reset)"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleSent,
-        ScheduleAcknowledged,
-        ResetAsked,
-        ResetAnswered,
-        Delivered,
-    )
+    promise = "P1 (reset)"
+    what_is_owed = "messages after a reset"
 
     def __init__(self) -> None:
         self._judged: dict[tuple[str, str], _Judged] = {}
@@ -72,27 +64,19 @@ class ResetsHold(Checker):
         self._came_ns: dict[tuple[str, str], dict[int, int]] = {}
         """By group and topic, and message: time of the last delivery."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                if record.uid in self._due_ms:
-                    self._judge(record)
-            case ScheduleSent():
-                label = record.rows[0].label
-                if label is not None and label.lane is None and not label.key and not label.unique_key:
-                    for row in record.rows:
-                        self._due_ms.setdefault(row.uid, -1)
-                        self._topics[row.uid] = row.topic
-            case ScheduleAcknowledged():
-                if record.uids[0] in self._due_ms:
-                    for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
-                        self._due_ms[uid] = due_ms
-            case ResetAsked():
-                self._begin(record)
-            case ResetAnswered():
-                self._answered(record)
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        label = record.rows[0].label
+        if label is not None and label.lane is None and not label.key and not label.unique_key:
+            for row in record.rows:
+                self._due_ms.setdefault(row.uid, -1)
+                self._topics[row.uid] = row.topic
 
-    def _begin(self, record: ResetAsked) -> None:
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        if record.uids[0] in self._due_ms:
+            for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
+                self._due_ms[uid] = due_ms
+
+    def _on_reset_asked(self, record: ResetAsked) -> None:
         place = (record.group, record.topic)
         judged = self._judged.setdefault(place, _Judged())
         judged.asked_ns, judged.carried_out = record.at_ns, False
@@ -101,7 +85,9 @@ class ResetsHold(Checker):
         else:
             judged.asked = _Place(record.from_ms // TICK_MS * TICK_MS)
 
-    def _judge(self, record: Delivered) -> None:
+    def _on_delivered(self, record: Delivered) -> None:
+        if record.uid not in self._due_ms:
+            return
         uid, place = record.uid, (record.group, record.topic)
         self._came_ns.setdefault(place, {})[uid] = record.at_ns
         judged = self._judged.get(place)
@@ -122,7 +108,7 @@ class ResetsHold(Checker):
             since = "" if judged.asked is None else f" (a reset is under way since {judged.asked_ns / 1e9:.6f} s)"
             self.broken(record.at_ns, f"{record.node} delivers message {uid} to {record.group}, {wrong}{since}")
 
-    def _answered(self, record: ResetAnswered) -> None:
+    def _on_reset_answered(self, record: ResetAnswered) -> None:
         wall_ms = self.wall_ms(record.at_ns)
         place = (record.group, record.topic)
         judged, came_ns = self._judged[place], self._came_ns.get(place, {})
@@ -139,15 +125,5 @@ class ResetsHold(Checker):
             and came_ns.get(uid, 0) < judged.asked_ns
         }
 
-    @property
-    def _owed(self) -> set[int]:
-        return {uid for judged in self._judged.values() for uid in judged.owed}
-
-    def missing(self, at_ns: int) -> str:
-        owed = self._owed
-        return f"{len(owed)} messages after a reset, for instance {min(owed)}" if owed else ""
-
-    def settle_accounts(self, at_ns: int) -> None:
-        owed = self._owed
-        if owed:
-            self.broken(at_ns, f"{len(owed)} messages did not come after a reset: {min(owed)}")
+    def owed(self, at_ns: int) -> list[int]:
+        return sorted({uid for judged in self._judged.values() for uid in judged.owed})

@@ -5,10 +5,7 @@ Judged by the consumer's requests and by committed receipts, in true time.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import DeadReplayAsked, Delivered, Settled, SettleSent
 from tickwheel.chaos.sim.world import MS
 
@@ -17,10 +14,8 @@ _Key = tuple[str, int]
 
 
 class RetriesCome(Checker):
-    """The drain waits until `outstanding` is empty."""
-
-    promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (SettleSent, Settled, Delivered, DeadReplayAsked)
+    promise = "P1"
+    what_is_owed = "retries (group, message)"
 
     def __init__(self) -> None:
         self._asked: dict[tuple[_Key, int], tuple[int, int, int]] = {}
@@ -38,31 +33,29 @@ class RetriesCome(Checker):
         self._error_ms: dict[tuple[_Key, int], float] = {}
         """Clock error that the master reported at each delivery. The error at the nack was about the same."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                self._delivered(record)
-            case SettleSent():
-                if record.outcome == "RETRY" and record.delay_ms:
-                    asked = (record.group, record.uid), record.attempt
-                    over = record.at_ns + record.delay_ms * MS, record.delay_ms
-                    over_ns, delay_ms, longest_ms = self._asked.get(asked, (*over, 0))
-                    self._asked[asked] = (*min(over, (over_ns, delay_ms)), max(longest_ms, record.delay_ms))
-            case Settled():
-                key = (record.group, record.uid)
-                if record.outcome == "RETRY" and (key, record.attempt) in self._asked:
-                    self._committed.add((key, record.attempt))
-                    if self._newest.get(key, 0) <= record.attempt:
-                        self._owed[key] = record.attempt
-                        self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][2] * MS
-                elif record.outcome == "DEAD" and key not in self._replayed:
-                    self._dead[key] = record.attempt  # not the late answer of a settlement from before the replay
-            case DeadReplayAsked():
-                for uid in record.uids:
-                    self._dead.pop((record.group, uid), None)
-                    self._replayed.add((record.group, uid))
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        if record.outcome == "RETRY" and record.delay_ms:
+            asked = (record.group, record.uid), record.attempt
+            over = record.at_ns + record.delay_ms * MS, record.delay_ms
+            over_ns, delay_ms, longest_ms = self._asked.get(asked, (*over, 0))
+            self._asked[asked] = (*min(over, (over_ns, delay_ms)), max(longest_ms, record.delay_ms))
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_settled(self, record: Settled) -> None:
+        key = (record.group, record.uid)
+        if record.outcome == "RETRY" and (key, record.attempt) in self._asked:
+            self._committed.add((key, record.attempt))
+            if self._newest.get(key, 0) <= record.attempt:
+                self._owed[key] = record.attempt
+                self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][2] * MS
+        elif record.outcome == "DEAD" and key not in self._replayed:
+            self._dead[key] = record.attempt  # not the late answer of a settlement from before the replay
+
+    def _on_dead_replay_asked(self, record: DeadReplayAsked) -> None:
+        for uid in record.uids:
+            self._dead.pop((record.group, uid), None)
+            self._replayed.add((record.group, uid))
+
+    def _on_delivered(self, record: Delivered) -> None:
         key = (record.group, record.uid)
         self._replayed.discard(key)
         if key in self._dead:
@@ -89,16 +82,12 @@ class RetriesCome(Checker):
                 f"pause of {delay_ms} ms is over",
             )
 
-    def outstanding(self) -> list[_Key]:
-        """Committed nacks whose retry has not come."""
+    def owed(self, at_ns: int) -> list[_Key]:
+        """Also while their pause lasts: the drain waits for them."""
         return sorted(self._owed)
 
-    def missing(self, at_ns: int) -> str:
-        owed = self.outstanding()
-        return f"{len(owed)} retries, for instance {owed[0]}" if owed else ""
-
     def settle_accounts(self, at_ns: int) -> None:
-        late = [key for key in self.outstanding() if self._owed_from_ns[key] < at_ns - LATE_NS]
+        late = [key for key in self.owed(at_ns) if self._owed_from_ns[key] < at_ns - LATE_NS]
         if late:
             group, uid = late[0]
             self.broken(at_ns, f"{len(late)} nacked messages never came again: {uid} to {group}")

@@ -6,10 +6,7 @@ that a program would take as final. A program that does not share its id is neve
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleRefused, ScheduleSent
 
 OTHER_ENDS = ("SEQUENCE_GAP", "SEQUENCE_FORGOTTEN")
@@ -22,8 +19,7 @@ _Key = tuple[str, int]
 class OneContent(Checker):
     """The uid of its first message identifies a content: no message is in two."""
 
-    promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (ScheduleSent, ScheduleAcknowledged, ScheduleRefused)
+    promise = "P1"
 
     def __init__(self) -> None:
         self._sent: dict[_Key, dict[int, int]] = {}
@@ -33,26 +29,23 @@ class OneContent(Checker):
         self._accepted: dict[_Key, tuple[int, int]] = {}
         """The content accepted, and the time of its first receipt."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case ScheduleSent():
-                sent = self._sent.setdefault((record.producer, record.sequence), {})
-                sent.setdefault(record.rows[0].uid, record.at_ns)
-                if len(sent) > 1:
-                    self._shared.add(record.producer)
-            case ScheduleAcknowledged():
-                key = (record.producer, record.sequence)
-                content, _ = self._accepted.setdefault(key, (record.uids[0], record.at_ns))
-                if content != record.uids[0]:
-                    self.broken(
-                        record.at_ns,
-                        f"sequence {record.sequence} of {record.producer} was acknowledged with message {content}, and "
-                        f"now with message {record.uids[0]}",
-                    )
-            case ScheduleRefused():
-                self._refused(record)
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        sent = self._sent.setdefault((record.producer, record.sequence), {})
+        sent.setdefault(record.rows[0].uid, record.at_ns)
+        if len(sent) > 1:
+            self._shared.add(record.producer)
 
-    def _refused(self, record: ScheduleRefused) -> None:
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        key = (record.producer, record.sequence)
+        content, _ = self._accepted.setdefault(key, (record.uids[0], record.at_ns))
+        if content != record.uids[0]:
+            self.broken(
+                record.at_ns,
+                f"sequence {record.sequence} of {record.producer} was acknowledged with message {content}, and "
+                f"now with message {record.uids[0]}",
+            )
+
+    def _on_schedule_refused(self, record: ScheduleRefused) -> None:
         key = (record.producer, record.sequence)
         if record.reason == "SEQUENCE_TAKEN" and record.producer not in self._shared:
             self.broken(

@@ -5,10 +5,7 @@ Judged by receipts: ACK, SKIP and DEAD end a message for a group. Replayed dead 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import DeadReplayAsked, Settled, SettledSeen, SettleSent
 
 ENDS = ("ACK", "SKIP", "DEAD")
@@ -17,8 +14,7 @@ ENDS = ("ACK", "SKIP", "DEAD")
 class SettledHolds(Checker):
     """Judges groups that are never reset, and hours that are kept."""
 
-    promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (SettleSent, Settled, SettledSeen, DeadReplayAsked)
+    promise = "P1"
 
     def __init__(self) -> None:
         self._asked: dict[str, set[int]] = {}
@@ -30,22 +26,20 @@ class SettledHolds(Checker):
         self._replayed: dict[str, set[int]] = {}
         """By group: ids of dead letters of which a replay was asked."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case DeadReplayAsked():
-                for uid in record.uids:
-                    self._replayed.setdefault(record.group, set()).update(self._ids.get((record.group, uid), ()))
-            case SettleSent():
-                self._ids.setdefault((record.group, record.uid), set()).add(record.id)
-                if record.outcome in ENDS:
-                    self._asked.setdefault(record.group, set()).add(record.id)
-            case Settled():
-                if record.outcome in ENDS:
-                    self._settled.setdefault(record.group, {}).setdefault(record.id, record.at_ns)
-            case SettledSeen():
-                self._seen(record)
+    def _on_dead_replay_asked(self, record: DeadReplayAsked) -> None:
+        for uid in record.uids:
+            self._replayed.setdefault(record.group, set()).update(self._ids.get((record.group, uid), ()))
 
-    def _seen(self, record: SettledSeen) -> None:
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        self._ids.setdefault((record.group, record.uid), set()).add(record.id)
+        if record.outcome in ENDS:
+            self._asked.setdefault(record.group, set()).add(record.id)
+
+    def _on_settled(self, record: Settled) -> None:
+        if record.outcome in ENDS:
+            self._settled.setdefault(record.group, {}).setdefault(record.id, record.at_ns)
+
+    def _on_settled_seen(self, record: SettledSeen) -> None:
         replayed = self._replayed.get(record.group, set())
         done = set(record.done) - replayed
         open_still = [

@@ -7,10 +7,7 @@ time is allowed as well.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import (
     DelayCounted,
     Delivered,
@@ -24,14 +21,7 @@ from tickwheel.chaos.sim.world import MS
 class NeverEarly(Checker):
     """Judges by the time that the client asked for, not by the due time that the node reports."""
 
-    promise: ClassVar[str] = "P3"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleSent,
-        DelayCounted,
-        RescheduleSent,
-        RescheduleAnswered,
-        Delivered,
-    )
+    promise = "P3"
 
     def __init__(self) -> None:
         self._due_ms: dict[int, int] = {}
@@ -40,29 +30,28 @@ class NeverEarly(Checker):
         """The largest error of a clock that may have counted a message's delay."""
         self._maybe_due_ms: dict[int, int] = {}  # a reschedule that is not answered yet
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                self._delivered(record)
-            case ScheduleSent():
-                sent_ms = self.wall_ms(record.at_ns)
-                for row in record.rows:
-                    due_ms = row.due_ms if row.due_ms is not None else sent_ms + (row.delay_ms or 0)
-                    self._due_ms.setdefault(row.uid, due_ms)
-                    if row.due_ms is None:
-                        self._relative.add(row.uid)
-            case DelayCounted():
-                for uid in record.uids:
-                    self._counted_ms[uid] = max(record.clock_error_ms, self._counted_ms.get(uid, 0.0))
-            case RescheduleSent():
-                self._maybe_due_ms[record.uid] = min(record.due_ms, self._maybe_due_ms.get(record.uid, record.due_ms))
-            case RescheduleAnswered():
-                # Another answer may hide an earlier success whose answer was lost: then both times stay possible.
-                if record.outcome == "RESCHEDULED":
-                    self._maybe_due_ms.pop(record.uid, None)
-                    self._due_ms[record.uid] = record.due_ms
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        sent_ms = self.wall_ms(record.at_ns)
+        for row in record.rows:
+            due_ms = row.due_ms if row.due_ms is not None else sent_ms + (row.delay_ms or 0)
+            self._due_ms.setdefault(row.uid, due_ms)
+            if row.due_ms is None:
+                self._relative.add(row.uid)
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_delay_counted(self, record: DelayCounted) -> None:
+        for uid in record.uids:
+            self._counted_ms[uid] = max(record.clock_error_ms, self._counted_ms.get(uid, 0.0))
+
+    def _on_reschedule_sent(self, record: RescheduleSent) -> None:
+        self._maybe_due_ms[record.uid] = min(record.due_ms, self._maybe_due_ms.get(record.uid, record.due_ms))
+
+    def _on_reschedule_answered(self, record: RescheduleAnswered) -> None:
+        # Another answer may hide an earlier success whose answer was lost: then both times stay possible.
+        if record.outcome == "RESCHEDULED":
+            self._maybe_due_ms.pop(record.uid, None)
+            self._due_ms[record.uid] = record.due_ms
+
+    def _on_delivered(self, record: Delivered) -> None:
         due_ms = self._due_ms.get(record.uid)
         if due_ms is None:
             return  # nobody scheduled it: P2

@@ -8,10 +8,9 @@ messages that an earlier one had skipped. Moved, ordered and broadcast messages 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Healed, Record
+from tickwheel.chaos.sim.history import Healed
 from tickwheel.chaos.sim.history_messages import (
     CreditGiven,
     Delivered,
@@ -61,22 +60,7 @@ class Soon(Checker):
     `latest_ns` is how late the latest was that counts in a run without faults.
     """
 
-    promise: ClassVar[str] = "P4"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        Healed,
-        ScheduleSent,
-        ScheduleAcknowledged,
-        RescheduleSent,
-        SessionOpened,
-        SessionOver,
-        SessionClosed,
-        CreditGiven,
-        PauseAsked,
-        PauseAnswered,
-        ResetAsked,
-        ResetAnswered,
-        Delivered,
-    )
+    promise = "P4"
 
     def __init__(self) -> None:
         self.latest_ns = 0
@@ -94,49 +78,57 @@ class Soon(Checker):
         """Nothing delays messages."""
         return not self.run.faults and not self.run.slow_work
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                self._delivered(record)
-            case ScheduleAcknowledged():
-                for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
-                    due_ns = (due_ms - self.run.start_wall_ms) * MS
-                    self._awaited.setdefault(uid, (max(due_ns, record.at_ns), self._healed))
-            case ScheduleSent():
-                label = record.rows[0].label
-                if label is not None and label.lane is not None:
-                    self._in_order.update(row.uid for row in record.rows)
-            case CreditGiven():
-                if self._calm:
-                    self._group(record.group).change(record.at_ns, record.session, record.count)
-            case SessionOpened():
-                if self._calm:
-                    served = self._group(record.group)
-                    credit = served.credits.setdefault(record.session, 0)  # below 0: something came before the word
-                    served.change(record.at_ns, record.session, record.credits)
-                    assert credit <= 0, "a session opens once"
-            case SessionOver() | SessionClosed():
-                if self._calm:
-                    self._group(record.group).change(record.at_ns, record.session, None)
-            case RescheduleSent():
-                self._moved.add(record.uid)
-            case PauseAsked() if record.paused:
-                self._paused.add((record.kind, record.name))
-            case PauseAnswered() if not record.paused:
-                self._paused.discard((record.kind, record.name))
-                self._unpaused_ns[record.kind, record.name] = record.at_ns
-            case ResetAsked():
-                self._paused.add((RESET, record.group))
-            case ResetAnswered():
-                self._paused.discard((RESET, record.group))
-                self._unpaused_ns[RESET, record.group] = record.at_ns
-            case Healed():
-                self._healed = True
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
+            due_ns = (due_ms - self.run.start_wall_ms) * MS
+            self._awaited.setdefault(uid, (max(due_ns, record.at_ns), self._healed))
+
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        label = record.rows[0].label
+        if label is not None and label.lane is not None:
+            self._in_order.update(row.uid for row in record.rows)
+
+    def _on_credit_given(self, record: CreditGiven) -> None:
+        if self._calm:
+            self._group(record.group).change(record.at_ns, record.session, record.count)
+
+    def _on_session_opened(self, record: SessionOpened) -> None:
+        if self._calm:
+            served = self._group(record.group)
+            credit = served.credits.setdefault(record.session, 0)  # below 0: something came before the word
+            served.change(record.at_ns, record.session, record.credits)
+            assert credit <= 0, "a session opens once"
+
+    def _on_session_over_or_session_closed(self, record: SessionOver | SessionClosed) -> None:
+        if self._calm:
+            self._group(record.group).change(record.at_ns, record.session, None)
+
+    def _on_reschedule_sent(self, record: RescheduleSent) -> None:
+        self._moved.add(record.uid)
+
+    def _on_pause_asked(self, record: PauseAsked) -> None:
+        if record.paused:
+            self._paused.add((record.kind, record.name))
+
+    def _on_pause_answered(self, record: PauseAnswered) -> None:
+        if not record.paused:
+            self._paused.discard((record.kind, record.name))
+            self._unpaused_ns[record.kind, record.name] = record.at_ns
+
+    def _on_reset_asked(self, record: ResetAsked) -> None:
+        self._paused.add((RESET, record.group))
+
+    def _on_reset_answered(self, record: ResetAnswered) -> None:
+        self._paused.discard((RESET, record.group))
+        self._unpaused_ns[RESET, record.group] = record.at_ns
+
+    def _on_healed(self, record: Healed) -> None:
+        self._healed = True
 
     def _group(self, name: str) -> _Served:
         return self._served.setdefault(name, _Served())
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_delivered(self, record: Delivered) -> None:
         since_ns = -1
         if self._calm:
             served = self._group(record.group)

@@ -17,10 +17,7 @@ alone, or any duplicate could hide behind a new one: that is judged too.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeasesGathered, LeasesKept, LeasesUnread, SyncHeard
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
@@ -53,23 +50,7 @@ the time it is due, which tells it from the message's other units."""
 class FewDuplicates(Checker):
     """`reasons` counts what explained the duplicates of a run."""
 
-    promise: ClassVar[str] = "P5"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleAcknowledged,
-        Delivered,
-        SettleSent,
-        Settled,
-        SessionClosed,
-        SyncHeard,
-        Booted,
-        DiskWiped,
-        LeasesGathered,
-        LeasesKept,
-        LeasesUnread,
-        Extended,
-        ResetAsked,
-        ResetAnswered,
-    )
+    promise = "P5"
 
     def __init__(self) -> None:
         self.reasons: dict[str, int] = {}
@@ -104,66 +85,70 @@ class FewDuplicates(Checker):
         self._extended: dict[tuple[str, int], Extended] = {}
         self._ids: dict[tuple[str, int], tuple[int, ...]] = {}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                if record.broadcast:
-                    return  # see broadcasts.py
-                self._led.setdefault(record.node, set()).add(record.term)
-                self._check_epoch(record)
-                chain = self._chain(record)
-                before = self._last.get(chain)
-                self._last[chain] = record
-                if before is not None:
-                    reason = self._reason(before, record, chain)
-                    self.reasons[reason] = self.reasons.get(reason, 0) + 1
-            case Settled():
-                if record.outcome in ("ACK", "SKIP"):
-                    self._settled(record)
-            case SettleSent():
-                if record.outcome != "ACK":
-                    self._extended.pop((record.group, record.uid), None)
-                if record.outcome == "RETRY":
-                    # A late one of an earlier attempt takes nothing back.
-                    key = (record.group, record.uid, record.epoch)
-                    self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
-            case ResetAsked():
-                self._resetting.add((record.group, record.topic))
-                self._may_rise.add((record.group, record.topic))
-            case ResetAnswered():
-                # Carried out at least once, and once more perhaps just now.
-                self._resetting.discard((record.group, record.topic))
-                self._may_rise.add((record.group, record.topic))
-            case SessionClosed():
-                if record.by_node:
-                    self._cut.add(record.session)
-                elif record.session not in self._cut:
-                    self._left.add(record.session)
-            case SyncHeard():
-                self._sync_heard(record)
-            case Booted():
-                self._heard.pop(record.node, None)
-                self._known[record.node] = dict(self._kept.get(record.node, {}))
-                self._led[record.node] = set()
-            case DiskWiped():
-                self._kept.pop(record.node, None)
-            case LeasesUnread():
-                self._known[record.node] = {}
-            case LeasesGathered():
-                own = {(record.node, term): record.at_ns for term in self._led.get(record.node, ())}
-                self._gathered[record.node] = self._known.get(record.node, {}) | own
-            case LeasesKept():
-                self._kept[record.node] = self._gathered[record.node]
-            case Extended():
-                self._led.setdefault(record.node, set()).add(record.term)
-                self._extended[record.group, record.uid] = record
-            case ScheduleAcknowledged():
-                ids = self._ids.setdefault((record.producer, record.sequence), record.ids)
-                if ids != record.ids:
-                    self.broken(
-                        record.at_ns,
-                        f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids",
-                    )
+    def _on_delivered(self, record: Delivered) -> None:
+        if record.broadcast:
+            return  # see broadcasts.py
+        self._led.setdefault(record.node, set()).add(record.term)
+        self._check_epoch(record)
+        chain = self._chain(record)
+        before = self._last.get(chain)
+        self._last[chain] = record
+        if before is not None:
+            reason = self._reason(before, record, chain)
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        if record.outcome != "ACK":
+            self._extended.pop((record.group, record.uid), None)
+        if record.outcome == "RETRY":
+            # A late one of an earlier attempt takes nothing back.
+            key = (record.group, record.uid, record.epoch)
+            self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
+
+    def _on_reset_asked(self, record: ResetAsked) -> None:
+        self._resetting.add((record.group, record.topic))
+        self._may_rise.add((record.group, record.topic))
+
+    def _on_reset_answered(self, record: ResetAnswered) -> None:
+        # Carried out at least once, and once more perhaps just now.
+        self._resetting.discard((record.group, record.topic))
+        self._may_rise.add((record.group, record.topic))
+
+    def _on_session_closed(self, record: SessionClosed) -> None:
+        if record.by_node:
+            self._cut.add(record.session)
+        elif record.session not in self._cut:
+            self._left.add(record.session)
+
+    def _on_booted(self, record: Booted) -> None:
+        self._heard.pop(record.node, None)
+        self._known[record.node] = dict(self._kept.get(record.node, {}))
+        self._led[record.node] = set()
+
+    def _on_disk_wiped(self, record: DiskWiped) -> None:
+        self._kept.pop(record.node, None)
+
+    def _on_leases_unread(self, record: LeasesUnread) -> None:
+        self._known[record.node] = {}
+
+    def _on_leases_gathered(self, record: LeasesGathered) -> None:
+        own = {(record.node, term): record.at_ns for term in self._led.get(record.node, ())}
+        self._gathered[record.node] = self._known.get(record.node, {}) | own
+
+    def _on_leases_kept(self, record: LeasesKept) -> None:
+        self._kept[record.node] = self._gathered[record.node]
+
+    def _on_extended(self, record: Extended) -> None:
+        self._led.setdefault(record.node, set()).add(record.term)
+        self._extended[record.group, record.uid] = record
+
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        ids = self._ids.setdefault((record.producer, record.sequence), record.ids)
+        if ids != record.ids:
+            self.broken(
+                record.at_ns,
+                f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids",
+            )
 
     def _check_epoch(self, record: Delivered) -> None:
         place = (record.group, record.topic)
@@ -197,7 +182,9 @@ class FewDuplicates(Checker):
         retried.add(record.attempt)
         return beside
 
-    def _settled(self, record: Settled) -> None:
+    def _on_settled(self, record: Settled) -> None:
+        if record.outcome not in ("ACK", "SKIP"):
+            return
         message = (record.group, record.uid, record.epoch)
         chains = [chain for chain in ((*message, FIRST), *self._beside.get(message, ())) if chain in self._last]
         if len(chains) > 1:
@@ -233,7 +220,7 @@ class FewDuplicates(Checker):
             self.broken(again.at_ns, f"{what}: {again.node} had heard of its lease, or had it on its disk")
         return "failover"
 
-    def _sync_heard(self, record: SyncHeard) -> None:
+    def _on_sync_heard(self, record: SyncHeard) -> None:
         known, heard = self._known.setdefault(record.node, {}), self._heard.setdefault(record.node, {})
         source = record.master, record.term
         newest_ns, whole_from_ns = heard.get(source, (record.before_ns, 0))

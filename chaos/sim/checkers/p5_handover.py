@@ -6,10 +6,8 @@ the closing of the old master's sessions nor a lease unknown to the next master 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded, Record
+from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded
 from tickwheel.chaos.sim.history_machines import Booted, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import Delivered, SessionClosed, SessionOver, SettleSent
 from tickwheel.chaos.sim.world import MS, SECOND
@@ -24,19 +22,7 @@ _Key = tuple[str, int, int]
 class HandedOver(Checker):
     """Does not judge broadcasts, nor push-first dispatch, which may lose dispatches."""
 
-    promise: ClassVar[str] = "P5"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        FaultBegan,
-        FaultEnded,
-        Booted,
-        Stopped,
-        RoleSeen,
-        Delivered,
-        SettleSent,
-        SessionOver,
-        SessionClosed,
-        HandoverEnded,
-    )
+    promise = "P5"
 
     def __init__(self) -> None:
         self._active: set[str] = set()
@@ -53,33 +39,32 @@ class HandedOver(Checker):
         self._handed: set[tuple[int, int]] = set()
         """Changes of the term that were planned, in calm."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                self._delivered(record)
-            case SettleSent():
-                if record.outcome != "ACK":
-                    key = (record.group, record.uid, record.epoch)
-                    self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
-            case SessionOver():
-                if record.session not in self._closed:
-                    self._left.add(record.session)
-            case SessionClosed():
-                self._closed.add(record.session)
-            case RoleSeen():
-                if record.role == "master":
-                    self._masters.setdefault(record.term, (record.node, record.at_ns))
-            case HandoverEnded():
-                self._ended(record)
-            case Booted() | Stopped():
-                self._stirred_ns = record.at_ns
-            case FaultBegan() | FaultEnded():
-                known = self._active.add if isinstance(record, FaultBegan) else self._active.discard
-                known(record.fault)
-                if " handover" not in record.fault:
-                    self._stirred_ns = record.at_ns
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        if record.outcome != "ACK":
+            key = (record.group, record.uid, record.epoch)
+            self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_session_over(self, record: SessionOver) -> None:
+        if record.session not in self._closed:
+            self._left.add(record.session)
+
+    def _on_session_closed(self, record: SessionClosed) -> None:
+        self._closed.add(record.session)
+
+    def _on_role_seen(self, record: RoleSeen) -> None:
+        if record.role == "master":
+            self._masters.setdefault(record.term, (record.node, record.at_ns))
+
+    def _on_booted_or_stopped(self, record: Booted | Stopped) -> None:
+        self._stirred_ns = record.at_ns
+
+    def _on_fault_began_or_fault_ended(self, record: FaultBegan | FaultEnded) -> None:
+        known = self._active.add if isinstance(record, FaultBegan) else self._active.discard
+        known(record.fault)
+        if " handover" not in record.fault:
+            self._stirred_ns = record.at_ns
+
+    def _on_delivered(self, record: Delivered) -> None:
         if record.broadcast or self.run.push_first:
             return
         key = (record.group, record.uid, record.epoch)
@@ -93,7 +78,7 @@ class HandedOver(Checker):
             self._again.setdefault((before.term, record.term), []).append((before, record))
             self._judge((before.term, record.term))
 
-    def _ended(self, record: HandoverEnded) -> None:
+    def _on_handover_ended(self, record: HandoverEnded) -> None:
         terms = [term for term, (_, since_ns) in self._masters.items() if record.asked_ns <= since_ns]
         led = [term for term, (node, _) in self._masters.items() if node == record.node and term not in terms]
         alone = all(" handover" in fault for fault in self._active)

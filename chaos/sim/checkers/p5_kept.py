@@ -6,10 +6,8 @@ delay the file (lease_file.py), and then more comes again.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, Record
+from tickwheel.chaos.sim.history import FaultBegan, FaultEnded
 from tickwheel.chaos.sim.history_machines import Booted, LeasesGathered, LeasesKept
 from tickwheel.chaos.sim.history_messages import Delivered
 from tickwheel.chaos.sim.world import SECOND
@@ -23,8 +21,7 @@ HUNG_NS_MOST = 4 * SECOND
 
 
 class LeasesWritten(Checker):
-    promise: ClassVar[str] = "P5"
-    kinds: ClassVar[tuple[type[Record], ...]] = (Booted, Delivered, LeasesGathered, LeasesKept, FaultBegan, FaultEnded)
+    promise = "P5"
 
     def __init__(self) -> None:
         self._owed: dict[str, int] = {}
@@ -37,32 +34,35 @@ class LeasesWritten(Checker):
         self._disturbed_ns = 0
         """Until then at most a fault that has ended may delay files."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Booted():
-                for held in (self._owed, self._later):
-                    held.pop(record.node, None)
-                self._gathered.discard(record.node)
-            case FaultBegan():
-                if record.fault.split()[1] not in HARMLESS:
-                    self._faults.add(record.fault)
-            case FaultEnded():
-                if record.fault in self._faults:
-                    self._faults.discard(record.fault)
-                    hung_ns = HUNG_NS_MOST if record.fault.split()[1] == HUNG else 0
-                    self._disturbed_ns = max(self._disturbed_ns, record.at_ns + hung_ns)
-            case Delivered():
-                self._judge(record.node, record.at_ns)
-                waiting = self._later if record.node in self._gathered else self._owed
-                waiting.setdefault(record.node, record.at_ns)
-            case LeasesGathered():
-                self._gathered.add(record.node)
-            case LeasesKept():
-                self._judge(record.node, record.at_ns)
-                self._gathered.discard(record.node)
-                self._owed.pop(record.node, None)
-                if record.node in self._later:
-                    self._owed[record.node] = self._later.pop(record.node)
+    def _on_booted(self, record: Booted) -> None:
+        for held in (self._owed, self._later):
+            held.pop(record.node, None)
+        self._gathered.discard(record.node)
+
+    def _on_fault_began(self, record: FaultBegan) -> None:
+        if record.fault.split()[1] not in HARMLESS:
+            self._faults.add(record.fault)
+
+    def _on_fault_ended(self, record: FaultEnded) -> None:
+        if record.fault in self._faults:
+            self._faults.discard(record.fault)
+            hung_ns = HUNG_NS_MOST if record.fault.split()[1] == HUNG else 0
+            self._disturbed_ns = max(self._disturbed_ns, record.at_ns + hung_ns)
+
+    def _on_delivered(self, record: Delivered) -> None:
+        self._judge(record.node, record.at_ns)
+        waiting = self._later if record.node in self._gathered else self._owed
+        waiting.setdefault(record.node, record.at_ns)
+
+    def _on_leases_gathered(self, record: LeasesGathered) -> None:
+        self._gathered.add(record.node)
+
+    def _on_leases_kept(self, record: LeasesKept) -> None:
+        self._judge(record.node, record.at_ns)
+        self._gathered.discard(record.node)
+        self._owed.pop(record.node, None)
+        if record.node in self._later:
+            self._owed[record.node] = self._later.pop(record.node)
 
     def _judge(self, node: str, at_ns: int) -> None:
         owed_ns = self._owed.get(node, at_ns)

@@ -7,10 +7,7 @@ continues in a term after it heard of a higher one.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import TermIgnored, VoteSeen
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, MemberRemoved, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import Delivered
@@ -19,18 +16,7 @@ from tickwheel.chaos.sim.history_messages import Delivered
 class OneMaster(Checker):
     """`elections` counts the terms that had a master."""
 
-    promise: ClassVar[str] = "P7"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        RoleSeen,
-        LeaseSeen,
-        VoteSeen,
-        TermIgnored,
-        MemberRemoved,
-        DiskWiped,
-        Delivered,
-        Booted,
-        Stopped,
-    )
+    promise = "P7"
 
     def __init__(self) -> None:
         self._masters: dict[int, tuple[str, int]] = {}
@@ -45,34 +31,31 @@ class OneMaster(Checker):
     def elections(self) -> int:
         return len(self._masters)
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case LeaseSeen():
-                self._leased(record)
-            case RoleSeen():
-                self._role(record)
-            case Delivered():
-                self._delivered(record)
-            case MemberRemoved():
-                self._removed.add(record.node)
-            case DiskWiped():
-                self._wiped.add(record.node)
-            case VoteSeen() if record.node not in self._wiped:
-                known = self._votes.setdefault((record.node, record.term), record.voted_for)
-                if known != record.voted_for:
-                    self.broken(
-                        record.at_ns,
-                        f"{record.node} votes for {record.voted_for} in term {record.term}, had voted for {known}",
-                    )
-            case TermIgnored():
+    def _on_member_removed(self, record: MemberRemoved) -> None:
+        self._removed.add(record.node)
+
+    def _on_disk_wiped(self, record: DiskWiped) -> None:
+        self._wiped.add(record.node)
+
+    def _on_vote_seen(self, record: VoteSeen) -> None:
+        if record.node not in self._wiped:
+            known = self._votes.setdefault((record.node, record.term), record.voted_for)
+            if known != record.voted_for:
                 self.broken(
                     record.at_ns,
-                    f"{record.node} goes on in term {record.term} after it has heard of term {record.heard}",
+                    f"{record.node} votes for {record.voted_for} in term {record.term}, had voted for {known}",
                 )
-            case Booted() | Stopped():
-                self._lease.pop(record.node, None)
 
-    def _role(self, record: RoleSeen) -> None:
+    def _on_term_ignored(self, record: TermIgnored) -> None:
+        self.broken(
+            record.at_ns,
+            f"{record.node} goes on in term {record.term} after it has heard of term {record.heard}",
+        )
+
+    def _on_booted_or_stopped(self, record: Booted | Stopped) -> None:
+        self._lease.pop(record.node, None)
+
+    def _on_role_seen(self, record: RoleSeen) -> None:
         if record.node in self._wiped:
             if record.role == "master":
                 self.broken(record.at_ns, f"{record.node} is master of term {record.term}, with a disk that was wiped")
@@ -106,7 +89,7 @@ class OneMaster(Checker):
                 f"and {record.node} (boot {record.boot})",
             )
 
-    def _leased(self, record: LeaseSeen) -> None:
+    def _on_lease_seen(self, record: LeaseSeen) -> None:
         self._lease[record.node] = (record.term, record.until_ns)
         if record.until_ns <= record.at_ns:
             return
@@ -132,7 +115,7 @@ class OneMaster(Checker):
             )
         self._leading_term = record.term
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_delivered(self, record: Delivered) -> None:
         term, until_ns = self._lease.get(record.node, (0, 0))
         if until_ns <= record.at_ns or term != record.term:
             self.broken(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import ContentSeen, DigestSeen
 
 INDEXES_KEPT = 20_000
@@ -15,18 +13,13 @@ INDEXES_KEPT = 20_000
 class SameState(Checker):
     """Compares whatever digests are taken, whenever they are taken."""
 
-    promise: ClassVar[str] = "P8"
-    kinds: ClassVar[tuple[type[Record], ...]] = (DigestSeen, ContentSeen)
+    promise = "P8"
 
     def __init__(self) -> None:
         self._digests: OrderedDict[int, DigestSeen] = OrderedDict()
         self._contents: OrderedDict[int, ContentSeen] = OrderedDict()
 
-    def observe(self, record: Record) -> None:
-        if isinstance(record, ContentSeen):
-            self._content(record)
-            return
-        assert isinstance(record, DigestSeen)
+    def _on_digest_seen(self, record: DigestSeen) -> None:
         known = self._digests.get(record.applied_index)
         if known is None:
             self._digests[record.applied_index] = record
@@ -42,7 +35,7 @@ class SameState(Checker):
                 f"(boot {known.boot}, at {known.at_ns / 1e9:.6f} s) differ in {', '.join(parts) or 'their digest'}",
             )
 
-    def _content(self, record: ContentSeen) -> None:
+    def _on_content_seen(self, record: ContentSeen) -> None:
         known = self._contents.setdefault(record.index, record)
         if known is record and len(self._contents) > INDEXES_KEPT:
             self._contents.popitem(last=False)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
     Delivered,
@@ -29,14 +26,7 @@ def hour_may_be_gone(message_id: int, wall_ms: int, hours_kept: int) -> bool:
 class DefiniteCancel(Checker):
     """Push-first has one exception: a message delivered ahead of a lost dispatch may be cancelled afterwards."""
 
-    promise: ClassVar[str] = "P9"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleAcknowledged,
-        RescheduleSent,
-        RescheduleAnswered,
-        CancelAnswered,
-        Delivered,
-    )
+    promise = "P9"
 
     def __init__(self) -> None:
         self._due_ms: dict[int, int] = {}
@@ -45,29 +35,28 @@ class DefiniteCancel(Checker):
         self._cancelled: dict[int, int] = {}
         self._too_late: set[int] = set()
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                if record.uid in self._cancelled:
-                    self.broken(
-                        record.at_ns,
-                        f"{record.node} delivers message {record.uid}, whose cancel was acknowledged "
-                        f"at {self._cancelled[record.uid] / 1e9:.6f} s",
-                    )
-                self._delivered.setdefault(record.uid, record.at_ns)
-            case CancelAnswered():
-                self._answered(record)
-            case ScheduleAcknowledged():
-                for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
-                    self._due_ms.setdefault(uid, due_ms)
-            case RescheduleSent():
-                self._moving.add(record.uid)
-            case RescheduleAnswered():
-                self._moving.discard(record.uid)
-                if record.outcome == "RESCHEDULED":
-                    self._due_ms[record.uid] = record.due_ms
+    def _on_delivered(self, record: Delivered) -> None:
+        if record.uid in self._cancelled:
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {record.uid}, whose cancel was acknowledged "
+                f"at {self._cancelled[record.uid] / 1e9:.6f} s",
+            )
+        self._delivered.setdefault(record.uid, record.at_ns)
 
-    def _answered(self, record: CancelAnswered) -> None:
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
+            self._due_ms.setdefault(uid, due_ms)
+
+    def _on_reschedule_sent(self, record: RescheduleSent) -> None:
+        self._moving.add(record.uid)
+
+    def _on_reschedule_answered(self, record: RescheduleAnswered) -> None:
+        self._moving.discard(record.uid)
+        if record.outcome == "RESCHEDULED":
+            self._due_ms[record.uid] = record.due_ms
+
+    def _on_cancel_answered(self, record: CancelAnswered) -> None:
         uid = record.uid
         if record.outcome == "CANCELLED":
             if uid in self._delivered and not self.run.push_first:

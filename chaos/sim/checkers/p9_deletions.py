@@ -9,10 +9,7 @@ delete that one: only the first answer is judged.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_operators import DeletionAnswered, DeletionAsked, PassingAccepted, PassingDelivered
 
 SURELY_MS = 500
@@ -22,13 +19,7 @@ SURELY_MS = 500
 class DeletionsHold(Checker):
     """Judges topics that stewards delete."""
 
-    promise: ClassVar[str] = "P9 (deletion)"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        PassingAccepted,
-        PassingDelivered,
-        DeletionAsked,
-        DeletionAnswered,
-    )
+    promise = "P9 (deletion)"
 
     def __init__(self) -> None:
         self._accepted: dict[str, dict[int, int]] = {}
@@ -37,23 +28,23 @@ class DeletionsHold(Checker):
         self._gone_ns: dict[str, int] = {}
         """By topic: time of the answer."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case PassingAccepted():
-                if record.topic not in self._asked:
-                    rows = zip(record.ids, record.due_ms, strict=True)
-                    self._accepted.setdefault(record.topic, {}).update(rows)
-            case PassingDelivered():
-                if record.topic in self._gone_ns:
-                    self._delivered(record)
-            case DeletionAsked(kind="topic"):
-                self._asked.add(record.name)
-            case DeletionAnswered(kind="topic"):
-                if record.name not in self._gone_ns:
-                    self._gone_ns[record.name] = record.at_ns
-                    self._counted(record)
+    def _on_passing_accepted(self, record: PassingAccepted) -> None:
+        if record.topic not in self._asked:
+            rows = zip(record.ids, record.due_ms, strict=True)
+            self._accepted.setdefault(record.topic, {}).update(rows)
 
-    def _delivered(self, record: PassingDelivered) -> None:
+    def _on_deletion_asked(self, record: DeletionAsked) -> None:
+        if record.kind == "topic":
+            self._asked.add(record.name)
+
+    def _on_deletion_answered(self, record: DeletionAnswered) -> None:
+        if record.kind == "topic" and record.name not in self._gone_ns:
+            self._gone_ns[record.name] = record.at_ns
+            self._counted(record)
+
+    def _on_passing_delivered(self, record: PassingDelivered) -> None:
+        if record.topic not in self._gone_ns:
+            return
         gone = sorted(self._accepted.get(record.topic, {}).keys() & set(record.ids))
         if gone:
             self.broken(

@@ -10,10 +10,8 @@ message that may have been swept and did not come.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Delivered, Label, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
 
@@ -49,16 +47,7 @@ class _Sweep:
 class SweepsDone(Checker):
     """Judges messages sent with a key."""
 
-    promise: ClassVar[str] = "P9 (bulk)"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleSent,
-        ScheduleAcknowledged,
-        SweepAsked,
-        SweepBegan,
-        SweepEnded,
-        SweptSeen,
-        Delivered,
-    )
+    promise = "P9 (bulk)"
 
     def __init__(self) -> None:
         self._messages: dict[int, _Message] = {}
@@ -71,31 +60,26 @@ class SweepsDone(Checker):
         self._early: dict[int, tuple[int, int, str]] = {}
         """By uid: id, due time and name of messages seen before their receipt."""
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                message = self._messages.get(record.uid)
-                if message is not None:
-                    self._judge_delivery(record, message)
-            case ScheduleSent():
-                label = record.rows[0].label
-                if label is not None and label.key:
-                    for row in record.rows:
-                        self._sent(row.uid, row.topic, row.label or label)
-            case ScheduleAcknowledged():
-                if record.uids[0] in self._messages:
-                    for uid, id_, due_ms in zip(record.uids, record.ids, record.due_ms, strict=True):
-                        self._messages[uid].id, self._messages[uid].due_ms = id_, due_ms
-                        if uid in self._early:
-                            self._judge_time(record.at_ns, uid, *self._early.pop(uid))
-            case SweepAsked():
-                self._asked(record)
-            case SweepBegan():
-                self._sweeps[record.job].began_ms = self.wall_ms(record.at_ns)
-            case SweepEnded():
-                self._ended(record)
-            case SweptSeen():
-                self._seen(record)
+    def _on_delivered(self, record: Delivered) -> None:
+        message = self._messages.get(record.uid)
+        if message is not None:
+            self._judge_delivery(record, message)
+
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        label = record.rows[0].label
+        if label is not None and label.key:
+            for row in record.rows:
+                self._sent(row.uid, row.topic, row.label or label)
+
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        if record.uids[0] in self._messages:
+            for uid, id_, due_ms in zip(record.uids, record.ids, record.due_ms, strict=True):
+                self._messages[uid].id, self._messages[uid].due_ms = id_, due_ms
+                if uid in self._early:
+                    self._judge_time(record.at_ns, uid, *self._early.pop(uid))
+
+    def _on_sweep_began(self, record: SweepBegan) -> None:
+        self._sweeps[record.job].began_ms = self.wall_ms(record.at_ns)
 
     def _sent(self, uid: int, topic: str, label: Label) -> None:
         if uid in self._messages:
@@ -110,7 +94,7 @@ class SweepsDone(Checker):
         if not sweep.selected.cancel:
             self._movable.add(uid)
 
-    def _asked(self, record: SweepAsked) -> None:
+    def _on_sweep_asked(self, record: SweepAsked) -> None:
         sweep = self._sweeps[record.job] = _Sweep(record.selected, record.at_ns)
         for uid, message in self._messages.items():
             if not record.selected.by_text(message.topic, message.label):
@@ -130,7 +114,7 @@ class SweepsDone(Checker):
             if not sweep.began_ms and sweep.selected.by_text(message.topic, message.label):
                 self._may_touch(sweep, uid)
 
-    def _ended(self, record: SweepEnded) -> None:
+    def _on_sweep_ended(self, record: SweepEnded) -> None:
         sweep = self._sweeps[record.job]
         sweep.ended, sweep.ended_ms = record, self.wall_ms(record.at_ns)
         met = record.done + record.too_late + record.gone + record.too_far
@@ -206,7 +190,7 @@ class SweepsDone(Checker):
         if not any(due_ms == target or (due_ms > target and target < self.wall_ms(at_ns)) for target in targets):
             self.broken(at_ns, f"{name}, was moved to {due_ms}; asked for was {targets}")
 
-    def _seen(self, record: SweptSeen) -> None:
+    def _on_swept_seen(self, record: SweptSeen) -> None:
         uid = record.uid
         message = self._messages[uid]
         name = f"message {uid} ({message.label.key}), looked up"

@@ -7,10 +7,8 @@ was acknowledged, its run was not aborted before, and every delivered row belong
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_bulk import AbortAnswered, BlockStaged, CommitAnswered, CommitAsked, WriteSeen
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleSent
 from tickwheel.chaos.sim.world import MS
@@ -48,16 +46,7 @@ class _Known:
 class WritesOnce(Checker):
     """Judges the groups of writes.py, or those that a test names."""
 
-    promise: ClassVar[str] = "staged"
-    kinds: ClassVar[tuple[type[Record], ...]] = (
-        ScheduleSent,
-        BlockStaged,
-        CommitAsked,
-        CommitAnswered,
-        AbortAnswered,
-        WriteSeen,
-        Delivered,
-    )
+    promise = "staged"
 
     def __init__(self) -> None:
         self._due_ms: dict[int, int] = {}
@@ -71,35 +60,28 @@ class WritesOnce(Checker):
         self._ids: dict[int, int] = {}
         self._came: dict[str, set[int]] = {group: set() for group in GROUPS}
 
-    def observe(self, record: Record) -> None:
-        match record:
-            case Delivered():
-                if record.uid in self._owner:
-                    self._delivered(record)
-            case BlockStaged():
-                self._staged.setdefault(record.attempt, set()).update(record.uids)
-                for uid in record.uids:
-                    self._owner[uid] = ((record.job, record.batch), record.run, record.attempt)
-            case ScheduleSent():
-                # Written just before the block that it belongs to; without a node.
-                if not record.node:
-                    self._due_ms.update((row.uid, row.due_ms or 0) for row in record.rows)
-            case CommitAsked():
-                known = self._known(record.job, record.batch)
-                known.asked_ns[record.run] = record.at_ns
-                if not known.committed_ns and record.run not in self._aborted:
-                    known.commits.append(_Commit(record.run, record.attempts))
-            case CommitAnswered():
-                self._answered(record)
-            case AbortAnswered():
-                self._abort_answered(record)
-            case WriteSeen():
-                self._seen(record)
+    def _on_block_staged(self, record: BlockStaged) -> None:
+        self._staged.setdefault(record.attempt, set()).update(record.uids)
+        for uid in record.uids:
+            self._owner[uid] = ((record.job, record.batch), record.run, record.attempt)
+
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        # Written just before the block that it belongs to; without a node.
+        if not record.node:
+            self._due_ms.update((row.uid, row.due_ms or 0) for row in record.rows)
+
+    def _on_commit_asked(self, record: CommitAsked) -> None:
+        known = self._known(record.job, record.batch)
+        known.asked_ns[record.run] = record.at_ns
+        if not known.committed_ns and record.run not in self._aborted:
+            known.commits.append(_Commit(record.run, record.attempts))
 
     def _known(self, job: str, batch: int) -> _Known:
         return self._batches.setdefault((job, batch), _Known())
 
-    def _delivered(self, record: Delivered) -> None:
+    def _on_delivered(self, record: Delivered) -> None:
+        if record.uid not in self._owner:
+            return
         uid = record.uid
         (job, batch), run, attempt = self._owner[uid]
         what = f"{record.node} delivers message {uid} of attempt {attempt} of {run} of write {job}/{batch}"
@@ -112,7 +94,7 @@ class WritesOnce(Checker):
             why = "its run was aborted" if run in self._aborted else "no commit that can have won names that attempt"
             self.broken(record.at_ns, f"{what}; {why}")
 
-    def _answered(self, record: CommitAnswered) -> None:
+    def _on_commit_answered(self, record: CommitAnswered) -> None:
         known = self._known(record.job, record.batch)
         name = f"write {record.job}/{record.batch}"
         if record.state in COMMITTED:
@@ -128,7 +110,7 @@ class WritesOnce(Checker):
         # A refused commit was not carried out before, nor will it be: its rows will never be staged again.
         known.commits = [commit for commit in known.commits if commit.run != record.run]
 
-    def _abort_answered(self, record: AbortAnswered) -> None:
+    def _on_abort_answered(self, record: AbortAnswered) -> None:
         known = self._known(record.job, record.batch)
         if record.state in COMMITTED:
             return
@@ -143,7 +125,7 @@ class WritesOnce(Checker):
             if self._owner[uid][1] == record.run:
                 self.broken(record.at_ns, f"{record.run} was aborted; its message {uid} was delivered before")
 
-    def _seen(self, record: WriteSeen) -> None:
+    def _on_write_seen(self, record: WriteSeen) -> None:
         known = self._known(record.job, record.batch)
         name = f"write {record.job}/{record.batch}"
         if record.state not in COMMITTED:
