@@ -44,6 +44,8 @@ from tickwheel.chaos.sim.history_messages import (
     ScheduleSent,
     SessionOpened,
     SessionOver,
+    Settled,
+    SettleSent,
 )
 from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked, ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.world import HOUR_MS, MS
@@ -207,6 +209,17 @@ def again(at_ms: int, due_in_ms: int = 3_000, attempt: int = 1) -> Delivered:
     return delivered(at_ms, 1, due_in_ms=due_in_ms, attempt=attempt)
 
 
+def epoch_settled(sent_ms: int, epoch: int) -> list[Record]:
+    """Message 1 is settled under the epoch that its delivery named; the receipt says that it counts."""
+    return [
+        SettleSent(sent_ms * MS, "g", ID + 1, 1, 1, "ACK", epoch=epoch),
+        Settled((sent_ms + 300) * MS, "g", ID + 1, 1, 1, "ACK", epoch=epoch),
+    ]
+
+
+EPOCH_AGAIN: list[Record] = [*CAME_LATE, *reset(4_000, 1_500), replace(again(4_100), epoch=1)]
+"""Message 1 came, and came again after a reset."""
+
 TWO_CAME: list[Record] = [
     *CAME_LATE,
     sent(3_100, 2, label=SPORT, due_in_ms=6_000),
@@ -246,6 +259,11 @@ GOOD |= {
         ],
     ),
     "from the beginning": (ResetsHold, [*CAME_LATE, *reset(4_000, -WALL_MS), again(4_100)]),
+    "settled as it came again": (ResetsHold, [*EPOCH_AGAIN, *epoch_settled(4_200, 1)]),
+    "settled before it came again, by the late answer": (
+        ResetsHold,
+        sorted([*EPOCH_AGAIN, *epoch_settled(3_900, 0)], key=lambda record: record.at_ns),
+    ),
     "what comes next after a reset to it": (
         ResetsHold,
         [*CAME_LATE, *reset(4_000, None), sent(4_100, 2, label=SPORT), delivered(4_200, 2)],
@@ -267,6 +285,7 @@ BAD |= {
             again(7_120),
         ],
     ),
+    "settled as it came before, though it came again": (ResetsHold, [*EPOCH_AGAIN, *epoch_settled(4_200, 0)]),
     "not from the beginning": (ResetsHold, [*CAME_LATE, *reset(4_000, -WALL_MS)]),
     "had come before two resets to what comes next": (
         ResetsHold,

@@ -4,6 +4,9 @@ Between the first request for a reset and its answer, the reset may have been ca
 time a message must be allowed by the old place or by the new one. Once a message came that only the new place allows,
 the reset was carried out and the old place no longer counts. Only whole ticks count. Retries are not judged: they are
 messages of their own, with later times.
+
+A reset makes void what is out with consumers: a settlement of an earlier epoch that was sent after a delivery of a
+later one must not count.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
+from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent, Settled, SettleSent
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 
 TICK_MS = 1_000
@@ -63,6 +66,23 @@ class ResetsHold(Checker):
         """The topic of each of them."""
         self._came_ns: dict[tuple[str, str], dict[int, int]] = {}
         """By group and topic, and message: time of the last delivery."""
+        self._epochs: dict[tuple[str, str], int] = {}
+        """By group and topic: the highest epoch delivered."""
+        self._void: dict[tuple[str, int, int, int], bool] = {}
+        """By (group, message, attempt, epoch): whether the first settlement of it was sent too late."""
+
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        if record.uid in self._topics:
+            newest = self._epochs.get((record.group, self._topics[record.uid]), 0)
+            settled = (record.group, record.uid, record.attempt, record.epoch)
+            self._void.setdefault(settled, record.epoch < newest)
+
+    def _on_settled(self, record: Settled) -> None:
+        if self._void.get((record.group, record.uid, record.attempt, record.epoch)):
+            self.broken(
+                record.at_ns,
+                f"message {record.uid} of epoch {record.epoch} is settled for {record.group}; by then it was reset",
+            )
 
     def _on_schedule_sent(self, record: ScheduleSent) -> None:
         label = record.rows[0].label
@@ -90,6 +110,7 @@ class ResetsHold(Checker):
             return
         uid, place = record.uid, (record.group, record.topic)
         self._came_ns.setdefault(place, {})[uid] = record.at_ns
+        self._epochs[place] = max(record.epoch, self._epochs.get(place, 0))
         judged = self._judged.get(place)
         if judged is None:
             return
