@@ -47,6 +47,8 @@ class RunBegan(Record):
     """How long before its due time a message may be dispatched."""
     hours_kept: int = 1
     """Whole hours before the present one that no message is removed from."""
+    loop_gap_ns: int = 0
+    """Least time between two turns of a node's loop."""
 
 
 @dataclass(slots=True)

@@ -158,6 +158,7 @@ class Cluster:
                 self.shape.work_ms > 0,
                 self.shape.dispatch_ahead_ms,
                 self.shape.hours_kept,
+                self.shape.loop_gap_us * MS // 1_000,
             )
         )
         rng = world.stream("boot")

@@ -256,6 +256,15 @@ GOOD: dict[str, Case] = {
         Live,
         [began(), Healed(1 * SECOND), sent(8_000, 1, 1), acknowledged(8_100, 1, 1), Drained(9 * SECOND, "")],
     ),
+    "resumed late, by loops that need a tenth of a second a turn": (
+        Live,
+        [
+            replace(began(), loop_gap_ns=100 * MS),
+            Healed(1 * SECOND),
+            acknowledged(6_500, 1, 1),
+            Drained(9 * SECOND, ""),
+        ],
+    ),
     "resumed": (Live, [began(), Healed(1 * SECOND), acknowledged(1_800, 1, 1), Drained(9 * SECOND, "")]),
     "cancelled after a delivery ahead of a lost dispatch": (
         DefiniteCancel,
@@ -479,6 +488,15 @@ BAD: dict[str, Case] = {
         [began(), Healed(1 * SECOND), sent(2_000, 1, 1), acknowledged(8_000, 1, 1), Drained(20 * SECOND, "")],
     ),
     "never resumed": (Live, [began(), Healed(1 * SECOND), Drained(9 * SECOND, "")]),
+    "resumed later than slow loops need": (
+        Live,
+        [
+            replace(began(), loop_gap_ns=100 * MS),
+            Healed(1 * SECOND),
+            acknowledged(7_500, 1, 1),
+            Drained(9 * SECOND, ""),
+        ],
+    ),
     "resumed late": (Live, [began(), Healed(1 * SECOND), acknowledged(15_000, 1, 1), Drained(20 * SECOND, "")]),
     "not drained": (Live, [began(), Healed(1), acknowledged(2, 1, 1), Drained(9 * SECOND, "3 messages")]),
     "election without a fault": (
