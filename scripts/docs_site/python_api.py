@@ -5,8 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
+from typing import get_args, get_origin
 
-from tickwheel.client.blocking import Blocking, calling, each, following, following_all, making, reading, waiting
+from tickwheel.client.blocking import (
+    Blocking,
+    attribute,
+    calling,
+    each,
+    following,
+    following_all,
+    making,
+    reading,
+    waiting,
+)
+from tickwheel.client.payloads import Carrier
 
 PAGES = {
     "Clients": ["client.AsyncClient", "client.TlsFiles", "client.tracing.Tracing"],
@@ -85,6 +97,7 @@ PAGES = {
 """Page -> its classes, below `tickwheel`."""
 
 BLOCKING = {
+    attribute: "The same",
     reading: "The same",
     calling: "The same",
     waiting: "Without ``await``",
@@ -130,6 +143,8 @@ def _class_entry(path: str) -> Iterator[str]:
         yield from _blocking_members(kind)
         return
     yield from ("   :members:", "   :undoc-members:")
+    if issubclass(kind, Carrier):
+        yield "   :inherited-members:"
     if kind.__bases__ != (object,):
         yield "   :show-inheritance:"
     yield ""
@@ -145,12 +160,20 @@ def _blocking_members(kind: type) -> Iterator[str]:
     for key, value in vars(kind).items():
         if key.startswith("_") or type(value) not in BLOCKING:
             continue
-        shown = getattr(kind, key)
-        method = getattr(shown, "fget", getattr(shown, "func", shown))
-        owner, _, name = method.__qualname__.partition(".")
-        ways.setdefault(BLOCKING[type(value)], []).append(f":py:obj:`{key} <{_place_of(owner)}.{name}>`")
+        ways.setdefault(BLOCKING[type(value)], []).append(_link(kind, key, value))
     yield from (f"   | {way}: {', '.join(members)}." for way, members in ways.items())
     yield ""
+
+
+def _link(kind: type, key: str, value: object) -> str:
+    if isinstance(value, attribute):
+        return f"``{key}``"
+    shown = getattr(kind, key)
+    method = getattr(shown, "fget", getattr(shown, "func", shown))
+    owner, _, name = method.__qualname__.partition(".")
+    if owner == Carrier.__name__:
+        [owner] = [get_args(base)[0].__name__ for base in vars(kind)["__orig_bases__"] if get_origin(base) is Blocking]
+    return f":py:obj:`{key} <{_place_of(owner)}.{name}>`"
 
 
 def _place_of(name: str) -> str:
