@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +119,15 @@ def timeline(
 
 def plot(title: str, timelines: Sequence[Timeline], file: Path) -> None:
     """Lateness above rate, side by side for each load. A line has a gap where nothing came; failures are marked."""
+    from matplotlib import pyplot
+
+    figure = drawn(title, timelines)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def drawn(title: str, timelines: Sequence[Timeline]) -> Any:
+    """The matplotlib figure of `plot`; close it with pyplot."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -137,7 +147,6 @@ def plot(title: str, timelines: Sequence[Timeline], file: Path) -> None:
             for at_s, what in one.marks:
                 color = "tab:green" if what == NEW_MASTER else "tab:red"
                 panel.axvline(at_s, color=color, linewidth=0.8, linestyle="--", label=what)
-            panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
         late.set_title(one.load, fontsize="medium")
         rate.set_xlabel("seconds since the first delivery")
@@ -146,5 +155,6 @@ def plot(title: str, timelines: Sequence[Timeline], file: Path) -> None:
     figure.legend(shown.values(), shown.keys(), loc="outside lower right", ncols=len(shown), fontsize="small")
     panels[0, 0].set_ylabel("lateness, ms")
     panels[1, 0].set_ylabel("deliveries/s")
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+    for panel in panels[:, 0]:  # after all lines: setting one end of a shared axis keeps the other where it is
+        panel.set_ylim(bottom=0)
+    return figure

@@ -7,10 +7,11 @@ import math
 from pathlib import Path
 
 import numpy as np
+from matplotlib import pyplot
 from rich.console import Console
 from rich.table import Table
 
-from tickwheel.bench.figures import Figure, Timeline, loads_table, medians, others_table, plot, timeline
+from tickwheel.bench.figures import Figure, Timeline, drawn, loads_table, medians, others_table, plot, timeline
 
 
 def text_of(table: Table) -> list[list[str]]:
@@ -67,3 +68,12 @@ def test_a_plot_is_a_picture(tmp_path: Path) -> None:
     timelines = [timeline("kill", late, [0.0, 2.0], [(0.5, "master lost"), (1.0, "master lost")]), Timeline("none")]
     plot("T6. Loss of the master", timelines, tmp_path / "T6.png")
     assert (tmp_path / "T6.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_axes_of_a_plot_hold_every_load() -> None:
+    """Its loads share them; the first one is not the largest."""
+    loads = [timeline("kill", [np.array([late_ms])], [0.0], []) for late_ms in (5, 900)]
+    figure = drawn("T6. Loss of the master", loads)
+    low, high = figure.axes[0].get_ylim()
+    pyplot.close(figure)
+    assert low == 0 and high > 900
