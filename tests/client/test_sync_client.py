@@ -224,7 +224,7 @@ def test_any_thread_may_close_it(address: str) -> None:
 
 
 def test_a_consumer_that_is_closed_elsewhere_has_no_next(address: str) -> None:
-    """Who waits for it gets None, as who asks later."""
+    """A thread that waits for it gets None; so does a later call."""
     with Client(address) as client:
         consumer = client.consumer("g", "t")
         threading.Timer(0.05, consumer.close).start()
