@@ -78,26 +78,26 @@ class RecentUnits:
 
 @dataclass(slots=True, eq=False)
 class Prefetched:
-    """Messages on their way to a consumer. `records` is None until they are read. All arrays have one element for
-    each message."""
+    """Messages on their way to a consumer: claimed at first, then with their units, then read, with their records. All
+    arrays and lists have one element for each message."""
 
     positions: Positions
     ids: Ids
     attempts: Attempts
-    due_ms: NDArray[np.int64]
     units: Units | None = None
     records: list[bytes] | None = None
+    """None until they are read, as are the next two."""
+    due_ms: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Running sum of the records' sizes in bytes."""
     taken: int = 0
     """How many messages, from the first on, have left."""
     failed: str = ""
+    """Why these messages do not leave from here; empty if they do."""
     parked: bool = False
     """The units are known, and there was no room for the records yet."""
-    bytes: int = 0
+    bytes_held: int = 0
     """Of the records that were read or are being read and have not left."""
-    kept: NDArray[np.bool_] | None = None
-    """Set if some messages were removed with their hour during the read: True for each message that remains."""
 
     @property
     def count(self) -> int:
@@ -107,7 +107,40 @@ class Prefetched:
     @property
     def has_no_room(self) -> bool:
         """Whether its records are still to be read, and have no room yet."""
-        return self.records is None and not self.bytes and not self.failed
+        return self.records is None and not self.bytes_held and not self.failed
+
+    def read(self, records: list[bytes]) -> None:
+        """The records of these messages, whose units are known."""
+        assert self.units is not None
+        self.records = records
+        self.due_ms = self.units["due_ms"].astype(np.int64)
+        self.ends = np.cumsum(self.units["size"], dtype=np.int64)
+
+    def keep(self, rows: slice | list[int] | NDArray[np.bool_]) -> None:
+        """Drop all but these messages. None of them has been read."""
+        self.positions, self.ids, self.attempts = self.positions[rows], self.ids[rows], self.attempts[rows]
+        if self.units is not None:
+            self.units = self.units[rows]
+
+    def split(self, at: int) -> Prefetched:
+        """Part with the messages from row `at` on, and return them. None of them has been read."""
+        assert self.units is not None
+        behind = Prefetched(self.positions[at:], self.ids[at:], self.attempts[at:], self.units[at:])
+        self.keep(slice(at))
+        return behind
+
+    def join(self, behind: Prefetched) -> None:
+        """Add what has not left of `behind`; both have been read. Messages that have left are dropped."""
+        assert self.records is not None and self.units is not None
+        assert behind.records is not None and behind.units is not None
+        here, there = slice(self.taken, None), slice(behind.taken, None)
+        self.positions = np.concatenate((self.positions[here], behind.positions[there]))
+        self.ids = np.concatenate((self.ids[here], behind.ids[there]))
+        self.attempts = np.concatenate((self.attempts[here], behind.attempts[there]))
+        self.units = join_units((self.units[here], behind.units[there]))
+        self.read(self.records[here] + behind.records[there])
+        self.taken = 0
+        self.bytes_held += behind.bytes_held
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +167,8 @@ class Pace:
 
 
 Fetch = Callable[["Channel", Prefetched], None]
-"""Fills units and records of a Prefetched, then calls the channel's `fetched`, or `withhold` if some cannot be read."""
+"""Looks for the units of a Prefetched, asks the channel to `admit` it, and reads the records. Ends by calling one of
+`fetched`, `fetch_again`, `withhold` and `give_up`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -278,26 +312,17 @@ class Channel:
             self._parked += 1
             return False
         if fit < len(ends):
-            tail = Prefetched(
-                prefetched.positions[fit:],
-                prefetched.ids[fit:],
-                prefetched.attempts[fit:],
-                prefetched.due_ms[fit:],
-                units=prefetched.units[fit:],
-                parked=True,
-            )
-            queue.insert(place + 1, tail)
+            behind = prefetched.split(fit)
+            behind.parked = True
+            queue.insert(place + 1, behind)
             self._parked += 1
-            prefetched.positions, prefetched.ids = prefetched.positions[:fit], prefetched.ids[:fit]
-            prefetched.attempts, prefetched.due_ms = prefetched.attempts[:fit], prefetched.due_ms[:fit]
-            prefetched.units = prefetched.units[:fit]
         self._account(prefetched, int(ends[fit - 1]))
         return True
 
     def _account(self, prefetched: Prefetched, size: int) -> None:
         """Records of `size` bytes of this Prefetched are read or being read, and have not left."""
-        self._bytes += size - prefetched.bytes
-        prefetched.bytes = size
+        self._bytes += size - prefetched.bytes_held
+        prefetched.bytes_held = size
 
     def _resume(self) -> bool:
         """Read what is parked if there may be room by now: `admit` says for how much of it. False: nothing is read."""
@@ -369,57 +394,57 @@ class Channel:
         return len(positions)
 
     def _start(self, queue: deque[Prefetched], positions: Positions, ids: Ids, attempts: Attempts) -> None:
-        prefetched = Prefetched(positions, ids, attempts, np.zeros(len(positions), np.int64))
-        prefetched.units = self.recent.find(positions)
+        prefetched = Prefetched(positions, ids, attempts, self.recent.find(positions))
         queue.append(prefetched)
         self._prefetched_count += len(positions)
         self._fetching += 1
-
         self.fetch(self, prefetched)
 
-    def fetched(self, prefetched: Prefetched) -> None:
-        """A fetch ended: `prefetched` has its units and records, or has failed. If some messages were removed
-        meanwhile, the rest is fetched again."""
-        if prefetched.kept is not None and not prefetched.failed:
-            keep, prefetched.kept = prefetched.kept, None
-            self._account(prefetched, 0)
-            self._prefetched_count -= int(np.count_nonzero(~keep))
-            prefetched.positions, prefetched.ids = prefetched.positions[keep], prefetched.ids[keep]
-            prefetched.attempts = prefetched.attempts[keep]
-            prefetched.units, prefetched.due_ms = None, np.zeros(len(prefetched.positions), np.int64)
-            if len(prefetched.positions):
-                self.fetch(self, prefetched)
-                return
-            prefetched.failed = "removed with its hour"
+    def fetched(self, prefetched: Prefetched, records: list[bytes]) -> None:
+        """A fetch brought the records of all its messages."""
         self._fetching -= 1
-        if prefetched.units is not None:
-            prefetched.due_ms = prefetched.units["due_ms"].astype(np.int64)
-            prefetched.ends = np.cumsum(prefetched.units["size"], dtype=np.int64)
+        prefetched.read(records)
+
+    def give_up(self, prefetched: Prefetched, why: str) -> None:
+        """A fetch failed: its messages do not leave from here."""
+        self._fetching -= 1
+        prefetched.failed = why
+
+    def fetch_again(self, prefetched: Prefetched, kept: NDArray[np.bool_]) -> None:
+        """Some messages were removed with their hour during the fetch: fetch those that were `kept`."""
+        if prefetched.failed:
+            self.give_up(prefetched, prefetched.failed)
+            return
+        self._account(prefetched, 0)
+        self._prefetched_count -= int(np.count_nonzero(~kept))
+        prefetched.keep(kept)
+        prefetched.units = None
+        if len(prefetched.positions):
+            self.fetch(self, prefetched)
+        else:
+            self.give_up(prefetched, "removed with its hour")
 
     def withhold(self, prefetched: Prefetched, found: ReadRows) -> None:
-        """Some records cannot be read. Their messages wait for `supply` or `forsake`; the rest goes on."""
+        """A fetch cannot read some records. Their messages wait for `supply` or `forsake`; the rest goes on."""
         if prefetched.failed:  # its dispatch was not applied, and it may have left the queue
-            self._fetching -= 1
+            self.give_up(prefetched, prefetched.failed)
             return
         for row in found.failed:
             self._unread[int(prefetched.positions[row])] = int(prefetched.attempts[row])
-        self._cut(prefetched, found.units, found.records)
-        self.fetched(prefetched)
+        self._fetched_in_part(prefetched, found.units, found.records)
 
-    def _cut(self, prefetched: Prefetched, units: Units, records: list[bytes | None]) -> None:
-        """Keep only the messages that have a record."""
+    def _fetched_in_part(self, prefetched: Prefetched, units: Units, records: list[bytes | None]) -> None:
+        """A fetch brought these units and records. Messages without a record are dropped."""
         rows = [row for row, record in enumerate(records) if record is not None]
+        brought = [record for record in records if record is not None]
         self._prefetched_count -= len(records) - len(rows)
-        prefetched.positions, prefetched.ids, prefetched.attempts = (
-            prefetched.positions[rows],
-            prefetched.ids[rows],
-            prefetched.attempts[rows],
-        )
-        self._account(prefetched, sum(len(record) for record in records if record is not None))
+        self._account(prefetched, sum(map(len, brought)))
+        prefetched.units = units
+        prefetched.keep(rows)
         if rows:
-            prefetched.units, prefetched.records = units[rows], [record for record in records if record is not None]
+            self.fetched(prefetched, brought)
         else:
-            prefetched.units, prefetched.failed = None, "cannot be read"
+            self.give_up(prefetched, "cannot be read")
 
     def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
         """Prefetch a withheld message whose record was found. It leaves before other messages, like a returned one."""
@@ -427,14 +452,9 @@ class Channel:
         if attempt is None:
             return
         prefetched = Prefetched(
-            positions=np.array([position], np.uint64),
-            ids=np.array([id], np.uint64),
-            attempts=np.array([attempt], np.uint32),
-            due_ms=unit["due_ms"].astype(np.int64),
-            units=unit,
-            records=[record],
-            ends=np.array([len(record)], np.int64),
+            np.array([position], np.uint64), np.array([id], np.uint64), np.array([attempt], np.uint32), unit
         )
+        prefetched.read([record])
         self._urgent.append(prefetched)
         self._prefetched_count += 1
         self._account(prefetched, len(record))
@@ -523,16 +543,7 @@ class Channel:
             behind = queue[1]
             if behind.failed or behind.records is None or int(behind.due_ms[behind.taken]) > now_ms:
                 return
-            assert head.records is not None and head.units is not None and behind.units is not None
-            head.positions = np.concatenate((head.positions[head.taken :], behind.positions[behind.taken :]))
-            head.ids = np.concatenate((head.ids[head.taken :], behind.ids[behind.taken :]))
-            head.attempts = np.concatenate((head.attempts[head.taken :], behind.attempts[behind.taken :]))
-            head.due_ms = np.concatenate((head.due_ms[head.taken :], behind.due_ms[behind.taken :]))
-            head.units = join_units((head.units[head.taken :], behind.units[behind.taken :]))
-            head.records = head.records[head.taken :] + behind.records[behind.taken :]
-            head.ends = np.cumsum(head.units["size"], dtype=np.int64)
-            head.taken = 0
-            head.bytes += behind.bytes
+            head.join(behind)
             del queue[1]
 
     def _fitting(self, prefetched: Prefetched, first: int) -> int:

@@ -112,9 +112,8 @@ class Fetching:
         at = 0
         for channel, prefetched in claims:
             count = len(prefetched.positions)
-            prefetched.records = records[at : at + count]
+            channel.fetched(prefetched, records[at : at + count])
             at += count
-            channel.fetched(prefetched)
         self._news({channel.key[0] for channel, _ in claims})
 
     def _failed(self, claims: Sequence[_Claim], error: BaseException | None) -> None:
@@ -127,8 +126,7 @@ class Fetching:
             return
         ((channel, prefetched),) = claims
         if isinstance(error, RemovedError):
-            prefetched.kept = prefetched.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
-            channel.fetched(prefetched)
+            channel.fetch_again(prefetched, prefetched.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept))
             self.flush()
         elif isinstance(error, DiskError):
             PartialRead(
@@ -152,8 +150,7 @@ class Fetching:
         self._news((channel.key[0],))
 
     def _broken(self, channel: Channel, prefetched: Prefetched, error: BaseException) -> None:
-        prefetched.failed = str(error)
-        channel.fetched(prefetched)
+        channel.give_up(prefetched, str(error))
         self._fatal(f"messages that are due cannot be looked for: {error}", error)
 
 

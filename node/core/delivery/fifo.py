@@ -24,7 +24,7 @@ from tickwheel.node.core.delivery.channel import FETCHES_MAX, Channel, Prefetche
 from tickwheel.node.core.delivery.leases import Positions
 from tickwheel.node.core.delivery.partial_read import ReadRows
 from tickwheel.node.core.metas import meta_of
-from tickwheel.wheel.units import Units
+from tickwheel.wheel.units import Units, join_units
 
 AHEAD_MAX = 4_096
 """Messages read ahead, including those that are out."""
@@ -37,7 +37,19 @@ class _Waiting:
     position: int
     prefetched: Prefetched
     row: int
-    bytes: int
+    size: int
+    """Bytes of its record."""
+
+    @property
+    def unit(self) -> Units:
+        """An array of one."""
+        assert self.prefetched.units is not None
+        return self.prefetched.units[self.row : self.row + 1]
+
+    @property
+    def record(self) -> bytes:
+        assert self.prefetched.records is not None
+        return self.prefetched.records[self.row]
 
 
 @dataclass(slots=True)
@@ -182,8 +194,7 @@ class FifoChannel(Channel):
     def _complete(self, waiting: _Incomplete) -> None:
         if not waiting.missing:
             self._incomplete.remove(waiting)
-            self._cut(waiting.prefetched, waiting.units, waiting.records)
-            self.fetched(waiting.prefetched)
+            self._fetched_in_part(waiting.prefetched, waiting.units, waiting.records)
 
     def forget_settled(self) -> None:
         """As in Channel. Also looks for messages settled in other ways (a filter, a removal), which nobody reports."""
@@ -227,7 +238,7 @@ class FifoChannel(Channel):
                 lane.out = attempt
                 self._out[name] = None
                 chosen.append((head, attempt))
-                size += head.bytes
+                size += head.size
         return self._together(chosen) if chosen else None
 
     def _look_at_what_is_out(self) -> None:
@@ -261,7 +272,7 @@ class FifoChannel(Channel):
                 return attempt
             settled = waiting.popleft()
             self._ahead -= 1
-            self._ahead_bytes -= settled.bytes
+            self._ahead_bytes -= settled.size
             if settled.prefetched.records is not None:
                 # Those that were read together with it may wait for long, and would keep its record in memory.
                 settled.prefetched.records[settled.row] = b""
@@ -270,16 +281,12 @@ class FifoChannel(Channel):
 
     def _together(self, chosen: list[tuple[_Waiting, int]]) -> tuple[Prefetched, int, int]:
         chosen.sort(key=lambda item: item[0].position)
-        units = [
-            item.prefetched.units[item.row : item.row + 1] for item, _ in chosen if item.prefetched.units is not None
-        ]
-        joined = np.concatenate(units)
+        heads = [head for head, _ in chosen]
         prefetched = Prefetched(
-            positions=np.array([item.position for item, _ in chosen], np.uint64),
-            ids=np.array([item.prefetched.ids[item.row] for item, _ in chosen], np.uint64),
-            attempts=np.array([attempt for _, attempt in chosen], np.uint32),
-            due_ms=joined["due_ms"].astype(np.int64),
-            units=joined,
-            records=[item.prefetched.records[item.row] for item, _ in chosen if item.prefetched.records is not None],
+            np.array([head.position for head in heads], np.uint64),
+            np.array([head.prefetched.ids[head.row] for head in heads], np.uint64),
+            np.array([attempt for _, attempt in chosen], np.uint32),
+            join_units([head.unit for head in heads]),
         )
+        prefetched.read([head.record for head in heads])
         return prefetched, 0, len(chosen)

@@ -224,22 +224,13 @@ def test_what_was_read_meets_a_changed_filter() -> None:
     )
     units = np.zeros(2, UNIT)
     units["size"] = 1
-    channel._prefetched.append(
-        Prefetched(
-            positions=np.array([5, 6], np.uint64),
-            ids=np.array([5, 6], np.uint64),
-            attempts=np.ones(2, np.uint32),
-            due_ms=np.zeros(2, np.int64),
-            units=units,
-            records=[b"x", b"y"],
-            ends=np.array([1, 2], np.int64),
-        )
-    )
+    prefetched = Prefetched(np.array([5, 6], np.uint64), np.array([5, 6], np.uint64), np.ones(2, np.uint32), units)
+    prefetched.read([b"x", b"y"])
+    channel._prefetched.append(prefetched)
     channel._prefetched_count = 2
     subscription.checked = 5
     assert channel.take(10, 10) is None and channel.earliest_ms() is None
     subscription.checked = 6
-    prefetched, first, last = channel.take(10, 10) or (None, 0, 0)
-    assert prefetched is not None and (first, last) == (0, 1)
+    assert channel.take(10, 10) == (prefetched, 0, 1)
     subscription.checked = 7
     assert channel.take(20, 10) is not None

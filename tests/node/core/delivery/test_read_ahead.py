@@ -61,8 +61,8 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever records arrive."""
     whole = Channel.fetched
 
-    def fetched(channel: Channel, prefetched: Prefetched) -> None:
-        whole(channel, prefetched)
+    def fetched(channel: Channel, prefetched: Prefetched, records: list[bytes]) -> None:
+        whole(channel, prefetched, records)
         assert held(channel) <= max(ROOM, LARGEST)
 
     monkeypatch.setattr(Channel, "fetched", fetched)
