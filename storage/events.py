@@ -15,6 +15,7 @@ import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -34,7 +35,6 @@ _HEADER = struct.Struct("<4sBBBBIIqqQQHHI")
 CRC32C of the header up to here, text and body."""
 _COLUMN = struct.Struct("<BxxxxxxxQq")
 """Width in bytes of the offsets that follow (0: none; each value is the previous one plus the step), base, step."""
-
 
 SMALL_MAX = 48
 _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -191,46 +191,65 @@ def encode(record: EventRecord) -> bytes:
     return b"".join((header, struct.pack("<I", crc), text, body))
 
 
-def _checked(data: bytes, at: int) -> tuple[int, int, int, int, int, int] | None:
-    """Of the record at offset `at`: its end, kind, columns, count, at_ms, and where its body begins. None: there is no
-    complete and correct record."""
-    if at + _HEADER.size > len(data):
-        return None
-    magic, version, kind, columns, _, count, body_bytes, at_ms, _, _, _, text_bytes, _, crc = _HEADER.unpack_from(
-        data, at
-    )
+class _Header(NamedTuple):
+    """Of a complete and correct record: what its header says, and where its parts lie."""
+
+    kind: int
+    columns: int
+    detail: int
+    rows: int
+    at_ms: int
+    stamped_ms: int
+    term: int
+    log_index: int
+    text_at: int
+    body_at: int
+    end: int
+
+
+def _header_at(data: bytes, at: int) -> _Header | None:
+    """None: there is no complete and correct record at this offset."""
     text_at = at + _HEADER.size
-    end = text_at + text_bytes + body_bytes
-    if magic != _MAGIC or version > FORMAT_VERSION or end > len(data):
-        return None
-    if google_crc32c.value(data[at : text_at - 4] + data[text_at:end]) != crc:
-        return None
-    return end, kind, columns, count, at_ms, text_at + text_bytes
-
-
-def decode(data: bytes, at: int) -> tuple[EventRecord, int] | None:
-    """The record at offset `at`, and the offset of the next; None: there is no complete and correct record."""
-    if at + _HEADER.size > len(data):
+    if text_at > len(data):
         return None
     magic, version, kind, columns, detail, count, body_bytes, at_ms, stamped_ms, term, index, text_bytes, _, crc = (
         _HEADER.unpack_from(data, at)
     )
-    text_at = at + _HEADER.size
     body_at = text_at + text_bytes
     end = body_at + body_bytes
     if magic != _MAGIC or version > FORMAT_VERSION or end > len(data):
         return None
     if google_crc32c.value(data[at : text_at - 4] + data[text_at:end]) != crc:
         return None
-    if kind not in EventKind.__members__.values():
-        return EventRecord(EventKind.LOST, at_ms), end  # of a kind that a later version added: passed over
-    known = EventKind(kind)
+    return _Header(kind, columns, detail, count, at_ms, stamped_ms, term, index, text_at, body_at, end)
+
+
+def decode(data: bytes, at: int) -> tuple[EventRecord, int] | None:
+    """The record at offset `at`, and the offset of the next; None: there is no complete and correct record."""
+    header = _header_at(data, at)
+    return None if header is None else (_record(data, header), header.end)
+
+
+def _record(data: bytes, header: _Header) -> EventRecord:
+    if header.kind not in EventKind.__members__.values():
+        return EventRecord(EventKind.LOST, header.at_ms)  # of a kind that a later version added: passed over
+    kind = EventKind(header.kind)
     values: dict[str, Column] = {}
-    place = body_at
-    for name in COLUMNS[known][:columns]:
-        values[name], place = _decode_column(data, place, count)
-    texts = data[text_at:body_at].decode(errors="replace").split("\0") if text_bytes else []
-    return EventRecord(known, at_ms, stamped_ms, term, index, detail, count, texts, values), end
+    place = header.body_at
+    for name in COLUMNS[kind][: header.columns]:
+        values[name], place = _decode_column(data, place, header.rows)
+    text = data[header.text_at : header.body_at].decode(errors="replace")
+    return EventRecord(
+        kind,
+        header.at_ms,
+        header.stamped_ms,
+        header.term,
+        header.log_index,
+        header.detail,
+        header.rows,
+        text.split("\0") if text else [],
+        values,
+    )
 
 
 # -- files
@@ -395,33 +414,32 @@ def locate(disk: Disk, path: str, known: Places) -> Places:
     data = content(disk, path, known.end)
     growing = _Growing(known)
     at, first_ms, lost = 0, known.first_ms, known.lost
-    while (header := _checked(data, at)) is not None:
-        end, kind, columns, count, at_ms, body_at = header
-        first_ms = first_ms or at_ms
-        if kind == EventKind.LOST:
-            lost += count
-        elif kind == EventKind.LOADED:
-            growing.add_any(known.end + at, known.end + end)
-        elif kind in COLUMNS and count:
-            ids = list(_named(data, body_at, count, COLUMNS[EventKind(kind)][:columns]))
-            if ids:
-                growing.add(known.end + at, known.end + end, ids)
-        at = end
+    while (header := _header_at(data, at)) is not None:
+        first_ms = first_ms or header.at_ms
+        begin, end = known.end + at, known.end + header.end
+        if header.kind == EventKind.LOST:
+            lost += header.rows
+        elif header.kind == EventKind.LOADED:
+            growing.add_any(begin, end)
+        elif header.kind in COLUMNS and header.rows and (ids := list(_naming(data, header))):
+            growing.add(begin, end, ids)
+        at = header.end
     return growing.done(known.end + at, first_ms, lost) if at else known
 
 
-def _named(data: bytes, at: int, count: int, names: Sequence[str]) -> Iterator[Column]:
-    """The columns that name messages, without those that repeat the previous one."""
+def _naming(data: bytes, header: _Header) -> Iterator[Column]:
+    """The columns of a record that name messages, without those that repeat the previous one."""
     seen = b""
-    for name in names:
+    at = header.body_at
+    for name in COLUMNS[EventKind(header.kind)][: header.columns]:
         if name in NAMING:
-            values, end = _decode_column(data, at, count)
+            values, end = _decode_column(data, at, header.rows)
             stored = data[at:end]
             if stored != seen:
                 yield values
             seen = stored
         else:
-            end = at + _COLUMN.size + _COLUMN.unpack_from(data, at)[0] * count
+            end = at + _COLUMN.size + _COLUMN.unpack_from(data, at)[0] * header.rows
         at = end
 
 
@@ -458,29 +476,27 @@ def _holding(file: File, found: Sequence[tuple[int, int]], ids: Sequence[int]) -
         if len(data) < end - begin:
             return
         for at, _ in found[first:last]:
-            if _may_hold(data, at - begin, ids) and (decoded := decode(data, at - begin)) is not None:
-                yield decoded[0]
+            header = _header_at(data, at - begin)  # None: damaged since it was located
+            if header is not None and _may_hold(data, header, ids):
+                yield _record(data, header)
         row = last
 
 
-def _may_hold(data: bytes, at: int, ids: Sequence[int]) -> bool:
-    _, _, kind, columns, _, count, _, _, _, _, _, text_bytes, *_ = _HEADER.unpack_from(data, at)
-    if kind == EventKind.LOADED or count <= SMALL_MAX:
+def _may_hold(data: bytes, header: _Header, ids: Sequence[int]) -> bool:
+    if header.kind == EventKind.LOADED or header.rows <= SMALL_MAX:
         return True
-    if _checked(data, at) is None:
-        return False  # damaged since it was located
-    at += _HEADER.size + text_bytes
-    for name in COLUMNS[kind][:columns]:
+    at = header.body_at
+    for name in COLUMNS[EventKind(header.kind)][: header.columns]:
         width, base, _ = _COLUMN.unpack_from(data, at)
         at += _COLUMN.size
         if name in NAMING:
             if width == 0:
                 return True
-            offsets = np.frombuffer(data, _DTYPES[width], count, at)
+            offsets = np.frombuffer(data, _DTYPES[width], header.rows, at)
             for number in ids:
                 if 0 <= number - base < 1 << 8 * width and np.count_nonzero(offsets == number - base):
                     return True
-        at += width * count
+        at += width * header.rows
     return False
 
 
@@ -507,15 +523,8 @@ def content(disk: Disk, path: str, begin: int = 0) -> bytes:
 
 def _newest_index(data: bytes) -> int:
     at = newest = 0
-    while at + _HEADER.size <= len(data):
-        magic, version, _, _, _, _, body_bytes, _, _, _, index, text_bytes, _, crc = _HEADER.unpack_from(data, at)
-        text_at = at + _HEADER.size
-        end = text_at + text_bytes + body_bytes
-        if magic != _MAGIC or version > FORMAT_VERSION or end > len(data):
-            break
-        if google_crc32c.value(data[at : text_at - 4] + data[text_at:end]) != crc:
-            break
-        newest, at = max(newest, index), end
+    while (header := _header_at(data, at)) is not None:
+        newest, at = max(newest, header.log_index), header.end
     return newest
 
 

@@ -175,13 +175,13 @@ def test_a_further_search_decodes_only_what_may_name_the_message(monkeypatch: py
     assert master is not None
     first = traced(world, master, ids[3])
     decoded: list[int] = []
-    decode = event_files.decode
+    decode = event_files._record
 
-    def counted(data: bytes, at: int) -> tuple[event_files.EventRecord, int] | None:
-        decoded.append(at)
-        return decode(data, at)
+    def counted(data: bytes, header: event_files._Header) -> event_files.EventRecord:
+        decoded.append(header.end)
+        return decode(data, header)
 
-    monkeypatch.setattr(event_files, "decode", counted)
+    monkeypatch.setattr(event_files, "_record", counted)
     assert kinds(traced(world, master, ids[3])) == kinds(first) == ["SCHEDULED"]
     assert len(decoded) == 1
     [late] = schedule(world, [("t", HOUR_MS, "late", [])])
