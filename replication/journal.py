@@ -1,6 +1,6 @@
 """The journal: the Raft log of one node on its disk, and its term and vote.
 
-Owns a directory of segments (`journal_segment.py`) and the hard state (`hard_state.py`).
+Owns a directory of segments (`journal_files.py`) and the file of the hard state.
 
 Invariants:
 - Entries have indexes without gaps: base_index < first_index .. last_index. Terms never fall.
@@ -19,17 +19,15 @@ a time, while appends go on.
 
 from __future__ import annotations
 
+import struct
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import google_crc32c
 
-from tickwheel.replication.hard_state import HardState
-from tickwheel.replication.journal_entries import JournalEntries
-from tickwheel.replication.journal_fsync import FsyncWork, reserved_file
-from tickwheel.replication.journal_replay import replay
-from tickwheel.replication.journal_segment import (
+from tickwheel.replication.journal_files import (
     FLAG_RESET,
     KIND_ENTRY,
     KIND_MARK,
@@ -42,10 +40,13 @@ from tickwheel.replication.journal_segment import (
     Segment,
     SegmentHeader,
     pack_record,
+    replay,
     segment_path,
     unpack_record,
 )
 from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File, FsyncFailedError
+from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
+from tickwheel.storage.whole_file import read_whole, write_whole
 
 __all__ = ["CorruptJournalError", "FsyncWork", "Journal", "JournalFailedError"]
 
@@ -488,3 +489,194 @@ class Journal:
             self._retired.append(segment.file)
         else:
             segment.file.close()
+
+
+class JournalEntries:
+    """Position, length and term of each entry that the journal holds, and a cache of the newest commands. Does no I/O.
+
+    Invariants: the arrays (20 bytes an entry) cover base_index + 1 .. last_index without gaps. The cache, bounded in
+    bytes, covers the newest of these without gaps, and always holds the last one.
+    """
+
+    def __init__(self, cache_bytes_max: int) -> None:
+        self._cache_bytes_max = cache_bytes_max
+        self._positions = array("Q")
+        self._lengths = array("I")
+        self._terms = array("Q")
+        self._cache: dict[int, bytes] = {}
+        self._cache_bytes = 0
+        self._cache_first = 1
+        self.base_index = 0
+        self.base_term = 0
+        self.last_index = 0
+        self.last_term = 0
+
+    def add(self, term: int, command: bytes, position: int) -> None:
+        """Add the entry after `last_index`, whose record begins at `position`."""
+        self._positions.append(position)
+        self._lengths.append(len(command))
+        self._terms.append(term)
+        self.last_index += 1
+        self.last_term = term
+        self._cache[self.last_index] = command
+        self._cache_bytes += len(command)
+        while self._cache_bytes > self._cache_bytes_max and len(self._cache) > 1:
+            self._drop_first_cached()
+
+    def cached(self, index: int) -> bytes | None:
+        return self._cache.get(index)
+
+    def position(self, index: int) -> int:
+        """The position at which the record of a held entry begins."""
+        return self._positions[self._place(index)]
+
+    def length(self, index: int) -> int:
+        """Bytes of the command of a held entry."""
+        return self._lengths[self._place(index)]
+
+    def term(self, index: int) -> int:
+        """Term of a held entry or of the base."""
+        return self.base_term if index == self.base_index else self._terms[self._place(index)]
+
+    def drop_from(self, index: int) -> None:
+        """Drop the entries from `index` on."""
+        for gone in range(max(index, self._cache_first), self.last_index + 1):
+            self._cache_bytes -= len(self._cache.pop(gone))
+        self._cache_first = min(self._cache_first, index)
+        place = index - self.base_index - 1
+        del self._positions[place:], self._lengths[place:], self._terms[place:]
+        self.last_index = index - 1
+        self.last_term = self._terms[-1] if self._terms else self.base_term
+
+    def move_base(self, index: int, term: int) -> None:
+        """Drop the entries up to `index`, a held one, which becomes the base."""
+        count = index - self.base_index
+        del self._positions[:count], self._lengths[:count], self._terms[:count]
+        while self._cache_first <= index:
+            self._drop_first_cached()
+        self.base_index, self.base_term = index, term
+
+    def begin_at(self, index: int, term: int) -> None:
+        """Drop all entries and set the base."""
+        self.drop_from(self.base_index + 1)
+        self.base_index = self.last_index = index
+        self.base_term = self.last_term = term
+        self._cache_first = index + 1
+
+    def _place(self, index: int) -> int:
+        assert self.base_index < index <= self.last_index, f"no entry {index}"
+        return index - self.base_index - 1
+
+    def _drop_first_cached(self) -> None:
+        self._cache_bytes -= len(self._cache.pop(self._cache_first, b""))
+        self._cache_first += 1
+
+
+class FsyncWork:
+    """One group commit of everything written before `Journal.begin_fsync`, which creates it.
+
+    `run` fsyncs the files, to which the loop may keep appending meanwhile, removes segments that the loop no longer
+    uses, and creates the file of the next segment for `Journal.finish_fsync` to take.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        files: list[File],
+        *,
+        fsync_dir: bool,
+        last_index: int,
+        position: int,
+        doomed: list[str],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._files = files
+        self._fsync_dir = fsync_dir
+        self._doomed = doomed
+        self.last_index = last_index
+        self.position = position
+        self.reserve_path = ""
+        self.reserve_bytes = 0
+        self.reserve: File | None = None
+        self.done = False
+        self.error: FsyncFailedError | None = None
+
+    def run(self) -> None:
+        """Run in any thread. Raises FsyncFailedError; `finish_fsync` must be called with the work all the same."""
+        try:
+            for file in self._files:
+                file.fsync()
+            if self._fsync_dir:
+                self._disk.fsync_dir(self._directory)
+            # The oldest first, and without an fsync of the directory. A power loss can then bring back only the newest
+            # of the removed segments, in front of those still held. A start reads them again, which is harmless: the
+            # checkpoint covers them. A file system that kept a later removal but lost an earlier one (ext4, XFS and
+            # Btrfs do not) would leave a gap; the start is then refused, so wrong entries are never read.
+            for path in self._doomed:
+                self._disk.remove(path)
+            if self.reserve_path:
+                self.reserve = reserved_file(self._disk, self.reserve_path, self.reserve_bytes)
+        except FsyncFailedError as error:
+            self.error = error
+            raise
+        except DiskError as error:
+            self.error = FsyncFailedError(str(error))
+            raise self.error from error
+        self.done = True
+
+
+def reserved_file(disk: Disk, path: str, size: int) -> File | None:
+    """A new file with its space reserved; None if the disk has no room for the space or the directory entry."""
+    try:
+        file = disk.open(path, create=True)
+    except DiskFullError:
+        return None
+    try:
+        file.truncate(0)
+        file.preallocate(size)
+    except DiskFullError:
+        file.close()
+        disk.remove(path)
+        return None
+    return file
+
+
+_HARD_STATE_VERSION = 1
+_HARD_STATE_FILE = "hard_state"
+_HARD_STATE = struct.Struct("<IIQ")
+_HARD_STATE_ADVICE = "This node may have forgotten a vote: remove the member and add it anew under a new id"
+
+
+class HardState:
+    """Term and vote as they are on stable storage: one small file, replaced whole.
+
+    They never go back: a lower term, or another vote in the same term, is a bug of the caller. Layout of the content:
+    u32 version, u32 length of the name, u64 term, name in UTF-8.
+    """
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._path = f"{directory}/{_HARD_STATE_FILE}"
+        self.term = 0
+        self.voted_for = ""
+        content = read_whole(disk, self._path, advice=_HARD_STATE_ADVICE)
+        if content is None:
+            return
+        if len(content) < _HARD_STATE.size:
+            raise CorruptFileError(self._path, 0, "too short", _HARD_STATE_ADVICE)
+        version, name_bytes, self.term = _HARD_STATE.unpack_from(content)
+        if version > _HARD_STATE_VERSION:
+            raise UnknownVersionError(self._path, version, _HARD_STATE_VERSION)
+        self.voted_for = content[_HARD_STATE.size : _HARD_STATE.size + name_bytes].decode()
+
+    def store(self, term: int, voted_for: str) -> None:
+        """Durable on return. Raises FsyncFailedError (fatal) and DiskFullError (then the old state holds)."""
+        if (term, voted_for) == (self.term, self.voted_for):
+            return
+        assert term >= self.term, f"term would go back from {self.term} to {term}"
+        assert term > self.term or not self.voted_for, f"second vote in term {term}: {self.voted_for}, {voted_for}"
+        name = voted_for.encode()
+        write_whole(self._disk, self._path, _HARD_STATE.pack(_HARD_STATE_VERSION, len(name), term) + name)
+        self.term, self.voted_for = term, voted_for

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Protocol, overload
 
-from tickwheel.replication.journal_fsync import FsyncWork
+from tickwheel.replication.journal import FsyncWork
 
 Row = tuple[bytes, int, int]
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tickwheel.replication.config import RaftConfig
-from tickwheel.replication.journal import Journal
-from tickwheel.replication.journal_fsync import FsyncWork
+from tickwheel.replication.journal import FsyncWork, Journal
 from tickwheel.replication.ports import Clock, Executor
 from tickwheel.storage.disk import DiskError, FsyncFailedError
 

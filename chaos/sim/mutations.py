@@ -46,8 +46,7 @@ from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.frames import Envelope
-from tickwheel.replication.hard_state import HardState
-from tickwheel.replication.journal_fsync import FsyncWork
+from tickwheel.replication.journal import FsyncWork, HardState
 from tickwheel.replication.log import NO_INTRODUCTION, ProposalOutcome, ProposalResult
 from tickwheel.replication.pysyncobj_seam import LEADER, Engine
 from tickwheel.replication.raft import RaftLog

@@ -25,7 +25,7 @@ from tickwheel.node.state.schema import unknown_in
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Manifest
-from tickwheel.replication.journal_replay import entries_cut
+from tickwheel.replication.journal_files import entries_cut
 from tickwheel.replication.log import Member, ReplicatedLog
 from tickwheel.storage.bundle import DIRECTORY, SUFFIX
 from tickwheel.storage.disk import Disk, DiskFullError

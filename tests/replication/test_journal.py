@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tickwheel.replication.journal import CorruptJournalError, Journal, JournalFailedError
-from tickwheel.replication.journal_segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from tickwheel.replication.journal_files import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from tickwheel.storage.disk import Disk, DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
 from tickwheel.storage.local import LocalDisk
@@ -478,7 +478,7 @@ def test_newer_format_is_refused(disk: SimulatedDisk, monkeypatch: pytest.Monkey
     """A journal of a later version is not touched."""
     opened(disk)
     disk.kill()
-    monkeypatch.setattr("tickwheel.replication.journal_replay.FORMAT_VERSION", 0)
+    monkeypatch.setattr("tickwheel.replication.journal_files.FORMAT_VERSION", 0)
     with pytest.raises(UnknownVersionError, match="version 1"):
         opened(disk)
 

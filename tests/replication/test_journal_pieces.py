@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.replication import journal_replay, journal_segment
+from tickwheel.replication import journal_files
 from tickwheel.replication.journal import CorruptJournalError, Journal
-from tickwheel.replication.journal_segment import (
+from tickwheel.replication.journal_files import (
     KIND_MARK,
     SEGMENT_HEADER_BYTES,
     SegmentReader,
@@ -28,8 +28,8 @@ PIECE_BYTES = 100_000
 
 def with_pieces(patch: pytest.MonkeyPatch, piece_bytes: int) -> None:
     """Starts read so many bytes at once."""
-    patch.setattr(journal_segment, "PIECE_BYTES", piece_bytes)
-    patch.setattr(journal_replay, "PIECE_BYTES", piece_bytes)
+    patch.setattr(journal_files, "PIECE_BYTES", piece_bytes)
+    patch.setattr(journal_files, "PIECE_BYTES", piece_bytes)
 
 
 @pytest.mark.parametrize("synced", [True, False], ids=["synced", "unsynced"])

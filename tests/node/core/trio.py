@@ -27,7 +27,7 @@ from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
-from tickwheel.replication.journal_fsync import FsyncWork
+from tickwheel.replication.journal import FsyncWork
 from tickwheel.replication.log import Member
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.jobs import MergeJob
