@@ -28,23 +28,20 @@ from tickwheel.proto.peer_pb2 import (
     TimeoutNow,
     Vote,
 )
-from tickwheel.replication.acknowledgement import Acknowledgement, Answer
-from tickwheel.replication.campaign import Campaign, Next
-from tickwheel.replication.caught_up import CaughtUp
+from tickwheel.replication.campaign import Campaign, Lateness, Next
 from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.entries import Voters
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.judge import ImpossibleMessageError, check_readable, judge
-from tickwheel.replication.lateness import Lateness
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import LogListener
 from tickwheel.replication.plausible import ImplausibleFrameError, check_echo, check_frame
 from tickwheel.replication.ports import Clock, Network, Random
 from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine, Message
 from tickwheel.replication.stable_storage import StableStorage
-from tickwheel.replication.voters import Voters
 
 BESIDE = frozenset(
     {"clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer", "founding"}
@@ -539,3 +536,117 @@ class Conversation:
         self._listener.sync_reply_in(peer_id, frame)
         if self._handover.parks_proposals:
             self.sync_now()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that must be sent now."""
+
+    leader_id: str
+    connection_id: int
+    result: AppendResult
+
+
+@dataclass(slots=True)
+class _Owed:
+    leader_id: str
+    term: int
+    connection_id: int
+    next_index: int
+    echo_sent_ns: int
+    silent_since_ns: int
+    """Since when the master has had no answer because of this one."""
+
+
+class Acknowledgement:
+    """The acknowledgement that a slave owes its master until the acknowledged entries are on its disk.
+
+    At most one is owed: a later one covers the earlier. While a slow disk delays it, the master gets an unsuccessful
+    answer in between, so that it keeps its lease. This class decides what to send, and sends nothing.
+    """
+
+    def __init__(self, answer_within_ns: int) -> None:
+        self._answer_within_ns = answer_within_ns
+        self._owed: _Owed | None = None
+
+    def owe(
+        self, leader_id: str, term: int, connection_id: int, next_index: int, echo_sent_ns: int, now_ns: int
+    ) -> bool:
+        """Owe a success up to `next_index` until the disk has it. False: the master has waited too long, answer now."""
+        silent_since_ns = now_ns if self._owed is None else self._owed.silent_since_ns
+        overdue = now_ns - silent_since_ns >= self._answer_within_ns
+        if overdue:
+            silent_since_ns = now_ns
+        self._owed = _Owed(leader_id, term, connection_id, next_index, echo_sent_ns, silent_since_ns)
+        return not overdue
+
+    def entries_durable(self, durable_index: int, now_ns: int) -> Answer | None:
+        """Entries up to `durable_index` are durable: the success that may be sent now, if one is owed."""
+        owed = self._owed
+        if owed is None:
+            return None
+        if durable_index + 1 >= owed.next_index:
+            self._owed = None
+        owed.silent_since_ns = now_ns
+        next_index = min(owed.next_index, durable_index + 1)
+        result = AppendResult(next_index=next_index, success=True, echo_sent_ns=owed.echo_sent_ns)
+        return Answer(owed.leader_id, owed.connection_id, result)
+
+    def overdue(self, durable_index: int, now_ns: int) -> Answer | None:
+        """The unsuccessful answer for a master that has waited too long: it says how far the log is durable."""
+        owed = self._owed
+        if owed is None or now_ns - owed.silent_since_ns < self._answer_within_ns:
+            return None
+        owed.silent_since_ns = now_ns
+        result = AppendResult(next_index=durable_index + 1, echo_sent_ns=owed.echo_sent_ns)
+        return Answer(owed.leader_id, owed.connection_id, result)
+
+    def wanted_ns(self) -> int:
+        """When `overdue` will return an answer; 0 for never."""
+        return 0 if self._owed is None else self._owed.silent_since_ns + self._answer_within_ns
+
+    def forget(self) -> None:
+        """Drop the owed answer."""
+        self._owed = None
+
+    def keep(self, term: int, leader_id: str | None = None) -> None:
+        """Drop the owed answer unless it is for this term and this master (None: any master)."""
+        owed = self._owed
+        if owed is not None and (owed.term != term or leader_id not in (None, owed.leader_id)):
+            self._owed = None
+
+    def hung_up(self, peer_id: str) -> None:
+        """Drop the answer owed to this peer: its connection has ended."""
+        if self._owed is not None and self._owed.leader_id == peer_id:
+            self._owed = None
+
+
+class CaughtUp:
+    """Whether a node has, since its start, applied everything that it had applied before it stopped.
+
+    What it had applied was committed. So the commit index of a master covers that, once an entry of the master's own
+    term is committed too. Until then the node's cursor may be behind one that it has shown to clients before. `done`
+    turns true once and stays true.
+    """
+
+    def __init__(self, applied_term: int) -> None:
+        self._applied_term = applied_term
+        self._first_heard: tuple[int, int] = (-1, 0)
+        """(term, the commit index in the first append_entries of that term)."""
+        self.done = False
+
+    def heard(self, frame_term: int, commit_index: int) -> None:
+        """The master of term `frame_term` has reported its commit index."""
+        if not self.done and self._first_heard[0] != frame_term:
+            self._first_heard = (frame_term, commit_index)
+
+    def applied(self, entry_term: int) -> None:
+        """An entry of term `entry_term` was applied."""
+        self._applied_term = entry_term
+
+    def look(self, term: int, applied_index: int, *, leads: bool) -> None:
+        """Update `done`. It needs an applied entry of the current `term`, and all that its master first reported."""
+        if not self.done:
+            heard_term, commit_index = self._first_heard
+            heard = heard_term == term and applied_index >= commit_index
+            self.done = self._applied_term == term and (leads or heard)

@@ -4,7 +4,7 @@ Each node dials every other node and writes its frames into that stream. The oth
 that it dialled itself. A stream begins with a hello. The called side answers it once it has checked the caller's
 cluster, node id and format, and (with TLS) that the certificate belongs to that member. Only then is the peer reported
 connected. A stream that ends, for any reason, is dialled again after 200 ms. The hello lists the members that the
-caller knows (introduction.py), since the called side may not have read of the caller yet.
+caller knows (`hello_of`), since the called side may not have read of the caller yet.
 
 Checkpoints travel in a separate, rate-limited call on a separate channel, so that they delay no heartbeat.
 Implements the Network port, and the node's CheckpointSource.
@@ -29,14 +29,14 @@ from tickwheel.proto.peer_pb2 import (
     FetchCheckpointRequest,
     FrameBundle,
     Hello,
+    MemberShown,
     PeerFrame,
     Refused,
 )
 from tickwheel.replication.copied_file import COMPARED_BYTES_PER_S, HELD_FILES_MAX, CopiedFile, pieces
 from tickwheel.replication.frames import FORMAT_VERSION, Refusal
-from tickwheel.replication.introduction import hello_of, shown_in
-from tickwheel.replication.log import NO_INTRODUCTION, Introduction
-from tickwheel.replication.plausible import ImplausibleFrameError
+from tickwheel.replication.log import NO_INTRODUCTION, Introduction, Member
+from tickwheel.replication.plausible import INDEX_MAX, ImplausibleFrameError
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.transport.client import AddressError, CallError, ClientConnection, Names, connect
 from tickwheel.transport.limits import Limits
@@ -498,3 +498,31 @@ class PeerService:
         if len(data) < size:
             raise DiskError(f"{path} was removed while it was copied")
         return data
+
+
+MEMBERS_MAX = 64
+"""No cluster has more members: a longer list is ignored."""
+
+
+def hello_of(peer_address: str, introduction: Introduction) -> Hello:
+    """The body of a stream's first frame, with the members that this node shows to a peer that may be behind.
+
+    A node lets in and dials the members by its applied entries. A node that is far behind does not know the members
+    added since. If all members that it knows are gone or down, nobody could reach it. So each caller lists the members
+    by its own applied entries and its applied index, or the list that it was shown itself if that is newer.
+    node/core/membership.py decides whether a node takes such a list; the log keeps it (ReplicatedLog.introduce) and
+    connects to its members. docs/architecture/members.md says why this is safe.
+    """
+    shown = [
+        MemberShown(node_id=member.node_id, peer_address=member.peer_address, disk_uuid=member.disk_uuid)
+        for member in introduction.members
+    ]
+    return Hello(peer_address=peer_address, applied_index=introduction.applied_index, members=shown)
+
+
+def shown_in(hello: Hello) -> Introduction:
+    """The members in a hello; none if an older version sent it, or if its numbers are out of bounds."""
+    if len(hello.members) > MEMBERS_MAX or hello.applied_index > INDEX_MAX:
+        return NO_INTRODUCTION
+    members = tuple(Member(shown.node_id, shown.peer_address, "", shown.disk_uuid) for shown in hello.members)
+    return Introduction(hello.applied_index, members)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tickwheel.proto.peer_pb2 import AppendEntries
 from tickwheel.replication.entries import REGULAR, VOTERS, split
 from tickwheel.replication.guards import Guards
-from tickwheel.replication.journal_view import Journal
+from tickwheel.replication.journal import Journal
 from tickwheel.replication.pysyncobj_seam import Message
 
 

@@ -108,7 +108,7 @@ class LogStatus:
     master_commit_index: int = 0
     """The commit index that a master reported last; 0 before the first report."""
     caught_up: bool = True
-    """Whether this node has applied everything that it had applied before its last stop (caught_up.py)."""
+    """Whether this node has applied everything that it had applied before its last stop (`CaughtUp`)."""
 
 
 class ApplyLaterError(Exception):
@@ -214,7 +214,7 @@ class ReplicatedLog(Protocol):
         """Append a command if this node is master. `done` is called exactly once; QUEUE_FULL at the limits.
 
         `voters`: for a command that changes the voters, the ids of all voters after the change. They count from the
-        moment the entry is written (voters.py). QUEUE_FULL while another change of the voters is not applied, or while
+        moment the entry is written (`Voters`). QUEUE_FULL while another change of the voters is not applied, or while
         no entry of this term has committed.
         """
         ...

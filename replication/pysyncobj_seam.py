@@ -2,7 +2,8 @@
 
 Owns a `SyncObj` without threads, sockets, files or pickle, and without a clock or random numbers of its own. The host
 (raft.py) gives it those, and carries all messages, as dicts. pysyncobj_globals.py replaces the module globals through
-which pysyncobj reaches the world; append_feed.py sends the entries.
+which pysyncobj reaches the world. `JournalView` is the journal as pysyncobj sees it, and `AppendFeed` sends entries
+in its place.
 
 Invariants:
 - Every call into pysyncobj happens within `with entered(engine)`.
@@ -17,19 +18,20 @@ Only raft.py and tests use this.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, overload
 
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
-from tickwheel.replication.append_feed import AppendFeed
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.entries import VOTERS
 from tickwheel.replication.guards import Guards
-from tickwheel.replication.journal_view import Journal, JournalView
+from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import ApplyLaterError
 from tickwheel.replication.ports import Clock, Random
 from tickwheel.replication.pysyncobj_globals import entered, install
@@ -482,3 +484,250 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def learners(self) -> list[str]:
         return sorted(str(peer.id) for peer in self._SyncObj__readonlyNodes)
+
+
+Row = tuple[bytes, int, int]
+
+BASE_COMMAND = b"\x01"
+"""A no-op of pysyncobj, in place of the base's command."""
+
+
+class ViewListener(Protocol):
+    """Is called at every change that pysyncobj makes to the journal."""
+
+    def written(self, index: int, entry: bytes) -> None:
+        """The entry at `index` was written and is not yet durable."""
+        ...
+
+    def before_cut(self, index: int) -> None:
+        """The entries from `index` on are about to be cut. An exception prevents that."""
+        ...
+
+    def cut(self, index: int) -> None:
+        """The entries from `index` on have been cut."""
+        ...
+
+
+class JournalView:
+    """The journal with the methods that pysyncobj calls: a list of (command, index, term) that starts at the base.
+
+    Position 0 is not a stored entry but the journal's base, the last entry that a checkpoint covers (0, 0 in a new
+    log). pysyncobj never sends the first entry, so that fits, and a rebuilt node can start from any index. Each read is
+    bounded, however long the log.
+
+    Invariants: term and vote are durable when `setCurrentTerm` returns. To read the last entry's index and term does
+    not load its command.
+    """
+
+    def __init__(
+        self, journal: Journal, *, entries_max: int, bytes_max: int, bounded: bool, listener: ViewListener
+    ) -> None:
+        self._journal = journal
+        self._entries_max = entries_max if bounded else 1 << 62
+        self._bytes_max = bytes_max if bounded else 1 << 62
+        self._listener = listener
+
+    def __len__(self) -> int:
+        return self._journal.last_index - self._journal.base_index + 1
+
+    @overload
+    def __getitem__(self, position: int) -> Row: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Row]: ...
+
+    def __getitem__(self, position: int | slice) -> Row | list[Row]:
+        journal = self._journal
+        if isinstance(position, int):
+            if position == -1:
+                return b"", journal.last_index, journal.last_term
+            if position == 0:
+                return BASE_COMMAND, journal.base_index, journal.base_term
+            length = len(self)
+            if not -length <= position < length:
+                raise IndexError(position)
+            index, term, command = journal.entry(journal.base_index + position % length)
+            return command, index, term
+        start, stop, step = position.indices(len(self))
+        if step != 1:
+            raise ValueError(f"a slice of the log has step 1, not {step}")
+        rows: list[Row] = []
+        if start == 0 < stop:
+            rows.append((BASE_COMMAND, journal.base_index, journal.base_term))
+            start = 1
+        if start < stop:
+            rows.extend(self.rows(journal.base_index + start, stop - start))
+        if len(rows) == 1 < stop - start:
+            # One large entry has filled the bounds. The slice must still show that another follows: from that
+            # pysyncobj knows that it has to cut before it appends.
+            index, term, command = journal.entry(rows[0][1] + 1)
+            rows.append((command, index, term))
+        return rows
+
+    def rows(self, first: int, count_max: int) -> list[Row]:
+        """Entries from index `first` on, bounded in number and bytes, but at least one if it exists."""
+        found = self._journal.slice(first, min(count_max, self._entries_max), self._bytes_max)
+        return [(command, index, term) for index, term, command in found]
+
+    def add(self, command: bytes, index: int, term: int) -> None:
+        self._journal.append(index, term, command)
+        self._listener.written(index, command)
+
+    def clear(self) -> None:
+        raise AssertionError("pysyncobj wants to clear the journal, which only a checkpoint may")
+
+    def deleteEntriesFrom(self, position: int) -> None:
+        index = self._journal.base_index + position
+        self._listener.before_cut(index)
+        self._journal.truncate_from(index)
+        self._listener.cut(index)
+
+    def deleteEntriesTo(self, position: int) -> None:
+        raise AssertionError("pysyncobj wants to compact the journal, which only a checkpoint may")
+
+    def setRaftCommitIndex(self, index: int) -> None:
+        self._journal.note_commit(index)
+
+    def getRaftCommitIndex(self) -> int:
+        return min(self._journal.commit_hint, self._journal.durable_index)
+
+    def setCurrentTerm(self, term: int, voted_for: str | None = None) -> None:
+        self._journal.set_hard_state(term, voted_for or "")
+
+    def getCurrentTerm(self) -> int:
+        return self._journal.term
+
+    def getVotedForNodeId(self) -> str | None:
+        return self._journal.voted_for or None
+
+    def onOneSecondTimer(self) -> None:
+        """No effect: durability never depends on a timer here."""
+
+    def _destroy(self) -> None:
+        """No effect: the node closes its journal."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """The messages under way to one peer: (last index, bytes) of each one with entries."""
+
+    messages: deque[tuple[int, int]] = field(default_factory=deque)
+    bytes: int = 0
+    commit_told: int = 0
+    told_ns: int = 0
+
+    def sent(self, last_index: int, size: int) -> None:
+        self.messages.append((last_index, size))
+        self.bytes += size
+
+    def acknowledged(self, index: int) -> None:
+        while self.messages and self.messages[0][0] <= index:
+            self.bytes -= self.messages.popleft()[1]
+
+    def clear(self) -> None:
+        self.messages.clear()
+        self.bytes = 0
+
+
+class AppendFeed:
+    """The master's feed of entries to its slaves, through `outbound`, which returns False if it could not queue one.
+
+    Owns, for each peer, the unacknowledged messages with entries, and which commit index it was told of and when.
+    pysyncobj keeps the index of a peer's next entry: `send` takes it and returns the new one.
+
+    Invariants:
+    - No entry is sent twice on one connection, unless the peer asked for it (`restart`).
+    - Bytes and messages under way to a peer are bounded. Each message is bounded too (by the view), but has at least
+      one entry.
+    - A peer that needs entries the journal no longer holds gets heartbeats only: it needs a checkpoint. So does one
+      that needs entries which cannot be read: `damaged` hears of it, and another node must lead.
+    """
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        journal: Journal,
+        view: JournalView,
+        clock: Clock,
+        outbound: Callable[[str, dict[str, Any]], bool],
+        damaged: Callable[[DiskError], None],
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._view = view
+        self._clock = clock
+        self._outbound = outbound
+        self._damaged = damaged
+        self._flights: dict[str, _Flight] = {}
+
+    def begin_mastership(self) -> None:
+        """This node has become master: in this term nothing is under way and no peer knows a commit index."""
+        for flight in self._flights.values():
+            flight.clear()
+            flight.commit_told = 0
+
+    def restart(self, peer_id: str) -> None:
+        """Forget the messages under way to a peer: its connection is gone or new, or it asks for other entries."""
+        self._flight(peer_id).clear()
+
+    def acknowledged(self, peer_id: str, index: int) -> None:
+        """A peer has acknowledged all entries up to `index`."""
+        self._flight(peer_id).acknowledged(index)
+
+    def send(self, peer_id: str, following: int, term: int, commit: int, *, heartbeat: bool) -> int:
+        """Send entries from `following` on while the window has room. Returns the index after the last one sent.
+
+        `heartbeat`: if no entry can be sent, send a message without entries.
+        """
+        journal, flight = self._journal, self._flight(peer_id)
+        if following <= journal.base_index:
+            if heartbeat and self._outbound(
+                peer_id, {"type": "append_entries", "term": term, "commit_index": commit, "serialized": None}
+            ):
+                flight.told_ns = self._clock.monotonic_ns()
+            return following
+        while following <= journal.last_index and self._has_room(flight):
+            try:
+                rows = self._view.rows(following, journal.last_index - following + 1)
+            except DiskError as error:
+                if not is_damage(error):
+                    raise
+                self._damaged(error)
+                break
+            if not self._send_rows(peer_id, flight, following, rows, term, commit):
+                return following
+            heartbeat = False
+            following = rows[-1][1] + 1
+            flight.sent(rows[-1][1], sum(len(row[0]) for row in rows))
+        if heartbeat:
+            self._send_rows(peer_id, flight, following, [], term, commit)
+        return following
+
+    def notice_due_ns(self, peer_id: str, commit: int, notice_ns: int) -> int | None:
+        """When to tell a peer of this commit index: `notice_ns` after the last message to it; None if it knows."""
+        flight = self._flight(peer_id)
+        return flight.told_ns + notice_ns if flight.commit_told < commit else None
+
+    def _flight(self, peer_id: str) -> _Flight:
+        flight = self._flights.get(peer_id)
+        if flight is None:
+            flight = self._flights[peer_id] = _Flight()
+        return flight
+
+    def _has_room(self, flight: _Flight) -> bool:
+        return flight.bytes < self._config.window_bytes_max and len(flight.messages) < self._config.window_messages_max
+
+    def _send_rows(self, peer_id: str, flight: _Flight, first: int, rows: list[Row], term: int, commit: int) -> bool:
+        sent = self._outbound(
+            peer_id,
+            {
+                "type": "append_entries",
+                "term": term,
+                "commit_index": commit,
+                "entries": rows,
+                "prevLogIdx": first - 1,
+                "prevLogTerm": self._journal.term_at(first - 1),
+            },
+        )
+        if sent:
+            flight.commit_told, flight.told_ns = commit, self._clock.monotonic_ns()
+        return sent

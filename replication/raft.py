@@ -6,7 +6,7 @@ next tick, the refusal of proposals, and the moment at which the node hears of i
 
 Invariants:
 - `done` of a proposal is called once: with UNKNOWN if mastership is lost first.
-- One change of the voters at a time, each counting from when it is written (voters.py).
+- One change of the voters at a time, each counting from when it is written (`Voters`).
 - After `fatal` nothing more is sent or applied.
 - Once the journal has failed nothing is proposed, committed beyond what was durable, acknowledged or voted for: this
   node only hands over. `LogListener.damaged` hears of it, and stops the node.
@@ -15,13 +15,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from tickwheel.proto.peer_pb2 import PeerFrame
-from tickwheel.replication.caught_up import CaughtUp
 from tickwheel.replication.config import RaftConfig
-from tickwheel.replication.conversation import Conversation
-from tickwheel.replication.entries import command_of, naming, regular, split
+from tickwheel.replication.conversation import CaughtUp, Conversation
+from tickwheel.replication.entries import Voters, command_of, naming, regular, split
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
@@ -29,6 +29,7 @@ from tickwheel.replication.journal import Journal
 from tickwheel.replication.judge import ImpossibleMessageError
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import (
+    NO_INTRODUCTION,
     ApplyLaterError,
     Introduction,
     LogListener,
@@ -40,12 +41,9 @@ from tickwheel.replication.log import (
     Role,
 )
 from tickwheel.replication.ports import Clock, Executor, Network, Random
-from tickwheel.replication.proposals import Done, Proposals
 from tickwheel.replication.pysyncobj_globals import PickleRefusedError
 from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine, Message
-from tickwheel.replication.roster import Roster
 from tickwheel.replication.stable_storage import StableStorage
-from tickwheel.replication.voters import Voters
 from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError
 
 P = ParamSpec("P")
@@ -530,3 +528,90 @@ class RaftLog:
             master_commit_index=self._peers.master_commit_index,
             caught_up=self._caught_up.done,
         )
+
+
+Done = Callable[[ProposalResult], None]
+
+
+@dataclass(slots=True)
+class _Proposal:
+    term: int
+    bytes: int
+    done: Done
+
+
+class Proposals:
+    """The proposals that this node has appended as master and not yet applied, by index.
+
+    Each `done` is called exactly once: when the entry is applied, or when mastership is lost. The caller checks `full`
+    before `add`; the last one may exceed the bytes.
+    """
+
+    def __init__(self, count_max: int, bytes_max: int) -> None:
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._waiting: dict[int, _Proposal] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) >= self._count_max or self._bytes >= self._bytes_max
+
+    def add(self, index: int, term: int, size: int, done: Done) -> None:
+        """An entry of `size` bytes was appended at `index`."""
+        self._waiting[index] = _Proposal(term, size, done)
+        self._bytes += size
+
+    def applied(self, index: int, term: int, value: object) -> None:
+        """The entry at `index` was applied. In another term it is not the proposed one, which then ends UNKNOWN."""
+        proposal = self._waiting.pop(index, None)
+        if proposal is None:
+            return
+        self._bytes -= proposal.bytes
+        if proposal.term == term:
+            proposal.done(ProposalResult(ProposalOutcome.COMMITTED, index, value))
+        else:
+            proposal.done(ProposalResult(ProposalOutcome.UNKNOWN))
+
+    def fail(self, outcome: ProposalOutcome) -> None:
+        """Mastership is over: end all waiting proposals with this outcome, in order of their indexes."""
+        waiting, self._waiting = self._waiting, {}
+        self._bytes = 0
+        for index in sorted(waiting):
+            waiting[index].done(ProposalResult(outcome))
+
+
+class Roster:
+    """The nodes that this log connects to: members by its applied entries, and members shown by a node ahead of it.
+
+    Invariants: for a node in both lists the address of the applied entries wins. Shown members are only connected to:
+    they have no vote by it. They are dropped once this node has applied as much of the log itself. The owner sets
+    `members` and `introduction` as they become known, then calls `announce` to put them in force.
+    """
+
+    def __init__(self, node_id: str, members: Sequence[Member], network: Network) -> None:
+        self._node_id = node_id
+        self._network = network
+        self.members = tuple(members)
+        self.introduction = NO_INTRODUCTION
+
+    @property
+    def voters(self) -> list[str]:
+        """Ids of the members that are no learners, by the applied entries."""
+        return [member.node_id for member in self.members if not member.learner]
+
+    def introduced(self, applied_index: int) -> Introduction:
+        """The members shown to this node; empty if it has applied as much of the log itself."""
+        return self.introduction if self.introduction.applied_index > applied_index else NO_INTRODUCTION
+
+    def announce(self, applied_index: int) -> None:
+        """Give the network the peers to connect to."""
+        known = [*self.introduced(applied_index).members, *self.members]
+        self._network.set_peers({m.node_id: m.peer_address for m in known if m.node_id != self._node_id})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.replication.lone import MS, STEP_MS, Lone
+from tickwheel.replication.campaign import WINDOW_NS, Lateness
 from tickwheel.replication.config import RaftConfig
-from tickwheel.replication.lateness import WINDOW_NS, Lateness
 from tickwheel.replication.log import Role
 
 TERM = 3

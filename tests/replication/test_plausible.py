@@ -20,7 +20,7 @@ from tickwheel.proto.peer_pb2 import (
     Sync,
     SyncReply,
 )
-from tickwheel.replication.introduction import shown_in
+from tickwheel.replication.grpc_network import shown_in
 from tickwheel.replication.log import NO_INTRODUCTION, Role
 from tickwheel.replication.plausible import (
     INDEX_MAX,

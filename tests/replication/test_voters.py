@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.replication.lone import STEP_MS, Lone
-from tickwheel.replication.entries import naming, split
+from tickwheel.replication.entries import Voters, naming, split
 from tickwheel.replication.log import Member, ProposalOutcome, ProposalResult, Role
-from tickwheel.replication.voters import Voters
 
 IDS = st.lists(st.sampled_from(["a", "b", "c", "d", "e"]), unique=True, min_size=1)
 

@@ -16,9 +16,9 @@ from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto.peer_pb2 import Hello
-from tickwheel.replication.introduction import MEMBERS_MAX, hello_of, shown_in
-from tickwheel.replication.journal_view import JournalView
+from tickwheel.replication.grpc_network import MEMBERS_MAX, hello_of, shown_in
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction, Member
+from tickwheel.replication.pysyncobj_seam import JournalView
 
 KNOCK_NS = 50 * MS
 
