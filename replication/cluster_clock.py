@@ -1,10 +1,10 @@
 """The cluster's time as one node sees it: the time that a majority of the nodes' clocks agrees on.
 
 Every node asks every other for its wall clock twice a second, outside the log. A master also learns it from the answers
-to its 50 ms sync. Each answer, and the node's own wall clock, is an interval (cluster_clock_samples.py). The cluster's
-time is steered (cluster_clock_slew.py) to the time in which a majority of intervals agrees (cluster_clock_interval.py),
-at a measured rate (cluster_clock_drift.py). Between agreements, and without one (cluster_clock_state.py), the monotonic
-clock carries the time on, so a step of a wall clock moves nothing. Used by the core on its one thread; nothing else in
+to its 50 ms sync. Each answer, and the node's own wall clock, is an interval. The cluster's
+time is steered (`SlewedTime`) to the time in which a majority of intervals agrees, at a measured rate
+(clock_intervals.py has both). Between agreements, and without one (`Holdover`), the monotonic clock carries the time
+on, so a step of a wall clock moves nothing. Used by the core on its one thread; nothing else in
 a node reads a wall clock.
 
 Invariants:
@@ -13,21 +13,28 @@ Invariants:
   heard masters say. In the second case the time is set back to theirs and catches up at that rate.
 - While a majority of the members' clocks is right, the time is wrong by at most `error_ns`.
 - A peer's answers can only move that peer's own interval.
+
+States of the agreement:
+
+    unagreed -> agreed     a majority of the clocks agrees for the first time since this node's start
+    own      -> agreed     the same, where the operator allows dispatch by this node's own clock until then
+    agreed   -> holdover   no majority has agreed for 3 s
+    holdover -> agreed     a majority agrees again
+    holdover -> expired    clock.holdover_ms_max is over
+    expired  -> agreed     a majority agrees again
+
+A master dispatches in own, agreed and holdover. In unagreed and expired dispatch waits; schedules are accepted.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tickwheel.proto.peer_pb2 import ClockAnswer, ClockAsk, PeerFrame
-from tickwheel.replication.cluster_clock_drift import DriftEstimate
-from tickwheel.replication.cluster_clock_heard import HeardTime
-from tickwheel.replication.cluster_clock_interval import Interval, agree
-from tickwheel.replication.cluster_clock_samples import ClockSamples
-from tickwheel.replication.cluster_clock_slew import PPB, SlewedTime
-from tickwheel.replication.cluster_clock_state import Holdover, TimeState
+from tickwheel.replication.clock_intervals import PPB, ClockSamples, DriftEstimate, Interval, agree
 from tickwheel.replication.ports import Clock
 
 NS_PER_MS = 1_000_000
@@ -398,3 +405,159 @@ class ClusterClock:
         bound_ns = self.error_ns() + self._settings.skew_warn_ms * NS_PER_MS
         if due_ms * NS_PER_MS > self._time.at(self._monotonic_ns()) + bound_ns:
             self.cursors_ahead += 1
+
+
+class SlewedTime:
+    """Nanoseconds since the Unix epoch as a function of monotonic_ns, corrected only by running faster or slower.
+
+    Between two calls of `steer` it is the monotonic clock at a rate, plus a correction that is spread over a while. It
+    never goes back, except by `put`. Pure; all readings are of one monotonic clock and never go back.
+    """
+
+    __slots__ = ("_rate_ppb", "_since_ns", "_slew_for_ns", "_slew_ppb", "_time_ns")
+
+    def __init__(self, at_ns: int, time_ns: int) -> None:
+        self._since_ns = at_ns
+        self._time_ns = time_ns
+        self._rate_ppb = 0
+        self._slew_ppb = 0
+        self._slew_for_ns = 0
+
+    def at(self, now_ns: int) -> int:
+        """The time at a reading of the monotonic clock, not before the last `steer` or `put`."""
+        passed_ns = now_ns - self._since_ns
+        slewed_ns = passed_ns if passed_ns < self._slew_for_ns else self._slew_for_ns
+        # One division for both terms, so that rounding cannot make the time go back.
+        return self._time_ns + passed_ns + (passed_ns * self._rate_ppb + slewed_ns * self._slew_ppb) // PPB
+
+    def left_ns(self, now_ns: int) -> int:
+        """The correction that is still to come; above 0 the time is behind."""
+        return max(0, self._slew_for_ns - (now_ns - self._since_ns)) * self._slew_ppb // PPB
+
+    def steer(self, now_ns: int, off_ns: int, *, over_ns: int, slew_ppb_max: int, rate_ppb: int) -> None:
+        """From now on run at `rate_ppb`, and add `off_ns` spread over `over_ns`, or longer to stay within the limit."""
+        self._time_ns = self.at(now_ns)
+        self._since_ns = now_ns
+        self._rate_ppb = rate_ppb
+        wanted_ppb = -(-abs(off_ns) * PPB // over_ns)
+        speed_ppb = min(wanted_ppb, slew_ppb_max)
+        self._slew_for_ns = abs(off_ns) * PPB // speed_ppb if speed_ppb else 0
+        self._slew_ppb = speed_ppb if off_ns > 0 else -speed_ppb
+
+    def put(self, now_ns: int, time_ns: int) -> None:
+        """Set the time, backwards too: only for a time by which nobody has acted yet."""
+        self._since_ns = now_ns
+        self._time_ns = time_ns
+        self._slew_for_ns = self._slew_ppb = 0
+
+
+HEARD_SPAN_NS = 60_000_000_000
+"""The furthest reports of the current span and of the one before it count."""
+LATE_NS_SHARP = 2_000_000_000
+"""A report that may have been under way for longer does not replace an expired bound."""
+
+
+@dataclass(slots=True)
+class _Furthest:
+    ahead_ns: int
+    """Time minus this node's monotonic clock."""
+    at_ns: int
+
+
+class HeardTime:
+    """The masters' time, as heard by this node: its latest possible value now, if no master's time jumps.
+
+    A master's report arrives late. So the report that is furthest ahead counts, of those of the last minutes, carried
+    on by the monotonic clock. Older reports do not count: an oscillator that runs fast would carry them further and
+    further ahead.
+
+    A report does not say how late it is. A single report may have been under way for a second, and then a time that is
+    ahead of it by a second has not jumped. So each report comes with the longest time that it can have been under way.
+    A frame sent to this process was sent after the process began. And a master that is asked for its time answers
+    within the round trip. The lowest of these bounds is the latest that the time can be.
+
+    Pure. `now_ns` is this node's monotonic clock, `drift_ppb` its assumed drift.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[_Furthest] = []
+        """The furthest report of the current span, then that of the span before it."""
+        self._began_ns = 0
+        self._most: _Furthest | None = None
+
+    def hear(self, now_ns: int, time_ns: int, late_ns_max: int) -> None:
+        """A master has reported `time_ns`; the report was under way for at most `late_ns_max`."""
+        self._bound(now_ns, time_ns + late_ns_max, sharp=late_ns_max <= LATE_NS_SHARP)
+        said = _Furthest(time_ns - now_ns, now_ns)
+        if not self._spans or now_ns - self._began_ns > HEARD_SPAN_NS:
+            self._spans = [said, *self._spans[:1]]
+            self._began_ns = now_ns
+        elif said.ahead_ns > self._spans[0].ahead_ns:
+            self._spans[0] = said
+
+    def hear_bound(self, now_ns: int, most_ns: int) -> None:
+        """A master's time is at most `most_ns`."""
+        self._bound(now_ns, most_ns, sharp=True)
+
+    def _bound(self, now_ns: int, most_ns: int, *, sharp: bool) -> None:
+        bound, most = _Furthest(most_ns - now_ns, now_ns), self._most
+        # A bound below the furthest report has no effect: `late_ns` never goes below 0.
+        if most is None or bound.ahead_ns <= most.ahead_ns or (sharp and now_ns - most.at_ns > HEARD_SPAN_NS):
+            self._most = bound
+
+    def furthest_ns(self, now_ns: int) -> int | None:
+        """The time now by the furthest report; None without a report."""
+        return max((now_ns + span.ahead_ns for span in self._spans), default=None)
+
+    def late_ns(self, now_ns: int, drift_ppb: int) -> int:
+        """By how much the furthest report may be behind because it was under way."""
+        furthest_ns, most = self.furthest_ns(now_ns), self._most
+        if furthest_ns is None or most is None:
+            return 0
+        return max(0, now_ns + most.ahead_ns + (now_ns - most.at_ns) * drift_ppb // PPB - furthest_ns)
+
+    def doubt_ns(self, now_ns: int, drift_ppb: int) -> int:
+        """By how much the furthest report may be wrong because this node's oscillator drifts."""
+        return max(((now_ns - span.at_ns) * drift_ppb // PPB for span in self._spans), default=0)
+
+
+FRESH_MS = 3_000
+FRESH_NS = FRESH_MS * 1_000_000
+"""An agreement counts for this long: several rounds of questions may fail before the state changes."""
+
+
+class TimeState(enum.Enum):
+    UNAGREED = "unagreed"
+    OWN = "own"
+    AGREED = "agreed"
+    HOLDOVER = "holdover"
+    EXPIRED = "expired"
+
+
+class Holdover:
+    """The newest agreement, and the state that follows from its age."""
+
+    def __init__(self, holdover_ns: int, *, own_clock_allowed: bool) -> None:
+        self._holdover_ns = max(holdover_ns, FRESH_NS)
+        self._own_clock_allowed = own_clock_allowed
+        self.agreed_ns: int | None = None
+        """When a majority agreed last, by this node's monotonic clock."""
+
+    def agreed(self, at_ns: int) -> None:
+        """A majority agrees, by answers as old as `at_ns`."""
+        self.agreed_ns = at_ns if self.agreed_ns is None else max(self.agreed_ns, at_ns)
+
+    def state(self, now_ns: int) -> TimeState:
+        """The state of the agreement now."""
+        if self.agreed_ns is None:
+            return TimeState.OWN if self._own_clock_allowed else TimeState.UNAGREED
+        age_ns = now_ns - self.agreed_ns
+        if age_ns <= FRESH_NS:
+            return TimeState.AGREED
+        return TimeState.HOLDOVER if age_ns <= self._holdover_ns else TimeState.EXPIRED
+
+    def dispatch_until_ns(self) -> int | None:
+        """Until when a master may dispatch if no further agreement comes. None: for ever; 0: not at all."""
+        if self.agreed_ns is None:
+            return None if self._own_clock_allowed else 0
+        return self.agreed_ns + self._holdover_ns

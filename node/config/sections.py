@@ -14,7 +14,7 @@ from typing import Any
 from tickwheel.node.config import fields
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.proto.admin_pb2 import Settings
-from tickwheel.replication.cluster_clock_state import FRESH_MS
+from tickwheel.replication.cluster_clock import FRESH_MS
 from tickwheel.replication.log import Member
 
 KIB = 1 << 10

@@ -14,7 +14,7 @@ from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.server.health import CONSUMER, SCHEDULER, WHOLE, health_of
 from tickwheel.proto import admin_pb2
-from tickwheel.replication.cluster_clock_state import TimeState
+from tickwheel.replication.cluster_clock import TimeState
 
 HOUR_MS = 3_600_000
 SLACK_MS = 5.0

@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Callable
 
 from tickwheel.proto.peer_pb2 import PeerFrame
-from tickwheel.replication.cluster_clock import ClockSettings, ClusterClock
-from tickwheel.replication.cluster_clock_state import TimeState
+from tickwheel.replication.cluster_clock import ClockSettings, ClusterClock, TimeState
 
 MS = 1_000_000
 SECOND = 1_000 * MS

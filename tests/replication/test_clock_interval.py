@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.replication.cluster_clock_interval import Interval, agree, marzullo
+from tickwheel.replication.clock_intervals import Interval, agree, marzullo
 
 SMALL = st.integers(-20, 20)
 INTERVALS = st.lists(st.tuples(SMALL, st.integers(0, 15)).map(lambda v: Interval(v[0], v[0] + v[1])), min_size=1)

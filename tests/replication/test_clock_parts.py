@@ -6,12 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.replication.cluster_clock_drift import RATE_PPB_MAX, DriftEstimate
-from tickwheel.replication.cluster_clock_heard import HeardTime
-from tickwheel.replication.cluster_clock_interval import Interval
-from tickwheel.replication.cluster_clock_samples import AGE_NS_MAX, PPB, SAMPLES_MAX, ClockSamples
-from tickwheel.replication.cluster_clock_slew import SlewedTime
-from tickwheel.replication.cluster_clock_state import FRESH_MS, Holdover, TimeState
+from tickwheel.replication.clock_intervals import (
+    AGE_NS_MAX,
+    PPB,
+    RATE_PPB_MAX,
+    SAMPLES_MAX,
+    ClockSamples,
+    DriftEstimate,
+    Interval,
+)
+from tickwheel.replication.cluster_clock import FRESH_MS, HeardTime, Holdover, SlewedTime, TimeState
 
 MS = 1_000_000
 SECOND = 1_000 * MS

@@ -9,8 +9,7 @@ import pytest
 
 from tests.replication.clock_world import EPOCH_MS, HOUR_MS, MS, SECOND, ClockWorld, Machine
 from tickwheel.proto.peer_pb2 import ClockAnswer, PeerFrame
-from tickwheel.replication.cluster_clock import ClockSettings
-from tickwheel.replication.cluster_clock_state import TimeState
+from tickwheel.replication.cluster_clock import ClockSettings, TimeState
 
 
 class Watch:

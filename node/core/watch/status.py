@@ -10,8 +10,7 @@ from tickwheel.node.core.schedule.dispatcher import Phase
 from tickwheel.node.core.watch.groups import group_metrics
 from tickwheel.node.metrics import MetricValue
 from tickwheel.proto import admin_pb2
-from tickwheel.replication.cluster_clock import ClusterClock
-from tickwheel.replication.cluster_clock_state import TimeState
+from tickwheel.replication.cluster_clock import ClusterClock, TimeState
 from tickwheel.replication.log import LogStatus, PeerProgress, Role
 
 NEVER_HEARD = PeerProgress(connected=False, match_index=0, sync_age_ms=0)
