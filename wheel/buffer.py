@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, Ids, Units, join_units, picked, spans
+from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, CursorKey, Ids, Units, join_units, picked, spans
 
 BLOCK_UNITS_MIN = 8192
 """Blocks with fewer units are joined with their neighbours."""
@@ -71,6 +71,14 @@ def ordered_block(blocks: list[Block]) -> Block:
         return joined
     order = np.lexsort((units["index"], joined.due_ms))
     return Block(joined.due_ms[order], picked(units, order))
+
+
+def cut_at(block: Block, key: CursorKey) -> int:
+    """Number of a block's units below a key."""
+    low, high = block.due_ms.searchsorted((key.due_ms, key.due_ms + 1))
+    if high > low and key.index:
+        low += np.searchsorted(np.ascontiguousarray(block.units["index"][low:high]), key.index)
+    return int(low)
 
 
 class Buffer:

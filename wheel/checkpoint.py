@@ -22,8 +22,7 @@ from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import CorruptSegmentError, Segment
 from tickwheel.wheel.buffer import EXTENT, Block, Buffer
 from tickwheel.wheel.jobs import hour_directory, units_from
-from tickwheel.wheel.marks import MarksCapture
-from tickwheel.wheel.moves import MOVED
+from tickwheel.wheel.marks import MOVED, MarksCapture
 from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of, join_units, picked
 
 _MAGIC = b"TWRF"

@@ -43,8 +43,7 @@ from tickwheel.wheel.files import Files
 from tickwheel.wheel.holdings import Holdings
 from tickwheel.wheel.ingestion import Ingestion
 from tickwheel.wheel.jobs import AbsorbJob, Job, LoadJob, MapJob, MergeJob
-from tickwheel.wheel.marks import Marks
-from tickwheel.wheel.moves import join_runs
+from tickwheel.wheel.marks import Marks, join_runs
 from tickwheel.wheel.reads import Reads
 from tickwheel.wheel.sweep import Outcomes
 from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT, CursorKey, Ids, Units, picked

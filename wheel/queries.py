@@ -1,4 +1,4 @@
-"""Queries over pending messages: pages in dispatch order, and counts by bucket of time.
+"""Queries over pending messages: pages in dispatch order, counts by bucket of time, and the space of each topic.
 
 A query is a job over a `Schedule` captured on the core's thread; it reads segments in a worker and never the wheel
 itself. Each job does a bounded amount of work (units examined, hours opened) and tells where the next one continues. So
@@ -8,16 +8,15 @@ masks may return too much, never too little: a caller that wants a tag or key ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.buffer import Block, join_blocks, ordered_block
+from tickwheel.wheel.buffer import Block, cut_at, join_blocks, ordered_block
 from tickwheel.wheel.jobs import HourChunks
-from tickwheel.wheel.slots import cut_at
-from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units, picked
+from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, CursorKey, Units, join_units, picked
 
 WINDOW_UNITS_FIRST = 4_096
 """Units that a scan reads at first; then four times as many each time."""
@@ -330,3 +329,50 @@ def _by_bucket(due: NDArray[np.int64], counts: NDArray[np.int64], bucket_ms: int
     sums = np.bincount(places, weights=counts)
     for start, count in zip(starts.tolist(), sums.tolist(), strict=True):
         yield start * bucket_ms, int(count)
+
+
+USAGE_UNITS_MAX = 1_000_000
+"""Units that one job reads, about 100 MB of index; its last hour may exceed it."""
+TICKS_OF_AN_HOUR = 36_000
+"""Ticks of an hour at the narrowest slot."""
+
+
+class UsageJob:
+    """How much of the hour files each topic takes: reads indexes, never payloads.
+
+    It ends after USAGE_UNITS_MAX units, at the end of an hour.
+
+    After `run`: `topics` (topic id -> messages, bytes of their records and units), and `next_hour` (where the next
+    job continues; None: nothing is left)."""
+
+    kind = "usage"
+
+    def __init__(self, hours: Sequence[HourChunks]) -> None:
+        self._hours = hours
+        self.topics: dict[int, tuple[int, int]] = {}
+        self.next_hour: int | None = None
+        self.done = False
+
+    def run(self) -> None:
+        """Read hour by hour, a chunk at a time."""
+        read = 0
+        try:
+            for hour in self._hours:
+                if read >= USAGE_UNITS_MAX:
+                    self.next_hour = hour.hour
+                    break
+                for block in hour.blocks(0, TICKS_OF_AN_HOUR):
+                    read += len(block.units)
+                    self._add(block.units["topic_id"], block.units["size"])
+        finally:
+            for hour in self._hours:
+                hour.close()
+        self.done = True
+
+    def _add(self, topic_ids: np.ndarray, sizes: np.ndarray) -> None:
+        ids, places = np.unique(topic_ids, return_inverse=True)
+        counts = np.bincount(places)
+        weights = np.bincount(places, weights=sizes.astype(np.float64))
+        for topic_id, count, weight in zip(ids.tolist(), counts.tolist(), weights.tolist(), strict=True):
+            messages, size = self.topics.get(topic_id, (0, 0))
+            self.topics[topic_id] = messages + count, size + int(weight) + count * UNIT_BYTES

@@ -26,9 +26,8 @@ from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
-from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
-from tickwheel.wheel.reading import LookupJob, RecordsJob
+from tickwheel.wheel.reads import LookupJob, Pinned, RecordsJob
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.counting import calls_of
-from tickwheel.wheel.marks import Marks
-from tickwheel.wheel.moves import Moves
+from tickwheel.wheel.marks import Marks, Moves
 from tickwheel.wheel.units import HOUR_MS, UNIT
 
 KEYS = st.tuples(st.integers(5, 7), st.integers(0, 30))

@@ -47,7 +47,7 @@ def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(queries, "WINDOW_UNITS_FIRST", 3)
         monkeypatch.setattr(queries, "WINDOW_UNITS_MAX", 9)
         monkeypatch.setattr(queries, "EXAMINED_MAX", 20)
-        monkeypatch.setattr(reads, "QUERY_HOURS_MAX", 2)
+        monkeypatch.setattr(reads, "HOURS_MAX", 2)
 
 
 def test_whole_hours_are_counted_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """How many messages are pending by topic: known to a master while the setting `topic_pending_max` or a user's quota
 needs it.
 
-A count is taken from one pinned moment (wheel/pinned.py; workers read it page by page). Schedules and dispatches
+A count is taken from one pinned moment (wheel/reads.py; workers read it page by page). Schedules and dispatches
 applied since are added and subtracted. Commands that do not name the topics of their messages (cancels, sweeps,
 retries, bulk loads) make the count stale: messages are then counted again, while the old count stays in use. After a
 count there is a pause of PAUSES times its duration.
@@ -29,7 +29,7 @@ from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.results import DispatchResult, PublishResult, ScheduleResult, SettleResult
 from tickwheel.node.state.schedules import MESSAGES
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
-from tickwheel.wheel.pinned import Pinned
+from tickwheel.wheel.reads import Pinned
 from tickwheel.wheel.units import CursorKey
 
 PAGE_UNITS_MAX = 65_536

@@ -13,7 +13,7 @@ from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.work import read
 from tickwheel.proto import admin_pb2
 from tickwheel.storage.disk import Disk, DiskError
-from tickwheel.wheel.usage import UsageJob
+from tickwheel.wheel.queries import UsageJob
 
 HOURS = f"{WHEEL_DIRECTORY}/hours"
 

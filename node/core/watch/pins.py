@@ -1,6 +1,6 @@
 """Pins: readers of all pending messages see those of one applied index, however long they take.
 
-Owns the pins of this node, master or slave. A pin holds back no file and no checkpoint (wheel/pinned.py). It is
+Owns the pins of this node, master or slave. A pin holds back no file and no checkpoint (wheel/reads.py). It is
 forgotten when its reader drops it, or after PIN_HOLD_MS without a read. Workers read the pages; a page is bounded by
 units and bytes.
 """
@@ -32,8 +32,8 @@ from tickwheel.proto.snapshot_pb2 import (
     ReadPinnedRequest,
 )
 from tickwheel.proto.staging_pb2 import CommitStagedRequest, StagingCommand
-from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import Wanted
+from tickwheel.wheel.reads import Pinned
 from tickwheel.wheel.units import HOUR_MS, CursorKey, Units, ids_of, picked
 
 PINS_MAX = 256

@@ -31,7 +31,7 @@ from tickwheel.proto import (
 )
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage.disk import FsyncFailedError
-from tickwheel.wheel.pinned import Pinned
+from tickwheel.wheel.reads import Pinned
 
 Done = Callable[[Any], None]
 Start = Callable[[Node, Done], None]
