@@ -19,8 +19,7 @@ from tickwheel.node.core.delivery.dead import DeadRequests
 from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.filter_skips import FilterSkips
 from tickwheel.node.core.delivery.lease_file import LeaseFile, read_leases
-from tickwheel.node.core.delivery.sync import SyncState
-from tickwheel.node.core.delivery.synced import SyncedFile, read_synced
+from tickwheel.node.core.delivery.sync import SyncedFile, SyncState, read_synced
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.founding import FOUNDERS_LOG_LEVEL, ClusterFounding
 from tickwheel.node.core.kernel import Kernel

@@ -9,8 +9,7 @@ from __future__ import annotations
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
-from tickwheel.node.state.cold import ColdResult, Place
-from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MOVED
+from tickwheel.node.state.cold import CANCELLED, LOADED, MOVED, ColdResult, Place
 from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import Command
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from tickwheel.node.core.bulk.pace import Paces
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
@@ -21,7 +20,7 @@ from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.schedule.publisher import Publisher
-from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
@@ -322,3 +321,30 @@ def _check_block(request: StageRequest, batch: IncomingBatch) -> None:
         raise invalid("columns", "delays", "absolute times: due_ms")
     if batch.bytes > BLOCK_BYTES_MAX:
         raise invalid("columns", f"{batch.bytes} bytes", f"at most {BLOCK_BYTES_MAX} bytes a block")
+
+
+PACED_JOBS_MAX = 1_024
+"""Jobs remembered. Beyond that, the job whose moment is earliest is forgotten; it may then be a little faster."""
+PACE_MS_MAX = 86_400_000
+
+
+class Paces:
+    """The pace of a job's rows over all its tasks: each task asks before it sends, and is told how long to wait.
+
+    Owns one moment for each job: all rows reserved so far are sent by then. The moments are the master's own and not
+    replicated: a new master starts afresh, so for a moment rows may come twice as fast. Rows that were reserved and
+    never sent (a task died) cost only their time.
+    """
+
+    def __init__(self) -> None:
+        self._through_ms: dict[str, float] = {}
+
+    def reserve(self, job_id: str, rows: int, rows_per_s: int, steady_ms: SteadyMs) -> int:
+        """Reserve `rows`; returns after how many milliseconds they may be sent."""
+        if job_id not in self._through_ms and len(self._through_ms) >= PACED_JOBS_MAX:
+            self._through_ms = {name: at for name, at in self._through_ms.items() if at > steady_ms}
+            if len(self._through_ms) >= PACED_JOBS_MAX:
+                del self._through_ms[min(self._through_ms, key=lambda name: self._through_ms[name])]
+        begins_ms = max(self._through_ms.get(job_id, 0.0), float(steady_ms))
+        self._through_ms[job_id] = min(begins_ms + rows * 1_000 / rows_per_s, steady_ms + PACE_MS_MAX)
+        return round(begins_ms - steady_ms)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.world import Now
 from tickwheel.node.metrics import HistogramValue, MetricValue
-from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.machine import AnyResult
@@ -32,6 +31,7 @@ from tickwheel.node.state.results import (
 )
 from tickwheel.node.state.schedules import MESSAGES, no_counts
 from tickwheel.node.state.staging import StagingResult
+from tickwheel.node.state.subscription import Backlog
 from tickwheel.node.state.sweeps import CANCELLING
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.log_pb2 import Command

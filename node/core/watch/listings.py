@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.metas import fitting
-from tickwheel.node.core.watch.groups import LOOKS_MAX
+from tickwheel.node.core.watch.status import LOOKS_MAX
 from tickwheel.node.state.membership import message_of
 from tickwheel.proto import admin_pb2
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.node.core.bulk import pace
-from tickwheel.node.core.bulk.pace import Paces
+from tickwheel.node.core.bulk import staging
+from tickwheel.node.core.bulk.staging import Paces
 from tickwheel.node.core.world import SteadyMs
 
 
@@ -31,7 +31,7 @@ def test_no_more_rows_than_the_rate_allows(rows_per_s: int, asked: list[tuple[in
 
 def test_jobs_have_their_own_pace_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is through is forgotten first, then the one that is soonest."""
-    monkeypatch.setattr(pace, "JOBS_MAX", 2)
+    monkeypatch.setattr(staging, "PACED_JOBS_MAX", 2)
     paces, start = Paces(), SteadyMs(0)
     assert [paces.reserve("a", 10, 10, start), paces.reserve("b", 50, 10, start)] == [0, 0]
     assert [paces.reserve("a", 1, 10, start), paces.reserve("b", 1, 10, start)] == [1_000, 5_000]

@@ -11,7 +11,7 @@ from tests.node.core.schedule.test_pending import core_of, schedule
 from tests.node.core.test_many_topics import create
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.watch import groups, listings
+from tickwheel.node.core.watch import listings, status
 from tickwheel.node.core.watch.listings import groups_after, named_group
 from tickwheel.node.core.watch.status import node_metrics
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, DeleteGroupRequest
@@ -73,8 +73,8 @@ def test_a_group_that_settles_nothing_is_seen_and_another_is_not_blamed() -> Non
 
 def test_more_groups_than_a_page_names_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones keep their rows; the age is that of what was looked at."""
-    monkeypatch.setattr(groups, "GROUPS_MAX", 3)
-    monkeypatch.setattr(groups, "LOOKS_MAX", 2)
+    monkeypatch.setattr(status, "GROUPS_MAX", 3)
+    monkeypatch.setattr(status, "LOOKS_MAX", 2)
     world = ready()
     for number in range(5):
         create(world, AdminCommand(create_group=CreateGroupRequest(name=f"g{number}", topics=["t"])))
