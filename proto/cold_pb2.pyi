@@ -476,7 +476,7 @@ class ColdMarksSnapshot(_message.Message):
     MARKS_FIELD_NUMBER: _builtins.int
     part: _builtins.int
     marks: _builtins.bytes
-    """Rows of node/state/cold_marks.py."""
+    """Rows of node/state/cold.py."""
     def __init__(
         self,
         *,

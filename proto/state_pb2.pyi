@@ -234,7 +234,7 @@ class GroupSnapshot(_message.Message):
     have others, or none.
     """
     waiting: _builtins.bytes
-    """Retries that may wait in the wheel: rows of node/state/waiting.py, and the number of rows at which it next looks
+    """Retries that may wait in the wheel: rows of node/state/groups.py, and the number of rows at which it next looks
     which of them still do.
     """
     waiting_limit: _builtins.int

@@ -31,14 +31,13 @@ from tickwheel.node.core.schedule.publisher import BatchOutcome, Publisher, Resc
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.work import Found, RemovedError
 from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
-from tickwheel.node.state.cold_marks import CANCELLED, LOADED
+from tickwheel.node.state.cold import CANCELLED, LOADED
 from tickwheel.node.state.cold_parts import is_cold
 from tickwheel.node.state.membership import KINDS, message_of
 from tickwheel.node.state.names import check_open_topic
 from tickwheel.node.state.producers import NOBODY, Sender
-from tickwheel.node.state.quotas import QUOTAS_LENGTH_MAX
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
-from tickwheel.node.state.settings import LEVELS_LENGTH_MAX, first_settings, refused_levels
+from tickwheel.node.state.settings import LEVELS_LENGTH_MAX, QUOTAS_LENGTH_MAX, first_settings, refused_levels
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster, Reschedule
 from tickwheel.replication.log import Member

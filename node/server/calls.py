@@ -12,7 +12,7 @@ from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.server.resolving import resolve
-from tickwheel.node.state.producer_shares import IDENTIFIED
+from tickwheel.node.state.producers import IDENTIFIED
 
 A = TypeVar("A")
 P = ParamSpec("P")

@@ -13,13 +13,12 @@ from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state import filtering
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import DeadLetters
-from tickwheel.node.state.groups import Group
+from tickwheel.node.state.groups import Group, policy_of
 from tickwheel.node.state.membership import KINDS, MEMBERS_MAX, after, member_of
 from tickwheel.node.state.names import check_group_name, check_node_id, check_topic_name
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.ready import ReadyLog, new_ready_log
 from tickwheel.node.state.results import AdminResult, ImpossibleStateError
-from tickwheel.node.state.retry_policy import policy_of
 from tickwheel.node.state.settings import Settings, changed
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.sweeps import DELETIONS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.groups import Group, Groups
 from tickwheel.node.state.loads import Loads
@@ -14,6 +13,7 @@ from tickwheel.node.state.schedules import Schedules
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staging import Staging
+from tickwheel.node.state.subscription import Backlog
 from tickwheel.node.state.sweeps import Sweeps
 from tickwheel.node.state.topics import Topic, Topics
 from tickwheel.node.state.unique_keys import UniqueKeys

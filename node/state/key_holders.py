@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.state.groups import Groups
+from tickwheel.node.state.groups import DISPATCHED, Groups, owed, owed_many
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.unique_keys import UNIQUE_KEYS_MAX, HeldColumns, KeyColumns, KeyOf, UniqueKeys
-from tickwheel.node.state.unsettled import DISPATCHED, owed, owed_many
 from tickwheel.wheel import sweep
 from tickwheel.wheel.units import Ids
 

@@ -27,7 +27,6 @@ from tickwheel.node.state.burial import Burial
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.key_holders import Holder, KeyHolders
-from tickwheel.node.state.late import LateSearch, LateSettlements
 from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import make_batch
@@ -50,7 +49,7 @@ from tickwheel.node.state.results import (
     SettleResult,
     SweepResult,
 )
-from tickwheel.node.state.retrying import Budget, Retrying
+from tickwheel.node.state.retrying import Budget, LateSearch, LateSettlements, Retrying
 from tickwheel.node.state.schema import entry_problem
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.staging import StagingResult

@@ -19,11 +19,10 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.state.id_search import find_ids
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import HOUR_MS, Ids, Units, picked
+from tickwheel.wheel.units import HOUR_MS, Ids, Units, find_ids, picked
 
 IDS = np.dtype("<u8")
 TICKS = np.dtype([("tick", "<i8"), ("position", "<u8")])

@@ -20,6 +20,7 @@ import numpy as np
 
 from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.groups import unsettled
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX
 from tickwheel.node.state.results import RunNote, ScheduleResult
@@ -37,7 +38,6 @@ from tickwheel.node.state.schedules import (
     unpack_run,
 )
 from tickwheel.node.state.topics import Topic
-from tickwheel.node.state.unsettled import unsettled
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import (
     DeleteSchedule,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tickwheel.node.failure import invalid
-from tickwheel.node.state.quotas import RULE as QUOTA_RULE
-from tickwheel.node.state.quotas import normalised_quotas
+from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX
 from tickwheel.proto import admin_pb2
 
 DAY_MS = 86_400_000
@@ -203,3 +203,34 @@ def changed(settings: Settings, update: admin_pb2.Settings, *, creating: bool = 
         if not creating and slot_ms != settings.slot_ms:
             raise invalid("slot_ms", slot_ms, f"fixed at {settings.slot_ms} when the cluster was created")
     return replace(settings, **values)  # type: ignore[arg-type]  # names and types are those of the message
+
+
+QUOTAS_MAX = 1_000
+"""Numbers in a quota: `orders=1000 *=5000`, one by name, `*` for everybody else. The setting defines what they count
+(messages a second, messages pending). Quotas change nothing that apply does; they are replicated so that every master
+enforces the same ones."""
+RATE_MAX = 1_000_000_000
+QUOTAS_LENGTH_MAX = QUOTAS_MAX * len(f"{'n' * TOPIC_NAME_LENGTH_MAX}={RATE_MAX} ")
+"""Characters of a normalised text at most. Masters refuse longer ones."""
+QUOTA_RULE = f"up to {QUOTAS_MAX} of NAME=NUMBER (1 to {RATE_MAX}) with blanks, * for all other names; or empty"
+QUOTA_OTHERS = "*"
+
+_QUOTA = re.compile(r"([A-Za-z0-9_\-.%]{1,127}|\*)=([1-9][0-9]{0,9})")
+
+
+@lru_cache(maxsize=64)
+def parse_quotas(text: str) -> dict[str, int] | None:
+    """Name -> number; None if the text is invalid."""
+    found: dict[str, int] = {}
+    for part in text.split():
+        match = _QUOTA.fullmatch(part)
+        if match is None or match[1] in found or int(match[2]) > RATE_MAX or len(found) >= QUOTAS_MAX:
+            return None
+        found[match[1]] = int(match[2])
+    return found
+
+
+def normalised_quotas(text: str) -> str | None:
+    """The normalised text of a quota (by name, each once); None if it is invalid."""
+    found = parse_quotas(text)
+    return None if found is None else " ".join(f"{name}={rate}" for name, rate in sorted(found.items()))

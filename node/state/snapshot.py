@@ -22,23 +22,21 @@ from tickwheel.node.failure import RequestError
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdCapture
 from tickwheel.node.state.dead_letters import DeadLetters
-from tickwheel.node.state.groups import Group
+from tickwheel.node.state.groups import Group, WaitingRetries, policy_of
 from tickwheel.node.state.membership import member_of, message_of
 from tickwheel.node.state.ports import WheelCheckpoint
 from tickwheel.node.state.producers import Batch, Span, make_batch
 from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, targets_path, ticks_path
 from tickwheel.node.state.results import ImpossibleStateError
-from tickwheel.node.state.retry_policy import policy_of
 from tickwheel.node.state.schedules import Schedule, snapshot_of
 from tickwheel.node.state.schema import STATE_SCHEMA, state_problem
 from tickwheel.node.state.sequence import Flush, Sequence
 from tickwheel.node.state.settings import BOUNDS, Settings, changed
-from tickwheel.node.state.staged_file import StagedFile, StagedSync
+from tickwheel.node.state.staging import StagedFile, StagedSync
 from tickwheel.node.state.subscription import NOT_JUDGED, Subscription
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.node.state.topics import Topic
 from tickwheel.node.state.unique_keys import Rows, contents
-from tickwheel.node.state.waiting import WaitingRetries
 from tickwheel.proto import access_pb2, state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING

@@ -18,16 +18,15 @@ from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.digest import digest, digest_in_turns
 from tickwheel.node.state.filtering import check_stated
+from tickwheel.node.state.groups import WAITING_ROWS_MAX, RetryPolicy
 from tickwheel.node.state.loads import Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import Batch, Sender
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import NO_IDS
-from tickwheel.node.state.retry_policy import RetryPolicy
 from tickwheel.node.state.settings import DELAY_LEVEL_MS_MAX, Settings
 from tickwheel.node.state.subscription import Subscription
-from tickwheel.node.state.waiting import ROWS_MAX as WAITING_ROWS_MAX
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.replication.log import Member

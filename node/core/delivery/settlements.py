@@ -21,8 +21,7 @@ from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.machine import CommandResult, StateMachine
 from tickwheel.node.state.names import check_group_name
 from tickwheel.node.state.results import SettleResult
-from tickwheel.node.state.subscription import Subscription
-from tickwheel.node.state.window import CAPACITY_LEAST
+from tickwheel.node.state.subscription import CAPACITY_LEAST, Subscription
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
     DECLARED_DEAD,

@@ -33,9 +33,9 @@ from tickwheel.node.core.work import UnreadableError
 from tickwheel.node.core.world import Now, fractions
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.metrics import MetricValue
-from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.rights import NO_QUOTAS, Quotas
 from tickwheel.node.state.schema import KEYS_LEVEL
+from tickwheel.node.state.settings import QUOTA_OTHERS, parse_quotas
 from tickwheel.node.state.unique_keys import SHARD_ROWS_MAX, UNIQUE_KEYS_MAX, UniqueKeys
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
@@ -252,7 +252,7 @@ class FlowControl(Part):
         limits = parse_quotas(settings.topic_pending_max) or {}
         if limits:
             for name, count in _by_topic(batch):
-                limit = limits.get(name) or limits.get(OTHERS, 0)
+                limit = limits.get(name) or limits.get(QUOTA_OTHERS, 0)
                 there = self._topic_pending.of(self._state.topic_id(name)) + self._by_topic.get(name, 0)
                 if count > limit > 0:
                     # The request alone exceeds the limit: a retry can never succeed.
@@ -306,11 +306,11 @@ class FlowControl(Part):
         topics = parse_quotas(settings.topic_quotas) or {}
         if topics:
             for name, count in _by_topic(batch):
-                rate = topics.get(name) or topics.get(OTHERS)
+                rate = topics.get(name) or topics.get(QUOTA_OTHERS)
                 if rate:
                     found.append((self._topics, name, "topic_quotas", rate, count))
         clients = parse_quotas(settings.client_quotas) or {}
-        rate = clients.get(batch.client) or clients.get(OTHERS)
+        rate = clients.get(batch.client) or clients.get(QUOTA_OTHERS)
         if rate:
             found.append((self._clients, batch.client, "client_quotas", rate, batch.count))
         quotas = self._quotas(batch)

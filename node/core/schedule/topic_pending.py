@@ -25,9 +25,9 @@ from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import AnyResult
-from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.results import DispatchResult, PublishResult, ScheduleResult, SettleResult
 from tickwheel.node.state.schedules import MESSAGES
+from tickwheel.node.state.settings import QUOTA_OTHERS, parse_quotas
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
 from tickwheel.wheel.reads import Pinned
 from tickwheel.wheel.units import CursorKey
@@ -94,7 +94,7 @@ class TopicPending(Part):
             return {}
         found: dict[str, tuple[int, int]] = {}
         for topic in self._core.state.topics:
-            limit = limits.get(topic.name) or limits.get(OTHERS)
+            limit = limits.get(topic.name) or limits.get(QUOTA_OTHERS)
             if limit:
                 found[topic.name] = (self.of(topic.topic_id), limit)
         return found

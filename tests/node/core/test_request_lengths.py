@@ -10,9 +10,8 @@ from tests.node.core.trio import Node, World
 from tickwheel.node.core.requests import FILTER_LENGTH_MAX
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX
 from tickwheel.node.failure import Failure
-from tickwheel.node.state.quotas import QUOTAS_LENGTH_MAX, QUOTAS_MAX, RATE_MAX
 from tickwheel.node.state.results import AdminResult
-from tickwheel.node.state.settings import LEVELS_LENGTH_MAX, LEVELS_MAX
+from tickwheel.node.state.settings import LEVELS_LENGTH_MAX, LEVELS_MAX, QUOTAS_LENGTH_MAX, QUOTAS_MAX, RATE_MAX
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST
 from tickwheel.proto.log_pb2 import AdminCommand

@@ -30,7 +30,6 @@ from tickwheel.node.server.callers import EVERYBODY, Caller
 from tickwheel.node.server.door import TOO_LARGE, UNDECODABLE, Door, read_request
 from tickwheel.node.server.gate import shown
 from tickwheel.node.server.services import serve_endpoints
-from tickwheel.node.state.quotas import QUOTAS_MAX, RATE_MAX, normalised_quotas
 from tickwheel.node.state.rights import (
     ADMINISTRATOR,
     GRANTS_MAX,
@@ -38,6 +37,7 @@ from tickwheel.node.state.rights import (
     ROLES_OF_USER_MAX,
     AccessControl,
 )
+from tickwheel.node.state.settings import QUOTAS_MAX, RATE_MAX, normalised_quotas
 from tickwheel.proto import (
     access_pb2,
     admin_pb2,

@@ -12,8 +12,8 @@ import pytest
 from tests.counting import calls_of
 from tests.node.state.driver import admin, publish_command
 from tests.node.state.solo import HOUR_0, Solo
-from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.subscription import Backlog
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST
 from tickwheel.proto.log_pb2 import SETTLE_RETURN

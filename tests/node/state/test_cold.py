@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.node.state import cold_marks
-from tickwheel.node.state.cold import ColdTier
-from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MOVED, NEVER_MS, ColdMarks, Mark
+from tickwheel.node.state import cold
+from tickwheel.node.state.cold import CANCELLED, LOADED, MOVED, NEVER_MS, ColdMarks, ColdTier, Mark
 from tickwheel.node.state.cold_parts import CHUNK, cold_id, ids_of_rows, is_cold, place_of
 from tickwheel.proto import cold_pb2
 
@@ -46,7 +45,7 @@ def test_marks_are_what_was_put(steps: list[tuple[str, int, int, Mark | None]], 
             marks.of(part)
     again = ColdMarks()
     for part, rows in marks.capture():
-        again.load(part, np.frombuffer(rows.tobytes(), cold_marks.MARKED))
+        again.load(part, np.frombuffer(rows.tobytes(), cold.MARKED))
     waiting = {cold_id(*key): m.due_ms for key, m in model.items() if m.kind == MOVED}
     for one in (marks, again):
         assert {(p, r): m for p in range(4) for r in range(10) if (m := one.get(p, r)) is not None} == model

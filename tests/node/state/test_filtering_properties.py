@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.node.state.driver import HOUR_0, Driver, admin, settle_command
 from tests.node.state.test_filtering import ready, subscription, swept
-from tickwheel.node.state import sequence, window
+from tickwheel.node.state import sequence
 from tickwheel.node.state import subscription as subscription_module
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST
@@ -60,8 +60,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces and chunks of a few places, so that every path is walked."""
     monkeypatch.setattr(sequence, "KEEP_BYTES", 64)
     monkeypatch.setattr(sequence, "PIECE_BYTES", 32)
-    monkeypatch.setattr(window, "CAPACITY_LEAST", 2)
-    monkeypatch.setattr(window, "CHUNK", 3)
+    monkeypatch.setattr(subscription_module, "CAPACITY_LEAST", 2)
     monkeypatch.setattr(subscription_module, "CHUNK", 3)
 
 

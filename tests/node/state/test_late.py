@@ -13,11 +13,11 @@ import pytest
 from tests.counting import lines_of
 from tests.node.state.driver import settle_command
 from tests.node.state.solo import Solo
-from tickwheel.node.state import late, subscription, targets
+from tickwheel.node.state import retrying, subscription, targets
 from tickwheel.node.state.dead_letters import DeadLetters
+from tickwheel.node.state.groups import WaitingRetries
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.targets import Targets
-from tickwheel.node.state.waiting import WaitingRetries
 from tickwheel.proto.log_pb2 import SETTLE_ACK, SETTLE_DEAD, SETTLE_RETRY, Command
 
 COUNT = 60
@@ -106,7 +106,7 @@ def test_the_search_costs_the_same_for_one_part_and_for_hundreds(solo: Solo, mon
     counted(monkeypatch, counts, DeadLetters, "newest_origins")
     counted(monkeypatch, counts, WaitingRetries, "newest")
     counted(monkeypatch, counts, Targets, "newest")
-    monkeypatch.setattr(late, "TARGETS_MAX", 35)
+    monkeypatch.setattr(retrying, "TARGETS_MAX", 35)
     answers = together(solo, [[0, 25], [30]] * 200)
     assert answers == [(0, 2), (1, 0)] * 200
     assert counts["DeadLetters"] == 1 and counts["WaitingRetries"] == 1

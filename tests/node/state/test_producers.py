@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.node.state.driver import HOUR_0, Driver, admin, publish_command
-from tickwheel.node.state.producer_shares import IDLE_MS, share_of
-from tickwheel.node.state.producers import Batch, Producers, Sender, make_batch
+from tickwheel.node.state.producers import IDLE_MS, Batch, Producers, Sender, make_batch, share_of
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import Command

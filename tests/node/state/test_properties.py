@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.node.state.driver import HOUR_0, Driver, dispatch_command, publish_command, settle_command
-from tickwheel.node.state import sequence, subscription, window
+from tickwheel.node.state import sequence, subscription
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.log_pb2 import SETTLE_ACK, SETTLE_DEAD, SETTLE_RETRY, SETTLE_RETURN, SETTLE_SKIP, Cancel, Command
@@ -105,8 +105,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequence, "KEEP_BYTES", 64)
     monkeypatch.setattr(sequence, "PIECE_BYTES", 32)
     monkeypatch.setattr(sequence, "CAPACITY_LEAST", 2)
-    monkeypatch.setattr(window, "CAPACITY_LEAST", 2)
-    monkeypatch.setattr(window, "CHUNK", 3)
+    monkeypatch.setattr(subscription, "CAPACITY_LEAST", 2)
     monkeypatch.setattr(subscription, "CHUNK", 3)
 
 

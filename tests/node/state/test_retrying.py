@@ -10,9 +10,8 @@ import pytest
 from tests.node.state.driver import settle_command
 from tests.node.state.solo import Solo
 from tickwheel.node.state import machine, retrying, targets
-from tickwheel.node.state.groups import Group
+from tickwheel.node.state.groups import Group, RetryPolicy
 from tickwheel.node.state.results import SettleResult
-from tickwheel.node.state.retry_policy import RetryPolicy
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto.log_pb2 import LEASE_EXPIRED, SETTLE_ACK, SETTLE_DEAD, SETTLE_RETRY
 from tickwheel.wheel.units import HOUR_MS

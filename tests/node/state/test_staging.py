@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.counting import calls_of
 from tests.node.state.driver import HOUR_0, Driver, admin
-from tickwheel.node.state import staged_file, staging
+from tickwheel.node.state import staging
 from tickwheel.proto import admin_pb2, staging_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Command, LogEntry, Publish
@@ -335,11 +335,11 @@ def test_any_history_publishes_a_batch_once_and_restarts_change_nothing(
 ) -> None:
     """Against what was told: a batch's messages are those of its first commit. A node that crashed and restarted from
     any checkpoint has the digest of one that never did, and a checkpoint names every file it needs."""
-    before, staged_file.PIECE_BYTES = staged_file.PIECE_BYTES, piece_bytes
+    before, staging.PIECE_BYTES = staging.PIECE_BYTES, piece_bytes
     try:
         _run(steps)
     finally:
-        staged_file.PIECE_BYTES = before
+        staging.PIECE_BYTES = before
 
 
 def _run(steps: Sequence[tuple[str, int, int, int]]) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tests.counting import calls_of
 from tests.node.state.solo import Solo
 from tickwheel.node.state import key_holders, unique_keys
-from tickwheel.node.state.groups import Groups
+from tickwheel.node.state.groups import Groups, owed, owed_many, unsettled
 from tickwheel.node.state.keyed_append import UNTIL_SETTLED
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.ready import ReadyLog
@@ -37,7 +37,6 @@ from tickwheel.node.state.unique_keys import (
     key_of,
     keys_of,
 )
-from tickwheel.node.state.unsettled import owed, owed_many, unsettled
 from tickwheel.proto.common_pb2 import (
     KEY_CONFLICT_REFUSE,
     KEY_CONFLICT_REPLACE,

@@ -16,8 +16,8 @@ from tickwheel.node.core.schedule.flow import BUCKETS_MAX, Buckets
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.schedule.publisher import REFUSALS_MAX, BatchOutcome
 from tickwheel.node.failure import Failure
-from tickwheel.node.state.quotas import normalised_quotas
 from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.settings import normalised_quotas
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE, AccessCommand, AccessRole, Grant, StoredUser, UserQuotas
 from tickwheel.proto.log_pb2 import AdminCommand

@@ -13,8 +13,8 @@ from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.watch.digests import PAUSE_FACTOR, PAUSE_MS_MAX
 from tickwheel.node.failure import Failure
-from tickwheel.node.state import digest, waiting
-from tickwheel.node.state.waiting import WAITING, WaitingRetries
+from tickwheel.node.state import digest
+from tickwheel.node.state.groups import WAITING, WaitingRetries
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, StateDigest
 from tickwheel.proto.log_pb2 import AdminCommand, Command
@@ -247,7 +247,7 @@ def test_a_turn_hashes_little_however_many_retries_wait(monkeypatch: pytest.Monk
         for number in range(10)
     ]
     state: Any = SimpleNamespace(groups=_Groups(groups))
-    assert longest_turn(digest._groups(state), monkeypatch, waiting) < 2 * digest.TURN_BYTES
+    assert longest_turn(digest._groups(state), monkeypatch, groups) < 2 * digest.TURN_BYTES
 
 
 class _Groups(list[Any]):
