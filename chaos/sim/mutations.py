@@ -17,7 +17,7 @@ from tickwheel.chaos.sim.mutation_table import MUTATIONS, Break, Patches, mutati
 from tickwheel.node.core import host
 from tickwheel.node.core import parts as parts_module
 from tickwheel.node.core.checkpoint import Checkpointer
-from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.core import CoreListener, NodeCore
 from tickwheel.node.core.delivery import returns
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.delivery import Delivery
@@ -27,7 +27,6 @@ from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.founding import ClusterFounding
 from tickwheel.node.core.install import COMPLETE, STAGING, CheckpointCopy
-from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.mastership import Mastership
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.parts import Parts

@@ -12,8 +12,8 @@ from importlib.metadata import version
 
 from tests.project.imports import FOLDERS, PACKAGE, ROOT, modules
 
-LINES_MAX = 500
-"""Beyond this a module holds two nouns. Reported, not refused: cutting needs judgement."""
+LINES_MAX = 900
+"""Beyond this a module probably has two owners. Reported, not refused: cutting needs judgement."""
 ARGUMENTS_MAX = 10
 MANY_ARGUMENTS = {
     "tickwheel.client.async_client.AsyncClient.consumer": "the constructor of Consumer, for users",
@@ -151,7 +151,7 @@ def anchors(text: str) -> set[str]:
 
 
 def test_module_sizes_are_reported() -> None:
-    """Writes the sizes to the test's output (`-rP` shows it) and names those that hold two nouns."""
+    """Writes the sizes to the test's output (`-rP` shows it) and names the long ones."""
     sizes = sorted(
         ((len(path.read_text(encoding="utf-8").splitlines()), name) for f in FOLDERS for name, path in modules(f)),
         reverse=True,
