@@ -292,8 +292,9 @@ class RaftLog:
         if self._voters.changing:
             self._voters.applied(index)
             self._count_voters()
-        self._caught_up.applied(term)
-        self._caught_up.look(self._engine.term, index, leads=self._engine.state == LEADER)
+        if not self._caught_up.done:
+            self._caught_up.applied(term)
+            self._caught_up.look(self._engine.term, index, leads=self._engine.state == LEADER)
         self._proposals.applied(index, term, value)
 
     def became_leader(self) -> None:

@@ -281,7 +281,7 @@ class SimulatedFile:
         self._closed = True
 
     def _write(self, offset: int, parts: Sequence[memoryview]) -> None:
-        size = sum(len(part) for part in parts)
+        size = sum(map(len, parts))
         content = self._content
         end = offset + size
         self._disk.note_write(self._path, size, max(0, end - content.size_bytes))

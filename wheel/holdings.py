@@ -195,7 +195,7 @@ class Holdings:
     @property
     def buffer_bytes(self) -> int:
         """Bytes of unmerged arrivals in memory."""
-        return sum(buffer.bytes for buffer in self.buffers())
+        return self.active.bytes + (0 if self.frozen is None else self.frozen.bytes)
 
     def open_hour(self, hour: int) -> HourChunks:
         """The files of an hour as they are now, for a job to read."""

@@ -294,9 +294,9 @@ class StateMachine(StateView):
             if is_wrong:
                 failure = invalid(name, f"{len(batch.ids)} bytes of ids, kind {batch.kind}", allowed).failure
                 return SettleResult(unknown=count, failure=failure, taken=count)
-        subscription = self.subscription(batch.group_id, batch.topic_id)
         group = self._state.groups.get(batch.group_id)
-        if subscription is None or group is None:
+        subscription = None if group is None else group.subscriptions.get(batch.topic_id)
+        if group is None or subscription is None:
             facts = {"field": "group", "value": str(batch.group_id)}
             text = f"group {batch.group_id} does not consume topic {batch.topic_id}"
             return SettleResult(unknown=count, failure=Failure(pb.UNKNOWN_NAME, text, facts), taken=count)

@@ -35,6 +35,7 @@ from tickwheel.proto.log_pb2 import (
     Command,
     Settle,
     SettleColumns,
+    SettleKind,
 )
 from tickwheel.wheel.units import Ids
 
@@ -230,18 +231,11 @@ class Settlements:
     ) -> SettleColumns | Leaving:
         """What to propose for a settlement of one topic, or to queue if its messages are copied, with `reply` for the
         result. Changes nothing. Raises RequestError."""
-        group_id, topic_id = self._names(batch.group, batch.topic)
-        kind = SETTLE_KINDS.get(batch.outcome)
-        if kind is None:
-            raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
-        count = _check_columns(batch.ids, batch.attempts, batch.positions)
-        if count > SETTLE_MESSAGES_MAX:
-            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
+        (group_id, topic_id), subscription = self._named(batch.group, batch.topic)
+        kind = _checked_kind(batch)
         if len(batch.reason) > REASON_MAX:
             raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
         given = np.frombuffer(batch.attempts, "<u4")
-        subscription = self._state.subscription(group_id, topic_id)
-        assert subscription is not None
         ids, attempts, positions = subscription.as_logged(
             np.frombuffer(batch.ids, "<u8"), given, np.frombuffer(batch.positions, "<u8") if batch.positions else None
         )
@@ -359,14 +353,8 @@ class Settlements:
     def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions, int]:
         """The channel of a settlement, the positions of its messages, and how many messages it names; of those that the
         channel does not know there is no position. Raises RequestError."""
-        key = self._names(batch.group, batch.topic)
-        if batch.outcome not in SETTLE_KINDS:
-            raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
-        count = _check_columns(batch.ids, batch.attempts, batch.positions)
-        if count > SETTLE_MESSAGES_MAX:
-            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
-        subscription = self._state.subscription(*key)
-        assert subscription is not None
+        key, subscription = self._named(batch.group, batch.topic)
+        _checked_kind(batch)
         ids = np.frombuffer(batch.ids, "<u8")
         positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
         found, known = subscription.locate(ids, positions)
@@ -378,15 +366,13 @@ class Settlements:
         """Extend leases; returns (messages extended, messages refused, lease_until_ms). Refused are settled messages,
         those whose lease is over, and those of another attempt or epoch. Raises RequestError."""
         config = self._config
-        key = self._names(batch.group, batch.topic)
+        key, subscription = self._named(batch.group, batch.topic)
         lease_ms = batch.lease_ms or config.lease_default_ms
         if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
             raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
         count = _check_columns(batch.ids, batch.attempts, batch.positions)
         if count > EXTEND_MESSAGES_MAX:
             raise invalid("ids", count, f"at most {EXTEND_MESSAGES_MAX} messages in an extension")
-        subscription = self._state.subscription(*key)
-        assert subscription is not None
         ids, attempts, positions = subscription.as_logged(
             np.frombuffer(batch.ids, "<u8"),
             np.frombuffer(batch.attempts, "<u4"),
@@ -413,13 +399,15 @@ class Settlements:
             self._feed.add(lease)
         return len(extended), len(ids) - len(extended), until_ms
 
-    def _names(self, group: str, topic: str) -> ChannelKey:
+    def _named(self, group: str, topic: str) -> tuple[ChannelKey, Subscription]:
+        """The subscription of these names. Raises RequestError: there is none."""
         group_id, topic_id = self._state.group_id(group), self._state.topic_id(topic)
         if group_id is None:
             raise invalid("group", group, "an existing consumer group")
-        if topic_id is None or self._state.subscription(group_id, topic_id) is None:
+        subscription = None if topic_id is None else self._state.subscription(group_id, topic_id)
+        if topic_id is None or subscription is None:
             raise invalid("topic", topic, f"a topic of group {group}")
-        return group_id, topic_id
+        return (group_id, topic_id), subscription
 
 
 def _rows_once(
@@ -436,6 +424,17 @@ def _rows_once(
     order = np.lexsort((attempts, known, ids))
     last = np.append(ids[order][1:] != ids[order][:-1], True)
     return np.sort(order[last])
+
+
+def _checked_kind(batch: consumer_pb2.SettleBatch) -> SettleKind.ValueType:
+    """The kind of a settlement of one topic. Raises RequestError for an unknown one, and for wrong columns."""
+    kind = SETTLE_KINDS.get(batch.outcome)
+    if kind is None:
+        raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
+    count = _check_columns(batch.ids, batch.attempts, batch.positions)
+    if count > SETTLE_MESSAGES_MAX:
+        raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
+    return kind
 
 
 def _check_columns(ids: bytes, attempts: bytes, positions: bytes) -> int:

@@ -111,9 +111,11 @@ class Counts(Part):
         """Count the effect of an applied command."""
         totals = self.totals
         if isinstance(result, PublishResult):
-            totals.scheduled += result.scheduled
+            scheduled = result.scheduled
+            totals.scheduled += scheduled
             totals.cancelled += len(result.replaced)
-            self._published(command, result.scheduled)
+            if scheduled:
+                self._published(np.frombuffer(command.publish.topic_ids, "<u4"), scheduled)
         elif isinstance(result, DispatchResult):
             totals.dispatched += result.dispatched
             for ready in result.ready:
@@ -143,10 +145,8 @@ class Counts(Part):
                     totals.scheduled += 1
                     self.add(note.topic_id, SCHEDULED, 1)
 
-    def _published(self, command: Command, scheduled: int) -> None:
-        if not scheduled:
-            return
-        topics = np.frombuffer(command.publish.topic_ids, "<u4")
+    def _published(self, topics: NDArray[np.uint32], scheduled: int) -> None:
+        """Count a publish. `topics`: the topic of each message, or of all."""
         if len(topics) == 1:
             self.add(int(topics[0]), SCHEDULED, scheduled)
         else:
