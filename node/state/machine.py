@@ -61,8 +61,10 @@ from tickwheel.proto import cold_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2 as scheduler
 from tickwheel.proto.log_pb2 import (
+    SETTLE_ACK,
     SETTLE_DEAD,
     SETTLE_RETRY,
+    SETTLE_SKIP,
     Cancel,
     Command,
     Dispatch,
@@ -283,17 +285,21 @@ class StateMachine(StateView):
         return SettleResult.of(tuple([self._settle_batch(batch, stamped_ms, budget, late) for batch in settle.batches]))
 
     def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget, late: LateSearch) -> SettleResult:
-        count = len(batch.ids) // 8
-        wrong = [
-            (len(batch.ids) != 8 * count, "ids", "elements of 8 bytes"),
-            (len(batch.attempts) != 4 * count, "attempts", f"{count} elements of 4 bytes"),
-            (bool(batch.positions) and len(batch.positions) != 8 * count, "positions", f"{count} elements of 8 bytes"),
-            (batch.kind not in SETTLING and batch.kind not in RETURNING, "kind", "a known kind"),
-        ]
-        for is_wrong, name, allowed in wrong:
-            if is_wrong:
-                failure = invalid(name, f"{len(batch.ids)} bytes of ids, kind {batch.kind}", allowed).failure
-                return SettleResult(unknown=count, failure=failure, taken=count)
+        ids_bytes, kind = batch.ids, batch.kind
+        count = len(ids_bytes) // 8
+        wrong = None
+        if len(ids_bytes) != 8 * count:
+            wrong = "ids", "elements of 8 bytes"
+        elif len(batch.attempts) != 4 * count:
+            wrong = "attempts", f"{count} elements of 4 bytes"
+        elif batch.positions and len(batch.positions) != 8 * count:
+            wrong = "positions", f"{count} elements of 8 bytes"
+        elif kind not in SETTLING and kind not in RETURNING:
+            wrong = "kind", "a known kind"
+        if wrong is not None:
+            name, allowed = wrong
+            failure = invalid(name, f"{len(ids_bytes)} bytes of ids, kind {kind}", allowed).failure
+            return SettleResult(unknown=count, failure=failure, taken=count)
         group = self._state.groups.get(batch.group_id)
         subscription = None if group is None else group.subscriptions.get(batch.topic_id)
         if group is None or subscription is None:
@@ -304,18 +310,22 @@ class StateMachine(StateView):
             return SettleResult()
         if batch.HasField("epoch") and batch.epoch != subscription.epoch:
             return SettleResult(stale=count, taken=count)
-        ids = np.frombuffer(batch.ids, "<u8")
+        if kind in (SETTLE_ACK, SETTLE_SKIP) and subscription.settle_in_order(
+            ids_bytes, batch.attempts, batch.positions
+        ):
+            return SettleResult(settled=count, taken=count)
+        ids = np.frombuffer(ids_bytes, "<u8")
         attempts = np.frombuffer(batch.attempts, "<u4")
         positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
-        if batch.kind == SETTLE_DEAD or (batch.kind == SETTLE_RETRY and batch.due_ms):
+        if kind == SETTLE_DEAD or (kind == SETTLE_RETRY and batch.due_ms):
             columns = (ids, attempts, positions)
             in_place = self.topic_fifo(batch.topic_id)
             return self.retrying.settle(
                 batch, group, subscription, columns, stamped_ms, budget, late, in_place=in_place
             )
         found = subscription.find(ids, positions)
-        too_late = late.count(group, subscription, ids, found) if batch.kind in SETTLING else 0
-        result, _ = subscription.settle(batch.kind, attempts, found)
+        too_late = late.count(group, subscription, ids, found) if kind in SETTLING else 0
+        result, _ = subscription.settle(kind, attempts, found)
         return SettleResult(result.settled - too_late, result.stale + too_late, result.unknown, taken=count)
 
     def _filter(self, command: Filtered) -> FilteredResult:

@@ -135,8 +135,15 @@ class SettleResult:
     @classmethod
     def of(cls, parts: tuple[SettleResult, ...]) -> SettleResult:
         """The sum of these parts, which it keeps."""
-        total = sum(parts[1:], parts[0]) if parts else cls()
-        return cls(total.settled, total.stale, total.unknown, total.failure, total.taken, parts)
+        settled = stale = unknown = taken = 0
+        failure = None
+        for part in parts:
+            settled += part.settled
+            stale += part.stale
+            unknown += part.unknown
+            taken += part.taken
+            failure = failure or part.failure
+        return cls(settled, stale, unknown, failure, taken, parts)
 
     def __add__(self, other: SettleResult) -> SettleResult:
         return SettleResult(

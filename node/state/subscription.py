@@ -61,8 +61,15 @@ LOOK_BACK = 65_536
 """How far before the floor an id without a position is searched: among recently settled messages."""
 HOLDS_ROWS = 16_384
 """Retries of a topic, the newest, among which `retries_open` searches."""
+_FIRST_ATTEMPT = (1).to_bytes(4, "little")
 NOT_JUDGED = 1 << 62
 """Value of `judged_from` after a checkpoint of an earlier version, which does not have it."""
+
+
+def _joined(parts: list[NDArray[Any]], dtype: type[np.integer[Any]]) -> NDArray[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
 class Subscription:
@@ -175,14 +182,18 @@ class Subscription:
         window, stop = self._window, self._hand_out_stop
         at = max(int(first), window.floor)
         parts: list[Places] = []
+        values: list[NDArray[np.uint16]] = []
         missing = limit
         while at < stop and missing > 0:
             end = min(stop, at + max(CHUNK, missing))
-            open_places = at + np.flatnonzero(window.span(at, end))
-            parts.append(open_places[:missing])
-            missing -= len(parts[-1])
+            span = window.span(at, end)
+            rows = np.flatnonzero(span)[:missing]
+            parts.append(rows + at)
+            values.append(span[rows])
+            missing -= len(rows)
             at = end
-        return self._described(np.concatenate(parts) if parts else np.zeros(0, np.int64))
+        places = _joined(parts, np.int64)
+        return places.astype(np.uint64), self._ready.gather(places), _joined(values, np.uint16).astype(np.uint32)
 
     def scanned_to(self, first: int) -> int:
         """Where a reader goes on that found nothing from `first` on."""
@@ -190,7 +201,8 @@ class Subscription:
 
     def returned(self, limit: int) -> tuple[Positions, Ids, Attempts]:
         """Up to `limit` unsettled positions that came back, rising, with ids and attempts."""
-        return self._described(self._window.returned(limit))
+        places = self._window.returned(limit)
+        return places.astype(np.uint64), self._ready.gather(places), self._window.at(places).astype(np.uint32)
 
     def is_settled(self, positions: Positions) -> NDArray[np.bool_]:
         """True for each settled position."""
@@ -329,6 +341,21 @@ class Subscription:
         """By how many two-byte values the window would grow if this position were settled."""
         return self._window.growth(last)
 
+    def settle_in_order(self, ids: bytes, attempts: bytes, positions: bytes) -> bool:
+        """Settle a batch if it names just the messages from the floor on, all in their first attempt, and nothing
+        behind them was settled or came back: nearly every batch of a consumer that keeps up, at a tenth of the cost of
+        `find` and `settle`. False: it is another batch, and nothing was done. Columns as in the log."""
+        window, first = self._window, self._window.floor
+        last = first + len(ids) // 8
+        if window.end != first or last > self.stop or self.pauses or self._ready.targets.last_position >= first:
+            return False
+        if attempts != _FIRST_ATTEMPT * (last - first) or positions != np.arange(first, last, dtype="<u8").tobytes():
+            return False
+        if first < self._ready.first_retained or ids != self._ready.read(first, last - first).tobytes():
+            return False
+        window.settle_to(last)
+        return True
+
     def settle(
         self,
         kind: int,
@@ -437,9 +464,6 @@ class Subscription:
         if self.pauses:
             floor, end = self._window.floor, self._window.end
             self.pauses = {place: until_ms for place, until_ms in self.pauses.items() if floor <= place < end}
-
-    def _described(self, places: Places) -> tuple[Positions, Ids, Attempts]:
-        return places.astype(np.uint64), self._ready.gather(places), self._window.at(places).astype(np.uint32)
 
     def find(self, ids: Ids, positions: Positions | None) -> Found:
         """Position of each row of a batch."""
@@ -600,17 +624,21 @@ class Window:
         """Settle positions, which are rising and unsettled."""
         end = int(places[-1]) + 1
         if self.floor == self.end == int(places[0]) and end - self.end == len(places):
-            # All that is out at once: over many topics nearly every settlement, and no array is needed for it.
-            self._note_settled(len(places))
-            self.floor = self._base = self.end = end
-            self._advance()
+            self.settle_to(end)
             return
-        self._cover(int(places[-1]) + 1)
+        self._cover(end)
         at = places - self._base
         if self.returned_count:
             self.returned_count -= int(np.count_nonzero(self._values[at] > 1))
         self._values[at] = 0
         self._note_settled(len(places))
+        self._advance()
+
+    def settle_to(self, end: int) -> None:
+        """Settle the positions from the floor to below `end`. The window covers nothing, and none of them is for
+        another group: over many topics nearly every settlement, and no array is needed for it."""
+        self._note_settled(end - self.floor)
+        self.floor = self._base = self.end = end
         self._advance()
 
     def give_back(self, places: Places) -> None:

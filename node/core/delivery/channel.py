@@ -86,9 +86,9 @@ class Prefetched:
     attempts: Attempts
     units: Units | None = None
     records: list[bytes] | None = None
-    """None until they are read, as are the next two."""
-    due_ms: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """None until they are read; `due_ms` and `ends` are set then."""
+    due_ms: NDArray[np.int64] = field(init=False)
+    ends: NDArray[np.int64] = field(init=False)
     """Running sum of the records' sizes in bytes."""
     taken: int = 0
     """How many messages, from the first on, have left."""
@@ -267,7 +267,8 @@ class Channel:
         wanted = min(demand, config.staged_messages_max) - self._prefetched_count
         if resumed or self._parked or wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
             return
-        wanted -= self._claim_returned(wanted)
+        if self.subscription.returned_count:
+            wanted -= self._claim_returned(wanted)
         while wanted > 0 and self._fetching < FETCHES_MAX and self.next_position < ready_count:
             limit = min(wanted, config.batch_messages_max)
             positions, ids, attempts = self.subscription.deliverable(self.next_position, limit)
@@ -278,9 +279,9 @@ class Channel:
             if self._held:
                 keep = np.fromiter((p not in self._held for p in positions.tolist()), bool, len(positions))
                 positions, ids, attempts = positions[keep], ids[keep], attempts[keep]
-            fresh = attempts == 1
-            if not fresh.all():
+            if self.subscription.returned_count:
                 # A returned message comes through `_claim_returned`.
+                fresh = attempts == 1
                 positions, ids, attempts = positions[fresh], ids[fresh], attempts[fresh]
             if len(positions):
                 self._start(self._prefetched, positions, ids, attempts)
@@ -375,8 +376,6 @@ class Channel:
         self._unread = {p: attempt for p, attempt in self._unread.items() if p < ready_count}
 
     def _claim_returned(self, limit: int) -> int:
-        if not self.subscription.returned_count:
-            return 0
         positions, ids, attempts = self.subscription.returned(limit + len(self._claimed_again) + len(self._held))
         claimed, held = self._claimed_again, self._held
         keep = np.fromiter(
@@ -481,6 +480,13 @@ class Channel:
                     continue  # the filter sweep wakes the group when it has checked more
                 return max(int(head.due_ms[head.taken]), self.hold_until_ms, self.pace.until_ms)
         return None
+
+    def rests_until_ms(self, ready_count: int) -> int | None:
+        """When the first prefetched message may leave, if all that is ready has been claimed and read: until then only
+        a dispatch, a return or a change of the group gives the channel work. None: it has some now."""
+        if self.next_position < ready_count or self._fetching or self._parked or self._unread:
+            return None
+        return None if self.subscription.returned_count else self.earliest_ms()
 
     def _checked_of(self, prefetched: Prefetched) -> int:
         """How many of the next messages the group's current filter has checked. The filter may have changed after they

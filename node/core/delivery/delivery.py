@@ -9,6 +9,7 @@ Every delivery first checks the lease of mastership again: a deposed master deli
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -145,8 +146,10 @@ class Delivery(Part):
         """Cluster time of the tick that runs, or of the last one."""
         self._news = False
         self._work: dict[int, dict[int, None]] = {}
-        """Group with consumers -> its topics that may have something to hand out, as an ordered set; built on first
+        """Group with consumers -> its topics that may have something to hand out now, as an ordered set; built on first
         use."""
+        self._resting: list[tuple[int, int, int]] = []
+        """Heap of (time, group, topic): there will be work at that time, unless something else brings it before."""
         self._unsettled: dict[int, dict[int, None]] = {}
         """Group with a limit on what is out -> its topics that may have unsettled messages; built on first use."""
         self._paces: dict[int, Pace] = {}
@@ -257,6 +260,8 @@ class Delivery(Part):
 
     def _forget_work(self, group_id: int | None = None) -> None:
         """Look at all topics of a group, or of all groups, when it is served next."""
+        if group_id is None:
+            self._resting.clear()
         for found in (self._work, self._unsettled):
             if group_id is None:
                 found.clear()
@@ -380,6 +385,10 @@ class Delivery(Part):
             self._give_back(lease, now_ms)
         self._news = False
         self._now_ms = now_ms
+        while self._resting and self._resting[0][0] <= now_ms:
+            _, group_id, topic_id = heapq.heappop(self._resting)
+            self._has_work(group_id, topic_id)
+            self._dirty.add(group_id)
         dirty, self._dirty = self._dirty, set()
         for group_id in dirty.intersection(self._passes):
             if (begun := self._passes[group_id]) is not None:
@@ -422,6 +431,8 @@ class Delivery(Part):
         if self._passes:
             return 0
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
+        if self._resting:
+            times.append(self._resting[0][0])
         for group_id in self._dirty:
             takers = [session for session in self.sessions.of_group(group_id) if session.credits]
             if not takers or not self._room(group_id):
@@ -538,8 +549,8 @@ class Delivery(Part):
         return SettleResult.of(tuple(parts))
 
     def _serve(self, group_id: int, now_ms: int) -> None:
-        """Serve one group, or go on with the pass that has begun. It stays dirty while prefetched messages wait for
-        their time or for credit."""
+        """Serve one group, or go on with the pass that has begun. It stays dirty while prefetched messages that are due
+        wait, for credit or for a read."""
         begun = self._passes.pop(group_id, None)
         sessions = self.sessions.of_group(group_id)
         if not sessions or self._state.group_paused(group_id):
@@ -563,8 +574,8 @@ class Delivery(Part):
             self._dirty.add(group_id)
 
     def _serve_together(self, group_id: int, begun: _Pass, now_ms: int) -> bool:
-        """Claim in these topics, read what was claimed together, and hand out what is due. True: prefetched
-        messages are waiting."""
+        """Claim in these topics, read what was claimed together, and hand out what is due. Topics whose messages only
+        wait for their time rest until then. True: prefetched messages are waiting in others."""
         sessions = self.sessions.of_group(group_id)
         if not any(session.credits for session in sessions):
             return False  # the next credit wakes the group
@@ -602,9 +613,15 @@ class Delivery(Part):
         waits = False
         work = self._work.get(group_id, {})
         for channel, _ in served:
-            waits = waits or channel.prefetched_count > 0
-            if not channel.has_work(state.ready_count(channel.key[1])):
-                work.pop(channel.key[1], None)
+            topic_id = channel.key[1]
+            ready_count = state.ready_count(topic_id)
+            if not channel.has_work(ready_count):
+                work.pop(topic_id, None)
+            elif (until_ms := channel.rests_until_ms(ready_count)) is not None and until_ms > now_ms:
+                work.pop(topic_id, None)
+                heapq.heappush(self._resting, (until_ms, group_id, topic_id))
+            else:
+                waits = waits or channel.prefetched_count > 0
         for topic_id in fed:
             if topic_id in work:
                 # Behind the others: a topic with a long backlog must not take all credits of every pass.

@@ -209,6 +209,10 @@ class FifoChannel(Channel):
             return self.hold_until_ms
         return max(self._paused[0][0], self.hold_until_ms) if self._paused else None
 
+    def rests_until_ms(self, ready_count: int) -> int | None:
+        """Always None: a settlement or the end of a pause may free a lane at any time."""
+        return None
+
     def take(self, now_ms: int, limit: int) -> tuple[Prefetched, int, int] | None:
         """Take the due heads of up to `limit` lanes."""
         if now_ms < self.hold_until_ms or limit <= 0:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.node.state.driver import HOUR_0, Driver, dispatch_command, publish_command, settle_command
 from tickwheel.node.state import sequence, subscription
+from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.log_pb2 import SETTLE_ACK, SETTLE_DEAD, SETTLE_RETRY, SETTLE_RETURN, SETTLE_SKIP, Cancel, Command
@@ -238,3 +239,71 @@ def test_any_history_as_the_model_says(seed: int) -> None:
     driver.manifest = None
     driver.restart()
     assert driver.state.digest() == before
+
+
+def _near_order(rng: Random, ready: list[int], floor: int) -> tuple[list[int], list[int], list[int] | None]:
+    """Ids, attempts and positions of a batch that names the messages from the floor on, or nearly."""
+    first = max(0, floor + rng.choice([0, 0, 0, 0, 1, -1]))
+    places = list(range(first, min(len(ready) + 1, first + rng.randint(1, 4))))
+    ids = [ready[place] if place < len(ready) else 5 for place in places]
+    attempts = [1] * len(places)
+    change = rng.choice(["", "", "", "id", "attempt", "position", "order", "none"])
+    row = rng.randrange(len(places)) if places else 0
+    if places and change == "id":
+        ids[row] = rng.choice([5, *ready])
+    elif places and change == "attempt":
+        attempts[row] = rng.choice([0, 2])
+    elif places and change == "position":
+        places[row] += rng.choice([-1, 1]) if places[row] else 1
+    elif change == "order":
+        ids, places = ids[::-1], places[::-1]
+    return ids, attempts, None if change == "none" else places
+
+
+def test_what_settles_in_order_settles_as_any_other_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of a consumer that keeps up is applied in a shorter way. Answers and digests are those of the long one,
+    also where a batch is nearly such a one, and where retries of the group or of another lie in the topic."""
+    in_order = subscription.Subscription.settle_in_order
+    short: list[subscription.Subscription] = []
+    taken = 0
+
+    def chosen(self: subscription.Subscription, *columns: bytes) -> bool:
+        nonlocal taken
+        settled = self in short and in_order(self, *columns)
+        taken += settled
+        return settled
+
+    monkeypatch.setattr(subscription.Subscription, "settle_in_order", chosen)
+    for seed in range(40):
+        rng = Random(seed)
+        drivers = Driver(), Driver()
+        for driver in drivers:
+            driver.create()
+            driver.group()
+            driver.group("other")
+        places = [driver.state.subscription(1, 1) for driver in drivers]
+        assert places[0] is not None and places[1] is not None
+        places[0].window_messages_max = places[1].window_messages_max = 3
+        short.append(places[0])
+        due_ms = HOUR_0
+        for _ in range(40):
+            log = drivers[0].state.ready_log(1)
+            assert log is not None
+            ready, due_ms = log.read(0, log.count).tolist(), due_ms + 2
+            commands = [
+                settle_command(rng.choice([SETTLE_ACK] * 8 + [SETTLE_SKIP]), *_near_order(rng, ready, places[0].floor)),
+                publish_command([("", 0, [due_ms] * rng.randint(1, 5))]),
+                dispatch_command(due_ms + 1),
+            ]
+            if ready and rng.random() < 0.2:
+                row, group_id = rng.randrange(len(ready)), rng.choice([1, 2])
+                kind, again = rng.choice([(SETTLE_RETRY, [due_ms]), (SETTLE_RETURN, None)])
+                commands.insert(0, settle_command(kind, [ready[row]], [1], [row], group_id=group_id, due_ms=again))
+            if rng.random() < 0.3:
+                rest = [column.tolist() for column in places[0].deliverable(0, 100)]
+                commands.insert(0, settle_command(SETTLE_ACK, rest[1], rest[2], rest[0]))
+            answers = [[driver.apply(command)[0] for command in commands] for driver in drivers]
+            settled = [[one for one in some if isinstance(one, SettleResult)] for some in answers]
+            assert settled[0] == settled[1]
+            assert drivers[0].state.digest() == drivers[1].state.digest()
+    assert taken > 300

@@ -12,6 +12,7 @@ import pytest
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.delivery import delivery, handing, retries, settlements
+from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
 from tickwheel.node.core.delivery.settlements import Joined, by_topic
@@ -424,6 +425,29 @@ def test_a_pass_over_many_topics_goes_on_in_later_ticks(world: World, monkeypatc
     world.run(100)
     assert sum(len(batch.ids) // 8 for batch in taker.batches) == 60
     assert max(map(len, slices)) == 1
+
+
+def test_topics_rest_until_their_messages_are_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatch comes some milliseconds ahead. The ticks until then pass over what it brought: with a hundred topics
+    they took most of a master's time."""
+    taker = Taker(world, mixes=True)
+    world.run(100)
+    served: list[str] = []
+    advance = Channel.advance
+
+    def noted(self: Channel, demand: int, ready_count: int) -> None:
+        served.append(self.topic)
+        advance(self, demand, ready_count)
+
+    monkeypatch.setattr(Channel, "advance", noted)
+    schedule(world, "abc")
+    ticks = 0
+    while not taker.batches:
+        taker.node.wake()
+        world.run(0.2)
+        ticks += 1
+    assert sum(len(batch.ids) // 8 for batch in taker.batches) == 3
+    assert ticks > 200 and max(map(served.count, "abc")) <= 5
 
 
 def test_what_comes_while_a_pass_goes_on_is_served_after_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
