@@ -75,6 +75,8 @@ REFUSALS = frozenset({"UNAUTHENTICATED", "RIGHT_REQUIRED", "ROLE_REQUIRED"})
 TLS_LOOK_S = 5.0
 """Pause between two checks whether certificate files were replaced."""
 
+TLS_FILE_BYTES_MAX = 16 << 20
+"""Of a file in PEM; all the authorities of a system take 1 MiB."""
 TOKEN_LENGTH_MAX = 4_096
 _TOKEN = re.compile(rf"[!-~]{{0,{TOKEN_LENGTH_MAX}}}")
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -158,9 +160,13 @@ def _stamp(path: str | Path | None) -> tuple[int, int, int] | None:
 
 def _read(path: str | Path, field: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        with Path(path).open("rb") as opened:
+            data = opened.read(TLS_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise _refused_file(field, path, f"cannot be read: {error.strerror}") from error
+    if len(data) > TLS_FILE_BYTES_MAX:
+        raise _refused_file(field, path, f"at most {TLS_FILE_BYTES_MAX:,} bytes")
+    return data
 
 
 def checked_address(address: str) -> str:

@@ -110,9 +110,17 @@ class RequestRefused(TickwheelError):
         return self.metadata.get("limit", "")
 
 
+def printable(text: str) -> str:
+    """The text, with codes for what is no character: halves of a pair of surrogates, which no answer could carry."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def refused(field: str, value: object, limit: str) -> RequestRefused:
     """The error for a wrong argument, with the text and metadata that a node would use."""
-    shown = str(value)[:100]
+    try:
+        shown = printable(str(value)[:100])
+    except ValueError:
+        shown = "a number of more than 4,300 digits"  # which Python does not write out
     return RequestRefused(
         f"{field}: {shown}: {limit}", "INVALID_FIELD", {"field": field, "value": shown, "limit": limit}
     )

@@ -1,19 +1,41 @@
-"""The fields of a request from a browser, checked one by one.
+"""The body of a request as JSON, and the fields of a request from a browser, checked one by one.
 
 A wrong field is a RequestRefused with field, value and limit, as a node would answer it. Pure.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tickwheel.client.errors import refused
+from tickwheel.client.errors import printable, refused
 
 TEXT_MAX = 1_024
 """Characters of any text; what is shorter in the cluster, the cluster refuses."""
 MS_MAX = 253_402_300_799_999
 """The end of the year 9999."""
+
+
+def json_of(content: bytes) -> Any:
+    """A body as JSON that says each field once, in UTF-8, all of whose texts are characters. Raises ValueError."""
+    try:
+        value = json.loads(content.decode(), object_pairs_hook=_said_once)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text has half of a pair of surrogates, which is no character") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return value
+
+
+def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{printable(twice[:100])} is given more than once")
+    return found
 
 
 class Asked:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import os
 import ssl
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tickwheel.client import AsyncClient, TlsFiles
+from tickwheel.client import AsyncClient
 from tickwheel.client.errors import refused
 from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses
-from tickwheel.node.cli.output import out
+from tickwheel.node.cli.output import out, tls_files
+from tickwheel.node.config.fields import parse_address
 
 BIND_DEFAULT = "127.0.0.1:7780"
 TIMEOUT_S = 10.0
@@ -29,10 +29,10 @@ app = typer.Typer()
 
 def split_bind(bind: str) -> tuple[str, int]:
     """Host and port of --bind. Raises RequestRefused."""
-    host, colon, port = bind.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise refused("--bind", bind, "host:port, a port from 0 to 65,535")
-    return host.strip("[]"), int(port)
+    try:
+        return parse_address(bind, port_min=0)
+    except ValueError:
+        raise refused("--bind", bind, "host:port or [ipv6]:port, a port from 0 to 65,535") from None
 
 
 def is_loopback(host: str) -> bool:
@@ -57,13 +57,6 @@ def hosts_of(host: str, names: list[str]) -> frozenset[str]:
     return frozenset({host.lower(), "localhost", "127.0.0.1", "::1", *(name.lower() for name in names)})
 
 
-def tls_of_clients() -> TlsFiles | None:
-    """The certificate files for the nodes, as for every command: TICKWHEEL_TLS_CA and the others."""
-    ca = os.environ.get("TICKWHEEL_TLS_CA")
-    names = ("TICKWHEEL_TLS_CERT", "TICKWHEEL_TLS_KEY", "TICKWHEEL_TLS_NAME")
-    return TlsFiles(Path(ca), *(os.environ.get(name) for name in names)) if ca else None
-
-
 def check_files(cert_file: Path | None, key_file: Path | None) -> None:
     """Raise RequestRefused unless both are given and belong together, or neither is given."""
     if cert_file is None and key_file is None:
@@ -72,7 +65,8 @@ def check_files(cert_file: Path | None, key_file: Path | None) -> None:
         raise refused("--cert-file" if cert_file is None else "--key-file", "absent", "both or neither")
     for name, path in (("--cert-file", cert_file), ("--key-file", key_file)):
         try:
-            path.read_bytes()
+            with path.open("rb") as opened:
+                opened.read(1)
         except OSError as error:
             raise refused(name, path, f"cannot be read: {error.strerror}") from error
     try:
@@ -149,7 +143,7 @@ def console(
 
     token_file = TokenFile(tokens) if tokens is not None else None
     found = Reports(reports) if reports is not None else None
-    tls = tls_of_clients()
+    tls = tls_files(address)
 
     def open_client(token: str) -> AsyncClient:
         return AsyncClient(address, tls=tls, timeout_s=TIMEOUT_S, name="console", token=token)

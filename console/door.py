@@ -7,14 +7,13 @@ value and limit; a mistake of ours is a number that the log explains.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,6 +28,7 @@ from tickwheel.client.errors import (
     TickwheelError,
     refused,
 )
+from tickwheel.console.asked import json_of
 from tickwheel.console.sessions import Sessions, Visitor
 
 _log = logging.getLogger("tickwheel.console")
@@ -166,14 +166,18 @@ def _forbidden(field: str, value: str, limit: str) -> PermissionRefused:
 async def body_of(request: Request) -> Mapping[str, Any]:
     """The JSON object that a request carries. Raises RequestRefused."""
     content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > BODY_BYTES_MAX:
-            raise refused("body", f"more than {BODY_BYTES_MAX} bytes", f"at most {BODY_BYTES_MAX} bytes")
     try:
-        value = json.loads(content or b"{}")
-    except (ValueError, RecursionError):
-        raise refused("body", bytes(content[:40]).decode("utf-8", "replace"), "a JSON object") from None
+        async for part in request.stream():
+            content += part
+            if len(content) > BODY_BYTES_MAX:
+                raise refused("body", f"more than {BODY_BYTES_MAX} bytes", f"at most {BODY_BYTES_MAX} bytes")
+    except ClientDisconnect:
+        raise refused("body", f"cut off after {len(content)} bytes", "a whole request") from None
+    try:
+        value = json_of(bytes(content) or b"{}")
+    except ValueError as error:
+        shown = bytes(content[:40]).decode("utf-8", "replace")
+        raise refused("body", shown, f"a JSON object: {error}") from None
     if not isinstance(value, dict):
         raise refused("body", type(value).__name__, "a JSON object")
     return value

@@ -41,7 +41,10 @@ def conditions_of(asked: Asked) -> dict[str, Any]:
 
 
 def query(request: Request, *known: str) -> Asked:
-    """The fields of a query."""
+    """The fields of a query. Raises RequestRefused for one that is unknown or comes more than once."""
+    for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if times > 1:
+            raise refused(name, f"given {times} times", "once")
     return Asked(dict(request.query_params), known)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tickwheel.client.errors import NotFound, RequestRefused, refused
+from tickwheel.client.errors import NotFound, RequestRefused, printable, refused
 from tickwheel.console.files import content_of, is_file, opened
 from tickwheel.console.shown import Json
 
@@ -145,8 +145,8 @@ def _wrong(place: str, value: object, limit: str) -> NoReturn:
 
 
 def _clean(text: str) -> str:
-    """A text that any encoder takes: half a surrogate pair, which JSON can say, becomes an escape."""
-    return text[:TEXT_MAX].encode("utf-8", "backslashreplace").decode("utf-8")
+    """The beginning of a text, as any encoder takes it."""
+    return printable(text[:TEXT_MAX])
 
 
 def text_of(value: Any, place: str) -> str:

@@ -95,7 +95,7 @@ class Sessions:
 
     def shows(self, session_id: str, csrf: str) -> bool:
         """Whether a change comes from a page of this session."""
-        return bool(session_id) and hmac.compare_digest(self.csrf(session_id), csrf)
+        return bool(session_id) and hmac.compare_digest(self.csrf(session_id).encode(), csrf.encode())
 
     def open_as(self, token: str) -> AsyncClient:
         """A client of its own, to try a token."""

@@ -27,7 +27,7 @@ from tickwheel.client import (
     User,
 )
 from tickwheel.client.dead import Changed
-from tickwheel.client.errors import Fault
+from tickwheel.client.errors import Fault, printable
 from tickwheel.client.ids import text_of
 from tickwheel.client.moments import MILLISECOND, ms_of
 from tickwheel.node.cli.output import as_dict
@@ -197,7 +197,7 @@ def payload(content: bytes | None, content_type: str) -> Json | None:
         else:
             if isinstance(value, dict | list):
                 # JSON can name half a character, which no encoder takes: it is shown as it came.
-                return shown | {"kind": "json", "text": written.encode("utf-8", "backslashreplace").decode("utf-8")}
+                return shown | {"kind": "json", "text": printable(written)}
     return shown | {"kind": "text", "text": text}
 
 

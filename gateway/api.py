@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Depends, Path, Request, Security
+from fastapi import Depends, Path, Request, Response, Security
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CollectorRegistry
 
 from tickwheel.client import AsyncClient, PermissionRefused
 from tickwheel.client.errors import refused
+from tickwheel.console.asked import json_of
 from tickwheel.gateway.clients import Clients
 from tickwheel.gateway.idempotency import Idempotency
 from tickwheel.gateway.models import Problem, Scheduled
@@ -96,6 +99,39 @@ Caller = Annotated[AsyncClient, Depends(client_of)]
 TopicName = Annotated[str, Path(min_length=1, max_length=200)]
 
 
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        """The body. Raises ValueError for what `json_of` does not take."""
+        return json_of(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by `json_of`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Of FastAPI."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+ONCE = ("authorization", "idempotency-key", "content-type")
+"""Headers of which FastAPI would take the first."""
+
+
+def is_said_once(request: Request) -> None:
+    """Raise RequestRefused for a field of the query, or a header that is read, that comes more than once."""
+    for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if times > 1:
+            raise refused(name, f"given {times} times", "once")
+    for name in ONCE:
+        if (times := len(request.headers.getlist(name))) > 1:
+            raise refused(name, f"given {times} times", "once")
+
+
 def is_utf8(request: Request) -> None:
     """Raise RequestRefused for a path or query that is not: a name of other bytes would become another name."""
     for place, raw in (("path", request.scope["raw_path"]), ("query", request.scope["query_string"])):
@@ -128,4 +164,5 @@ def has_no_query(request: Request) -> None:
         raise refused(name, value, "no field of this query")
 
 
+WELL_FORMED = [Depends(is_utf8), Depends(is_said_once), Depends(has_json_body)]
 NO_QUERY = [Depends(has_no_query)]

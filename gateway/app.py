@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import Counter, generate_latest
@@ -27,7 +27,7 @@ from tickwheel.client import (
     TickwheelError,
 )
 from tickwheel.client.errors import refused
-from tickwheel.gateway.api import ERRORS, NO_QUERY, Api, Caller, Token, TopicName, api_of, has_json_body, is_utf8
+from tickwheel.gateway.api import ERRORS, NO_QUERY, WELL_FORMED, Api, Caller, JsonRoute, Token, TopicName, api_of
 from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, KeyReusedError, unique_key_of
 from tickwheel.gateway.models import (
     Cancelled,
@@ -43,7 +43,7 @@ from tickwheel.gateway.models import (
     When,
     moment_of,
 )
-from tickwheel.gateway.problems import MEDIA_TYPE, problem, problem_of, problem_of_validation
+from tickwheel.gateway.problems import MEDIA_TYPE, not_json, problem, problem_of, problem_of_validation
 from tickwheel.gateway.schedules import schedules
 
 _log = logging.getLogger("tickwheel.gateway")
@@ -52,7 +52,7 @@ BODY_BYTES_MAX = 8 << 20
 MessageId = Annotated[str, Path(min_length=1, max_length=100, description="As `id` of the receipt.")]
 UniqueKey = Annotated[str, Path(max_length=255, description="Percent-encoded.")]
 
-messages = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(is_utf8), Depends(has_json_body)])
+messages = APIRouter(prefix="/v1", responses=ERRORS, dependencies=WELL_FORMED, route_class=JsonRoute)
 itself = APIRouter(include_in_schema=False)
 
 
@@ -297,8 +297,8 @@ async def _of_validation(request: Request, error: RequestValidationError) -> JSO
 
 
 async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
-    if error.status_code == 400 and error.__cause__ is not None:  # bytes that are no UTF-8, or nested too deep
-        return problem(400, f"the body is not JSON: {error.__cause__}", "INVALID_JSON", field="body")
+    if error.status_code == 400 and error.__cause__ is not None:  # what `json_of` does not take
+        return not_json(str(error.__cause__))
     return problem(error.status_code, str(error.detail), "HTTP", headers=error.headers)
 
 

@@ -30,6 +30,7 @@ from tickwheel.console.cli import check_authority_file
 from tickwheel.gateway.addresses import is_public, literal
 from tickwheel.gateway.breaker import FAILURES_MAX
 from tickwheel.gateway.signing import secret_of
+from tickwheel.node.config.fields import parse_address
 from tickwheel.node.failure import RequestError
 from tickwheel.node.state.filtering import checked_filter
 from tickwheel.node.state.names import check_group_name, check_topic_name
@@ -81,19 +82,20 @@ class Listen(_Section):
     @property
     def host(self) -> str:
         """The host of `bind`."""
-        return self.bind.rpartition(":")[0].strip("[]")
+        return parse_address(self.bind, port_min=0)[0]
 
     @property
     def port(self) -> int:
         """The port of `bind`."""
-        return int(self.bind.rpartition(":")[2])
+        return parse_address(self.bind, port_min=0)[1]
 
     @field_validator("bind")
     @classmethod
     def _is_address(cls, bind: str) -> str:
-        host, colon, port = bind.rpartition(":")
-        if not (host and colon and port.isdigit() and int(port) < 65_536):
-            raise ValueError("host:port")
+        try:
+            parse_address(bind, port_min=0)
+        except ValueError:
+            raise ValueError("host:port or [ipv6]:port, a port from 0 to 65535") from None
         return bind
 
     @model_validator(mode="after")
@@ -276,7 +278,8 @@ class GatewayConfig(_Section):
 def read_secrets(path: Path) -> list[bytes]:
     """The secrets of a file, the newest first as its lines are. Raises ValueError."""
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        with path.open(encoding="utf-8") as opened:
+            lines = opened.read(FILE_BYTES_MAX).split()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"secret_file {path}: {getattr(error, 'strerror', None) or error}") from None
     if not 1 <= len(lines) <= 10:
@@ -290,11 +293,12 @@ def read_secrets(path: Path) -> list[bytes]:
 def read_config(path: Path) -> GatewayConfig:
     """Raises GatewayConfigError with all problems."""
     try:
-        data = path.read_bytes()
-        if len(data) > FILE_BYTES_MAX:
-            raise GatewayConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes")
+        with path.open("rb") as opened:
+            data = opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise GatewayConfigError(f"{path}: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise GatewayConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes")
     try:
         tree = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # also a number of too many digits, and what nests too deep

@@ -105,17 +105,6 @@ class Content(Model):
     headers: dict[str, str] = Field(default_factory=dict)
     message_group: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_strict_json(cls, data: Any) -> Any:
-        try:
-            json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("a text has half of a pair of surrogates, which is no character") from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"not JSON: {error}") from None
-        return data
-
     @model_validator(mode="after")
     def _has_one_payload(self) -> Self:
         has_json = "value" in self.model_fields_set  # null is JSON too

@@ -71,6 +71,12 @@ def problem(
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
 
 
+def not_json(why: str) -> JSONResponse:
+    """The response for a body that cannot be read."""
+    limit = "JSON in UTF-8 that says each field once"
+    return problem(400, f"the body is not JSON: {why}", "INVALID_JSON", field="body", limit=limit)
+
+
 def problem_of(error: TickwheelError) -> JSONResponse:
     """The response for an error of the cluster or the client."""
     if isinstance(error, KeyTaken):
@@ -115,9 +121,7 @@ def problem_of_validation(error: RequestValidationError) -> JSONResponse:
     first = problems[0]
     place = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
-        return problem(
-            400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}", "INVALID_JSON", field="body"
-        )
+        return not_json(str(first.get("ctx", {}).get("error", "")))
     field = ".".join(place[1:]) or place[0]
     limit = str(first["msg"]).removeprefix("Value error, ")
     value = first.get("input")

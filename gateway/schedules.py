@@ -25,7 +25,7 @@ from tickwheel.client.moments import moment_of
 from tickwheel.client.requests import is_read
 from tickwheel.client.schedules import TRY_TIMEOUT_S as BACKFILL_TRY_S
 from tickwheel.client.schedules import run_of, schedule_of
-from tickwheel.gateway.api import ERRORS, NO_QUERY, Caller, has_json_body, is_utf8
+from tickwheel.gateway.api import ERRORS, NO_QUERY, WELL_FORMED, Caller, JsonRoute
 from tickwheel.gateway.models import Model
 from tickwheel.gateway.schedule_models import (
     Backfill,
@@ -90,7 +90,7 @@ Key = Annotated[
 ]
 
 schedules = APIRouter(
-    prefix="/v1", responses=ERRORS, dependencies=[Depends(is_utf8), Depends(has_json_body), Depends(is_no_forgery)]
+    prefix="/v1", responses=ERRORS, dependencies=[*WELL_FORMED, Depends(is_no_forgery)], route_class=JsonRoute
 )
 
 

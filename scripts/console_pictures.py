@@ -119,7 +119,7 @@ async def _handle(group: str, delivery: Delivery, rng: random.Random) -> None:
 @contextlib.asynccontextmanager
 async def _console(addresses: list[str], reports: Path, *options: str) -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tickwheel.console", "--addresses", ",".join(addresses)),
+        *(sys.executable, "-m", "tickwheel.node.cli.main", "console", "--addresses", ",".join(addresses)),
         *("--bind", "127.0.0.1:0", "--reports", str(reports), *options),
         stdout=asyncio.subprocess.PIPE,
     )

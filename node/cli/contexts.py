@@ -62,15 +62,24 @@ class Contexts:
 
 
 def file() -> Path:
-    """Where they lie. A relative $XDG_CONFIG_HOME does not count, as its specification says."""
+    """Where they lie. A relative $XDG_CONFIG_HOME does not count, as its specification says. Raises ContextError for a
+    user without a home, as in many containers."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".config"
+    try:
+        base = Path(home) if Path(home).is_absolute() else Path.home() / ".config"
+    except RuntimeError:
+        raise ContextError(
+            "contexts.json has no place: this user has no home; HOME or XDG_CONFIG_HOME names one"
+        ) from None
     return base / "tickwheel" / "contexts.json"
 
 
 def read() -> Contexts:
-    """All of them. Raises ContextError for a file that does not hold contexts."""
-    path = file()
+    """All of them; none for a user without a home. Raises ContextError for a file that does not hold contexts."""
+    try:
+        path = file()
+    except ContextError:
+        return Contexts()
     try:
         with path.open("rb") as opened:
             data = opened.read(FILE_BYTES_MAX + 1)
@@ -194,6 +203,10 @@ def access_for(addresses: str) -> Access:
     name, context, _ = in_use()
     own = set(split(addresses)) <= set(split(context.addresses))
     environment = {key: os.environ.get(variable, "") for key, variable in TLS_VARIABLES.items()}
+    stray = next((key for key, value in environment.items() if value), "")
+    if stray and not environment["tls_ca"]:
+        told = f"{TLS_VARIABLES[stray]}={environment[stray]}"
+        raise ContextError(f"{told}: only with {TLS_VARIABLES['tls_ca']}, the authority of the nodes' certificates")
     values: dict[str, str] = {}
     sources: dict[str, str] = {}
     if environment["tls_ca"]:

@@ -15,6 +15,9 @@ import sys
 
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
+    from tickwheel.node.cli.streams import make_usable
+
+    make_usable()
     from tickwheel.node.cli.program import run
 
     code = run()

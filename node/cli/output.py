@@ -12,14 +12,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, BinaryIO, Literal, TextIO, TypeVar, get_args, get_type_hints
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -30,19 +31,48 @@ from tickwheel.node.cli.hints import hint_for
 from tickwheel.node.cli.options import Asked
 
 PIPE_WIDTH_MAX = 100_000
+PAYLOAD_BYTES_MAX = 64 << 20
+"""Read of a payload; the cluster's own limit is lower."""
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 T = TypeVar("T")
 
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+"""As in console/static/dom.js."""
+
+
+class _Plain(Console):
+    """Shows control characters, and marks that turn the direction of text, as codes: keys, payloads and errors are
+    anybody's, and must not drive the terminal of whoever looks at them."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=_visible(segment.text))
+
+
+def _visible(text: str) -> str:
+    return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 # Without markup: errors, paths and what users name may have brackets. A program that reads a pipe gets whole lines.
-out = Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
-err = Console(stderr=True, highlight=False, markup=False)
+out = _Plain(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+err = _Plain(stderr=True, highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:
     """One line of JSON."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    _write_json(value, sys.stdout)
     sys.stdout.flush()
+
+
+def _write_json(value: Any, stream: TextIO) -> None:
+    """Characters as they are, unless the stream's encoding lacks one: then with the codes of JSON."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value)
+    stream.write(text + "\n")
 
 
 def as_dict(answer: Any) -> dict[str, Any]:
@@ -99,7 +129,7 @@ def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
     hint = hint_for(reason, metadata)
     if Asked.json:
         told = {"error": message, "reason": reason, **metadata, "hint": hint}
-        sys.stderr.write(json.dumps(told, ensure_ascii=False) + "\n")
+        _write_json(told, sys.stderr)
     else:
         err.print(Text.assemble(("tickwheel:", "red"), f" {message}"), soft_wrap=True)
         err.print(f"Hint: {hint}.", style="dim", soft_wrap=True)
@@ -128,7 +158,7 @@ def table(
         justify: Literal["left", "right"] = "right" if numbers else "left"
         made.add_column(Text.from_markup(name), justify=justify, overflow="fold", no_wrap=numbers or number in whole)
     for row in rows:
-        made.add_row(*(Text.from_markup(str(cell)) for cell in row))
+        made.add_row(*(Text.from_markup(_visible(str(cell))) for cell in row))  # before its width is measured
     return made
 
 
@@ -144,22 +174,26 @@ def print_table(
     if out.is_terminal:
         out.print(made)
         return
-    Console(width=PIPE_WIDTH_MAX, highlight=False, markup=False).print(made)
+    _Plain(width=PIPE_WIDTH_MAX, highlight=False, markup=False).print(made)
 
 
 def open_client(addresses: str, timeout_s: float = 15.0, token: str | None = None) -> AsyncClient:
     """A client from the shared options. Certificates come from TICKWHEEL_TLS_CA, _CERT, _KEY and _NAME or the context,
     a token from TICKWHEEL_TOKEN or the context, unless one is given."""
     access = access_for(addresses)
-    values = access.values
-    tls = None
-    if "tls_ca" in values:
-        tls = TlsFiles(Path(values["tls_ca"]), values.get("tls_cert"), values.get("tls_key"), values.get("tls_name"))
     if token is None:
-        token = values.get("token", "")
+        token = access.values.get("token", "")
         if token and access.sources["token"] != TOKEN_VARIABLE and (warning := exposed()):
             warn(warning)
-    return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, token=token)
+    return AsyncClient(addresses, tls=tls_files(addresses), timeout_s=timeout_s, token=token)
+
+
+def tls_files(addresses: str) -> TlsFiles | None:
+    """The certificate files for these addresses, of the environment or the context; None: without TLS."""
+    values = access_for(addresses).values
+    if "tls_ca" not in values:
+        return None
+    return TlsFiles(Path(values["tls_ca"]), values.get("tls_cert"), values.get("tls_key"), values.get("tls_name"))
 
 
 def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 15.0) -> T:
@@ -222,8 +256,17 @@ def payload_of(payload: str | None, file: Path | None) -> bytes:
     if (payload is None) == (file is None):
         raise typer.BadParameter("give either a payload or --file")
     if file is not None:
-        return file.read_bytes()
-    return sys.stdin.buffer.read() if payload == "-" else os.fsencode(str(payload))
+        with file.open("rb") as opened:
+            return _bounded(opened, str(file))
+    return _bounded(sys.stdin.buffer, "standard input") if payload == "-" else os.fsencode(str(payload))
+
+
+def _bounded(opened: BinaryIO, name: str) -> bytes:
+    """All of a file; a usage error for one that no cluster takes, which may have no end."""
+    data = opened.read(PAYLOAD_BYTES_MAX + 1)
+    if len(data) > PAYLOAD_BYTES_MAX:
+        raise typer.BadParameter(f"{name}: a payload has at most {PAYLOAD_BYTES_MAX:,} bytes")
+    return data
 
 
 def payload_as_dict(payload: bytes | None) -> dict[str, str]:

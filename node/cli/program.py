@@ -10,6 +10,7 @@ unavailable; 4 the outcome is unknown; 5 not permitted; 130 interrupted.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -125,15 +126,26 @@ def _wrong_usage(error: Any, words: list[str]) -> int:
     return EXIT_USAGE
 
 
+def _check_completion() -> None:
+    """A shell asks what may come next; see completion.py. Raises BadParameter for what no script of ours sets."""
+    get_completion_inspect_parameters()  # makes the shells known
+    if os.environ["_TICKWHEEL_COMPLETE"] != "complete_bash":
+        return
+    for name, allowed in (("COMP_WORDS", ".*"), ("COMP_CWORD", "[0-9]{1,6}")):
+        value = os.environ.get(name)
+        if value is None or not re.fullmatch(allowed, value, re.DOTALL):
+            shown = "absent" if value is None else repr(value[:40])
+            raise typer.BadParameter(f"{name}: {shown}: as the script of `tickwheel completion bash` sets it")
+
+
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong with a connection is told by the error
-    if "_TICKWHEEL_COMPLETE" in os.environ:
-        # A shell asks what may come next; see completion.py.
-        get_completion_inspect_parameters()
     command: Any = typer.main.get_command(app)
     try:
+        if "_TICKWHEEL_COMPLETE" in os.environ:
+            _check_completion()
         result = command.main(args=arguments, prog_name="tickwheel", standalone_mode=False)
     except USAGE_ERROR as error:
         return _wrong_usage(error, words)

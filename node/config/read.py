@@ -54,7 +54,8 @@ def _unknown(name: str, value: object, known: Iterable[str], where: str) -> Prob
 
 def _from_file(path: Path) -> tuple[dict[str, object], list[Problem]]:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as opened:
+            data = opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError([Problem("--config", path, f"cannot be read: {error.strerror}")]) from None
     if len(data) > FILE_BYTES_MAX:

@@ -20,6 +20,7 @@ from tickwheel.client import (
     Worker,
     messages,
 )
+from tickwheel.client.errors import refused
 from tickwheel.client.rights import Grant
 from tickwheel.node.core.schedule import intake
 from tickwheel.node.core.schedule.intake import from_message
@@ -192,3 +193,9 @@ async def test_nodes_refuse_what_the_client_does() -> None:
     assert (messages.HEADERS_MAX, messages.TAGS_MAX) == (intake.HEADERS_MAX, filters.TAGS_MAX)
     assert (messages.TAG_LENGTH_MAX, messages.TAG_RULE) == (filters.TAG_LENGTH_MAX, filters.TAG_RULE)
     assert BOUNDS["payload_bytes_max"][1] == messages.PAYLOAD_BYTES_MAX
+
+
+async def test_a_refusal_shows_what_no_text_could_carry() -> None:
+    """Half of a pair of surrogates as a code; a number that Python does not write out in words."""
+    assert refused("key", "\ud800", "a text").metadata["value"] == r"\ud800"
+    assert "more than 4,300 digits" in str(refused("level", 10**5_000, "a whole number"))

@@ -62,12 +62,13 @@ class BrowserClient:
         path: str,
         *,
         query: Mapping[str, object] | None = None,
-        body: bytes = b"",
+        body: bytes | None = b"",
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request; `headers` replace or remove (empty) those of a browser."""
+        """One request; `headers` replace or remove (empty) those of a browser. Without a body it leaves within it."""
         sent: list[Message] = []
-        parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        whole: Message = {"type": "http.request", "body": body, "more_body": False}
+        parts: list[Message] = [{"type": "http.disconnect"} if body is None else whole]
 
         async def receive() -> Message:
             if not parts:
@@ -124,7 +125,7 @@ class BrowserClient:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": urlencode(query).encode(),
+            "query_string": urlencode(query, doseq=True).encode(),
             "root_path": "",
             "headers": [(name.encode(), value.encode()) for name, value in found.items() if value],
             "client": ("127.0.0.1", 1),

@@ -118,7 +118,7 @@ def test_every_command_of_the_document_starts(tmp_path: Path) -> None:
     for _, _, *options in commands:
         here = [Path(word).name if word.startswith("/") else re.sub(":7780$", ":0", word) for word in options]
         bind = [] if "--bind" in here else ["--bind", "127.0.0.1:0"]
-        words = [sys.executable, "-m", "tickwheel.console", *here, *bind]
+        words = [sys.executable, "-m", "tickwheel.node.cli.main", "console", *here, *bind]
         started.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
     for options, process in zip(commands, started, strict=True):
         assert process.stdout is not None

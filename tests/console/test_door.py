@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -79,6 +80,7 @@ async def test_no_change_without_the_token_of_its_session(browser: BrowserClient
     forged = [
         {"x-csrf-token": ""},
         {"x-csrf-token": other.csrf},
+        {"x-csrf-token": "\xe9"},
         {"cookie": ""},
         {"origin": "http://evil.example"},
         {"origin": "null"},
@@ -95,12 +97,23 @@ async def test_no_change_without_the_token_of_its_session(browser: BrowserClient
 
 
 async def test_bodies_are_small_objects(browser: BrowserClient) -> None:
-    """What is larger, no JSON, no object, or nests without end is refused by name."""
+    """What is larger, no JSON, no object, nests without end, says a field twice or is no text is refused by name."""
     await browser.open()
     bodies = [b"[]", b"{", b"\xff", b'{"id": 1', b"[" * 50_000, b'"' + b"x" * BODY_BYTES_MAX + b'"']
+    bodies += [b'{"id": "0-1-1", "id": "0-1-2"}', b'\xef\xbb\xbf{"id": "0-1-1"}', b'{"id": NaN}']
+    bodies += [b'{"id": "\\ud800"}', b'{"\\ud800": 1}', b'{"id": {"\xed\xa0\x80": 1}}']
     for body in bodies:
         answer = await browser.call("POST", "/api/messages/cancel", body=body)
         assert answer.status == 400 and answer.json()["details"]["field"] == "body"
+
+
+async def test_a_browser_that_leaves_within_its_body_is_no_mistake(browser: BrowserClient) -> None:
+    """Nobody reads the answer, and the log has no traceback."""
+    await browser.open()
+    answer = await browser.call("POST", "/api/messages/cancel", body=None)
+    assert answer.status == 400 and answer.json()["details"] == {
+        "field": "body", "value": "cut off after 0 bytes", "limit": "a whole request",
+    }  # fmt: skip
 
 
 WRONG: list[tuple[str, dict[str, object], str]] = [
@@ -136,19 +149,21 @@ async def test_a_wrong_change_names_its_field(
 
 async def test_a_wrong_question_names_its_field(browser: BrowserClient) -> None:
     """Queries are as strict as bodies."""
-    for name, query, field in [
+    asked: list[tuple[str, dict[str, Any], str]] = [
         ("topics", {"page": "x"}, "page"),
         ("topics", {"sort": "colour"}, "sort"),
         ("count", {"step_ms": "1500"}, "step_ms"),
         ("count", {"step_ms": "0"}, "step_ms"),
         ("count", {"due_ms_min": "1" * 30}, "due_ms_min"),
         ("pending", {"nonsense": "1"}, "nonsense"),
+        ("pending", {"tag": ["a", "b"]}, "tag"),
         ("message", {}, "id"),
         ("message", {"id": "a-b-c"}, "id"),
         ("trace", {"id": "0-99999999999-0"}, "id"),
         ("letter", {"group": "g", "number": "-1"}, "number"),
         ("dead", {}, "group"),
-    ]:
+    ]
+    for name, query, field in asked:
         details = (await browser.read(name, 400, **query))["details"]
         assert details["field"] == field, (name, query, details)
 

@@ -43,8 +43,8 @@ LOCAL_CLUSTER = ("tickwheel.node.local_cluster", "tickwheel.node.demo")
 COMMAND_LINE = ("tickwheel.node.cli.options", "tickwheel.node.cli.output", "tickwheel.node.cli.trace")
 """What the console shares with the other commands: their options, and the story of a message."""
 
-CERTIFICATES = ("tickwheel.node.tls",)
-"""What the console shares with the nodes: how they read whose a certificate is."""
+OF_NODES = ("tickwheel.node.tls", "tickwheel.node.config.fields")
+"""What the console shares with the nodes: how they read whose a certificate is, and where to listen."""
 
 MAY_KNOW_NAMES = {("wheel", "tickwheel.proto.log_pb2.ManifestFile")}
 """Single names beyond the table: a checkpoint of the wheel says which files it needs in the manifest's own words."""
@@ -112,7 +112,7 @@ def test_folders_know_only_whom_they_may(imports: list[Import]) -> None:
         and target not in MAY_KNOW[source]
         and (source, item.name) not in MAY_KNOW_NAMES
         and not (target == "client" and item.importer.startswith(MAY_KNOW_CLIENT))
-        and not (source == "console" and below(item.name, (*COMMAND_LINE, *CERTIFICATES)))
+        and not (source == "console" and below(item.name, (*COMMAND_LINE, *OF_NODES)))
         and not (below(item.name, LOCAL_CLUSTER) and below(item.importer, MAY_KNOW_LOCAL_CLUSTER))
     ]
     assert not wrong, "\n".join(map(str, wrong))

@@ -75,6 +75,36 @@ def test_flag_environment_context_and_default_in_this_order(
     assert access_for("a:1").values == {"tls_ca": "mine.crt", "token": "secret"}, "TLS files are not mixed"
 
 
+def test_a_certificate_without_its_authority_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be left out, and the nodes asked without TLS."""
+    run("context", "add", "prod", "-a", "a:1")
+    for part in ("CERT", "KEY", "NAME"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"TICKWHEEL_TLS_{part}", "mine")
+            code, _, err = run("context", "show")
+            assert code == 2 and f"TICKWHEEL_TLS_{part}=mine: only with TICKWHEEL_TLS_CA" in err
+
+
+def test_a_user_without_a_home_has_no_contexts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user is in no list: commands work, and only what changes contexts is refused."""
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    code, out, _ = run("context", "list")
+    assert code == 0 and out.startswith("no contexts yet")
+    code, _, err = run("context", "add", "prod", "-a", "a:1")
+    assert code == 2 and "HOME or XDG_CONFIG_HOME" in err
+
+
+def test_the_console_uses_the_certificates_of_the_context(run: Run, tmp_path: Path) -> None:
+    """As every other command does; its token is left alone."""
+    ca = tmp_path / "ca.crt"
+    ca.write_text("text")
+    run("context", "add", "prod", "-a", "a:1", "--tls-ca", str(ca))
+    code, _, err = run("console", "--bind", "127.0.0.1:0")
+    assert code == 2 and f"tls.ca_file: {ca}: certificates in PEM" in err
+
+
 def test_a_secret_goes_to_no_other_address(run: Run) -> None:
     """Whoever names other addresses, all or one of them, gets neither the context's token nor its certificate."""
     run("context", "add", "prod", "-a", "a:1,b:2", "--token", "secret")

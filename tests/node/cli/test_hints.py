@@ -62,6 +62,18 @@ def test_a_hint_fits_what_is_unknown(capfd: pytest.CaptureFixture[str]) -> None:
     assert told["reason"] == "NO_MASTER" and "tickwheel" in told["hint"]
 
 
+def test_variables_of_no_script_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell that asks for completions otherwise than the script does is told what is wrong."""
+    monkeypatch.setenv("_TICKWHEEL_COMPLETE", "complete_bash")
+    monkeypatch.delenv("COMP_WORDS", raising=False)
+    for name, said in (("COMP_WORDS", "absent"), ("COMP_CWORD", "absent"), ("COMP_CWORD", "'x'")):
+        assert cli.run([]) == 2
+        assert f"{name}: {said}: as the script" in capsys.readouterr().err
+        monkeypatch.setenv("COMP_CWORD" if name == "COMP_CWORD" else name, "x")
+
+
 def test_a_shell_completes_commands_options_and_contexts(tmp_path: Path) -> None:
     """bash asks as it does at TAB; zsh and fish get a script of their own."""
     tickwheel = f"{sys.executable} -m tickwheel.node.cli.main"

@@ -1,0 +1,27 @@
+"""The standard streams of a command, whatever shell and locale have made of them. Imports next to nothing."""
+
+import io
+import os
+import re
+import sys
+
+_COLUMNS = re.compile(r"[2-9][0-9]|[1-9][0-9]{2,4}")
+"""A width in which something can be shown; `docker exec` and the like say 0."""
+
+
+def make_usable() -> None:
+    """Each can be read or written from now on, and $COLUMNS is a width or absent.
+
+    A stream that the shell has closed (`>&-`) becomes the null device, so that no file of ours gets its number. A
+    character that an encoding lacks is written as a code, such as \\u20ac.
+    """
+    if not _COLUMNS.fullmatch(os.environ.get("COLUMNS", "")):
+        os.environ.pop("COLUMNS", None)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r", encoding="utf-8"))
+        stream = getattr(sys, name)
+        if number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,51 @@
+"""The standard streams of commands: closed, of an encoding that lacks characters, given what would drive a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = r"""
+import os, sys
+from tickwheel.node.cli.streams import make_usable
+
+make_usable()
+for number in range(3):
+    os.fstat(number)
+    assert os.get_inheritable(number)
+assert sys.stdin.read() == "" and not sys.stdin.isatty()
+from tickwheel.node.cli.output import fail, out, print_json, print_table
+
+out.print("\u20ac")
+print_table("", ("key",), [("\x1b[2J\u202ekey",)])
+print_json({"key": "\u20ac"})
+fail("\u20ac", "USAGE", {})
+with open(sys.argv[1], "w") as done:
+    done.write(f"{os.environ.get('COLUMNS')} {out.width >= 80}")
+"""
+
+
+def run(shell: str, folder: Path, **environment: str) -> str:
+    """What the program above says, with its streams as the shell has made them."""
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {shell}', "sh", sys.executable, "-c", PROGRAM, str(folder / "done")],
+        env=os.environ | environment, capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (folder / "done").read_text() == "None True"
+    return (done.stdout + done.stderr).decode("ascii")
+
+
+def test_what_an_encoding_or_a_terminal_cannot_bear_is_a_code(tmp_path: Path) -> None:
+    """Text with the codes of Python, JSON with its own; a key can neither clear the screen nor turn the text."""
+    said = run("</dev/null", tmp_path, PYTHONIOENCODING="ascii", COLUMNS="0")
+    lines = [line.strip() for line in said.splitlines()]
+    assert lines[:4] == [r"\u20ac", "key", r"\x1b[2J\u202ekey", r'{"key": "\u20ac"}'], lines
+    assert lines[4] == r"tickwheel: \u20ac"
+
+
+def test_closed_streams_are_the_null_device(tmp_path: Path) -> None:
+    """Nothing fails, and no file of ours gets the number of one."""
+    assert run("<&- >&- 2>&-", tmp_path, COLUMNS="9" * 5_000) == ""
