@@ -41,7 +41,8 @@ pytestmark = [
     pytest.mark.skipif(not AXE.is_file(), reason=f"there is no {AXE}: npm install axe-core"),
 ]
 
-SCREENS = [(theme, width) for width in (1440, 390) for theme in ("light", "dark")]
+WIDTHS, THEMES = (1440, 390), ("light", "dark")
+SCREENS = [(theme, width) for width in WIDTHS for theme in THEMES]
 HOUR_MS = 3_600_000
 SCREEN, ALARMS = "screen-" + "s" * 120, "alarms-" + "a" * 120
 """Names without any room to break, as long as the cluster takes them."""
@@ -133,17 +134,23 @@ async def test_every_page_in_a_browser(tmp_path: Path) -> None:
         async with console_of(cluster, reports) as address, playwright.async_playwright() as library:
             browser = await library.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             errors: list[str] = []
-            for theme, width in SCREENS:
-                view = {"width": width, "height": 900}
-                context = await browser.new_context(viewport=view, color_scheme=theme, reduced_motion="reduce")
+
+            async def look_at_all(width: int) -> None:
+                context = await browser.new_context(
+                    viewport={"width": width, "height": 900}, color_scheme="dark", reduced_motion="reduce"
+                )
                 page = await context.new_page()
                 page.on("pageerror", lambda error: errors.append(str(error)))
                 page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
                 for path, heading in pages.items():
                     await look_at(page, address + path, heading)
                     name = path.split("?")[0].strip("/") or "overview"
-                    await check(page, f"{name}{'-one' if '?' in path else ''}-{theme}-{width}")
+                    for theme in THEMES:
+                        await page.emulate_media(color_scheme=theme)
+                        await check(page, f"{name}{'-one' if '?' in path else ''}-{theme}-{width}")
                 await context.close()
+
+            await asyncio.gather(*map(look_at_all, WIDTHS))
             page = await browser.new_page(viewport={"width": 390, "height": 900})
             await dialogs_fit(page, f"{address}/groups?name={SCREEN}", ("Pause…", "Reset…", "Delete…"))
             await dialogs_fit(page, f"{address}/dead?group={SCREEN}", ("#0", "Replay all…", "Purge all…"))

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.process.commands import Commands
+
 
 class Terminal:
     """Runs what the page shows, in the reader's folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: Commands) -> None:
         self.folder = folder
+        self._commands = commands
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("TICKWHEEL_")}
         self.nodes: dict[str, tuple[str, str, int]] = {}
         """By id: address for clients, URL of the metrics, process."""
@@ -37,11 +40,12 @@ class Terminal:
         )  # fmt: skip
 
     def run(self, line: str) -> str:
-        """What a command says; it must succeed."""
-        with self.process(line) as process:
-            said, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, f"{line}: {said}"
-        return said
+        """What a command of tickwheel says; it must succeed."""
+        program, *words = shlex.split(line, comments=True)
+        assert program == "tickwheel"
+        done = self._commands.run(words, folder=self.folder, environment=self.environment)
+        assert done.returncode == 0, f"{line}: {done}"
+        return done.stdout
 
     @contextmanager
     def up(self, line: str, *more: str) -> Iterator[None]:

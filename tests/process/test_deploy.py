@@ -19,6 +19,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from tests.process.commands import Commands
 from tickwheel.client import AsyncClient, NodeRole, NodeState, NodeStatus, PermissionRefused, TickwheelError
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.node.local_cluster import free_ports
@@ -34,8 +35,9 @@ ANY_DISK = "\n[storage]\nhigh_water_percent = 0\n"  # the disk that tests run on
 class Hosts:
     """Three hosts, which are three addresses of this machine."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, commands: Commands) -> None:
         self.root = root
+        self._commands = commands
         self.certs = root / "certs"
         self.ports = dict(zip(("7700", "7701"), free_ports(2), strict=True))
         self.metrics = dict(zip("12349", free_ports(5), strict=True))
@@ -50,10 +52,8 @@ class Hosts:
         """A command line of the document."""
         words = shlex.split(self.here(line))
         assert words.pop(0) == "tickwheel"
-        return subprocess.run(
-            [*COMMAND, *words], cwd=self.root, env={**os.environ, "COLUMNS": "200", **environment},
-            input=typed, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        environment = {**os.environ, "COLUMNS": "200", **environment}
+        return self._commands.run(words, folder=self.root, environment=environment, typed=typed)
 
     def configure(self, number: str, cluster: str = "") -> Path:
         """deploy/node.toml, adapted as the document says; `cluster`: in place of its section of that name."""
@@ -121,9 +121,9 @@ def command_in_docs(start: str) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hosts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hosts]:
+async def hosts(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> AsyncIterator[Hosts]:
     """The cluster of the document, up and with a master."""
-    made = Hosts(tmp_path_factory.mktemp("hosts"))
+    made = Hosts(tmp_path_factory.mktemp("hosts"), commands)
     done = made.run(command_in_docs("tickwheel certs"))
     assert done.returncode == 0, done.stderr
     try:

@@ -1,5 +1,6 @@
-"""The commands of docs/CLIENT.md, SCHEDULES.md and MONITORING.md do what the text says, in its order, on three nodes
-and through a SIGKILL of the master. tests/node/cli/test_documents.py only knows that they exist."""
+"""The commands of README.md, docs/CLIENT.md, SCHEDULES.md, WATCHING.md and MONITORING.md do what the text says, in
+their order, on three nodes and through a SIGKILL of the master. test_documents.py knows only that they exist.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.commands import Commands
 from tests.process.terminal import Terminal
 from tickwheel.node.cli import program as cli
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMAND = re.compile(r"`(tickwheel [a-z][^`]*)`|^(tickwheel [a-z].*?)(?:  .*)?$", re.MULTILINE)
+TYPED = re.compile(r"^()\$ (tickwheel .*)$", re.MULTILINE)
+"""Where a page also shows what a command says."""
 ELSEWHERE = {
     "tickwheel member add": "tests/process/test_recovery.py",
     "tickwheel pipeline promote": "tests/pipeline/test_tls.py",
@@ -33,9 +37,11 @@ def alternatives(line: str) -> list[str]:
 class Page:
     """A document whose commands are typed one after the other; none may be left out."""
 
-    def __init__(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self.text = (DOCS / name).read_text(encoding="utf-8")
-        self._left = [prose or block for prose, block in COMMAND.findall(self.text)]
+    def __init__(self, name: str, capsys: pytest.CaptureFixture[str], begin: str = "", end: str = "\0") -> None:
+        """`begin`, `end`: of the part of the document that counts."""
+        self.text = (DOCS / name).read_text(encoding="utf-8").partition(begin or "\n")[2].partition(end)[0]
+        pattern = TYPED if "\n$ tickwheel" in self.text else COMMAND
+        self._left = [prose or block for prose, block in pattern.findall(self.text)]
         self._left = [line for line in self._left if line not in ELSEWHERE]
         self._capsys = capsys
 
@@ -71,9 +77,9 @@ class Page:
 
 @pytest.mark.timeout(180)
 def test_clients_schedules_and_monitoring(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, commands: Commands
 ) -> None:
-    terminal = Terminal(tmp_path)
+    terminal = Terminal(tmp_path, commands)
     with terminal.up("tickwheel up --quiet", "--port", "0"):
         terminal.environment["TICKWHEEL_ADDRESSES"] = terminal.addresses
         monkeypatch.setenv("TICKWHEEL_ADDRESSES", terminal.addresses)
@@ -83,6 +89,8 @@ def test_clients_schedules_and_monitoring(
         dead = terminal.master()
         terminal.kill(dead)
         see_schedules(schedules)
+        use(Page("../README.md", capsys, "\ntickwheel up ", "```"))
+        watch(Page("WATCHING.md", capsys))
         monitor(Page("MONITORING.md", capsys), terminal, dead)
 
 
@@ -152,6 +160,31 @@ def see_schedules(page: Page) -> None:
         line = command.replace("--cron ...", '--cron "0 3 * * *"').replace("[PREFIX]", "nig")
         line = line.replace("--from T --until T", "--from 2026-01-01 --until 2026-01-03")
         page.type(f"tickwheel {line}", **named)
+    page.ends()
+
+
+def use(page: Page) -> None:
+    """The beginning of README.md, with a topic and a group of its own."""
+    number = page.next('tickwheel schedule reminders "stand up" --delay 5s', reminders="notes").split()[0]
+    page.type(f"tickwheel reschedule {number} --delay 1s")  # the reader waits
+    consume = "tickwheel consume reminders --group screen"
+    told = page.next(consume, "-n 1", said=("stand up",), reminders="notes", screen="wall")
+    page.next("tickwheel top", "--once", said=("wall",))
+    page.next("tickwheel trace ID", said=("ACK: done, by wall",), ID=told.split()[3])
+    page.type("tickwheel schedule reminders never --delay 1h --key customer-17/1")
+    page.next("tickwheel pending cancel --key-prefix customer-17/", "--yes", said=("1 cancelled",))
+    page.ends()
+
+
+def watch(page: Page) -> None:
+    """WATCHING.md, with messages for each command to meet."""
+    page.next("tickwheel top", "--once", said=("(?s)hours.*minutes.*seconds",))
+    number = page.type("tickwheel schedule reminders later --delay 1h --tag eu").split()[0]
+    page.next("tickwheel pending histogram reminders", said=("the fullest",))
+    page.type("tickwheel schedule orders never --delay 1h --key customer-17/1")
+    page.next("tickwheel pending cancel orders --key-prefix customer-17/", "--yes", said=("1 cancelled",))
+    page.next("tickwheel pending reschedule reminders --tag eu --later 1h --yes", said=("1 moved",))
+    page.next("tickwheel trace 0-498683-0", said=("(?s)scheduled.*committed.*moved",), **{"0-498683-0": number})
     page.ends()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.commands import Commands
 from tests.process.terminal import Terminal
 
 TEXT = (Path(__file__).parents[2] / "docs" / "TUTORIAL.md").read_text(encoding="utf-8")
@@ -27,8 +28,8 @@ def first_word(text: str) -> str:
 
 
 @pytest.mark.timeout(180)
-def test_the_tutorial_from_the_first_message_to_the_return_of_the_node(tmp_path: Path) -> None:
-    terminal = Terminal(tmp_path)
+def test_the_tutorial_from_the_first_message_to_the_return_of_the_node(tmp_path: Path, commands: Commands) -> None:
+    terminal = Terminal(tmp_path, commands)
     assert LINES.count(UP) == 1
     with terminal.up(UP, "--port", "0"):
         assert sorted(terminal.nodes) == ["n1", "n2", "n3"]

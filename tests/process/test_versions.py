@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.process.commands import Commands
 from tests.process.test_recovery import until_equal
 from tests.project.imports import ROOT
 from tickwheel.client import AsyncClient, Selection
@@ -68,6 +71,7 @@ class Elder:
     """An environment with the version before."""
 
     python: Path
+    commands: Commands
 
     def command(self, *words: str) -> list[str]:
         """Its command line."""
@@ -75,16 +79,13 @@ class Elder:
 
     async def run(self, *words: str, status: int = 0) -> str:
         """Run one of its commands; its output."""
-        process = await asyncio.create_subprocess_exec(
-            *self.command(*words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        said, erred = await process.communicate()
-        assert process.returncode == status, (words, said, erred)
-        return said.decode()
+        done = await asyncio.to_thread(self.commands.run, words, folder=Path.cwd(), environment=os.environ)
+        assert done.returncode == status, done
+        return done.stdout
 
 
 @pytest.fixture(scope="module")
-def elder(tmp_path_factory: pytest.TempPathFactory) -> Elder:
+def elder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elder]:
     """The wheel of the version before, in an environment of its own; its packages are those of the tests."""
     commit, place = commit_before(), tmp_path_factory.mktemp("elder")
     source = place / "source"
@@ -110,7 +111,8 @@ def elder(tmp_path_factory: pytest.TempPathFactory) -> Elder:
     asked = "from tickwheel.node.state import schema; print(schema.__file__, schema.LOG_LEVEL)"
     said = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True, cwd=place).stdout
     assert said.startswith(str(place / "venv")) and said.split()[1] == str(LOG_LEVEL - 1)
-    return Elder(python)
+    with Commands(python) as commands:
+        yield Elder(python, commands)
 
 
 class Upgrading(LocalCluster):
