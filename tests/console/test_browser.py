@@ -172,7 +172,6 @@ async def test_an_open_page_lives_through_a_failover(tmp_path: Path) -> None:
     changed on it afterwards is done by the new master. Nothing is loaded again."""
     async with LocalCluster(tmp_path / "cluster", 3) as cluster:
         message_id = await fill(cluster.client())
-        master = await cluster.master()
         async with console_of(cluster, tmp_path) as address, playwright.async_playwright() as library:
             browser = await library.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             errors: list[str] = []
@@ -184,6 +183,8 @@ async def test_an_open_page_lives_through_a_failover(tmp_path: Path) -> None:
             for page in pages:
                 page.on("pageerror", lambda error: errors.append(str(error)))
                 await look_at(page, address, "Overview")
+            master = await cluster.master()
+            for page in pages:
                 await page.get_by_text(f"{master.node_id} leads in term").wait_for()
             loads = [await page.evaluate("performance.timeOrigin") for page in pages]
             await cluster.kill_node(master)
