@@ -41,7 +41,7 @@ _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202
 """As in console/static/dom.js."""
 
 
-class _Plain(Console):
+class PlainConsole(Console):
     """Shows control characters, and marks that turn the direction of text, as codes: keys, payloads and errors are
     anybody's, and must not drive the terminal of whoever looks at them."""
 
@@ -55,8 +55,8 @@ def _visible(text: str) -> str:
 
 
 # Without markup: errors, paths and what users name may have brackets. A program that reads a pipe gets whole lines.
-out = _Plain(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
-err = _Plain(stderr=True, highlight=False, markup=False)
+out = PlainConsole(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+err = PlainConsole(stderr=True, highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:
@@ -174,7 +174,7 @@ def print_table(
     if out.is_terminal:
         out.print(made)
         return
-    _Plain(width=PIPE_WIDTH_MAX, highlight=False, markup=False).print(made)
+    PlainConsole(width=PIPE_WIDTH_MAX, highlight=False, markup=False).print(made)
 
 
 def open_client(addresses: str, timeout_s: float = 15.0, token: str | None = None) -> AsyncClient:

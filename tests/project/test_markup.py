@@ -75,7 +75,14 @@ def is_safe(value: ast.expr) -> bool:
 
 def test_no_console_reads_markup() -> None:
     """So a line that nobody thought of is printed as it is."""
-    made = [(path, call) for path, code in modules() for call in calls(code, "Console") if path != "console/app.py"]
+    names = ("Console", "PlainConsole")
+    made = [
+        (path, call)
+        for path, code in modules()
+        for name in names
+        for call in calls(code, name)
+        if path != "console/app.py"
+    ]
     assert len(made) > 5
     wrong = [f"{path}:{call.lineno}" for path, call in made if markup_of(call) is not False]
     assert not wrong, f"{wrong}: Console(markup=False); a style is given by style= or by a Text"
