@@ -36,7 +36,7 @@ class Limits:
     handshake_s: float = 10.0
     """Until TLS, the preface and the first settings have come."""
     message_s: float = 60.0
-    """From the first byte of a message, or the opening of a stream, until a message is whole (`overdue`). Otherwise
+    """From the first byte of a message, or the opening of a stream, until a message is whole (`overdue_s`). Otherwise
     calls that never begin would hold all places and all memory for requests."""
     idle_s: float = 0.0
     """A connection without a call is closed after this time; 0: never."""

@@ -55,6 +55,8 @@ from tickwheel.transport.wire import ErrorCode
 
 LOOK_S = 0.25
 """Pause between two looks at deadlines, idle and silent connections. Callers keep their own deadlines."""
+LATER_S = 1.0
+"""Until the next look at a stream that may be empty for now."""
 LATE_MAX = 500
 """Calls that one look ends; the next one follows at once if there may be more."""
 SOON_S = 0.001
@@ -314,18 +316,20 @@ class ServerStream(Stream):
         elif self._task is None and len(self._messages.ready) > 1:
             self._finish(grpc.StatusCode.INTERNAL.value[0], "more than one request message")
 
-    def overdue(self, now_s: float) -> bool:
-        """Whether the caller has left a message, or its first one, unfinished for too long. A stream may begin empty,
-        as a producer's does that has nothing to send yet, while the server has places for others."""
+    def overdue_s(self, now_s: float) -> float:
+        """From when on the caller has left a message, or its first one, unfinished for too long, as it stands now. A
+        stream may begin empty, as a producer's does that has nothing to send yet, while the server has places for
+        others."""
         limits = self.connection.limits
-        if self.unread_bytes or now_s - self.progress_s <= limits.message_s:
-            return False
-        if self._messages.partial_bytes:
-            return True
-        if self._task is not None or self.remote_ended:
-            return False
-        patient = self._handler is not None and self._handler.request_streaming
-        return not patient or self.server.calls > limits.calls_max // 2
+        if not self.unread_bytes:
+            if self._messages.partial_bytes:
+                return self.progress_s + limits.message_s
+            if self._task is None and not self.remote_ended:
+                patient = self._handler is not None and self._handler.request_streaming
+                if not patient or self.server.calls > limits.calls_max // 2:
+                    return self.progress_s + limits.message_s
+                return now_s + LATER_S
+        return now_s + limits.message_s
 
     def _refuse_message(self, error: MessageError) -> None:
         self.connection.count_reset()
@@ -688,6 +692,8 @@ class ServerConnection(Connection):
         self._beginning: OrderedDict[ServerStream, None] = OrderedDict()
         """Streams whose next request waits for this connection's turn."""
         self._greeted = False
+        self.look_s = 0.0
+        """Nothing of this connection or its calls is late before. 0: something has changed, so look again."""
         self._auth: Mapping[str, Iterable[bytes]] | None = None
         self._heads: dict[Fields, Head] = {}
         self._heads_bytes = 0
@@ -735,6 +741,7 @@ class ServerConnection(Connection):
             self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
         self.busy_s = self.heard_s
+        self.look_s = 0.0
         stream = self.streams[stream_id] = ServerStream(self, stream_id, head)
         self.server.calls += 1
         stream.begin()
@@ -762,6 +769,7 @@ class ServerConnection(Connection):
         if stream.stream_id in self.streams:
             self.server.calls -= 1
             self.busy_s = self.heard_s
+            self.look_s = 0.0
             super().forget(stream, peer_knows=peer_knows)
             self._beginning.pop(stream, None)
             stream.drop()
@@ -784,6 +792,55 @@ class ServerConnection(Connection):
                 self.turns.wait_to_begin(self)
             if stream.take_turn():
                 return
+
+    def shut(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
+        super().shut(code, reason)
+        self.look_s = 0.0
+
+    def look_at_peer(self, now_s: float) -> None:
+        """End or ping a connection whose peer is too slow or silent. Sets `look_s`."""
+        limits = self.limits
+        if self.closing_s is not None:
+            self.look_s = self.closing_s + limits.linger_s
+            if now_s > self.look_s:
+                self.cut_off()
+        elif not self.ready:
+            self.look_s = self.opened_s + limits.handshake_s
+            if now_s > self.look_s and not self.waits:
+                self.shut(ErrorCode.SETTINGS_TIMEOUT, "the handshake took too long")
+        elif self.pinged_s is not None:
+            self.look_s = self.pinged_s + limits.dead_s
+            if now_s > self.look_s and not self.waits:
+                self.cut_off()
+        elif not self.streams and limits.idle_s and now_s - self.busy_s > limits.idle_s:
+            self.look_s = now_s
+            if not self.waits:
+                self.shut(ErrorCode.NO_ERROR, "no call for a while")
+        elif now_s - self.heard_s > limits.ask_alive_s:
+            self.ping()
+            self.look_s = now_s + limits.dead_s
+        else:
+            self.look_s = self.heard_s + limits.ask_alive_s
+            if not self.streams and limits.idle_s:
+                self.look_s = min(self.look_s, self.busy_s + limits.idle_s)
+
+    def end_late(self, now_s: float, most: int) -> int:
+        """End at most so many calls whose time is over; returns how many. Brings `look_s` forward to the next one's."""
+        late = 0
+        for stream in list(self.streams.values()):
+            deadline_s, overdue_s = stream.deadline_s, stream.overdue_s(now_s)
+            if deadline_s is not None and now_s > deadline_s:
+                text = "the deadline has passed"
+            elif now_s > overdue_s:
+                text = f"the message did not arrive within {self.limits.message_s:.0f} s"
+            else:
+                self.look_s = min(self.look_s, overdue_s if deadline_s is None else min(overdue_s, deadline_s))
+                continue
+            stream.refuse(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, text))
+            late += 1
+            if late == most:
+                break  # the end of a call asks for another look
+        return late
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         if self._auth is None:
@@ -875,31 +932,10 @@ class Server:
     # -- time
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        now_s, limits, ended = loop.time(), self.limits, 0
-        for connection in list(self.connections):
-            if connection.closing_s is not None:
-                if now_s - connection.closing_s > limits.linger_s:
-                    connection.cut_off()
-            elif not connection.ready:
-                if now_s - connection.opened_s > limits.handshake_s and not connection.waits:
-                    connection.shut(ErrorCode.SETTINGS_TIMEOUT, "the handshake took too long")
-            elif connection.pinged_s is not None:
-                if now_s - connection.pinged_s > limits.dead_s and not connection.waits:
-                    connection.cut_off()
-            elif not connection.streams and limits.idle_s and now_s - connection.busy_s > limits.idle_s:
-                if not connection.waits:
-                    connection.shut(ErrorCode.NO_ERROR, "no call for a while")
-            elif now_s - connection.heard_s > limits.ask_alive_s:
-                connection.ping()
-            for stream in list(connection.streams.values()) if ended < LATE_MAX else ():
-                if stream.deadline_s is not None and now_s > stream.deadline_s:
-                    text = "the deadline has passed"
-                elif stream.overdue(now_s):
-                    text = f"the message did not arrive within {limits.message_s:.0f} s"
-                else:
-                    continue
-                stream.refuse(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, text))
-                ended += 1
-                if ended == LATE_MAX:
-                    break
+        now_s, ended = loop.time(), 0
+        for connection in [connection for connection in self.connections if connection.look_s <= now_s]:
+            connection.look_at_peer(now_s)
+            ended += connection.end_late(now_s, LATE_MAX - ended)
+            if ended == LATE_MAX:
+                break
         self._looking = loop.call_later(LOOK_S if ended < LATE_MAX else SOON_S, self._look, loop)

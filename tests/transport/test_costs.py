@@ -246,7 +246,7 @@ async def looked(server: Server, after_s: float) -> None:
     """Let the server look at its connections as if that much time had passed."""
     loop = asyncio.get_running_loop()
     for connection in server.connections:
-        for name in ("heard_s", "opened_s", "busy_s", "closing_s", "pinged_s"):
+        for name in ("heard_s", "opened_s", "busy_s", "closing_s", "pinged_s", "look_s"):
             at_s = getattr(connection, name)
             if at_s is not None:
                 setattr(connection, name, at_s - after_s)

@@ -397,6 +397,7 @@ async def test_calls_whose_deadlines_pass_together_end_in_pieces() -> None:
         await caller.settled()
         for stream in caller.connection.streams.values():
             stream.deadline_s = 0.0
+        caller.connection.look_s = 0.0
     for left in (servers.LATE_MAX, 0):
         await looked(server, 0)
         assert server.calls == left
