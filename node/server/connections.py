@@ -1,10 +1,10 @@
 """Limits on connections: their number on a port, the choice of surplus ones, and the calls under way of one address.
 
-The transport accepts every connection. The limiter looks at the process's sockets once a second and closes
-surplus ones on a port. It takes them from the address with the most connections: first those that never had a call,
-last the busy ones, and the newest first. Between two looks accepting ends at the limit of descriptors. Descriptors
-above that are reserved for files (storage/descriptors.py), so a burst takes no descriptor from a file. The transport
-closes connections that stay idle or silent (transport/limits.py).
+The transport accepts every connection. The limiter looks at the process's descriptors once a second. If they have
+changed it looks at what each is, and closes surplus connections on a port. It takes them from the address with the most
+connections: first those that never had a call, last the busy ones, and the newest first. Between two looks accepting
+ends at the limit of descriptors. Descriptors above that are reserved for files (storage/descriptors.py), so a burst
+takes no descriptor from a file. The transport closes connections that stay idle or silent (transport/limits.py).
 
 Runs on the loop's thread.
 """
@@ -29,6 +29,8 @@ CONNECTIONS_LEAST = 8
 """Connections allowed on the client port, however few descriptors there are."""
 PEER_CONNECTIONS_MAX = 64
 """Connections on the peers' port; a member needs one, and a second while it copies a checkpoint."""
+LOOKS_ALIKE_MAX = 10
+"""After so many looks at the same descriptors the limiter looks at what each is: a number may have been used again."""
 _DIRECTORY = "/proc/self/fd"
 """The process's descriptors. Read without pathlib, which takes three times as long for thousands of entries."""
 
@@ -47,6 +49,9 @@ class Connection:
 
 def too_many(connections: Iterable[Connection], worth: Callable[[str], int], most: int) -> list[Connection]:
     """The connections to close so that `most` are left; those with the lowest `worth` of their caller first. Pure."""
+    connections = list(connections)
+    if len(connections) <= most:
+        return []
     left: dict[str, list[Connection]] = {}
     for connection in sorted(connections, key=lambda c: (-worth(c.caller), c.number)):
         left.setdefault(connection.host, []).append(connection)
@@ -77,8 +82,12 @@ class ConnectionLimiter:
         """Connections that had a call. The next look removes closed ones."""
         self._users: dict[str, set[str]] = {}
         """Connections over which each user has called. The next look removes closed ones."""
-        self._others: dict[int, int] = {}
-        """Sockets that belong to neither port: descriptor to socket number."""
+        self._known: dict[int, tuple[int, Connection | None]] = {}
+        """Descriptor of a socket -> its number, and the connection if it belongs to one of the ports."""
+        self._names: list[str] = []
+        """Descriptors at the last look that saw what each is, if there was no surplus."""
+        self._alike = 0
+        """Looks since then that found the same."""
         self.open = 0
         """Client connections at the last look."""
         self.most = connections_max
@@ -94,6 +103,10 @@ class ConnectionLimiter:
     def look(self) -> int:
         """Close surplus connections; returns their number."""
         names = self._descriptors.run_briefly(lambda: os.listdir(_DIRECTORY))  # noqa: PTH208
+        self._alike += 1
+        if names == self._names and self._alike < LOOKS_ALIKE_MAX:
+            return 0
+        self._alike = 0
         found = [connection for name in names if (connection := self._connection(int(name))) is not None]
         clients = [connection for connection in found if connection.port == self._client_port]
         peers = [connection for connection in found if connection.port == self._peer_port]
@@ -111,6 +124,7 @@ class ConnectionLimiter:
         for connection in victims:
             self._shut(connection)
         self.shut += len(victims)
+        self._names = [] if victims else names
         return len(victims)
 
     def admit(self, user: str, caller: str, connections_max: int) -> Failure | None:
@@ -133,8 +147,12 @@ class ConnectionLimiter:
         if kind != "socket":
             return None
         place = int(number.rstrip("]"))
-        if self._others.get(descriptor) == place:
-            return None
+        known = self._known.get(descriptor)
+        if known is None or known[0] != place:
+            known = self._known[descriptor] = (place, self._read(descriptor, place))
+        return known[1]
+
+    def _read(self, descriptor: int, place: int) -> Connection | None:
         with contextlib.suppress(OSError):
             borrowed = socket.socket(fileno=descriptor)
             try:
@@ -145,7 +163,6 @@ class ConnectionLimiter:
                         return Connection(descriptor, place, port, host, caller_of((host, from_port)))
             finally:
                 borrowed.detach()
-        self._others[descriptor] = place
         return None
 
     def _shut(self, connection: Connection) -> None:
