@@ -24,7 +24,7 @@ import uvloop
 from tickwheel.node.config import ConfigError, NodeConfig
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.host import CheckpointSource, NodeHost, raft_config
-from tickwheel.node.core.watch.status import node_metrics, node_vitals
+from tickwheel.node.core.watch.status import node_metrics, node_vitals, standing
 from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.logs import logger, set_up_logs
@@ -68,6 +68,8 @@ EXIT_DATA = 3
 EXIT_REMOVED = 4
 EXIT_INTERRUPTED = 130
 HOUSEKEEPING_S = 0.2
+HOUSEKEEPING_NS_MAX = 1_000_000_000
+"""The house is kept this often even if the node stands as before."""
 MINUTE_MS = 60_000
 CONNECTIONS_S = 1.0
 """A connection on the peers' port is closed after this long without a stream; a member always has a stream."""
@@ -452,14 +454,20 @@ class NodeProcess:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def _keep_house(self, host: NodeHost, health: HealthReporter, tls: Certificates) -> None:
-        """A few times a second: update health, log changes and warnings."""
+        """Update health, log changes and warnings: once a second, and soon after the node's standing has changed."""
         watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
+        stands: tuple[object, ...] = ()
+        look_ns = 0
         while True:
+            before, stands, now_ns = stands, standing(host.core), self._clock.monotonic_ns()
+            if stands == before and now_ns < look_ns:
+                await asyncio.sleep(HOUSEKEEPING_S)
+                continue
+            look_ns = now_ns + HOUSEKEEPING_NS_MAX
             status = node_vitals(host.core)
             await health.update(status)
             self._tell_role(host)
             clock = host.core.clock
-            now_ns = self._clock.monotonic_ns()
             lines = watch.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead)
             _say([*lines, *cold.look(now_ns, status), *tls.look(now_ns)])
             core = host.core

@@ -165,8 +165,14 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
     return status
 
 
+def standing(core: NodeCore) -> tuple[object, ...]:
+    """What health follows from: changes when it may have changed. A tenth of the cost of `node_vitals`."""
+    log = core.log.status()
+    return _state(core, log)[0], core.clock.state(), log.role, log.term, log.master_id, log.lease_held, log.halted
+
+
 def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
-    """The status without topics and consumers: cheap enough for the node's own checks several times a second."""
+    """The status without topics and consumers, for the node's own checks."""
     log = core.log.status()
     state, reason = _state(core, log)
     members = {m.node_id: m for m in core.log.members()}
