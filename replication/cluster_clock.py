@@ -52,9 +52,9 @@ CALM_NS = 2_000_000_000
 """A correction is spread over this while the time lies within the agreed interval: it may be noise."""
 QUICK_NS = 200_000_000
 """A correction is spread over this while the time lies outside the agreed interval, if `slew_ppm_max` allows."""
-SYNC_PAUSE_NS = 40 * NS_PER_MS
-"""Least pause between agreements on answers to the 50 ms sync: the two or four answers to one sync make one agreement.
-These answers are samples too, since the master's time matters most."""
+SYNC_PAUSE_NS = 190 * NS_PER_MS
+"""Least pause between agreements on answers to the 50 ms sync: those to four syncs make one agreement. All of them are
+samples, since the master's time matters most."""
 PATIENCE_NS = 200 * NS_PER_MS
 """A member without an answer for the period of questions plus this does not count until its next answer."""
 LEADING_PATIENCE_NS = 250 * NS_PER_MS

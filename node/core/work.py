@@ -34,7 +34,7 @@ MERGE_RETRY_MS = 1_000
 MADE_AT_ONCE_BYTES = 32 << 10
 """Records in memory up to this size wait for no worker, which may be busy with a merge. They take a millisecond to
 decode."""
-PUMP_PERIOD_MS = 20
+PUMP_PERIOD_MS = 100
 """Time alone changes the wheel's wishes only by the slot: without other events the wheel is asked this often."""
 
 T = TypeVar("T")
