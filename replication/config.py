@@ -29,7 +29,8 @@ class RaftConfig:
     """A master tells slaves of a higher commit index after this, unless a message with entries does so earlier. Under
     load such messages come more often, and a separate frame costs a slave a tenth of what an entry costs."""
     stall_ms: int = 150
-    """A longer pause between two ticks is a stall: a new round of answers is needed for the lease."""
+    """A longer pause between two ticks of a master is a stall: a new round of answers is needed for the lease. A slave
+    whose tick comes later than this may have unread frames: it reads them before it asks for an election."""
     batch_bytes_max: int = 1 << 20
     """Bytes of entries in one message; a single entry may be larger."""
     batch_entries_max: int = 1024

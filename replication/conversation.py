@@ -47,6 +47,8 @@ BESIDE = frozenset(
     {"clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer", "founding"}
 )
 """Frames outside the log, for `beside_in`. A higher term in them is obeyed like in any other frame."""
+CLOCK = frozenset({"clock_ask", "clock_answer"})
+"""Those among them about the time: what they change there the node sees by itself."""
 NEVER_NS = 1 << 63
 
 
@@ -293,8 +295,9 @@ class Conversation:
         self.peer(peer_id).last_heard_ns = self._clock.monotonic_ns()
         return True
 
-    def take(self, peer_id: str, frame: PeerFrame) -> None:
-        """Act on a frame that `receive` let through."""
+    def take(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Act on a frame that `receive` let through. False: it repeated what is known, so no tick is needed for it,
+        unless it changed the role."""
         engine = self.engine
         kind = frame.WhichOneof("body")
         if self._storage.failed:
@@ -304,10 +307,10 @@ class Conversation:
                 self._on_append_result(peer_id, frame)
             elif kind == "sync_reply":
                 self._on_sync_reply(peer_id, frame)
-            return
+            return True
         if kind == "request_vote":
             self._on_request_vote(peer_id, frame)
-            return
+            return True
         if kind == "pong":
             self._on_pong(peer_id, frame)
         obeyed = peer_id in self._voters.ids or self._joining
@@ -317,10 +320,10 @@ class Conversation:
                 peer_id, {"type": "request_vote", "term": frame.term, "last_log_index": -1, "last_log_term": -1}
             )
         if kind == "append_entries":
-            self._on_append(peer_id, frame)
-        elif kind == "append_result":
-            self._on_append_result(peer_id, frame)
-        elif kind == "vote":
+            return self._on_append(peer_id, frame)
+        if kind == "append_result":
+            return self._on_append_result(peer_id, frame)
+        if kind == "vote":
             self._on_vote(peer_id, frame)
         elif kind == "ping":
             self._on_ping(peer_id, frame)
@@ -328,16 +331,20 @@ class Conversation:
             self._on_timeout_now(peer_id, frame)
         elif kind == "sync":
             self._on_sync(peer_id, frame)
+            return False
         elif kind == "sync_reply":
             self._on_sync_reply(peer_id, frame)
+            return self._handover.target is not None
         elif kind == "checkpoint_needed" and frame.term == engine.term and engine.leader_id == peer_id:
             self._listener.checkpoint_needed(peer_id, frame.checkpoint_needed.applied_index)
         elif kind in BESIDE:
             answer = self._listener.beside_in(peer_id, frame)
             if answer is not None:
                 self._send(peer_id, answer)
+            return kind not in CLOCK
+        return True
 
-    def _on_append(self, peer_id: str, frame: PeerFrame) -> None:
+    def _on_append(self, peer_id: str, frame: PeerFrame) -> bool:
         engine = self.engine
         append = frame.append_entries
         if frame.term < engine.term:
@@ -347,12 +354,12 @@ class Conversation:
                 PeerFrame(append_result=AppendResult(echo_sent_ns=append.sent_ns)),
                 connection_id=frame.connection_id,
             )
-            return
+            return False
         self.master_commit_index = append.commit_index
         if self._storage.halted:
             self._hears_master(append, self._clock.monotonic_ns())
             engine.deliver(peer_id, {"type": "append_entries", "term": frame.term, "commit_index": engine.commit_index})
-            return
+            return True
         if engine.state == LEADER and frame.term == engine.term:
             raise ImpossibleMessageError(f"{peer_id} leads term {frame.term}, and so do we")
         now_ns = self._clock.monotonic_ns()
@@ -363,7 +370,8 @@ class Conversation:
         self._caught_up.heard(frame.term, append.commit_index)
         if engine.term == frame.term:
             self._caught_up.look(engine.term, engine.applied_index, leads=False)
-        judgement = judge(frame.term, append, self._journal, engine.commit_index, self._guards)
+        commit_index = engine.commit_index
+        judgement = judge(frame.term, append, self._journal, commit_index, self._guards)
         self._owed.keep(frame.term, peer_id)
         self._answering = (peer_id, append.sent_ns, frame.connection_id)
         try:
@@ -379,32 +387,34 @@ class Conversation:
         finally:
             self._answering = None
         self._storage.fsync()
+        return bool(append.entries) or engine.commit_index != commit_index
 
     def _hears_master(self, append: AppendEntries, now_ns: int) -> None:
         self.master_heard_ns, self._master_left = now_ns, False
         self._lease_over_ns = self._config.lease_over_ms(append.lease_ms) * NS_PER_MS
 
-    def _on_append_result(self, peer_id: str, frame: PeerFrame) -> None:
+    def _on_append_result(self, peer_id: str, frame: PeerFrame) -> bool:
         engine = self.engine
         peer = self.peer(peer_id)
         result = frame.append_result
         if engine.state != LEADER:
-            return
+            return False
         fenced = self._guards.answers_fenced
         if fenced and (frame.term != engine.term or frame.connection_id != peer.connection_id):
-            return
+            return False
         now_ns = self._clock.monotonic_ns()
         check_echo(result.echo_sent_ns, now_ns)
         if result.success and result.next_index > self._journal.last_index + 1:
             raise ImplausibleFrameError(
                 f"it acknowledges up to {result.next_index - 1}, the log ends at {self._journal.last_index}"
             )
+        leased = self._lease.until_ns(self._voters.others, now_ns) > now_ns
         if peer_id in self._voters.ids:
             self._lease.note(peer_id, result.echo_sent_ns if self._guards.lease_from_sending else now_ns)
         rewinds = result.reset and result.echo_sent_ns > peer.rewound_ns
         if rewinds:
             peer.rewound_ns = now_ns
-        engine.deliver_answer(
+        news = engine.deliver_answer(
             peer_id,
             {
                 "type": "next_node_idx",
@@ -414,6 +424,7 @@ class Conversation:
             },
             rewinds=rewinds,
         )
+        return news or not leased
 
     # -- elections
 

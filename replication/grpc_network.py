@@ -76,7 +76,9 @@ FETCH_CHECKPOINT = "/tickwheel.v1.Peer/FetchCheckpoint"
 class Inbox(Protocol):
     """The receiver of frames and connection changes: the node's host."""
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None: ...
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Take a frame. False: the node need not be woken for it."""
+        ...
 
     def peer_connected(self, peer_id: str) -> None: ...
 
@@ -424,9 +426,12 @@ class PeerService:
             async for message in request_iterator:
                 if self._removed(peer_id):
                     return  # it calls again, and is told
-                for frame in message.bundle.frames if message.HasField("bundle") else (message,):
-                    self._inbox.receive(peer_id, frame)
-                self._wake()
+                frames = message.bundle.frames if message.HasField("bundle") else (message,)
+                wants_tick = False
+                for frame in frames:
+                    wants_tick |= self._inbox.receive(peer_id, frame)
+                if wants_tick:
+                    self._wake()
         except ImplausibleFrameError as error:
             self._dropped(peer_id, f"its frames cannot be true: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")

@@ -200,8 +200,9 @@ class ReplicatedLog(Protocol):
         """Do the work that is due. Returns the latest monotonic_ns at which the next call is needed."""
         ...
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        """Take a frame from a peer whose identity the transport has checked."""
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Take a frame from a peer whose identity the transport has checked. False: it repeats what is known, and the
+        next `tick` may wait for the time that the last one returned."""
         ...
 
     def peer_connected(self, peer_id: str) -> None: ...

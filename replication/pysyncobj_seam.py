@@ -166,6 +166,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._postponed_s = 0.0
         """Until when `postpone_election` has put off elections."""
         self._nodes: dict[str, PeerNode] = {}
+        """One object for each id: pysyncobj's dictionaries then find a peer without comparing names."""
         self._followers_now: list[Node] | None = None
         """Sorted; None after any change of members or connections."""
         self.view = JournalView(
@@ -193,8 +194,8 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._SyncObj__newAppendEntriesTime = 0.0
         with entered(self):
             super().__init__(
-                PeerNode(node_id),
-                [PeerNode(peer) for peer in sorted(voters) if peer != node_id],
+                self._node(node_id),
+                [self._node(peer) for peer in sorted(voters) if peer != node_id],
                 conf,
                 nodeClass=PeerNode,
                 transportClass=_HostTransport,
@@ -334,21 +335,23 @@ class Engine(SyncObj):  # type: ignore[misc]
         with entered(self):
             self._SyncObj__onMessageReceived(self._node(peer_id), message)
 
-    def deliver_answer(self, peer_id: str, message: Message, *, rewinds: bool) -> None:
-        """Give pysyncobj a slave's answer. The slave's next index moves back only if `rewinds`."""
+    def deliver_answer(self, peer_id: str, message: Message, *, rewinds: bool) -> bool:
+        """Give pysyncobj a slave's answer. The slave's next index moves back only if `rewinds`. Returns whether the
+        answer said anything new."""
         peer = self._node(peer_id)
-        following = self._SyncObj__raftNextIndex
+        following, matching = self._SyncObj__raftNextIndex, self._SyncObj__raftMatchIndex
         if self.state != LEADER or peer not in following:
-            return
-        before = following[peer]
+            return False
+        before, matched = following[peer], matching[peer]
         self.deliver(peer_id, message)
         if peer not in following:
-            return
+            return True
         if rewinds and message["reset"]:
             self._feed.restart(peer_id)
         elif self.guards.resets_fenced:
             following[peer] = max(before, following[peer])
-        self._feed.acknowledged(peer_id, self._SyncObj__raftMatchIndex[peer])
+        self._feed.acknowledged(peer_id, matching[peer])
+        return bool(rewinds or following[peer] != before or matching[peer] != matched)
 
     def append(self, entry: bytes) -> int:
         """Append an entry as master; returns its index. Raises the errors of `Journal.append`."""
@@ -400,7 +403,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     def set_voters(self, voters: Sequence[str]) -> None:
         """Set the voters, as the log lists them. A connected peer that is no voter still gets the log, as a learner."""
         self._followers_now = None
-        wanted = {PeerNode(peer) for peer in voters if peer != self.node_id}
+        wanted = {self._node(peer) for peer in voters if peer != self.node_id}
         others, learners = self._SyncObj__otherNodes, self._SyncObj__readonlyNodes
         for peer in sorted(others - wanted, key=str):
             others.discard(peer)

@@ -124,7 +124,7 @@ class RaftLog:
         self._stirred = True
         """Whether the log's input or state has changed since the last tick, so that the next tick must do its work."""
         self._quiet_until_ns = 0
-        """While `_stirred` is false, a tick before this monotonic_ns has nothing to do."""
+        """When the next tick is due. While `_stirred` is false, a tick before this monotonic_ns has nothing to do."""
 
     # -- life
 
@@ -132,7 +132,7 @@ class RaftLog:
         now_ns = self._clock.monotonic_ns()
         self._running = True
         self._stirred = True
-        self._peers.started_ns = self._last_tick_ns = now_ns
+        self._peers.started_ns = self._last_tick_ns = self._quiet_until_ns = now_ns
         self._roster.announce(self._engine.applied_index)
 
     def stop(self) -> None:
@@ -173,10 +173,11 @@ class RaftLog:
         now_ns = self._clock.monotonic_ns()
         if not self._running:
             return now_ns + IDLE_NS_MAX
-        if now_ns - self._last_tick_ns > self._config.stall_ms * NS_PER_MS:
+        stall_ns = self._config.stall_ms * NS_PER_MS
+        if now_ns - self._last_tick_ns > stall_ns:
             self._lease.invalidate(now_ns)
-            if self._guards.input_drained_first:
-                self._engine.postpone_election(now_ns + self._config.campaign_round_ms * NS_PER_MS)
+        if now_ns - self._quiet_until_ns > stall_ns and self._guards.input_drained_first:
+            self._engine.postpone_election(now_ns + self._config.campaign_round_ms * NS_PER_MS)
         self._last_tick_ns = now_ns
         if not self._stirred and now_ns < self._quiet_until_ns:
             return self._quiet_until_ns
@@ -221,11 +222,12 @@ class RaftLog:
             until_ns = min(until_ns, handover_ns)
         return max(until_ns, now_ns + TICK_NS_MIN)
 
-    def _tell_role(self) -> None:
+    def _tell_role(self) -> bool:
+        """Tell the node of a change of its role, term or master. Returns whether there was one."""
         engine = self._engine
         now = (engine.state, engine.term, engine.leader_id)
         if now == self._told:
-            return
+            return False
         was_leader = self._told[0] == LEADER and (now[0] != LEADER or now[1] != self._told[1])
         self._told = now
         if was_leader:
@@ -234,6 +236,7 @@ class RaftLog:
         self._peers.term_changed()
         if self._running:
             self._listener.role_changed(self.status())
+        return True
 
     def _fail_proposals(self) -> None:
         self._proposals.fail(
@@ -321,14 +324,18 @@ class RaftLog:
         self._stirred = True
         self._peers.disconnected(peer_id)
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         if not self._running or not self._peers.receive(peer_id, frame):
-            return
-        self._stirred = True
+            return False
+        wants_tick: bool | None = True
         try:
-            self.run_checked(self._peers.take, peer_id, frame)
+            wants_tick = self.run_checked(self._peers.take, peer_id, frame)
         finally:
-            self._tell_role()
+            changed = self._tell_role()
+        if wants_tick is False and not changed:
+            return False
+        self._stirred = True
+        return True
 
     def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
         return self._running and self._peers.send_beside(peer_id, frame)

@@ -275,8 +275,8 @@ class CoreProcess:
     def tick(self) -> int:
         return self.host.tick()
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        self.watch.received(raft_of(self.host.core), peer_id, frame, self.host.receive)
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        return self.watch.received(raft_of(self.host.core), peer_id, frame, self.host.receive)
 
     def peer_connected(self, peer_id: str) -> None:
         self.host.peer_connected(peer_id)

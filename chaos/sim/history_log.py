@@ -65,8 +65,8 @@ class SentAgain(Record):
 
 @dataclass(slots=True)
 class AskedUnread(OfBoot):
-    """A node asks for an election after a stall while input waits for it unread. A shorter pause counts as none: there
-    the server's loop reads first (node/server/driver.py), which a simulated machine does not have."""
+    """A node asks for an election when its timer comes too late and input waits for it unread. A smaller delay counts
+    as none: there the server's loop reads first (node/server/driver.py), which a simulated machine does not have."""
 
     waiting: int
 

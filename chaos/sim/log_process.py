@@ -102,8 +102,8 @@ class LogProcess:
             self._checkpoint()
         return wanted_ns
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        self.watch.received(self.log, peer_id, frame, self.log.receive)
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        return self.watch.received(self.log, peer_id, frame, self.log.receive)
 
     def peer_connected(self, peer_id: str) -> None:
         self.log.peer_connected(peer_id)

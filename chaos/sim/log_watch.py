@@ -185,9 +185,14 @@ class LogWatch:
 
     # -- frames
 
-    def received(self, log: RaftLog, peer_id: str, frame: PeerFrame, hand_on: Callable[[str, PeerFrame], None]) -> None:
-        """A frame comes in; `hand_on` gives it to the node."""
-        hand_on(peer_id, frame)
+    def received(self, log: RaftLog, peer_id: str, frame: PeerFrame, hand_on: Callable[[str, PeerFrame], bool]) -> bool:
+        """A frame comes in; `hand_on` gives it to the node. Returns what that returns."""
+        wants_tick = hand_on(peer_id, frame)
+        self._look_at(log, peer_id, frame)
+        return wants_tick
+
+    def _look_at(self, log: RaftLog, peer_id: str, frame: PeerFrame) -> None:
+        """What a frame that has just been taken shows of the node."""
         machine, peers, engine = self._machine, log.peers, log.engine
         now_ns = machine.clock.monotonic_ns()
         known = peers.peers.get(peer_id)
@@ -218,6 +223,6 @@ class LogWatch:
             if first <= highest:
                 self._add(SentAgain(self._now_ns, self._machine.name, peer_id, first, highest))
             self._sent[peer_id] = (sent_on, max(highest, entries[-1].index))
-        elif frame.HasField("ping") and self._machine.unread and self._machine.away_ns > self._stall_ns:
+        elif frame.HasField("ping") and self._machine.unread and self._machine.late_ns > self._stall_ns:
             machine = self._machine
             self._add(AskedUnread(self._now_ns, machine.name, machine.boot, machine.unread))

@@ -43,7 +43,9 @@ class Process(Callee, Protocol):
         """Work; returns the machine's monotonic_ns of the next call at the latest."""
         ...
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None: ...
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Take a frame. False: the next `tick` may wait for the time that the last one returned."""
+        ...
 
     def peer_connected(self, peer_id: str) -> None: ...
 
@@ -105,9 +107,10 @@ class Machine:
         """Number of power losses in the middle of a write."""
         self.unread = 0
         """Inputs that the turn being taken leaves for the next."""
-        self.away_ns = 0
-        """Between the turn being taken and the one before it."""
-        self._turned_ns = 0
+        self.late_ns = 0
+        """How much later than wanted the tick of the turn being taken comes; 0 or less: it is not late."""
+        self._wanted_ns = 0
+        """The machine's monotonic_ns at which the process wants its next tick."""
         self.last_syncs: dict[str, int] = {}
         """When the newest sync left, by slave."""
         self.syncs_sent: dict[tuple[str, int], tuple[int, int]] = {}
@@ -154,6 +157,7 @@ class Machine:
         self.fatal_reason = None
         self._inbox.clear()
         self._wake_ns = 0
+        self._wanted_ns = self.clock.monotonic_ns()
         self.executor = SimulatedExecutor(self.world, self, self.world.stream(f"executor/{self.name}/{self.boot}"))
         self.network = NetworkPort(self.fabric, self.name)
         self.history.add(Booted(self.world.now_ns, self.name, self.boot))
@@ -270,9 +274,8 @@ class Machine:
         if self.process is not None:
             self.deliver(self.process.peer_disconnected, peer)
 
-    def _receive(self, peer: str, data: bytes) -> None:
-        if self.process is not None:
-            self.process.receive(peer, PeerFrame.FromString(data))
+    def _receive(self, peer: str, data: bytes) -> bool:
+        return self.process is not None and self.process.receive(peer, PeerFrame.FromString(data))
 
     # -- turns
 
@@ -297,16 +300,18 @@ class Machine:
             read = self._thaw_rng.randint(0, len(inbox))
             inbox, self._inbox = inbox[:read], inbox[read:]
         self.unread = len(self._inbox)
-        self.away_ns, self._turned_ns = self.world.now_ns - self._turned_ns, self.world.now_ns
         self.turns += 1
+        woken = not inbox
         if len(inbox) > self.inbox_most:
             self.inbox_most = len(inbox)
         try:
             for function, args in inbox:
-                function(*args)
+                woken |= bool(function(*args)) or function != self._receive
                 if self.fatal_reason is not None:
                     break
-            wanted_ns = process.tick() if self.fatal_reason is None else 0
+            self.late_ns = self.clock.monotonic_ns() - self._wanted_ns
+            if self.fatal_reason is None and (woken or self.late_ns >= 0):
+                self._wanted_ns = process.tick()
         except PowerLost:
             self.power_lost()
             return
@@ -321,7 +326,7 @@ class Machine:
         process.observe()
         now_ns = self.world.now_ns
         self._busy_until_ns = now_ns + self.turn_ns + INPUT_NS * len(inbox)
-        sleep_ns = self.clock.true_ns(wanted_ns) - now_ns
+        sleep_ns = self.clock.true_ns(self._wanted_ns) - now_ns
         if self._inbox:
             self._wake(self._busy_until_ns)
         else:

@@ -5,7 +5,7 @@ requests to the parts, `tick`), output leaves through the ports. The server proc
 class. The log reports to the core through `CoreListener`.
 
 Every callback given to a method is called exactly once, on the thread that drives the core. The driver
-calls `tick` after any input, and no later than the time that the last `tick` returned.
+calls `tick` after any input, unless `receive` returned False, and no later than the time that the last `tick` returned.
 """
 
 from __future__ import annotations
@@ -222,9 +222,12 @@ class NodeCore:
 
     # -- peers
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        """Take a frame from a peer. The caller has checked the peer's identity."""
-        self.log.receive(peer_id, frame)
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Take a frame from a peer. The caller has checked the peer's identity. False: the next `tick` may wait for the
+        time that the last one returned."""
+        waits_for_time = not self.clock.may_dispatch()
+        stirred = self.log.receive(peer_id, frame)
+        return stirred or waits_for_time or bool(self.serving.stuck)
 
     def peer_connected(self, peer_id: str) -> None:
         """The connection to a peer is open."""

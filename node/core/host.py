@@ -185,10 +185,10 @@ class NodeHost:
         self._tidy()
         return self.core.serving.attempt("a tick", 0, self.core.tick)
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         """As `NodeCore.receive`."""
         core = self.core
-        core.serving.attempt("a peer's frame", None, core.receive, peer_id, frame)
+        return core.serving.attempt("a peer's frame", True, core.receive, peer_id, frame)
 
     def peer_connected(self, peer_id: str) -> None:
         """As `NodeCore.peer_connected`."""

@@ -22,13 +22,14 @@ class StrictInbox:
         self._inbox = inbox
         self._failed = failed
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         try:
-            self._inbox.receive(peer_id, frame)
+            return self._inbox.receive(peer_id, frame)
         except ImplausibleFrameError:
             raise  # the frame had no effect: the caller drops its link
         except Exception as error:
             self._failed(error)
+            return True
 
     def peer_connected(self, peer_id: str) -> None:
         try:

@@ -48,8 +48,9 @@ class Greeter:
         assert error is None and result == 1
         self.works += 1
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         self.heard[peer_id].append(frame.sequence)
+        return True
 
     def peer_connected(self, peer_id: str) -> None:
         self.up.add(peer_id)

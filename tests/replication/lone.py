@@ -67,14 +67,14 @@ class Peer:
         self.lease_ms = lone.config.lease_ms
         """What this peer tells as master; 0, as in the version before: nothing."""
 
-    def send(self, frame: PeerFrame, term: int, connection_id: int | None = None) -> None:
-        """A frame of this peer arrives."""
+    def send(self, frame: PeerFrame, term: int, connection_id: int | None = None) -> bool:
+        """A frame of this peer arrives. Returns whether it wants a tick."""
         connection_id = self.connection_id if connection_id is None else connection_id
-        self._lone.log.receive(self.name, self.envelope.seal(frame, self._lone.name, term, connection_id))
+        return self._lone.log.receive(self.name, self.envelope.seal(frame, self._lone.name, term, connection_id))
 
     def append(
         self, term: int, previous: tuple[int, int], entries: Sequence[tuple[int, int, bytes]], commit: int = 0
-    ) -> None:
+    ) -> bool:
         """append_entries behind `previous` (index, term); entries are (index, term, command)."""
         body = AppendEntries(
             commit_index=commit,
@@ -84,7 +84,7 @@ class Peer:
             sent_ns=self._lone.clock.now_ns,
             lease_ms=self.lease_ms,
         )
-        self.send(PeerFrame(append_entries=body), term)
+        return self.send(PeerFrame(append_entries=body), term)
 
     def heartbeat(self, term: int, commit: int) -> None:
         """append_entries that verifies nothing."""
@@ -93,11 +93,11 @@ class Peer:
 
     def answer(
         self, term: int, next_index: int, *, success: bool = True, reset: bool = False, echo_ns: int | None = None
-    ) -> None:
+    ) -> bool:
         """append_result on the connection by which the log last spoke to this peer."""
         echo_ns = self._lone.clock.now_ns if echo_ns is None else echo_ns
         result = AppendResult(next_index=next_index, success=success, reset=reset, echo_sent_ns=echo_ns)
-        self.send(PeerFrame(append_result=result), term, self._lone.connection_of(self.name))
+        return self.send(PeerFrame(append_result=result), term, self._lone.connection_of(self.name))
 
     def ask_for_vote(self, term: int, last: tuple[int, int] = (1_000, 1_000), *, transfer: bool = False) -> None:
         """request_vote with the end of the peer's log as (index, term)."""

@@ -136,7 +136,7 @@ class MemoryLog:
             cluster.elect(self._transfer[0])
         return IDLE_NS
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         """Always raises: logs in memory exchange no frames."""
         raise AssertionError(f"a frame from {peer_id} at a log that sends none")
 

@@ -21,7 +21,8 @@ class Told:
     def __init__(self) -> None:
         self.events: asyncio.Queue[str] = asyncio.Queue()
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None: ...
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        return False
 
     def peer_connected(self, peer_id: str) -> None:
         self.events.put_nowait(f"{peer_id} is there")

@@ -35,8 +35,9 @@ class Faulty:
         if where == self._where:
             raise KeyError(where)
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         self._at("receive")
+        return True
 
     def peer_connected(self, peer_id: str) -> None:
         self._at("peer_connected")
@@ -147,7 +148,7 @@ async def test_an_error_over_a_connection_ends_the_node(where: str) -> None:
 class Disbelieving:
     """A node to which a peer says what cannot be true."""
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         raise ImplausibleFrameError("term 2^64-1")
 
     def peer_connected(self, peer_id: str) -> None: ...
@@ -176,7 +177,8 @@ class Reached:
     def __init__(self) -> None:
         self.by: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> None: ...
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        return False
 
     def peer_connected(self, peer_id: str) -> None:
         self.by.set_result(peer_id)

@@ -139,7 +139,7 @@ def test_two_losses_of_the_master_repeat_nothing_that_was_delivered_ahead() -> N
     # The slave hears the syncs and no entry: the dispatch is lost with the master.
     receive = second.host.receive
     second.host.receive = lambda peer_id, frame: (  # type: ignore[method-assign]
-        None if frame.HasField("append_entries") else receive(peer_id, frame)
+        not frame.HasField("append_entries") and receive(peer_id, frame)
     )
     world.run(160)
     assert len(client.got) == 40
