@@ -473,20 +473,29 @@ class Channel:
 
     def earliest_ms(self) -> int | None:
         """When the first prefetched message may leave; None if no message that was read is waiting."""
+        due_ms = self._first_due_ms()
+        return None if due_ms is None else max(due_ms, self.pace.until_ms)
+
+    def _first_due_ms(self) -> int | None:
+        """As `earliest_ms`, whatever the pace."""
         for queue in (self._urgent, self._prefetched):
             if queue and queue[0].records is not None:
                 head = queue[0]
                 if not self._checked_of(head):
                     continue  # the filter sweep wakes the group when it has checked more
-                return max(int(head.due_ms[head.taken]), self.hold_until_ms, self.pace.until_ms)
+                return max(int(head.due_ms[head.taken]), self.hold_until_ms)
         return None
 
-    def rests_until_ms(self, ready_count: int) -> int | None:
+    def rests_until_ms(self, ready_count: int, full: int) -> int | None:
         """When the first prefetched message may leave, if all that is ready has been claimed and read: until then only
-        a dispatch, a return or a change of the group gives the channel work. None: it has some now."""
+        a dispatch, a return or a change of the group gives the channel work. None: it has some now. A batch of `full`
+        messages does not wait for the pace."""
         if self.next_position < ready_count or self._fetching or self._parked or self._unread:
             return None
-        return None if self.subscription.returned_count else self.earliest_ms()
+        if self.subscription.returned_count:
+            return None
+        due_ms = self._first_due_ms()
+        return due_ms if due_ms is None or self._prefetched_count >= full else max(due_ms, self.pace.until_ms)
 
     def _checked_of(self, prefetched: Prefetched) -> int:
         """How many of the next messages the group's current filter has checked. The filter may have changed after they

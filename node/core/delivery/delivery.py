@@ -611,13 +611,14 @@ class Delivery(Part):
                 return True
             self._handing.flush()
         waits = False
+        full = min((min(s.credits, s.batch_messages_max) for s in sessions if s.credits), default=0)
         work = self._work.get(group_id, {})
         for channel, _ in served:
             topic_id = channel.key[1]
             ready_count = state.ready_count(topic_id)
             if not channel.has_work(ready_count):
                 work.pop(topic_id, None)
-            elif (until_ms := channel.rests_until_ms(ready_count)) is not None and until_ms > now_ms:
+            elif (until_ms := channel.rests_until_ms(ready_count, full)) is not None and until_ms > now_ms:
                 work.pop(topic_id, None)
                 heapq.heappush(self._resting, (until_ms, group_id, topic_id))
             else:

@@ -209,7 +209,7 @@ class FifoChannel(Channel):
             return self.hold_until_ms
         return max(self._paused[0][0], self.hold_until_ms) if self._paused else None
 
-    def rests_until_ms(self, ready_count: int) -> int | None:
+    def rests_until_ms(self, ready_count: int, full: int) -> int | None:
         """Always None: a settlement or the end of a pause may free a lane at any time."""
         return None
 
