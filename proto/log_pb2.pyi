@@ -470,21 +470,25 @@ class ReplayDead(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
+    MARKED_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     numbers: _builtins.bytes
     """uint64[n] numbers, rising. Bounded by the master; what is beyond the bytes that one entry may copy stays."""
     due_ms: _builtins.int
     """When they are due, stamped by the master."""
+    marked: _builtins.bool
+    """They are marked as replayed, so that they hold no unique key."""
     def __init__(
         self,
         *,
         group_id: _builtins.int = ...,
         numbers: _builtins.bytes = ...,
         due_ms: _builtins.int = ...,
+        marked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "group_id", b"group_id", "numbers", b"numbers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "group_id", b"group_id", "marked", b"marked", "numbers", b"numbers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -531,6 +535,7 @@ class Filtered(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    ENDS_PAUSES_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     topic_id: _builtins.int
     filter: _builtins.str
@@ -538,6 +543,8 @@ class Filtered(_message.Message):
     first: _builtins.int
     runs: _builtins.bytes
     """uint32 lengths of runs: skipped, wanted, skipped, ...; the first may be 0."""
+    ends_pauses: _builtins.bool
+    """In a FIFO topic the pauses of settled messages end."""
     def __init__(
         self,
         *,
@@ -546,10 +553,11 @@ class Filtered(_message.Message):
         filter: _builtins.str = ...,
         first: _builtins.int = ...,
         runs: _builtins.bytes = ...,
+        ends_pauses: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "first", b"first", "group_id", b"group_id", "runs", b"runs", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_pauses", b"ends_pauses", "filter", b"filter", "first", b"first", "group_id", b"group_id", "runs", b"runs", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,6 +48,7 @@ class StateSnapshot(_message.Message):
     SCHEMA_FIELD_NUMBER: _builtins.int
     SWEEPS_FIELD_NUMBER: _builtins.int
     LOADS_FIELD_NUMBER: _builtins.int
+    MARKS_REPLAYS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     applied_index: _builtins.int
     applied_term: _builtins.int
@@ -62,6 +63,8 @@ class StateSnapshot(_message.Message):
     """File with StateWindows."""
     schema: _builtins.int
     """As LogEntry.schema, for checkpoints."""
+    marks_replays: _builtins.bool
+    """The log has a ReplayDead that marks."""
     @_builtins.property
     def settings(self) -> _admin_pb2.Settings: ...
     @_builtins.property
@@ -103,10 +106,11 @@ class StateSnapshot(_message.Message):
         schema: _builtins.int = ...,
         sweeps: _abc.Iterable[_scheduler_pb2.Sweep] | None = ...,
         loads: _abc.Iterable[Global___LoadSnapshot] | None = ...,
+        marks_replays: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "applied_term", b"applied_term", "cluster_id", b"cluster_id", "format_version", b"format_version", "groups", b"groups", "hour_min_kept", b"hour_min_kept", "last_group_id", b"last_group_id", "last_topic_id", b"last_topic_id", "lead_term", b"lead_term", "loads", b"loads", "members", b"members", "removed_ids", b"removed_ids", "schema", b"schema", "settings", b"settings", "sweeps", b"sweeps", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "windows_path", b"windows_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "applied_term", b"applied_term", "cluster_id", b"cluster_id", "format_version", b"format_version", "groups", b"groups", "hour_min_kept", b"hour_min_kept", "last_group_id", b"last_group_id", "last_topic_id", b"last_topic_id", "lead_term", b"lead_term", "loads", b"loads", "marks_replays", b"marks_replays", "members", b"members", "removed_ids", b"removed_ids", "schema", b"schema", "settings", b"settings", "sweeps", b"sweeps", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "windows_path", b"windows_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

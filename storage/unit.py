@@ -42,4 +42,6 @@ ONE_TAG = 1
 LACKING = 2
 """In `flags`: this node copied the message from a record that it could not read, so its own record has the right size
 and no content. Not part of the state: other nodes lack other records, or none."""
+REPLAYED = 4
+"""In `flags`: a replayed dead letter, or a retry of one. It holds no unique key."""
 assert UNIT.itemsize == UNIT_BYTES

@@ -11,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.storage.unit import HOUR_MS, LACKING, NO_INDEX, ONE_TAG, UNIT, UNIT_BYTES
+from tickwheel.storage.unit import HOUR_MS, LACKING, NO_INDEX, ONE_TAG, REPLAYED, UNIT, UNIT_BYTES
 
 __all__ = [
     "HOUR_MS",
     "LACKING",
     "NO_INDEX",
     "ONE_TAG",
+    "REPLAYED",
     "UNIT",
     "UNIT_BYTES",
     "CursorKey",

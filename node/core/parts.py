@@ -117,7 +117,7 @@ class Parts:
             lambda unread: self.record_repair.add(unread),
         )
         self.filter_skips = FilterSkips(
-            core.state, core.proposer, core.background, self.delivery.wake_group, core.fatal
+            core.state, core.proposer, core.background, self.delivery.wake_group, core.fatal, self._all_understand
         )
         self.retention = Retention(core)
 
@@ -161,7 +161,7 @@ class Parts:
         self.by_key = KeyRequests(core, self.requests, self.senders)
         self.staging = StagedWrites(core, self.publisher, self.flow, self.disk_room, self.requests)
         self.consumers = ConsumerRequests(core, self.delivery, self.requests)
-        self.dead = DeadRequests(core)
+        self.dead = DeadRequests(core, self._all_understand)
         self.pins = PendingPins(core)
         self.settled_pins = SettledPins(core)
         self.digests = Digests(core)

@@ -18,7 +18,7 @@ from tickwheel.node.state.results import DeadResult, Refused
 from tickwheel.node.state.retrying import COPIES_MAX, COPY_BYTES_MAX, Retrying
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, PurgeDead, ReplayDead
-from tickwheel.wheel.units import LACKING, UNIT, Units
+from tickwheel.wheel.units import LACKING, REPLAYED, UNIT, Units
 
 
 class Burial:
@@ -31,6 +31,7 @@ class Burial:
         group = self._group(command.group_id, command.numbers)
         if isinstance(group, Refused):
             return group
+        self._state.marks_replays |= command.marked
         if not 0 <= command.due_ms <= DUE_MS_MAX:
             return Refused(invalid("due_ms", command.due_ms, f"0 to {DUE_MS_MAX}").failure)
         numbers: list[int] = []
@@ -57,6 +58,8 @@ class Burial:
         if numbers:
             units = _units_of(np.array(rows, LETTER), group)
             units["flags"] |= np.array([LACKING * group.dead.lacks(number) for number in numbers], np.uint8)
+            if command.marked:
+                units["flags"] |= REPLAYED
             self._retrying.revive(group, units, records, command.due_ms)
             group.dead.remove(numbers)
         return DeadResult(len(numbers), missing, kept, taken)

@@ -51,6 +51,8 @@ class ClusterState:
     unsettled_removed: int = 0
     """Messages removed by retention or a deletion that a group had not settled (once per group), or removed by
     retention in a topic that never had a group; and removed dead letters."""
+    marks_replays: bool = False
+    """The log has marked replayed dead letters (burial.py)."""
     doomed: list[str] = field(default_factory=list)
     staging: Staging = field(init=False)
 

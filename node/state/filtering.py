@@ -101,4 +101,7 @@ def apply(group: Group | None, subscription: Subscription | None, command: Filte
     ):
         return FilteredResult()
     wanted = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-    return FilteredResult(total, subscription.check(command.first, wanted))
+    skipped = subscription.check(command.first, wanted)
+    if command.ends_pauses:
+        subscription.end_pauses()
+    return FilteredResult(total, skipped)

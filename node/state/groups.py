@@ -22,8 +22,16 @@ from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import admin_pb2
 from tickwheel.wheel.units import CursorKey, Ids, find_ids
 
-WAITING = np.dtype([("origin", "<u8"), ("id", "<u8"), ("due_ms", "<i8"), ("topic_id", "<u4"), ("attempts", "<u4")])
-"""A row; `attempts`: deliveries so far."""
+WAITING = np.dtype(
+    [
+        ("origin", "<u8"),
+        ("id", "<u8"),
+        ("due_ms", "<i8"),
+        ("topic_id", "<u4"),
+        ("attempts", "<u2"),  # deliveries so far
+        ("replayed", "<u2"),  # 1: it was a dead letter
+    ]
+)
 WAITING_ROWS_LEAST = 256
 WAITING_ROWS_MAX = 1 << 20
 Rows = NDArray[Any]
@@ -83,8 +91,9 @@ class WaitingRetries:
         return int(row["id"]), int(row["due_ms"]), int(row["attempts"])
 
     def waits(self, origins: Ids, cursor: CursorKey) -> NDArray[np.bool_]:
-        """Which messages wait for a retry. `origins` rise, each once."""
+        """Which messages wait for a retry; replayed dead letters do not count. `origins` rise, each once."""
         rows = self._rows[: self._count]
+        rows = rows[rows["replayed"] == 0]
         places, of = find_ids(rows["origin"], origins)
         newest = np.full(len(origins), -1, np.int64)
         np.maximum.at(newest, of, places)

@@ -35,7 +35,7 @@ from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import Attempts, Found, Places, Subscription
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SETTLE_RETRY, SettleColumns
-from tickwheel.wheel.units import LACKING, CursorKey, Ids, Units, find_ids, ids_of, picked
+from tickwheel.wheel.units import LACKING, REPLAYED, CursorKey, Ids, Units, find_ids, ids_of, picked
 
 COPIES_MAX = 128
 """Messages that one command copies: about 3 ms of reads, if each lies in another place and the system has it in
@@ -287,6 +287,7 @@ class Retrying:
         rows = np.zeros(len(copies), WAITING)
         rows["origin"], rows["id"], rows["due_ms"] = origins_of(copies), ids, copies["due_ms"]
         rows["topic_id"], rows["attempts"] = copies["topic_id"], copies["attempts"]
+        rows["replayed"] = copies["flags"] & REPLAYED != 0
         group.waiting.add(rows, self._wheel.cursor)
 
 

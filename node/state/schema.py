@@ -67,7 +67,9 @@ TOPIC_DEAD_LEVEL = 4
 """Deletions of topics that take the topic's dead letters along."""
 PRODUCER_SHARES_LEVEL = 5
 """Producers are forgotten by the shares of their owners."""
-LOG_LEVEL = PRODUCER_SHARES_LEVEL
+REPLAYS_LEVEL = 6
+"""Replayed dead letters hold no unique key; a filter ends the pauses of the messages that it skips."""
+LOG_LEVEL = REPLAYS_LEVEL
 """What this version reads."""
 
 _TAIL = bytes([LogEntry.DESCRIPTOR.fields_by_name["schema"].number << 3 | 5]) + ENTRY_SCHEMA.to_bytes(4, "little")

@@ -306,6 +306,7 @@ def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None
         sweeps=state.sweeps.dump(),
         windows_path=path,
         loads=state.loads.messages(),
+        marks_replays=state.marks_replays,
     )
     held = _Sequences()
     for number, topic in enumerate(state.topics, 1):
@@ -443,6 +444,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     state.hour_min_kept = snapshot.hour_min_kept
     state.sweeps.load(snapshot.sweeps)
     state.unsettled_removed = snapshot.unsettled_removed
+    state.marks_replays = snapshot.marks_replays
     state.loads.restore(list(snapshot.loads))
     for message in snapshot.topics:
         state.topics.add(_restore_topic(state, message))

@@ -313,13 +313,13 @@ class Subscription:
         return max(self._ready.first_retained, self.floor)
 
     def retries_open(self, ids: Ids) -> NDArray[np.bool_]:
-        """Of which messages a dispatched retry is unsettled, as far as it is among the topic's last HOLDS_ROWS. `ids`:
-        those under which they were first scheduled, rising, each once."""
+        """Of which messages a dispatched retry is unsettled, as far as it is among the topic's last HOLDS_ROWS.
+        Replayed dead letters do not count. `ids`: those under which they were first scheduled, rising, each once."""
         found = np.zeros(len(ids), np.bool_)
         if self._ready.targets.last_position >= self.first_open:
             retries = self.newest_targets(HOLDS_ROWS)
             own = (retries["group"] == self.group_id) & (retries["position"] >= np.uint64(self.first_open))
-            retries = retries[own]
+            retries = retries[own & (retries["replayed"] == 0)]
             places, rows = find_ids(retries["origin"], ids)
             found[rows[self._window.at(retries["position"][places].astype(np.int64)) > 0]] = True
         return found
@@ -402,6 +402,13 @@ class Subscription:
         skipped."""
         self.checked = first + len(wanted)
         return 0 if wanted.all() else self._window.settle_unwanted(first, wanted)
+
+    def end_pauses(self) -> None:
+        """Forget the pauses of settled positions, which a filter leaves behind."""
+        if self.pauses:
+            places = np.fromiter(self.pauses, np.int64, len(self.pauses))
+            for place in places[self._window.at(places) == 0].tolist():
+                del self.pauses[place]
 
     def skip_foreign(self) -> None:
         """Step the floor over positions for other groups, which may have been added."""

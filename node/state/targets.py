@@ -1,8 +1,8 @@
 """Positions of a ready queue that are for one group alone: its retries and replayed dead letters.
 
-Owns, for each such position, the group, the id under which the message was first scheduled, and how often it was
-delivered before. Rows lie in files (a Sequence), so that their number costs no memory. Rows around a position are found
-by bisection, through a few cached blocks.
+Owns, for each such position, the group, the id under which the message was first scheduled, how often it was delivered
+before, and whether it was a dead letter. Rows lie in files (a Sequence), so that their number costs no memory. Rows
+around a position are found by bisection, through a few cached blocks.
 
 Invariants: positions rise; a position without a row is for every group. Topics without retries never look further than
 `last_position`. Called by the ready queue.
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.state.sequence import Sequence
-from tickwheel.wheel.units import Ids, Units
+from tickwheel.wheel.units import REPLAYED, Ids, Units
 
-TARGET = np.dtype([("position", "<u8"), ("origin", "<u8"), ("group", "<u4"), ("attempts", "<u4")])
+TARGET = np.dtype([("position", "<u8"), ("origin", "<u8"), ("group", "<u4"), ("attempts", "<u2"), ("replayed", "<u2")])
 Rows = NDArray[Any]
 """Array of TARGET."""
 
@@ -49,6 +49,7 @@ class Targets:
         rows = np.empty(len(units), TARGET)
         rows["position"], rows["origin"] = positions, origins_of(units)
         rows["group"], rows["attempts"] = units["target_group"], units["attempts"]
+        rows["replayed"] = units["flags"] & REPLAYED != 0
         self.rows.append(rows)
         self.last_position = int(positions[-1])
 

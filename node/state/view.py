@@ -97,6 +97,11 @@ class StateView:
         return self._state.producers.stated
 
     @property
+    def marks_replays(self) -> bool:
+        """Whether the log already marks replayed dead letters."""
+        return self._state.marks_replays
+
+    @property
     def forgets_by_owner(self) -> bool:
         """Whether the log already says that producers are forgotten by the shares of their owners."""
         return self._state.producers.by_owner

@@ -6,7 +6,7 @@ bounded commands, several to a request. A request over many letters tells how fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from tickwheel.node.state.dead_letters import DeadLetters, Letters
 from tickwheel.node.state.names import DEAD_QUEUE_PREFIX
 from tickwheel.node.state.results import DeadResult
 from tickwheel.node.state.retrying import COPIES_MAX
+from tickwheel.node.state.schema import REPLAYS_LEVEL
 from tickwheel.proto import common_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, Command, PurgeDead, ReplayDead
 
@@ -33,8 +34,10 @@ COMMANDS_MAX = 16
 
 
 class DeadRequests:
-    def __init__(self, core: Kernel) -> None:
+    def __init__(self, core: Kernel, all_understand: Callable[[int], bool]) -> None:
+        """`all_understand` tells whether every member reads a log of a level."""
         self._core = core
+        self._all_understand = all_understand
 
     async def list(self, request: dead_pb2.ListDeadRequest) -> dead_pb2.ListDeadResponse:
         """A page of dead letters, oldest first."""
@@ -92,7 +95,12 @@ class DeadRequests:
                 response.more, response.next, response.below = True, numbers[0], below
                 return response
             commands += not request.numbers
-            command = ReplayDead(group_id=group_id, numbers=_column(numbers), due_ms=core.clock.now_ms())
+            command = ReplayDead(
+                group_id=group_id,
+                numbers=_column(numbers),
+                due_ms=core.clock.now_ms(),
+                marked=core.state.marks_replays or self._all_understand(REPLAYS_LEVEL),
+            )
             result = await core.proposer.propose(Command(replay_dead=command), DeadResult)
             response.changed += result.changed
             response.missing += result.missing

@@ -21,6 +21,7 @@ from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.filtering import runs_of
 from tickwheel.node.state.machine import CommandResult, StateMachine
+from tickwheel.node.state.schema import REPLAYS_LEVEL
 from tickwheel.proto.log_pb2 import Command, Filtered
 from tickwheel.storage.disk import DiskFullError
 from tickwheel.wheel.filters import filter_of
@@ -46,12 +47,15 @@ class FilterSkips(Part):
         background: Background,
         wake: Callable[[int], None],
         fatal: Callable[[str, BaseException | None], None],
+        all_understand: Callable[[int], bool],
     ) -> None:
+        """`all_understand` tells whether every member reads a log of a level."""
         self._state = state
         self._proposer = proposer
         self._background = background
         self._wake = wake
         self._fatal = fatal
+        self._all_understand = all_understand
         self._waiting: deque[ChannelKey] = deque()
         self._stepping: set[ChannelKey] = set()
         self._behind = False
@@ -133,6 +137,7 @@ class FilterSkips(Part):
                 filter=expression,
                 first=first,
                 runs=runs_of(wanted_by.wanted(units)),
+                ends_pauses=bool(subscription.pauses) and self._all_understand(REPLAYS_LEVEL),
             )
             self._proposer.submit(Command(filtered=command), Reply(applied, failed), may_gather=True)
 

@@ -16,7 +16,8 @@ from tests.node.state.driver import admin, dispatch_command, publish_command, se
 from tickwheel.node.core.checkpoint import restore
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.state.machine import AnyResult, StateMachine
-from tickwheel.node.state.results import AdminResult, PublishResult, SettleResult
+from tickwheel.node.state.results import AdminResult, DeadResult, PublishResult, SettleResult
+from tickwheel.node.state.retrying import COPIES_MAX
 from tickwheel.node.state.subscription import Attempts, Positions
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST
@@ -29,6 +30,7 @@ from tickwheel.proto.log_pb2 import (
     Lead,
     LogEntry,
     RemoveHours,
+    ReplayDead,
 )
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.manifest import read_manifest, write_manifest
@@ -145,6 +147,19 @@ class Solo:
         assert isinstance(result, SettleResult)
         self._expect_copies(before)
         return result.settled
+
+    def replay(self, pause_ms: int, group_id: int = 1) -> int:
+        """Deliver all dead letters of a group again; how many."""
+        dead = self.state.dead_letters(group_id)
+        assert dead is not None
+        numbers = [number for number, _ in dead.page(0, COPIES_MAX)]
+        before = _next_indexes(self.wheel)
+        columns = np.array(numbers, "<u8").tobytes()
+        command = ReplayDead(group_id=group_id, numbers=columns, due_ms=self.now_ms + pause_ms, marked=True)
+        result = self.apply(Command(replay_dead=command))[0]
+        assert isinstance(result, DeadResult)
+        self._expect_copies(before)
+        return result.changed
 
     def _expect_copies(self, before: dict[int, int]) -> None:
         """New units are copies: each has the record of the message that it names."""

@@ -281,7 +281,14 @@ class Message:
     until_settled: bool = False
     cancelled: bool = False
     settled: bool = False
+    retry_ms: int = 0
+    """When its newest attempt is due; 0: it has its first only."""
     record: bytes = b""
+
+    @property
+    def last_ms(self) -> int:
+        """When its newest attempt is due."""
+        return self.retry_ms or self.due_ms
 
 
 class Keys(RuleBasedStateMachine):
@@ -458,7 +465,34 @@ class Keys(RuleBasedStateMachine):
         """All that the group can get."""
         if self.solo.settle():
             for message in self.named.values():
-                message.settled = message.settled or (not message.cancelled and message.due_ms < self.cursor)
+                message.settled = message.settled or (not message.cancelled and message.last_ms < self.cursor)
+
+    def gets(self, limit: int) -> list[Message]:
+        """Messages that the group gets next; not those that came from dead letters."""
+        subscription = self.solo.state.subscription(1, 1)
+        assert subscription is not None
+        positions, _, _ = subscription.deliverable(subscription.floor, limit)
+        names = set(subscription.names_of(positions.astype(np.int64)).tolist())
+        return [message for id, message in self.named.items() if id in names and id == message.id]
+
+    @rule(limit=st.integers(1, 3))
+    def bury(self, limit: int) -> None:
+        """Some of what the group gets become dead letters."""
+        for message in self.gets(limit):
+            message.settled = True
+        self.solo.bury(limit)
+
+    @rule(limit=st.integers(1, 3), pause_ms=st.integers(0, HOUR_MS))
+    def retry(self, limit: int, pause_ms: int) -> None:
+        """Some of what the group gets wait for their next attempt. They hold their keys, unless they were dead."""
+        for message in self.gets(limit):
+            message.retry_ms = max(self.cursor, self.solo.now_ms + pause_ms)
+        self.solo.retry(limit, pause_ms)
+
+    @rule(pause_ms=st.integers(0, HOUR_MS))
+    def replay(self, pause_ms: int) -> None:
+        """All dead letters: none of them holds its key again."""
+        self.solo.replay(pause_ms)
 
     @rule(hours=st.integers(1, 3), forced=st.booleans())
     def remove_hours(self, hours: int, forced: bool) -> None:
@@ -467,7 +501,7 @@ class Keys(RuleBasedStateMachine):
         kept = self.solo.state.hour_min_kept
         if forced:
             for message in self.named.values():
-                message.settled = message.settled or message.id >> 32 < kept
+                message.settled = message.settled or message.last_ms // HOUR_MS < kept
 
     @rule()
     def checkpoint(self) -> None:
@@ -527,6 +561,34 @@ def test_a_retry_holds_the_key_when_its_hour_is_gone(monkeypatch: pytest.MonkeyP
     assert solo.settle() == 1
     assert solo.state.key_holder("t", "k") is None
     assert not unsettled(groups, solo.wheel, 1, id, due_ms)
+
+
+@pytest.mark.parametrize("step", ["waits", "waits again", "ready", "after a start"])
+def test_a_replayed_dead_letter_holds_no_key(step: str) -> None:
+    """Its death freed the key. Neither the replay nor a retry of it takes the key back, nor does it count as a run that
+    is not settled; not even while no dispatch has dropped the key's row."""
+    solo = Solo(6)
+    solo.create("g")
+    command = publish([solo.now_ms + 10], [Row(10, "k", KEY_CONFLICT_REFUSE, True)], [PublishRequest(count=1)])
+    result = solo.apply(command)[0]
+    assert isinstance(result, PublishResult)
+    id, due_ms = int(result.requests[0].ids[0]), int(result.requests[0].due_ms[0])
+    solo.expected[id] = solo.records[id] = b"00"
+    solo.dispatch(solo.now_ms + 20)
+    assert solo.state.key_holder("t", "k") is not None
+    assert solo.bury(1) == 1 and solo.state.key_holder("t", "k") is None
+    assert solo.replay(1_000) == 1
+    if step != "waits":
+        solo.dispatch(solo.now_ms + 1_001)
+    if step == "waits again":
+        assert solo.retry(1, 1_000) == 1
+    if step == "after a start":
+        solo.pump()
+        solo.checkpoint()
+        solo.crash()
+        assert solo.state.marks_replays
+    assert solo.state.key_holder("t", "k") is None
+    assert not unsettled(solo.state._state.groups, solo.wheel, 1, id, due_ms)
 
 
 def test_rows_of_freed_keys_go() -> None:

@@ -247,3 +247,23 @@ def test_what_was_read_ahead_meets_a_changed_filter() -> None:
     subscription = master.host.core.state.subscription(1, 1)
     assert subscription is not None and subscription.floor == 4
     assert len(digests(world)) == 1
+
+
+def test_a_pause_ends_with_a_message_that_a_changed_filter_skips() -> None:
+    """P11, P8: the message waits for its retry in place when the group gets a filter that does not take it. Nothing is
+    left of the pause, on no node and after a start from a checkpoint; the pause of one that is taken goes on."""
+    world, client = cluster(13)
+    client.judge = lambda record, attempt: settlement(consumer_pb2.RETRY, delay_ms=60_000)
+    client.consume()
+    client.schedule_of(["x", "y"], tags=[["a"], ["b"]])
+    world.run(300)
+
+    def pauses() -> list[list[int]]:
+        hosts = [node.host for node in world.nodes.values() if node.host is not None]
+        found = [host.core.state.subscription(1, 1) for host in hosts]
+        return [sorted(subscription.pauses) for subscription in found if subscription is not None]
+
+    assert pauses() == [[0, 1]] * 3
+    admin(world, set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="b"))
+    world.run_until(lambda: pauses() == [[1]] * 3, 2_000)
+    assert len(digests(world)) == 1
