@@ -1,18 +1,20 @@
 """Dead letters of consumer groups: list, replay, purge.
 
-Changes are repeated after a lost answer. A letter that the first try replayed or purged is gone, so nothing happens
-twice; only the returned counts then leave out the first try.
+Changes are repeated after a lost answer. A letter that the first try replayed or purged is gone, and letters that have
+come since the call began are left alone: also a replayed one that died again. So nothing happens twice; only the
+returned counts then leave out the first try.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
 from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls
+from tickwheel.client.errors import RequestRefused
 from tickwheel.client.moments import moment_of
 from tickwheel.client.payloads import Carrier
 from tickwheel.client.requests import request_of
@@ -135,7 +137,12 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
         if numbers is not None and not numbers:
             return Changed()
         request = request_of(dead_pb2.ReplayDeadRequest, group=group, numbers=numbers or ())
-
+        if numbers is None:
+            asking = request_of(dead_pb2.ReplayDeadRequest, group=group, ask=True)
+            below = await self._below(self._ask(lambda stub: stub.ReplayDead, asking))
+            if below == 0:
+                return Changed()
+            request.below = below or 0
         total = Changed()
         while True:
             answer = await self._ask(lambda stub: stub.ReplayDead, request, try_timeout_s=TRY_TIMEOUT_S)
@@ -149,5 +156,21 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
         if numbers is not None and not numbers:
             return Changed()
         request = request_of(dead_pb2.PurgeDeadRequest, group=group, numbers=numbers or ())
+        if numbers is None:
+            asking = request_of(dead_pb2.PurgeDeadRequest, group=group, ask=True)
+            below = await self._below(self._ask(lambda stub: stub.PurgeDead, asking))
+            if below == 0:
+                return Changed()
+            if below is not None:
+                request.below = below
         answer = await self._ask(lambda stub: stub.PurgeDead, request, try_timeout_s=TRY_TIMEOUT_S)
         return Changed(answer.changed, answer.missing, answer.kept)
+
+    async def _below(self, asked: Awaitable[dead_pb2.ChangeDeadResponse]) -> int | None:
+        """Above the numbers of all letters that exist now; None: a node of the version before does not tell."""
+        try:
+            return (await asked).below
+        except RequestRefused as error:
+            if error.field != "ask":
+                raise
+            return None

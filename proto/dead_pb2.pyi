@@ -171,11 +171,16 @@ class ReplayDeadRequest(_message.Message):
     NUMBERS_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     BELOW_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     first: _builtins.int
     """Without numbers: from this one on."""
     below: _builtins.int
     """Without numbers: only lower ones; 0: all there are now. The answer of the first call says which, for the next ones."""
+    ask: _builtins.bool
+    """Change nothing: only say which `below` means all there are now. A call that names it can be repeated after a lost
+    answer; one without does the same to letters that have come since.
+    """
     @_builtins.property
     def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """At most 1,000; empty: all up to `below`."""
@@ -187,10 +192,11 @@ class ReplayDeadRequest(_message.Message):
         numbers: _abc.Iterable[_builtins.int] | None = ...,
         first: _builtins.int = ...,
         below: _builtins.int = ...,
+        ask: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "first", b"first", "group", b"group", "numbers", b"numbers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "below", b"below", "first", b"first", "group", b"group", "numbers", b"numbers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,20 +208,27 @@ class PurgeDeadRequest(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     group: _builtins.str
+    below: _builtins.int
+    """As in ReplayDeadRequest."""
+    ask: _builtins.bool
     @_builtins.property
     def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At most 1,000; empty: all."""
+        """At most 1,000; empty: all up to `below`."""
 
     def __init__(
         self,
         *,
         group: _builtins.str = ...,
         numbers: _abc.Iterable[_builtins.int] | None = ...,
+        below: _builtins.int = ...,
+        ask: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "numbers", b"numbers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "below", b"below", "group", b"group", "numbers", b"numbers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,6 +253,7 @@ class ChangeDeadResponse(_message.Message):
     """Not everything is done yet: call again with these as `first` and `below`."""
     next: _builtins.int
     below: _builtins.int
+    """Also the answer to `ask`. 0 there: there has never been a letter."""
     def __init__(
         self,
         *,

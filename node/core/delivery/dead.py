@@ -77,6 +77,8 @@ class DeadRequests:
         core = self._core
         group_id, dead = self._letters(request.group)
         self._check_numbers(request.numbers, dead)
+        if request.ask:
+            return dead_pb2.ChangeDeadResponse(below=dead.next_number)
         named = sorted(set(request.numbers))
         below = min(request.below or dead.next_number, dead.next_number)
         response = dead_pb2.ChangeDeadResponse()
@@ -112,7 +114,9 @@ class DeadRequests:
         """Remove dead letters for good."""
         group_id, dead = self._letters(request.group)
         self._check_numbers(request.numbers, dead)
-        below = 0 if request.numbers else dead.next_number
+        if request.ask:
+            return dead_pb2.ChangeDeadResponse(below=dead.next_number)
+        below = 0 if request.numbers else min(request.below or dead.next_number, dead.next_number)
         command = PurgeDead(group_id=group_id, numbers=_column(request.numbers), below=below)
         result = await self._core.proposer.propose(Command(purge_dead=command), DeadResult)
         return dead_pb2.ChangeDeadResponse(changed=result.changed, missing=result.missing)

@@ -91,8 +91,15 @@ def test_listed_inspected_replayed_and_purged() -> None:
     assert gone.reason == common_pb2.UNKNOWN_NAME
     purged = ask(world, dead_pb2.ChangeDeadResponse, "purge_dead", dead_pb2.PurgeDeadRequest(group="g", numbers=[0]))
     assert purged.changed == 1
-    purged = ask(world, dead_pb2.ChangeDeadResponse, "purge_dead", dead_pb2.PurgeDeadRequest(group="g"))
-    assert purged.changed == 3 and numbers_of(world) == []
+    for name, asking in (
+        ("replay_dead", dead_pb2.ReplayDeadRequest(group="g", ask=True)),
+        ("purge_dead", dead_pb2.PurgeDeadRequest(group="g", ask=True)),
+    ):
+        assert ask(world, dead_pb2.ChangeDeadResponse, name, asking) == dead_pb2.ChangeDeadResponse(below=5)
+    purged = ask(world, dead_pb2.ChangeDeadResponse, "purge_dead", dead_pb2.PurgeDeadRequest(group="g", below=2))
+    assert purged.changed == 1 and numbers_of(world) == [2, 4]
+    purged = ask(world, dead_pb2.ChangeDeadResponse, "purge_dead", dead_pb2.PurgeDeadRequest(group="g", below=99))
+    assert purged.changed == 2 and numbers_of(world) == []
     world.run(500)
     assert len(digests(world)) == 1
 
