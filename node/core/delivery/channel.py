@@ -242,11 +242,6 @@ class Channel:
         first = min((int(s.positions[s.taken]) for s in self._prefetched if s.count), default=self.next_position)
         return min(first, min(self._unread)) if self._unread else first
 
-    @property
-    def not_out(self) -> int:
-        """Claimed messages that no consumer holds."""
-        return self._prefetched_count + len(self._unread)
-
     def out(self) -> int:
         """Exactly how many messages are out with consumers or under an earlier master's lease. A returned message that
         waits for its next attempt is not out."""
@@ -257,7 +252,18 @@ class Channel:
             here = np.searchsorted(positions, np.uint64(self.next_position))
             for position, attempt in zip(positions[:here].tolist(), attempts[:here].tolist(), strict=True):
                 below -= not self.claims(position, attempt)
-        return max(0, below - self.not_out)
+        return max(0, below - self._claimed_unsettled())
+
+    def _claimed_unsettled(self) -> int:
+        """Claimed messages that no consumer holds, without those that were settled since, as by a changed filter."""
+        parts = [
+            prefetched.positions[prefetched.taken :]
+            for queue in (self._urgent, self._prefetched)
+            for prefetched in queue
+            if not prefetched.failed
+        ]
+        parts.append(np.fromiter(self._unread, np.uint64, len(self._unread)))
+        return int(np.count_nonzero(~self.subscription.is_settled(np.concatenate(parts))))
 
     def advance(self, demand: int, ready_count: int) -> None:
         """Claim and fetch until `demand` messages are prefetched, within the channel's limits. `ready_count`: length of

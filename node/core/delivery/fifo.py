@@ -95,12 +95,14 @@ class FifoChannel(Channel):
         """Messages read or being read, without those that are out."""
         return self._prefetched_count + self._ahead - len(self._out)
 
-    @property
-    def not_out(self) -> int:
-        """As `Channel.not_out`. Messages under an earlier master's lease are read ahead too, but count as out."""
-        out = {self._lanes[name].waiting[0].position for name in self._out}
-        held = sum(position < self.next_position and position not in out for position in self._held)
-        return max(0, self.prefetched_count - held)
+    def out(self) -> int:
+        """As in Channel. Messages under an earlier master's lease are read ahead too, but count as out."""
+        lanes = [self._lanes[name] for name in self._out]
+        heads = [lane.waiting[0].position for lane in lanes]
+        given = np.array([lane.out for lane in lanes], np.uint32)
+        held = np.array([*self._held.difference(heads)], np.uint64)
+        attempts = self.subscription.attempts_of(np.array(heads, np.uint64))
+        return int(np.count_nonzero(attempts == given) + np.count_nonzero(~self.subscription.is_settled(held)))
 
     def claims(self, position: int, attempt: int) -> bool:
         """Always true for a returned message that is in its lane: the lane hands it out again."""

@@ -267,3 +267,21 @@ def test_a_pause_ends_with_a_message_that_a_changed_filter_skips() -> None:
     admin(world, set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="b"))
     world.run_until(lambda: pauses() == [[1]] * 3, 2_000)
     assert len(digests(world)) == 1
+
+
+@pytest.mark.parametrize("fifo", [True, False], ids=["fifo", "plain"])
+def test_what_a_changed_filter_skips_is_not_taken_for_read_ahead(fifo: bool) -> None:
+    """Two of six are out, as `group_in_flight_max` allows, and four are read ahead. A changed filter skips two of
+    these; that makes no room for the last two."""
+    world = World(14)
+    admin(world, settings=admin_pb2.Settings(group_in_flight_max=2))
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t", fifo=fifo))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"], retry=POLICY))
+    client = Ordered(world, lambda record, attempt: None)
+    client.consume(lease_ms=60_000)
+    client.schedule_of(["a", "b", "c", "d", "e", "f"], tags=[["x"], ["x"], ["y"], ["y"], ["x"], ["x"]])
+    world.run(300)
+    assert set(client.by_group()) == {"a", "b"}
+    admin(world, set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="x"))
+    world.run(1_000)
+    assert set(client.by_group()) == {"a", "b"}
