@@ -13,13 +13,13 @@ from rich.markup import escape
 from tickwheel.client import AsyncClient, AuditRecord, Grant, Quotas, Right, Role
 from tickwheel.client import User as KnownUser
 from tickwheel.client.errors import Fault
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table, warn
+from tickwheel.node.cli.options import Asked, Commands
+from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table, say, warn
 from tickwheel.node.cli.status import unanswered
 
-access_app = typer.Typer()
-user_app = typer.Typer(no_args_is_help=True, help="Users: who may call, and with which roles and quotas.")
-role_app = typer.Typer(no_args_is_help=True, help="Roles: what their users may do with which topics and groups.")
+access_app = Commands()
+user_app = Commands(no_args_is_help=True, help="Users: who may call, and with which roles and quotas.")
+role_app = Commands(no_args_is_help=True, help="Roles: what their users may do with which topics and groups.")
 access_app.add_typer(user_app, name="user")
 access_app.add_typer(role_app, name="role")
 
@@ -46,8 +46,6 @@ def user_set(
     groups_max: Annotated[int, typer.Option(min=0, help="Groups that it creates.")] = 0,
     streams_max: Annotated[int, typer.Option(min=0, help="Calls that it holds open at one node.")] = 0,
     connections_max: Annotated[int, typer.Option(min=0, help="Connections to one node.")] = 0,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Create a user, or replace its roles and quotas. A certificate with this common name authenticates the user."""
     quotas = Quotas(
@@ -59,25 +57,22 @@ def user_set(
         streams_max=streams_max,
         connections_max=connections_max,
     )
-    user = ask(address, lambda client: client.access.set_user(name, role or [], quotas))
-    if as_json:
-        print_json(as_dict(user))
-    else:
-        out.print(f"user {user.name}: {', '.join(user.roles) or 'no role'}")
+    user = ask(lambda client: client.access.set_user(name, role or [], quotas))
+    say(as_dict(user), f"user {user.name}: {', '.join(user.roles) or 'no role'}")
 
 
 @user_app.command("delete")
-def user_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def user_delete(name: Name) -> None:
     """Delete a user and its tokens."""
-    ask(address, lambda client: client.access.delete_user(name))
-    print_json({"deleted": name}) if as_json else out.print(f"{name} deleted")
+    ask(lambda client: client.access.delete_user(name))
+    say({"deleted": name}, f"{name} deleted")
 
 
 @user_app.command("list")
-def user_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def user_list() -> None:
     """List all users."""
-    users = ask(address, lambda client: client.access.users())
-    if as_json:
+    users = ask(lambda client: client.access.users())
+    if Asked.json:
         print_json([as_dict(user) for user in users])
         return
     rows = [(user.name, ", ".join(user.roles), _quotas(user.quotas), _tokens(user)) for user in users]
@@ -97,13 +92,11 @@ def user_token(
     user: User,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
     lifetime: Annotated[str, typer.Option(help="How long it is valid, such as 30d. Without it: for ever.")] = "",
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Create a token and print its secret, once. Nodes keep only its hash."""
     counts = duration("--lifetime", lifetime) if lifetime else None
-    created = ask(address, lambda client: client.access.create_token(user, label=label, lifetime=counts))
-    if as_json:
+    created = ask(lambda client: client.access.create_token(user, label=label, lifetime=counts))
+    if Asked.json:
         print_json(as_dict(created))
         return
     err.print(f"token {created.token.id} of {user}, expires: {_time(created.token.expires)}. It is shown only once:")
@@ -112,14 +105,11 @@ def user_token(
 
 @user_app.command("revoke")
 def user_revoke(
-    user: User,
-    token_id: Annotated[str, typer.Argument(help="Id of the token, as `user list` shows it.")],
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
+    user: User, token_id: Annotated[str, typer.Argument(help="Id of the token, as `user list` shows it.")]
 ) -> None:
     """Revoke a token."""
-    changed = ask(address, lambda client: client.access.revoke_token(user, token_id))
-    print_json(as_dict(changed)) if as_json else out.print(f"token {token_id} of {user} revoked")
+    changed = ask(lambda client: client.access.revoke_token(user, token_id))
+    say(as_dict(changed), f"token {token_id} of {user} revoked")
 
 
 @role_app.command("set")
@@ -132,12 +122,10 @@ def role_set(
             f"consume:pay-*:billing. Rights: {', '.join(RIGHTS)}. Repeat for more."
         ),
     ] = None,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Create a role, or replace what it allows."""
     grants = [grant_from(text) for text in allow or []]
-    _show_role(ask(address, lambda client: client.access.set_role(name, grants)), as_json)
+    _show_role(ask(lambda client: client.access.set_role(name, grants)))
 
 
 def grant_from(text: str) -> Grant:
@@ -162,35 +150,32 @@ def _grants(grants: Sequence[Grant]) -> str:
     return "; ".join(parts)
 
 
-def _show_role(role: Role, as_json: bool) -> None:
-    if as_json:
-        print_json(as_dict(role))
-    else:
-        out.print(f"role {role.name}: {_grants(role.grants) or 'nothing'}")
+def _show_role(role: Role) -> None:
+    say(as_dict(role), f"role {role.name}: {_grants(role.grants) or 'nothing'}")
 
 
 @role_app.command("delete")
-def role_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def role_delete(name: Name) -> None:
     """Delete a role that no user has."""
-    ask(address, lambda client: client.access.delete_role(name))
-    print_json({"deleted": name}) if as_json else out.print(f"{name} deleted")
+    ask(lambda client: client.access.delete_role(name))
+    say({"deleted": name}, f"{name} deleted")
 
 
 @role_app.command("list")
-def role_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def role_list() -> None:
     """List all roles and what they allow."""
-    roles = ask(address, lambda client: client.access.roles())
-    if as_json:
+    roles = ask(lambda client: client.access.roles())
+    if Asked.json:
         print_json([as_dict(role) for role in roles])
         return
     print_table("", ("role", "allows"), [(role.name, escape(_grants(role.grants))) for role in roles])
 
 
 @access_app.command("whoami")
-def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def whoami() -> None:
     """Show who you are to the cluster, and what you may do."""
-    caller = ask(address, lambda client: client.access.who_am_i())
-    if as_json:
+    caller = ask(lambda client: client.access.who_am_i())
+    if Asked.json:
         print_json(as_dict(caller))
         return
     out.print(f"{caller.name or 'nobody'}, known by {caller.by}; rights are {'on' if caller.rights else 'off'}")
@@ -203,11 +188,7 @@ def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> Non
 
 
 @access_app.command("audit")
-def audit(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Records.")] = 50,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def audit(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Records.")] = 50) -> None:
     """Show who changed what, and what was refused: the newest records of all nodes, oldest first."""
 
     async def read(client: AsyncClient) -> dict[str, list[AuditRecord] | Fault]:
@@ -218,7 +199,7 @@ def audit(
             raise unanswered(faults, client.cluster.why)
         return answers | {node: replace(fault, message=client.cluster.why(fault)) for node, fault in faults.items()}
 
-    answers = ask(address, read)
+    answers = ask(read)
     records: list[AuditRecord] = []
     for node, answer in answers.items():
         if isinstance(answer, Fault):
@@ -226,7 +207,7 @@ def audit(
         else:
             records += answer
     records = sorted(records, key=lambda record: record.at)[-limit:]
-    if as_json:
+    if Asked.json:
         for record in records:
             print_json(as_dict(record))
         return

@@ -22,13 +22,13 @@ from tickwheel.client import AsyncClient, BackupOrigin
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.errors import ClusterUnavailable, Fault, TickwheelError
 from tickwheel.node.cli.interrupts import importing
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.options import Asked, Commands
 from tickwheel.node.cli.output import duration, err, fail, open_client, out, print_json, time_text, warn
 
 if TYPE_CHECKING:
     from tickwheel.node.backup_files import BackupWriter
 
-backup_app = typer.Typer()
+backup_app = Commands()
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.2, 10.0
 SAME_NODE_S = 60.0
@@ -41,15 +41,12 @@ PASSES = frozenset({"WRONG_STATE", "NODE_FAULT", "LIMIT_REACHED", "RESOURCE_EXHA
 @backup_app.command()
 def backup(
     directory: Annotated[Path, typer.Argument(help="Empty or new directory, or that of an interrupted backup.")],
-    address: Addresses = ADDRESS_DEFAULT,
     stale: Annotated[
         bool, typer.Option("--stale", help="Accept a node that takes no part or is far behind its master.")
     ] = False,
     retry_for: Annotated[
-        str,
-        typer.Option("--retry-for", help="Give up when nothing has come for this long, such as 30s or 1h."),
+        str, typer.Option("--retry-for", help="Give up when nothing has come for this long, such as 30s or 1h.")
     ] = "10m",
-    as_json: AsJson = False,
 ) -> None:
     """Copy one node's whole state, consistent, while it serves. The first address is asked; prefer a slave. Run it
     again to go on with a copy that was interrupted.
@@ -65,12 +62,12 @@ def backup(
     advice = f"What has arrived stays in {directory}: the same command goes on with it"
     writer: BackupWriter | None = None
     try:
-        with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
+        with Progress(console=err, disable=Asked.json or not err.is_terminal, transient=True) as progress:
             task = progress.add_task("compare", total=None)
             writer = BackupWriter(directory, lambda done, total: progress.update(task, completed=done, total=total))
             if writer.held_bytes:
                 warn(f"{directory}: goes on with {writer.held_bytes:,} bytes of an interrupted backup")
-            addresses = [name.strip() for name in address.split(",") if name.strip()]
+            addresses = [name.strip() for name in Asked.addresses.split(",") if name.strip()]
             asyncio.run(_Copy(addresses, writer, stale, patience_s, progress, task).run())
             writer.finish()
     except (BackupError, DiskError, OSError) as error:
@@ -91,7 +88,7 @@ def backup(
         if writer is not None:
             writer.close()
     seconds = time.monotonic() - started
-    if as_json:
+    if Asked.json:
         facts = {"directory": str(directory), "files": writer.files, "bytes": writer.bytes, "seconds": seconds}
         print_json({**facts, "origin": origin_facts(writer.origin)})
     else:

@@ -29,13 +29,13 @@ APPS: dict[str, dict[str, str]] = {
         "get": "Show state and content of one message.",
     },
     "schedules:schedules_app": {
-        "schedules": "Recurring schedules: put, get, list, pause, resume, trigger, backfill, delete, preview.",
+        "schedules": "Recurring schedules: put, get, list, pause, resume, trigger, backfill, delete, preview."
     },
     "trace:trace_app": {
-        "trace": "Show what became of one message, from schedule to settlement: when, and on which node.",
+        "trace": "Show what became of one message, from schedule to settlement: when, and on which node."
     },
     "top:top_app": {
-        "top": "Watch the wheel turn: load ahead, rates by topic, backlog, lateness, nodes. q or Ctrl-C stops it.",
+        "top": "Watch the wheel turn: load ahead, rates by topic, backlog, lateness, nodes. q or Ctrl-C stops it."
     },
     "pending:plain_app": {
         "list": "List pending messages in the order of their delivery.",
@@ -58,15 +58,11 @@ APPS: dict[str, dict[str, str]] = {
         "user": "Users: who may call, and with which roles and quotas.",
         "role": "Roles: what their users may do with which topics and groups.",
     },
-    "completion:completion_app": {
-        "completion": "Print the script that completes commands and options in a shell.",
-    },
-    "context:context_app": {
-        "context": "Clusters by name: add, use, list, show, remove.",
-    },
+    "completion:completion_app": {"completion": "Print the script that completes commands and options in a shell."},
+    "context:context_app": {"context": "Clusters by name: add, use, list, show, remove."},
     "backup:backup_app": {
         "backup": "Copy one node's whole state, consistent, while it serves. The first address is "
-        "asked; prefer a slave. Run it again to go on with a copy that was interrupted.",
+        "asked; prefer a slave. Run it again to go on with a copy that was interrupted."
     },
     "recovery:recovery_app": {
         "restore": "Check a backup and make it the data of a new cluster of one: the configured node, "
@@ -76,18 +72,14 @@ APPS: dict[str, dict[str, str]] = {
         "rebuild": "Rebuild a stopped node with damaged files from its journal, if the journal is "
         "complete since the first entry.",
     },
-    "dead:dead_app": {
-        "dead": "Dead letters of consumer groups: list, show, replay, purge.",
-    },
+    "dead:dead_app": {"dead": "Dead letters of consumer groups: list, show, replay, purge."},
     "node:node_app": {
         "node": "Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity.",
         "certs": "Make a test authority and certificates signed by it. Not for production: the "
         "authority's key lies beside them.",
         "config": "Check a configuration, or print its reference.",
     },
-    "sweeps:sweeps_app": {
-        "pending": "Pending messages: list, count, draw when they are due, cancel and move many.",
-    },
+    "sweeps:sweeps_app": {"pending": "Pending messages: list, count, draw when they are due, cancel and move many."},
 }
 """By module and Typer app: the commands, and what help says of each."""
 

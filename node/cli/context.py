@@ -12,10 +12,10 @@ from rich.markup import escape
 
 from tickwheel.node.cli import contexts
 from tickwheel.node.cli.contexts import ADDRESS_VARIABLES, Context, ContextError
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import out, print_json, print_table, warn
+from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, Asked, Commands
+from tickwheel.node.cli.output import out, print_json, print_table, say, warn
 
-_commands = typer.Typer(no_args_is_help=True, help="Clusters by name: add, use, list, show, remove.")
+_commands = Commands(ask_cluster=False, no_args_is_help=True, help="Clusters by name: add, use, list, show, remove.")
 context_app = typer.Typer()
 """`tickwheel context`, with the commands of this module below it."""
 context_app.add_typer(_commands, name="context")
@@ -50,7 +50,6 @@ def add(
         str, typer.Option(help="Token of a user. - reads it from standard input, which no history of a shell keeps.")
     ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace a context of this name.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Add a context. The first one is used from then on."""
     if not contexts.split(addresses):
@@ -82,28 +81,25 @@ def add(
         found.known[name] = made
         found.current = found.current or name
         current = found.current
-    if as_json:
+    if Asked.json:
         print_json({"name": name, "current": current})
     else:
         out.print(f"{name} added" + (", and in use" if name == current else f"; {current} is in use"))
 
 
 @_commands.command()
-def use(name: Name, as_json: AsJson = False) -> None:
+def use(name: Name) -> None:
     """Use a context from now on, in every shell."""
     with contexts.changing() as found:
         found.get(name)
         found.current = name
-    if as_json:
-        print_json({"current": name})
-    else:
-        out.print(f"{name} is in use")
-        if os.environ.get(contexts.VARIABLE):
-            warn(f"{contexts.VARIABLE}={os.environ[contexts.VARIABLE]} of this shell still comes first")
+    say({"current": name}, f"{name} is in use")
+    if os.environ.get(contexts.VARIABLE):
+        warn(f"{contexts.VARIABLE}={os.environ[contexts.VARIABLE]} of this shell still comes first")
 
 
 @_commands.command("list")
-def list_contexts(as_json: AsJson = False) -> None:
+def list_contexts() -> None:
     """List the contexts; * marks the one in use."""
     found = contexts.read()
     rows = [
@@ -116,7 +112,7 @@ def list_contexts(as_json: AsJson = False) -> None:
         }
         for name, one in sorted(found.known.items())
     ]
-    if as_json:
+    if Asked.json:
         print_json(rows)
     elif not rows:
         out.print(f"no contexts yet; without one commands ask {contexts.ADDRESSES_FALLBACK} (tickwheel context add)")
@@ -135,7 +131,7 @@ def list_contexts(as_json: AsJson = False) -> None:
 
 
 @_commands.command()
-def show(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def show(address: Addresses = ADDRESS_DEFAULT) -> None:
     """Show what holds here and now, and where each value comes from: flag, environment or context."""
     name, context, chosen_by = contexts.in_use()
     variables = [variable for variable in ADDRESS_VARIABLES if os.environ.get(variable) == address]
@@ -150,7 +146,7 @@ def show(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     rows = [("context", name, chosen_by)] if name else []
     rows.append(("addresses", address, source))
     rows += [(key, "***" if key == "token" else value, access.sources[key]) for key, value in access.values.items()]
-    if as_json:
+    if Asked.json:
         print_json({key: {"value": value, "from": origin} for key, value, origin in rows})
         return
     shown = [tuple(map(escape, row)) for row in rows]
@@ -165,14 +161,11 @@ def unused_text(name: str) -> str:
 
 
 @_commands.command()
-def remove(name: Name, as_json: AsJson = False) -> None:
+def remove(name: Name) -> None:
     """Remove a context, with its token. Certificates stay where they are."""
     with contexts.changing() as found:
         found.get(name)
         del found.known[name]
         if found.current == name:
             found.current = ""
-    if as_json:
-        print_json({"removed": name})
-    else:
-        out.print(f"{name} removed")
+    say({"removed": name}, f"{name} removed")

@@ -10,42 +10,33 @@ from rich.text import Text
 
 from tickwheel.client import AsyncClient, DiskUse, Group, TickwheelError
 from tickwheel.client.errors import Fault
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ask, out, place, print_json, print_table, time_text, warn
+from tickwheel.node.cli.options import Asked
+from tickwheel.node.cli.output import as_dict, ask, out, place, print_json, print_table, say, time_text, warn
 from tickwheel.node.cli.status import status_app, unanswered
 from tickwheel.node.cli.topics import Name, group_app, topic_app
 
 
-def _change_group(address: str, as_json: bool, change: Callable[[AsyncClient], Awaitable[Group]], said: str) -> None:
-    group = ask(address, change)
-    print_json(as_dict(group)) if as_json else out.print(said)
+def _change_group(change: Callable[[AsyncClient], Awaitable[Group]], said: str) -> None:
+    group = ask(change)
+    say(as_dict(group), said)
 
 
 @group_app.command("filter")
-def group_filter(
-    name: Name,
-    filter: Annotated[str, typer.Argument(help="'a || b', or '*' for everything.")],
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def group_filter(name: Name, filter: Annotated[str, typer.Argument(help="'a || b', or '*' for everything.")]) -> None:
     """Give a group another tag filter, from its floor on. What was skipped before stays skipped."""
-    _change_group(
-        address, as_json, lambda client: client.admin.set_group_filter(name, filter), f"{name} takes {filter}"
-    )
+    _change_group(lambda client: client.admin.set_group_filter(name, filter), f"{name} takes {filter}")
 
 
 @group_app.command("pause")
-def group_pause(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def group_pause(name: Name) -> None:
     """Hand out nothing to the group until it is resumed. Deliveries in flight can be settled."""
-    _change_group(address, as_json, lambda client: client.admin.pause_group(name), f"group {name} paused")
+    _change_group(lambda client: client.admin.pause_group(name), f"group {name} paused")
 
 
 @group_app.command("resume")
-def group_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def group_resume(name: Name) -> None:
     """Resume after a pause."""
-    _change_group(
-        address, as_json, lambda client: client.admin.pause_group(name, paused=False), f"group {name} resumed"
-    )
+    _change_group(lambda client: client.admin.pause_group(name, paused=False), f"group {name} resumed")
 
 
 @group_app.command("reset")
@@ -53,34 +44,30 @@ def group_reset(
     name: Name,
     to: Annotated[str, typer.Option(help="earliest, latest, or a time: ISO 8601 or milliseconds since 1970.")],
     topic: Annotated[list[str], typer.Option(help="Only this topic; repeat for more.")] = [],  # noqa: B006
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Reset a group to another place. Deliveries in flight become invalid, and attempts begin at 1."""
     start_from, start_ms = place("--to", to)
     _change_group(
-        address,
-        as_json,
         lambda client: client.admin.reset_group(name, start_from, start_ms=start_ms, topics=topic),
         f"group {name} reset to {time_text(start_ms) if start_ms else to}",
     )
 
 
-def _pause_topic(name: str, paused: bool, address: str, as_json: bool) -> None:
-    topic = ask(address, lambda client: client.admin.pause_topic(name, paused=paused))
-    print_json(as_dict(topic)) if as_json else out.print(f"topic {name} {'paused' if paused else 'resumed'}")
+def _pause_topic(name: str, paused: bool) -> None:
+    topic = ask(lambda client: client.admin.pause_topic(name, paused=paused))
+    say(as_dict(topic), f"topic {name} {'paused' if paused else 'resumed'}")
 
 
 @topic_app.command("pause")
-def topic_pause(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def topic_pause(name: Name) -> None:
     """Hand out nothing of the topic to any group until it is resumed. Messages still become ready."""
-    _pause_topic(name, True, address, as_json)
+    _pause_topic(name, True)
 
 
 @topic_app.command("resume")
-def topic_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def topic_resume(name: Name) -> None:
     """Resume after a pause."""
-    _pause_topic(name, False, address, as_json)
+    _pause_topic(name, False)
 
 
 @status_app.command("disk")
@@ -89,8 +76,6 @@ def disk(
         bool, typer.Option("--topics", help="Also show topics. This reads the indexes of the hours.")
     ] = False,
     hours: Annotated[int, typer.Option(min=0, help="Show this many of the largest hours.")] = 10,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Show what the data directory of each node at the given addresses holds: by part, hour and topic."""
 
@@ -108,8 +93,8 @@ def disk(
             raise unanswered(faults, client.cluster.why)
         return uses, {one: client.cluster.why(fault) for one, fault in faults.items()}
 
-    uses, silent = ask(address, of_each, timeout_s=60.0)
-    if as_json:
+    uses, silent = ask(of_each, timeout_s=60.0)
+    if Asked.json:
         print_json([*map(as_dict, uses.values()), *({"address": one, "error": why} for one, why in silent.items())])
         return
     for one, why in silent.items():

@@ -10,10 +10,10 @@ from rich.markup import escape
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.dead import Changed, DeadLetter
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.options import Asked, Commands
 from tickwheel.node.cli.output import ask, out, payload_as_dict, print_json, print_table, time_text
 
-dead_group = typer.Typer(no_args_is_help=True, help="Dead letters of consumer groups: list, show, replay, purge.")
+dead_group = Commands(no_args_is_help=True, help="Dead letters of consumer groups: list, show, replay, purge.")
 dead_app = typer.Typer()
 dead_app.add_typer(dead_group, name="dead")
 
@@ -36,10 +36,7 @@ def _chosen(numbers: list[int] | None, everything: bool) -> list[int] | None:
 
 @dead_group.command("list")
 def dead_list(
-    group: Group,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
+    group: Group, limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100
 ) -> None:
     """List the dead letters of a group, oldest first."""
 
@@ -52,8 +49,8 @@ def dead_list(
                 break
         return total, found
 
-    total, letters = ask(address, first)
-    if as_json:
+    total, letters = ask(first)
+    if Asked.json:
         print_json({"queue": f"%DLQ%{group}", "total": total, "letters": [as_dict(letter) for letter in letters]})
         return
     titles = ("number", "id", "topic", "cause", "attempts", "died", "error")
@@ -65,15 +62,10 @@ def dead_list(
 
 
 @dead_group.command("show")
-def dead_show(
-    group: Group,
-    number: Annotated[int, typer.Argument(help="Number, as `dead list` shows it.")],
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def dead_show(group: Group, number: Annotated[int, typer.Argument(help="Number, as `dead list` shows it.")]) -> None:
     """Show one dead letter: cause, error, times and payload."""
-    letter = as_dict(ask(address, lambda client: client.dead.get(group, number)))
-    if as_json:
+    letter = as_dict(ask(lambda client: client.dead.get(group, number)))
+    if Asked.json:
         print_json(letter)
         return
     for name in ("first_due_ms", "died_ms"):
@@ -82,33 +74,21 @@ def dead_show(
 
 
 @dead_group.command("replay")
-def dead_replay(
-    group: Group,
-    numbers: Numbers = None,
-    everything: All = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def dead_replay(group: Group, numbers: Numbers = None, everything: All = False) -> None:
     """Deliver dead letters to their group again, with attempts from 1."""
     chosen = _chosen(numbers, everything)
-    _say(ask(address, lambda client: client.dead.replay(group, chosen)), "replayed", as_json)
+    _say(ask(lambda client: client.dead.replay(group, chosen)), "replayed")
 
 
 @dead_group.command("purge")
-def dead_purge(
-    group: Group,
-    numbers: Numbers = None,
-    everything: All = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def dead_purge(group: Group, numbers: Numbers = None, everything: All = False) -> None:
     """Delete dead letters."""
     chosen = _chosen(numbers, everything)
-    _say(ask(address, lambda client: client.dead.purge(group, chosen)), "purged", as_json)
+    _say(ask(lambda client: client.dead.purge(group, chosen)), "purged")
 
 
-def _say(result: Changed, what: str, as_json: bool) -> None:
-    if as_json:
+def _say(result: Changed, what: str) -> None:
+    if Asked.json:
         print_json({what: result.changed, "missing": result.missing, "kept": result.kept})
         return
     missing = f", {result.missing:,} not found" if result.missing else ""

@@ -10,18 +10,18 @@ import typer
 from rich.markup import escape
 
 from tickwheel.client import AsyncClient, Member
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.options import Asked, Commands
 from tickwheel.node.cli.output import as_dict, ask, err, out, print_json, table
 
-member_app = typer.Typer(no_args_is_help=True, help="Nodes of the cluster: add, remove, list.")
+member_app = Commands(no_args_is_help=True, help="Nodes of the cluster: add, remove, list.")
 
 
 def _counts(learner: bool) -> str:
     return "not yet" if learner else "yes"
 
 
-def _show_members(members: list[Member], as_json: bool) -> None:
-    if as_json:
+def _show_members(members: list[Member]) -> None:
+    if Asked.json:
         print_json([as_dict(member) for member in members])
         return
     rows = [(m.node_id, _counts(m.learner), m.client_address, m.peer_address, m.disk_uuid) for m in members]
@@ -36,8 +36,6 @@ def member_add(
     wait_s: Annotated[
         float, typer.Option("--wait", min=0.0, help="Seconds to wait for it to catch up and count.")
     ] = 10.0,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Add a node that waits with `cluster.join = "existing"`. It counts once it has caught up."""
 
@@ -51,24 +49,20 @@ def member_add(
                     return members
                 await asyncio.sleep(0.2)
 
-    _show_members(ask(address, go, timeout_s=60.0), as_json)
+    _show_members(ask(go, timeout_s=60.0))
 
 
 @member_app.command("remove")
-def member_remove(
-    node_id: Annotated[str, typer.Argument(help="Id of the node.")],
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def member_remove(node_id: Annotated[str, typer.Argument(help="Id of the node.")]) -> None:
     """Remove a node. Its id can never be used again."""
-    _show_members(ask(address, lambda client: client.admin.remove_member(node_id)), as_json)
+    _show_members(ask(lambda client: client.admin.remove_member(node_id)))
 
 
 @member_app.command("list")
-def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def member_list() -> None:
     """List the nodes as the master sees them."""
-    status = ask(address, lambda client: client.admin.master_status())
-    if as_json:
+    status = ask(lambda client: client.admin.master_status())
+    if Asked.json:
         print_json({"master_id": status.master_id, "peers": [as_dict(peer) for peer in status.peers]})
         return
     rows: list[tuple[object, ...]] = [(status.node_id, "master", status.master_address, _counts(False), "")]

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from tickwheel.client import AsyncClient, CancelResult, Delivery, KeyConflict, KeyOutcome, Message, RescheduleResult
 from tickwheel.client.consumer import HOLD_S_MAX
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.options import Asked, Commands, MadeBy
 from tickwheel.node.cli.output import (
     ask,
     duration,
@@ -29,10 +29,11 @@ from tickwheel.node.cli.output import (
     place,
     print_json,
     print_table,
+    say,
     time_text,
 )
 
-messages_app = typer.Typer()
+messages_app = Commands()
 
 
 class OnKeyConflict(StrEnum):
@@ -44,19 +45,18 @@ class OnKeyConflict(StrEnum):
 
 
 MessageId = Annotated[str, typer.Argument(help="Message id, such as 0-498706-12, as `schedule` printed it.")]
-Delay = Annotated[str | None, typer.Option("--delay", "-d", help="From now: 250ms, 5s, 1h30m.")]
-At = Annotated[str | None, typer.Option("--at", help="ISO 8601, or milliseconds since 1970.")]
-Level = Annotated[int | None, typer.Option(help="Delay level of the cluster, 1 to 18 by default. 0: due at once.")]
-MessageIdOrKey = Annotated[
-    str | None, typer.Argument(metavar="[MESSAGE_ID]", help="Message id, such as 0-498706-12. Or give --unique-key.")
-]
-KeyTopic = Annotated[str | None, typer.Option("--topic", help="With --unique-key: the topic of the message.")]
-UniqueKey = Annotated[
-    str | None, typer.Option("--unique-key", help="The message of --topic that holds this key, instead of an id.")
-]
 
 
-def _named(message_id: str | None, topic: str | None, unique_key: str | None) -> str | tuple[str, str]:
+def _named(
+    message_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[MESSAGE_ID]", help="Message id, such as 0-498706-12. Or give --unique-key."),
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="With --unique-key: the topic of the message.")] = None,
+    unique_key: Annotated[
+        str | None, typer.Option("--unique-key", help="The message of --topic that holds this key, instead of an id.")
+    ] = None,
+) -> str | tuple[str, str]:
     """The id of a message, or the topic and the key that it holds."""
     if message_id is not None and topic is None and unique_key is None:
         return message_id
@@ -65,16 +65,29 @@ def _named(message_id: str | None, topic: str | None, unique_key: str | None) ->
     return topic, unique_key
 
 
+Named = Annotated[str | tuple[str, str], MadeBy(_named)]
+
+
 def _name_of(named: str | tuple[str, str]) -> dict[str, str]:
     return {"id": named} if isinstance(named, str) else {"topic": named[0], "unique_key": named[1]}
 
 
-def _when(delay: str | None, at: str | None, level: int | None) -> dict[str, Any]:
+def _when(
+    delay: Annotated[str | None, typer.Option("--delay", "-d", help="From now: 250ms, 5s, 1h30m.")] = None,
+    at: Annotated[str | None, typer.Option("--at", help="ISO 8601, or milliseconds since 1970.")] = None,
+    level: Annotated[
+        int | None, typer.Option(help="Delay level of the cluster, 1 to 18 by default. 0: due at once.")
+    ] = None,
+) -> dict[str, Any]:
+    """The time of a message as an argument of the client's methods."""
     if (delay is not None) + (at is not None) + (level is not None) != 1:
         raise typer.BadParameter("give exactly one of --delay, --at and --level")
     if delay is not None:
         return {"delay": duration("--delay", delay)}
     return {"due_ms": moment_ms("--at", at)} if at is not None else {"level": level}
+
+
+When = Annotated[dict[str, Any], MadeBy(_when)]
 
 
 def as_dict(message: Message) -> dict[str, Any]:
@@ -87,9 +100,8 @@ def as_dict(message: Message) -> dict[str, Any]:
 def schedule(
     topic: Annotated[str, typer.Argument(help="Topic.")],
     payload: Annotated[str | None, typer.Argument(help="Payload as text. - reads standard input.")] = None,
-    delay: Delay = None,
-    at: At = None,
-    level: Level = None,
+    *,
+    when: When,
     file: Annotated[Path | None, typer.Option(help="Payload from a file.", exists=True, dir_okay=False)] = None,
     key: Annotated[str, typer.Option(help="Key kept with the message.")] = "",
     tag: Annotated[list[str], typer.Option(help="Tag; repeat for more.")] = [],  # noqa: B006
@@ -110,14 +122,10 @@ def schedule(
         ),
     ] = None,
     key_until_settled: Annotated[
-        bool,
-        typer.Option("--key-until-settled", help="Hold the key until every group has settled the message."),
+        bool, typer.Option("--key-until-settled", help="Hold the key until every group has settled the message.")
     ] = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Schedule one message. Print its id once it is safe on a majority."""
-    when = _when(delay, at, level)
     if jitter is not None:
         when["jitter"] = duration("--jitter", jitter)
     headers = headers_of(header)
@@ -127,7 +135,6 @@ def schedule(
     content = payload_of(payload, file)
 
     receipt = ask(
-        address,
         lambda client: client.schedule(
             topic,
             content,
@@ -139,9 +146,9 @@ def schedule(
             on_key_conflict=conflict,
             key_until_settled=key_until_settled,
             **when,
-        ),
+        )
     )
-    if as_json:
+    if Asked.json:
         print_json(dataclasses.asdict(receipt))
         return
     applied = f"  level {receipt.level} ({receipt.delay_ms / 1_000:g} s)" if receipt.level else ""
@@ -170,8 +177,6 @@ def consume(
     reason: Annotated[
         str, typer.Option("--reason", help="With --nack or --dead: reason, kept with a dead letter.")
     ] = "",
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Print messages as they are delivered and settle them, by default with an acknowledgement. Ctrl-C stops it."""
     if no_ack + nack + dead > 1:
@@ -182,7 +187,7 @@ def consume(
     where, start_ms = place("--start-from", start_from)
 
     def show(delivery: Delivery) -> None:
-        if as_json:
+        if Asked.json:
             print_json(
                 {
                     "id": delivery.id,
@@ -204,7 +209,7 @@ def consume(
 
     async def go() -> None:
         credits = min(count, 1_024) if count else 1_024
-        async with open_client(address) as client:
+        async with open_client(Asked.addresses) as client:
             consumer = client.consumer(
                 group,
                 topics,
@@ -237,52 +242,32 @@ def consume(
 
 
 @messages_app.command()
-def cancel(
-    message_id: MessageIdOrKey = None,
-    topic: KeyTopic = None,
-    unique_key: UniqueKey = None,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def cancel(named: Named) -> None:
     """Cancel a pending message. Exit code 1 if it was too late or no such message exists."""
-    named = _named(message_id, topic, unique_key)
 
     async def go(client: AsyncClient) -> CancelResult:
         if isinstance(named, str):
             return CancelResult(await client.cancel(named), named)
         return await client.cancel_by_key(*named)
 
-    outcome, found = ask(address, go)
-    if as_json:
-        print_json({**_name_of(named), "id": found, "outcome": outcome})
-    else:
-        out.print(f"{outcome}  {found}" if found and message_id is None else outcome)
+    outcome, found = ask(go)
+    told = {**_name_of(named), "id": found, "outcome": outcome}
+    say(told, f"{outcome}  {found}" if found and not isinstance(named, str) else outcome)
     if outcome != "CANCELLED":
         raise typer.Exit(1)
 
 
 @messages_app.command()
-def reschedule(
-    message_id: MessageIdOrKey = None,
-    delay: Delay = None,
-    at: At = None,
-    level: Level = None,
-    topic: KeyTopic = None,
-    unique_key: UniqueKey = None,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def reschedule(named: Named, when: When) -> None:
     """Move a pending message to another time. Its first id stays valid."""
-    named = _named(message_id, topic, unique_key)
-    when = _when(delay, at, level)
 
     async def go(client: AsyncClient) -> RescheduleResult:
         if isinstance(named, str):
             return await client.reschedule(named, **when)
         return await client.reschedule_by_key(*named, **when)
 
-    outcome, receipt = ask(address, go)
-    if as_json:
+    outcome, receipt = ask(go)
+    if Asked.json:
         new = {"new_id": receipt.id, "due_ms": receipt.due_ms} if receipt else {}
         print_json({**_name_of(named), "outcome": outcome, **new})
     else:
@@ -293,23 +278,17 @@ def reschedule(
 
 @messages_app.command()
 def get(
-    message_id: MessageIdOrKey = None,
-    content: Annotated[bool, typer.Option(help="Show payload, key, tags and headers.")] = True,
-    topic: KeyTopic = None,
-    unique_key: UniqueKey = None,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
+    named: Named, content: Annotated[bool, typer.Option(help="Show payload, key, tags and headers.")] = True
 ) -> None:
     """Show state and content of one message."""
-    named = _named(message_id, topic, unique_key)
 
     async def go(client: AsyncClient) -> Message:
         if isinstance(named, str):
             return await client.get(named, content=content)
         return await client.get_by_key(*named, content=content)
 
-    message = ask(address, go)
-    if as_json:
+    message = ask(go)
+    if Asked.json:
         print_json(as_dict(message))
         return
     unsaid: tuple[object, ...] = ("", (), {}, None)

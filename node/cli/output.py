@@ -75,6 +75,11 @@ def _write_json(value: Any, stream: TextIO) -> None:
     stream.write(text + "\n")
 
 
+def say(value: Any, text: str) -> None:
+    """Print an answer: the value as JSON if that was asked for, otherwise the text."""
+    print_json(value) if Asked.json else out.print(text)
+
+
 def as_dict(answer: Any) -> dict[str, Any]:
     """A dataclass as a JSON object.
 
@@ -196,11 +201,11 @@ def tls_files(addresses: str) -> TlsFiles | None:
     return TlsFiles(Path(values["tls_ca"]), values.get("tls_cert"), values.get("tls_key"), values.get("tls_name"))
 
 
-def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 15.0) -> T:
-    """Open a client, make a call, and return its answer."""
+def ask(call: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 15.0) -> T:
+    """Open a client for the addresses of the command, make a call, and return its answer."""
 
     async def go() -> T:
-        async with open_client(addresses, timeout_s) as client:
+        async with open_client(Asked.addresses, timeout_s) as client:
             return await call(client)
 
     return asyncio.run(go())

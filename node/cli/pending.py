@@ -13,22 +13,15 @@ from rich.markup import escape
 from tickwheel.client import AsyncClient, ColdStatus, Message, PendingCount
 from tickwheel.node.cli.charts import columns, short
 from tickwheel.node.cli.messages import as_dict
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.options import Asked, Commands, MadeBy
 from tickwheel.node.cli.output import as_dict as answer_as_dict
 from tickwheel.node.cli.output import ask, moment_ms, out, print_json, print_table, time_text
 
-pending_app = typer.Typer(
+pending_app = Commands(
     no_args_is_help=True, help="Pending messages: list, count, draw when they are due, cancel and move many."
 )
-plain_app = typer.Typer()
+plain_app = Commands()
 """`tickwheel list` and `tickwheel count`, the same commands under short names."""
-
-TopicName = Annotated[str, typer.Argument(help="Topic. Without it: all topics.")]
-Tag = Annotated[str, typer.Option("--tag", help="With this tag.")]
-Key = Annotated[str, typer.Option("--key", help="With this key.")]
-KeyPrefix = Annotated[str, typer.Option("--key-prefix", help="With a key that begins with this.")]
-From = Annotated[str | None, typer.Option("--from", help="Due from this time on (ISO 8601 or milliseconds).")]
-Until = Annotated[str | None, typer.Option("--until", help="Due before this time.")]
 
 WIDTHS_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000}
 SHORT_WIDTHS = {"1s": "second", "1m": "minute", "1h": "hour"}
@@ -44,7 +37,16 @@ AUTO_SECONDS_MS, AUTO_MINUTES_MS = 10 * 60_000, 12 * 3_600_000
 """Longest span shown by second, and by minute."""
 
 
-def selection(topic: str, tag: str, key: str, key_prefix: str, after: str | None, until: str | None) -> dict[str, Any]:
+def _selection(
+    topic: Annotated[str, typer.Argument(help="Topic. Without it: all topics.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="With this tag.")] = "",
+    key: Annotated[str, typer.Option("--key", help="With this key.")] = "",
+    key_prefix: Annotated[str, typer.Option("--key-prefix", help="With a key that begins with this.")] = "",
+    after: Annotated[
+        str | None, typer.Option("--from", help="Due from this time on (ISO 8601 or milliseconds).")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Due before this time.")] = None,
+) -> dict[str, Any]:
     """The options as arguments of the client's methods."""
     return {
         "topic": topic,
@@ -56,22 +58,17 @@ def selection(topic: str, tag: str, key: str, key_prefix: str, after: str | None
     }
 
 
+Chosen = Annotated[dict[str, Any], MadeBy(_selection)]
+
+
 @pending_app.command("list")
 @plain_app.command("list")
 def list_pending(
-    topic: TopicName = "",
-    tag: Tag = "",
-    key: Key = "",
-    key_prefix: KeyPrefix = "",
-    after: From = None,
-    until: Until = None,
+    chosen: Chosen,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
     content: Annotated[bool, typer.Option("--content", help="Show the payload.")] = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """List pending messages in the order of their delivery."""
-    chosen = selection(topic, tag, key, key_prefix, after, until)
 
     async def go(client: AsyncClient) -> tuple[list[Message], ColdStatus]:
         found: list[Message] = []
@@ -81,8 +78,8 @@ def list_pending(
                 break
         return found, (await client.admin.master_status()).cold
 
-    found, cold = ask(address, go)
-    if as_json:
+    found, cold = ask(go)
+    if Asked.json:
         print_json([as_dict(message) for message in found])
         return
     with_keys = any(m.unique_key for m in found)
@@ -125,12 +122,12 @@ def print_cold(cold: ColdStatus) -> None:
         out.print(text, style="dim")
 
 
-def _count(chosen: dict[str, Any], bucket_ms: int, address: str) -> tuple[PendingCount, ColdStatus]:
+def _count(chosen: dict[str, Any], bucket_ms: int) -> tuple[PendingCount, ColdStatus]:
     async def go(client: AsyncClient) -> tuple[PendingCount, ColdStatus]:
         counted = await client.count_pending(**chosen, bucket_ms=bucket_ms)
         return counted, (await client.admin.master_status()).cold
 
-    return ask(address, go)
+    return ask(go)
 
 
 def _as_json(counted: PendingCount, cold: ColdStatus) -> dict[str, Any]:
@@ -141,23 +138,12 @@ def _as_json(counted: PendingCount, cold: ColdStatus) -> dict[str, Any]:
 
 @pending_app.command()
 @plain_app.command()
-def count(
-    topic: TopicName = "",
-    tag: Tag = "",
-    key: Key = "",
-    key_prefix: KeyPrefix = "",
-    after: From = None,
-    until: Until = None,
-    bucket: Annotated[str, typer.Option(help="Width of a bucket: 1s, 1m or 1h.")] = "1h",
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def count(chosen: Chosen, bucket: Annotated[str, typer.Option(help="Width of a bucket: 1s, 1m or 1h.")] = "1h") -> None:
     """Count pending messages, by time."""
     if bucket not in SHORT_WIDTHS:
         raise typer.BadParameter("--bucket must be 1s, 1m or 1h")
-    chosen = selection(topic, tag, key, key_prefix, after, until)
-    counted, cold = _count(chosen, WIDTHS_MS[SHORT_WIDTHS[bucket]], address)
-    if as_json:
+    counted, cold = _count(chosen, WIDTHS_MS[SHORT_WIDTHS[bucket]])
+    if Asked.json:
         print_json(_as_json(counted, cold))
         return
     rows = [(time_text(b.start_ms), f"{b.count:,}") for b in counted.buckets]
@@ -168,12 +154,7 @@ def count(
 
 @pending_app.command()
 def histogram(
-    topic: TopicName = "",
-    tag: Tag = "",
-    key: Key = "",
-    key_prefix: KeyPrefix = "",
-    after: From = None,
-    until: Until = None,
+    chosen: Chosen,
     by: Annotated[str, typer.Option(help="second, minute, hour; auto: chosen by the time range.")] = "auto",
     rows: Annotated[int, typer.Option(min=1, help="Draw at most this many rows.")] = 48,
     linear: Annotated[
@@ -182,23 +163,20 @@ def histogram(
             "--linear", help="Draw heights in proportion. Otherwise they are square roots, so that low values show."
         ),
     ] = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Draw when pending messages are due. A row is a day by hour, an hour by minute, or a minute by second, in UTC."""
     if by not in {*WIDTHS_MS, "auto"}:
         raise typer.BadParameter(f"{by[:40]!r}: second, minute, hour or auto", param_hint="--by")
-    chosen = selection(topic, tag, key, key_prefix, after, until)
     width = by if by != "auto" else "hour"
-    counted, cold = _count(chosen, WIDTHS_MS[width], address)
+    counted, cold = _count(chosen, WIDTHS_MS[width])
     if by == "auto" and counted.buckets:
         span_ms = counted.buckets[-1].start_ms + WIDTHS_MS["hour"] - counted.buckets[0].start_ms
         if chosen["due_ms_max"] and chosen["due_ms_min"]:
             span_ms = chosen["due_ms_max"] - chosen["due_ms_min"]
         if span_ms <= AUTO_MINUTES_MS:
             width = "second" if span_ms <= AUTO_SECONDS_MS else "minute"
-            counted, cold = _count(chosen, WIDTHS_MS[width], address)
-    if as_json:
+            counted, cold = _count(chosen, WIDTHS_MS[width])
+    if Asked.json:
         print_json({"by": width, **_as_json(counted, cold)})
         return
     for line in drawn(counted, width, rows, linear):

@@ -26,7 +26,7 @@ from tickwheel.client import (
 )
 from tickwheel.client.moments import MILLISECOND, moment_of, ms_of
 from tickwheel.client.schedules import ZONE_RULE
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.options import Asked, Commands, MadeBy
 from tickwheel.node.cli.output import (
     ask,
     duration,
@@ -38,13 +38,13 @@ from tickwheel.node.cli.output import (
     payload_of,
     print_json,
     print_table,
+    say,
     time_text,
 )
 from tickwheel.node.times import span_text
 
-schedules_group = typer.Typer(
-    no_args_is_help=True,
-    help="Recurring schedules: put, get, list, pause, resume, trigger, backfill, delete, preview.",
+schedules_group = Commands(
+    no_args_is_help=True, help="Recurring schedules: put, get, list, pause, resume, trigger, backfill, delete, preview."
 )
 schedules_app = typer.Typer()
 schedules_app.add_typer(schedules_group, name="schedules")
@@ -54,22 +54,6 @@ RUNS_MISSED_MAX = 100
 """A node counts no further."""
 
 Name = Annotated[str, typer.Argument(help="Name of the schedule.")]
-Cron = Annotated[
-    str | None,
-    typer.Option(
-        "--cron",
-        help="Five fields, minute hour day-of-month month day-of-week, or six with the second before them: "
-        "'0 9 * * MON-FRI'.",
-    ),
-]
-Every = Annotated[str | None, typer.Option("--every", help="Instead of --cron, an interval: 30s, 15m, 1h30m, 1d.")]
-Zone = Annotated[
-    str | None, typer.Option("--zone", help="Time zone of --cron, such as Europe/Berlin. Without it: UTC.")
-]
-Start = Annotated[
-    str | None, typer.Option("--start", help="No run before it (ISO 8601 or milliseconds). --every counts from it.")
-]
-End = Annotated[str | None, typer.Option("--end", help="No run after it (ISO 8601 or milliseconds).")]
 Count = Annotated[int, typer.Option("--count", min=0, help="End after this many runs. 0: no limit.")]
 Revision = Annotated[
     int, typer.Option("--revision", min=0, help="Only if this is still the revision, as `get` shows it.")
@@ -80,7 +64,24 @@ RequestId = Annotated[
 
 
 def _timing(
-    cron: str | None, every: str | None, zone: str | None, start: str | None, end: str | None
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            "--cron",
+            help="Five fields, minute hour day-of-month month day-of-week, or six with the second before them: "
+            "'0 9 * * MON-FRI'.",
+        ),
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", help="Instead of --cron, an interval: 30s, 15m, 1h30m, 1d.")
+    ] = None,
+    zone: Annotated[
+        str | None, typer.Option("--zone", help="Time zone of --cron, such as Europe/Berlin. Without it: UTC.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", help="No run before it (ISO 8601 or milliseconds). --every counts from it.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--end", help="No run after it (ISO 8601 or milliseconds).")] = None,
 ) -> dict[str, Any]:
     """The options that say when, as arguments of the client's methods."""
     if (cron is None) == (every is None):
@@ -94,6 +95,9 @@ def _timing(
         "start": moment_of(moment_ms("--start", start)) if start is not None else None,
         "end": moment_of(moment_ms("--end", end)) if end is not None else None,
     }
+
+
+Timing = Annotated[dict[str, Any], MadeBy(_timing)]
 
 
 def _plan(schedule: Schedule) -> str:
@@ -202,11 +206,8 @@ def put(
     name: Name,
     topic: Annotated[str, typer.Argument(help="Topic of its messages.")],
     payload: Annotated[str | None, typer.Argument(help="Payload as text. - reads standard input.")] = None,
-    cron: Cron = None,
-    every: Every = None,
-    zone: Zone = None,
-    start: Start = None,
-    end: End = None,
+    *,
+    timing: Timing,
     count: Count = 0,
     jitter: Annotated[str | None, typer.Option(help="Delay each run by a random part of this: 30s, 10m.")] = None,
     missed: Annotated[
@@ -233,11 +234,8 @@ def put(
     ] = None,
     if_absent: Annotated[bool, typer.Option("--if-absent", help="Refuse to replace another one of this name.")] = False,
     revision: Revision = 0,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Create a schedule, or replace the one of this name. Repeating the same changes nothing."""
-    timing = _timing(cron, every, zone, start, end)
     content = payload_of(payload, file)
 
     async def go(client: AsyncClient) -> PutResult:
@@ -261,8 +259,8 @@ def put(
             expected_revision=revision,
         )
 
-    done = ask(address, go)
-    if as_json:
+    done = ask(go)
+    if Asked.json:
         print_json({"created": done.created, "changed": done.changed, **as_dict(done.schedule)})
         return
     what = "created" if done.created else "replaced" if done.changed else "unchanged"
@@ -270,7 +268,7 @@ def put(
 
 
 @schedules_group.command("get")
-def get(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def get(name: Name) -> None:
     """Show one schedule: its definition, the next ten runs, the last ten and what became of them."""
 
     async def state(client: AsyncClient, run: ScheduleRun) -> str:
@@ -286,8 +284,8 @@ def get(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = Fals
         found = await client.schedules.get(name)
         return found, await asyncio.gather(*(state(client, run) for run in found.runs))
 
-    schedule, states = ask(address, go)
-    if as_json:
+    schedule, states = ask(go)
+    if Asked.json:
         runs = [
             _run_dict(run) | {"message_state": said or None} for run, said in zip(schedule.runs, states, strict=True)
         ]
@@ -371,8 +369,6 @@ def _later(run: ScheduleRun) -> str:
 def list_schedules(
     prefix: Annotated[str, typer.Argument(help="Beginning of the names. Without it: all.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """List schedules by name."""
 
@@ -384,8 +380,8 @@ def list_schedules(
             found.append(schedule)
         return found, False
 
-    found, more = ask(address, go)
-    if as_json:
+    found, more = ask(go)
+    if Asked.json:
         print_json([as_dict(schedule) for schedule in found])
         return
     rows = [
@@ -404,26 +400,24 @@ def list_schedules(
 
 
 @schedules_group.command("pause")
-def pause(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def pause(name: Name, revision: Revision = 0) -> None:
     """Make no more runs until it is resumed. Runs made ahead for a later time are cancelled."""
-    schedule = ask(address, lambda client: client.schedules.pause(name, expected_revision=revision))
-    print_json(as_dict(schedule)) if as_json else out.print(f"{name} is paused")
+    schedule = ask(lambda client: client.schedules.pause(name, expected_revision=revision))
+    say(as_dict(schedule), f"{name} is paused")
 
 
 @schedules_group.command("resume")
-def resume(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def resume(name: Name, revision: Revision = 0) -> None:
     """Go on with the next planned time. Those that passed while it was paused are not made; see backfill."""
-    schedule = ask(address, lambda client: client.schedules.resume(name, expected_revision=revision))
-    print_json(as_dict(schedule)) if as_json else out.print(f"{name} is {schedule.state}. {_next_text(schedule)}")
+    schedule = ask(lambda client: client.schedules.resume(name, expected_revision=revision))
+    say(as_dict(schedule), f"{name} is {schedule.state}. {_next_text(schedule)}")
 
 
 @schedules_group.command("trigger")
-def trigger(
-    name: Name, request_id: RequestId = None, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False
-) -> None:
+def trigger(name: Name, request_id: RequestId = None) -> None:
     """Make one run now, beside the plan. Print the id of its message."""
-    run = ask(address, lambda client: client.schedules.trigger(name, request_id=request_id))
-    print_json(_run_dict(run)) if as_json else out.print(f"{run.id}  due {_utc(run.due)}")
+    run = ask(lambda client: client.schedules.trigger(name, request_id=request_id))
+    say(_run_dict(run), f"{run.id}  due {_utc(run.due)}")
 
 
 @schedules_group.command("backfill")
@@ -432,8 +426,6 @@ def backfill(
     start: Annotated[str, typer.Option("--from", help="From this planned time on (ISO 8601 or milliseconds).")],
     end: Annotated[str, typer.Option("--until", help="Before this planned time; not in the future.")],
     request_id: RequestId = None,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Make the runs of a past time again, due at once."""
     from_ms, until_ms = moment_ms("--from", start), moment_ms("--until", end)
@@ -451,42 +443,32 @@ def backfill(
                 )
             raise
 
-    made = ask(address, go)
-    print_json({"made": made}) if as_json else out.print(f"{made:,} runs made" if made else "No run was planned then")
+    made = ask(go)
+    say({"made": made}, f"{made:,} runs made" if made else "No run was planned then")
 
 
 @schedules_group.command("delete")
-def delete(name: Name, revision: Revision = 0, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def delete(name: Name, revision: Revision = 0) -> None:
     """Delete a schedule. Runs made ahead for a later time are cancelled. Exit code 1 if there is none."""
-    deleted = ask(address, lambda client: client.schedules.delete(name, expected_revision=revision))
-    if as_json:
-        print_json({"deleted": deleted})
-    else:
-        out.print(f"{name} deleted" if deleted else f"there is no schedule {name}")
+    deleted = ask(lambda client: client.schedules.delete(name, expected_revision=revision))
+    say({"deleted": deleted}, f"{name} deleted" if deleted else f"there is no schedule {name}")
     if not deleted:
         raise typer.Exit(1)
 
 
 @schedules_group.command("preview")
 def preview(
-    cron: Cron = None,
-    every: Every = None,
-    zone: Zone = None,
-    start: Start = None,
-    end: End = None,
+    timing: Timing,
     count: Count = 0,
     after: Annotated[str | None, typer.Option("--after", help="Times after this one. Without it: after now.")] = None,
     times: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="Show at most this many.")] = 10,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Show when such a schedule would run, without creating it."""
-    timing = _timing(cron, every, zone, start, end)
     moment = moment_of(moment_ms("--after", after)) if after is not None else None
-    found = ask(address, lambda client: client.schedules.preview(**timing, count=count, after=moment, times=times))
-    if as_json:
+    found = ask(lambda client: client.schedules.preview(**timing, count=count, after=moment, times=times))
+    if Asked.json:
         print_json([_ms(moment) for moment in found])
     elif found:
-        _print_times("", found, zone or "UTC")
+        _print_times("", found, timing["zone"] or "UTC")
     else:
         out.print("No run is planned")

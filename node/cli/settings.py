@@ -11,23 +11,17 @@ import typer
 from tickwheel.client import Settings
 from tickwheel.client.moments import MILLISECOND, duration_of
 from tickwheel.client.settings import SettingChanges
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import (
-    as_dict,
-    ask,
-    json_name,
-    print_json,
-    print_table,
-)
+from tickwheel.node.cli.options import Asked, Commands
+from tickwheel.node.cli.output import as_dict, ask, json_name, print_json, print_table
 from tickwheel.node.times import span_text
 
-settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings: show, change.")
+settings_app = Commands(no_args_is_help=True, help="Replicated settings: show, change.")
 
 
 @settings_app.command("get")
-def settings_get(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def settings_get() -> None:
     """Show the replicated settings."""
-    _show_settings(ask(address, lambda client: client.admin.settings()), as_json)
+    _show_settings(ask(lambda client: client.admin.settings()))
 
 
 @settings_app.command("set")
@@ -36,8 +30,6 @@ def settings_set(
         list[str],
         typer.Argument(help="NAME=VALUE. A time as a duration: retention=7d; retention_ms=604800000 is the same."),
     ],
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Change replicated settings, for all nodes at once."""
     values: dict[str, Any] = {}
@@ -51,7 +43,7 @@ def settings_set(
         except ValueError as error:
             raise typer.BadParameter(f"{change[:100]}: {error}") from None
     new = cast(SettingChanges, values)
-    _show_settings(ask(address, lambda client: client.admin.update_settings(**new)), as_json)
+    _show_settings(ask(lambda client: client.admin.update_settings(**new)))
 
 
 _TYPES: dict[str, type] = get_type_hints(SettingChanges)
@@ -80,9 +72,9 @@ def _value(kind: type, text: str) -> object:
         raise ValueError("a whole number") from None
 
 
-def _show_settings(settings: Settings, as_json: bool) -> None:
+def _show_settings(settings: Settings) -> None:
     """Those that the node has."""
-    if as_json:
+    if Asked.json:
         print_json({name: value for name, value in as_dict(settings).items() if value is not None})
         return
     values = {field.name: getattr(settings, field.name) for field in fields(Settings)}

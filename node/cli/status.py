@@ -25,10 +25,10 @@ from tickwheel.client import (
 )
 from tickwheel.client.errors import ClusterUnavailable, Fault, PermissionRefused, TickwheelError, error_of
 from tickwheel.client.moments import MILLISECOND
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import as_dict, ask, ms_text, out, print_json, table, time_text
+from tickwheel.node.cli.options import Asked, Commands
+from tickwheel.node.cli.output import as_dict, ask, ms_text, out, print_json, say, table, time_text
 
-status_app = typer.Typer()
+status_app = Commands()
 
 
 SERVER_ROWS = ("version", "up", "set up")
@@ -181,8 +181,6 @@ def _as_json(address: str, status: NodeStatus | Fault, info: ServerInfo | Fault)
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Update the view until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between updates with --watch.")] = 1.0,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Show every node: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
 
@@ -208,14 +206,14 @@ def status(
 
         await members()
         answers = dict(sorted((await look()).items(), key=_by_node))
-        if watch and not as_json and out.is_terminal:
+        if watch and not Asked.json and out.is_terminal:
             with Live(status_table(answers, client.cluster.why), console=out, auto_refresh=False) as live:
                 while True:
                     await asyncio.sleep(interval)
                     answers = dict(sorted((await look()).items(), key=_by_node))
                     live.update(status_table(answers, client.cluster.why), refresh=True)
         while True:
-            if as_json:
+            if Asked.json:
                 print_json([_as_json(where, *answer) for where, answer in answers.items()])
             else:
                 out.print(status_table(answers, client.cluster.why))
@@ -229,18 +227,13 @@ def status(
         if not any(status.role is NodeRole.MASTER for status in statuses):
             raise ClusterUnavailable("no node reports that it is master", "NO_MASTER")
 
-    ask(address, go)
+    ask(go)
 
 
 @status_app.command()
 def transfer(
     target: Annotated[str, typer.Argument(help="Node id. Without it: the slave that is furthest ahead.")] = "",
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Hand mastership over, without duplicates."""
-    answer = ask(address, lambda client: client.admin.transfer(target))
-    if as_json:
-        print_json(as_dict(answer))
-    else:
-        out.print(f"{answer.master_id} is master in term {answer.term}; pause {ms_text(answer.pause)}")
+    answer = ask(lambda client: client.admin.transfer(target))
+    say(as_dict(answer), f"{answer.master_id} is master in term {answer.term}; pause {ms_text(answer.pause)}")

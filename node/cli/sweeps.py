@@ -15,19 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tickwheel.client import AsyncClient, Selection, Sweep
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import (
-    ask,
-    confirm,
-    duration,
-    err,
-    moment_ms,
-    out,
-    print_json,
-    print_table,
-    time_text,
-)
-from tickwheel.node.cli.pending import From, Key, KeyPrefix, Tag, TopicName, Until, cold_text, pending_app, selection
+from tickwheel.node.cli.options import Asked
+from tickwheel.node.cli.output import ask, confirm, duration, err, moment_ms, out, print_json, print_table, time_text
+from tickwheel.node.cli.pending import Chosen, cold_text, pending_app
 
 sweeps_app = typer.Typer()
 """`tickwheel pending`, with the commands of this module below it."""
@@ -72,7 +62,7 @@ async def _say_cold(client: AsyncClient) -> None:
         err.print(cold, style="dim")
 
 
-async def follow(client: AsyncClient, begun: Sweep, as_json: bool, selected: int | None = None) -> Sweep:
+async def follow(client: AsyncClient, begun: Sweep, selected: int | None = None) -> Sweep:
     """Show the progress of a job until it has ended. Returns its last state. `selected`: how many messages it is to
     change, if that is known."""
     columns = (
@@ -83,7 +73,7 @@ async def follow(client: AsyncClient, begun: Sweep, as_json: bool, selected: int
         TimeElapsedColumn(),
     )
     last = begun
-    with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
+    with Progress(*columns, console=err, transient=True, disable=Asked.json or not err.is_terminal) as progress:
         task = progress.add_task(begun.action, total=1.0, done="")
         try:
             async for last in client.sweeps.follow(begun.job_id):
@@ -101,8 +91,8 @@ async def follow(client: AsyncClient, begun: Sweep, as_json: bool, selected: int
     return last
 
 
-def _report(sweep: Sweep, as_json: bool) -> None:
-    if as_json:
+def _report(sweep: Sweep) -> None:
+    if Asked.json:
         print_json(_as_dict(sweep))
     elif sweep.ended:
         out.print(said_of(sweep) + (" before it was stopped" if sweep.state == "STOPPED" else ""))
@@ -111,49 +101,29 @@ def _report(sweep: Sweep, as_json: bool) -> None:
 
 
 @pending_app.command()
-def cancel(
-    topic: TopicName = "",
-    tag: Tag = "",
-    key: Key = "",
-    key_prefix: KeyPrefix = "",
-    after: From = None,
-    until: Until = None,
-    yes: Yes = False,
-    detach: Detach = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def cancel(chosen: Chosen, yes: Yes = False, detach: Detach = False) -> None:
     """Cancel every pending message of a selection that was scheduled before now."""
-    chosen = selection(topic, tag, key, key_prefix, after, until)
 
     async def go(client: AsyncClient) -> Sweep:
         await _say_cold(client)
         count = None if yes else await _ask(client, chosen, "cancelled")
         begun = await client.sweeps.cancel(Selection(**chosen))
-        return begun if detach else await follow(client, begun, as_json, count)
+        return begun if detach else await follow(client, begun, count)
 
-    _report(ask(address, go), as_json)
+    _report(ask(go))
 
 
 @pending_app.command()
 def reschedule(
-    topic: TopicName = "",
-    tag: Tag = "",
-    key: Key = "",
-    key_prefix: KeyPrefix = "",
-    after: From = None,
-    until: Until = None,
+    chosen: Chosen,
     at: Annotated[str | None, typer.Option("--at", help="Move all to this time (ISO 8601 or milliseconds).")] = None,
     delay: Annotated[str | None, typer.Option("--delay", help="Move all to this long from now: 30m.")] = None,
     later: Annotated[str | None, typer.Option("--later", help="Move each later by this: 1h.")] = None,
     earlier: Annotated[str | None, typer.Option("--earlier", help="Move each earlier by this.")] = None,
     yes: Yes = False,
     detach: Detach = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Move every pending message of a selection that was scheduled before now."""
-    chosen = selection(topic, tag, key, key_prefix, after, until)
     when: dict[str, Any] = {}
     if at is not None:
         when["due_ms"] = moment_ms("--at", at)
@@ -168,16 +138,16 @@ def reschedule(
         await _say_cold(client)
         count = None if yes else await _ask(client, chosen, "moved")
         begun = await client.sweeps.reschedule(Selection(**chosen), **when)
-        return begun if detach else await follow(client, begun, as_json, count)
+        return begun if detach else await follow(client, begun, count)
 
-    _report(ask(address, go), as_json)
+    _report(ask(go))
 
 
 @pending_app.command()
-def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def sweeps() -> None:
     """List bulk cancels and moves: the running ones and the last that ended."""
-    found = ask(address, lambda client: client.sweeps.list())
-    if as_json:
+    found = ask(lambda client: client.sweeps.list())
+    if Asked.json:
         print_json([_as_dict(sweep) for sweep in found])
         return
     rows = [
@@ -212,6 +182,6 @@ def _selected(chosen: Selection) -> str:
 
 
 @pending_app.command()
-def stop(job_id: JobId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def stop(job_id: JobId) -> None:
     """Stop a bulk cancel or move where it stands. What it has done stays done."""
-    _report(ask(address, lambda client: client.sweeps.stop(job_id)), as_json)
+    _report(ask(lambda client: client.sweeps.stop(job_id)))

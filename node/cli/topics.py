@@ -12,22 +12,14 @@ import typer
 from rich.markup import escape
 
 from tickwheel.client import AsyncClient, Group, RequestRefused, Sweep, Topic
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
-from tickwheel.node.cli.output import (
-    as_dict,
-    ask,
-    confirm,
-    out,
-    place,
-    print_json,
-    print_table,
-)
-from tickwheel.node.cli.policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
+from tickwheel.node.cli.options import Asked, Commands
+from tickwheel.node.cli.output import as_dict, ask, confirm, out, place, print_json, print_table, say
+from tickwheel.node.cli.policy import Policy
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
 from tickwheel.node.times import span_text
 
-topic_app = typer.Typer(no_args_is_help=True, help="Topics: create, delete, list, pause, resume.")
-group_app = typer.Typer(
+topic_app = Commands(no_args_is_help=True, help="Topics: create, delete, list, pause, resume.")
+group_app = Commands(
     no_args_is_help=True, help="Consumer groups: create, update, delete, list, pause, resume, filter, reset."
 )
 
@@ -38,27 +30,23 @@ Name = Annotated[str, typer.Argument(help="Name.")]
 def topic_create(
     name: Name,
     fifo: Annotated[bool, typer.Option("--fifo", help="Deliver messages of one message group in order.")] = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
-    topic = ask(address, lambda client: client.admin.create_topic(name, fifo=fifo))
-    print_json(as_dict(topic)) if as_json else out.print(f"topic {topic.name}")
+    topic = ask(lambda client: client.admin.create_topic(name, fifo=fifo))
+    say(as_dict(topic), f"topic {topic.name}")
 
 
 @topic_app.command("delete")
-def topic_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def topic_delete(name: Name, yes: Yes = False) -> None:
     """Delete a topic with its pending and undelivered messages and its dead letters. Asks first if there are any."""
 
     async def go(client: AsyncClient, confirmed: bool) -> str:
         return (await client.admin.delete_topic(name, cancel_pending=confirmed)).job_id
 
-    _delete(name, go, yes, address, as_json)
+    _delete(name, go, yes)
 
 
-def _delete(
-    name: str, go: Callable[[AsyncClient, bool], Awaitable[str]], yes: bool, address: str, as_json: bool
-) -> None:
+def _delete(name: str, go: Callable[[AsyncClient, bool], Awaitable[str]], yes: bool) -> None:
     """Delete a topic or group and wait for the end. Asks first if messages would be lost, unless `yes`."""
 
     async def deleted(client: AsyncClient) -> Sweep:
@@ -71,10 +59,10 @@ def _delete(
                 raise typer.BadParameter(f"{error}; pass --yes to confirm") from None
             await confirm(f"{error}.")
             job_id = await go(client, True)
-        return await follow(client, await client.sweeps.get(job_id), as_json)
+        return await follow(client, await client.sweeps.get(job_id))
 
-    sweep = ask(address, deleted)
-    if as_json:
+    sweep = ask(deleted)
+    if Asked.json:
         print_json({"deleted": name, **dataclasses.asdict(sweep)})
     elif sweep.state == "FINISHED":
         out.print(f"{name} deleted: {said_of(sweep)}")
@@ -83,10 +71,10 @@ def _delete(
 
 
 @topic_app.command("list")
-def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def topic_list() -> None:
     """List all topics."""
-    topics = ask(address, lambda client: client.admin.topics())
-    if as_json:
+    topics = ask(lambda client: client.admin.topics())
+    if Asked.json:
         print_json([as_dict(topic) for topic in topics])
         return
     shown = 6 if any(t.pending_max for t in topics) else 4
@@ -117,30 +105,17 @@ def group_create(
     broadcasting: Annotated[
         bool, typer.Option("--broadcasting", help="Each consumer gets every message. Nothing is retried.")
     ] = False,
-    initial: Initial = None,
-    factor: Factor = 2.0,
-    longest: Longest = None,
-    jitter: Jitter = 0.0,
-    attempts_max: AttemptsMax = 0,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
+    *,
+    policy: Policy,
 ) -> None:
     """Create a consumer group."""
     where, start_ms = place("--start-from", start_from)
-    policy = policy_from(initial, factor, longest, jitter, attempts_max)
     group = ask(
-        address,
         lambda client: client.admin.create_group(
-            name,
-            topics,
-            start_from=where,
-            start_ms=start_ms,
-            filter=filter,
-            broadcasting=broadcasting,
-            retry=policy,
-        ),
+            name, topics, start_from=where, start_ms=start_ms, filter=filter, broadcasting=broadcasting, retry=policy
+        )
     )
-    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {_topics(group)}")
+    say(as_dict(group), f"group {group.name} of {_topics(group)}")
 
 
 def _topics(group: Group) -> str:
@@ -150,37 +125,27 @@ def _topics(group: Group) -> str:
 
 
 @group_app.command("update")
-def group_update(
-    name: Name,
-    initial: Initial = None,
-    factor: Factor = 2.0,
-    longest: Longest = None,
-    jitter: Jitter = 0.0,
-    attempts_max: AttemptsMax = 0,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
+def group_update(name: Name, policy: Policy) -> None:
     """Replace a group's retry policy. Without --retry-initial, retries use the delay levels."""
-    policy = policy_from(initial, factor, longest, jitter, attempts_max)
-    group = ask(address, lambda client: client.admin.update_group(name, policy))
-    print_json(as_dict(group)) if as_json else out.print(f"group {group.name}: new retry policy in force")
+    group = ask(lambda client: client.admin.update_group(name, policy))
+    say(as_dict(group), f"group {group.name}: new retry policy in force")
 
 
 @group_app.command("delete")
-def group_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def group_delete(name: Name, yes: Yes = False) -> None:
     """Delete a consumer group with its unsettled messages, retries and dead letters. Asks first if there are any."""
 
     async def go(client: AsyncClient, confirmed: bool) -> str:
         return (await client.admin.delete_group(name, discard=confirmed)).job_id
 
-    _delete(name, go, yes, address, as_json)
+    _delete(name, go, yes)
 
 
 @group_app.command("list")
-def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+def group_list() -> None:
     """List all consumer groups. `oldest`: how long ago the oldest message of the backlog was due."""
-    groups = ask(address, lambda client: client.admin.groups())
-    if as_json:
+    groups = ask(lambda client: client.admin.groups())
+    if Asked.json:
         print_json([as_dict(group) for group in groups])
         return
     rows = [

@@ -14,10 +14,10 @@ from tickwheel.client import AsyncClient, EventKind, Message, NotFound, Settleme
 from tickwheel.client.errors import Fault, PermissionRefused, RequestRefused, TickwheelError
 from tickwheel.client.moments import ms_of
 from tickwheel.node.cli.messages import MessageId
-from tickwheel.node.cli.options import ADDRESS_DEFAULT, Addresses, AsJson
+from tickwheel.node.cli.options import Asked, Commands
 from tickwheel.node.cli.output import as_dict, ask, ms_text, out, print_json, time_text, warn
 
-trace_app = typer.Typer()
+trace_app = Commands()
 
 IDS_MAX = 100
 SETTLED = {
@@ -227,14 +227,11 @@ def _as_dict(story: Story) -> dict[str, Any]:
 
 @trace_app.command()
 def trace(
-    message_id: MessageId,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the master.")] = 3.0,
+    message_id: MessageId, timeout: Annotated[float, typer.Option(help="Seconds to wait for the master.")] = 3.0
 ) -> None:
     """Show what became of one message, from schedule to settlement: when, and on which node."""
-    story = ask(address, lambda client: gather(client, message_id), timeout)
-    if as_json:
+    story = ask(lambda client: gather(client, message_id), timeout)
+    if Asked.json:
         print_json(_as_dict(story))
     else:
         for line in tell(story):
