@@ -6,7 +6,7 @@ before it is answered, and more than once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.failure import Failure
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 
 PAUSE_NS = 150 * MS
@@ -53,6 +54,14 @@ class Asking:
     def admin(self, command: AdminCommand, then: Callable[[Any], None]) -> None:
         """As `command`, for a command of an operator."""
         self.served(lambda core: core.parts.requests.admin(command), then)
+
+    def found(
+        self, topics: Sequence[str], groups: Iterable[tuple[str, Sequence[str]]], then: Callable[[], None]
+    ) -> None:
+        """Create topics, then groups of (name, topics), one after the other; then `then`."""
+        created = [AdminCommand(create_topic=CreateTopicRequest(name=topic)) for topic in topics]
+        created += [AdminCommand(create_group=CreateGroupRequest(name=name, topics=of)) for name, of in groups]
+        self.set_up(created, then)
 
     def set_up(self, commands: Sequence[AdminCommand], then: Callable[[], None]) -> None:
         """Commands of an operator, each once the one before is done; then `then`."""

@@ -40,7 +40,7 @@ that takes mixed batches the topic is empty and the epoch 0: one call settles se
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """Rows of one topic in a batch."""
 
     topic: str
@@ -51,7 +51,7 @@ class _Rows:
     uids: tuple[int, ...]
 
 
-def _by_topic(batch: consumer_pb2.DeliverBatch, uids: Sequence[int]) -> list[_Rows]:
+def by_topic(batch: consumer_pb2.DeliverBatch, uids: Sequence[int]) -> list[Rows]:
     """The rows of a batch by topic. `uids`: the message of each row."""
     if batch.topics:
         counts, epochs = (np.frombuffer(column, "<u4").tolist() for column in (batch.topic_counts, batch.epochs))
@@ -65,7 +65,7 @@ def _by_topic(batch: consumer_pb2.DeliverBatch, uids: Sequence[int]) -> list[_Ro
         last = first + count
         eights, fours = slice(8 * first, 8 * last), slice(4 * first, 4 * last)
         found.append(
-            _Rows(
+            Rows(
                 topic,
                 epoch,
                 batch.ids[eights],
@@ -76,6 +76,54 @@ def _by_topic(batch: consumer_pb2.DeliverBatch, uids: Sequence[int]) -> list[_Ro
         )
         first = last
     return found
+
+
+def uids_of(batch: consumer_pb2.DeliverBatch) -> list[int]:
+    """The message of each row, by its payload."""
+    sizes = np.frombuffer(batch.sizes, "<u4").tolist()
+    labels = np.frombuffer(batch.meta_sizes, "<u4").tolist()
+    uids: list[int] = []
+    at = 0
+    for size, label in zip(sizes, labels, strict=True):
+        uids.append(UID.unpack_from(batch.records, at + label)[0])
+        at += size
+    return uids
+
+
+def note_delivered(
+    wires: Wires,
+    machine: Machine,
+    session: int,
+    batch: consumer_pb2.DeliverBatch,
+    parts: Sequence[Rows],
+    clock_error_ms: float,
+    broadcast: bool = False,
+) -> None:
+    """Write down that a batch leaves a node."""
+    ids = np.frombuffer(batch.ids, "<u8").tolist()
+    attempts = np.frombuffer(batch.attempts, "<u4").tolist()
+    due = np.frombuffer(batch.due_ms, "<i8").tolist()
+    places = [(part.topic, part.epoch, uid) for part in parts for uid in part.uids]
+    for id64, attempt, due_ms, (topic, epoch, uid) in zip(ids, attempts, due, places, strict=True):
+        wires.history.add(
+            Delivered(
+                wires.world.now_ns,
+                machine.name,
+                machine.boot,
+                batch.term,
+                batch.group,
+                topic,
+                session,
+                id64,
+                uid,
+                attempt,
+                due_ms,
+                batch.lease_until_ms,
+                clock_error_ms,
+                broadcast,
+                epoch,
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +158,7 @@ class _Consumer:
     unanswered: dict[int, int] = field(default_factory=dict)
     mixes: bool = False
     """Takes batches of several topics, and settles several by one call."""
-    thinking: dict[_Together, list[_Rows]] = field(default_factory=dict)
+    thinking: dict[_Together, list[Rows]] = field(default_factory=dict)
 
 
 class Consumers:
@@ -221,32 +269,8 @@ class Consumers:
         if isinstance(machine.process, CoreProcess):
             machine.process.observe_lease()
             clock_error_ms = machine.process.host.core.clock.error_ns() / MS
-        ids = np.frombuffer(batch.ids, "<u8").tolist()
-        attempts = np.frombuffer(batch.attempts, "<u4").tolist()
-        due = np.frombuffer(batch.due_ms, "<i8").tolist()
-        uids = self._uids(batch)
-        parts = _by_topic(batch, uids)
-        places = [(part.topic, part.epoch) for part in parts for _ in part.uids]
-        for id64, uid, attempt, due_ms, (topic, epoch) in zip(ids, uids, attempts, due, places, strict=True):
-            self._history.add(
-                Delivered(
-                    self._world.now_ns,
-                    machine.name,
-                    machine.boot,
-                    batch.term,
-                    batch.group,
-                    topic,
-                    number,
-                    id64,
-                    uid,
-                    attempt,
-                    due_ms,
-                    batch.lease_until_ms,
-                    clock_error_ms,
-                    consumer.crowd.broadcast,
-                    epoch,
-                )
-            )
+        parts = by_topic(batch, self._uids(batch))
+        note_delivered(self._wires, machine, number, batch, parts, clock_error_ms, consumer.crowd.broadcast)
         if consumer.session_number != number and consumer.opening != number:
             return
         rng = self._rng
@@ -270,15 +294,7 @@ class Consumers:
                 self._world.at(settle_ns, self._settle, consumer, machine, together)
 
     def _uids(self, batch: consumer_pb2.DeliverBatch) -> list[int]:
-        """The message of each row."""
-        sizes = np.frombuffer(batch.sizes, "<u4").tolist()
-        labels = np.frombuffer(batch.meta_sizes, "<u4").tolist()
-        uids: list[int] = []
-        at = 0
-        for size, label in zip(sizes, labels, strict=True):
-            uids.append(UID.unpack_from(batch.records, at + label)[0])
-            at += size
-        return uids
+        return uids_of(batch)
 
     def _settle(self, consumer: _Consumer, machine: Machine, together: _Together) -> None:
         """One settlement for everything of a topic that the consumer has done with by now; of one that takes mixed

@@ -9,7 +9,7 @@ from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ResetGroupRequest
+from tickwheel.proto.admin_pb2 import ResetGroupRequest
 from tickwheel.proto.consumer_pb2 import LATEST, TIME
 from tickwheel.proto.log_pb2 import AdminCommand
 
@@ -36,9 +36,7 @@ class Couriers(AskingClients):
             self._consumers.start()
             self._world.after(2 * SECOND, self._reset)
 
-        topics = [AdminCommand(create_topic=CreateTopicRequest(name=topic)) for topic in TOPICS]
-        groups = [AdminCommand(create_group=CreateGroupRequest(name=name, topics=TOPICS)) for name in (GROUP, RESET)]
-        self._asking.set_up([*topics, *groups], ready)
+        self._asking.found(TOPICS, [(GROUP, TOPICS), (RESET, TOPICS)], ready)
 
     def unfinished(self) -> str:
         if self._asking.open:

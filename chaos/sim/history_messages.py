@@ -147,6 +147,10 @@ class Delivered(Record):
     """Number of resets of the group, as the node reports it."""
 
 
+SETTLING = ("ACK", "DEAD", "SKIP")
+"""Outcomes after which a message does not come to the group again."""
+
+
 @dataclass(slots=True)
 class SettleSent(Record):
     group: str

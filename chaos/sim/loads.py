@@ -17,8 +17,6 @@ from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Row
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.proto import scheduler_pb2
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
-from tickwheel.proto.log_pb2 import AdminCommand
 
 TOPIC = "catalogue"
 GROUPS = ("shelves", "mirrors")
@@ -42,17 +40,13 @@ class Loads(AskingClients):
 
     def start(self) -> None:
         """Start once topic and groups exist."""
-        commands = [
-            AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
-            *(AdminCommand(create_group=CreateGroupRequest(name=group, topics=[TOPIC])) for group in reversed(GROUPS)),
-        ]
 
         def begin() -> None:
             self._began = True
             self._consumers.start()
             self._world.after(0, self._begin_some)
 
-        self._asking.set_up(commands, begin)
+        self._asking.found((TOPIC,), [(group, (TOPIC,)) for group in reversed(GROUPS)], begin)
 
     def unfinished(self) -> str:
         if not self._began:

@@ -12,25 +12,23 @@ import numpy as np
 
 from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.consumers import by_topic, note_delivered, uids_of
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_messages import (
     DeadPurged,
     DeadReplayAsked,
     DeadReplayed,
-    Delivered,
     Extended,
     Row,
     Settled,
     SettleSent,
 )
-from tickwheel.chaos.sim.producers import UID, Producers
+from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import consumer_pb2, dead_pb2
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
-from tickwheel.proto.log_pb2 import AdminCommand
 
 TOPIC = "parcels"
 GROUP = "couriers"
@@ -65,10 +63,6 @@ class Parcels(AskingClients):
 
     def start(self) -> None:
         """Start once topic and group exist."""
-        commands = [
-            AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
-            AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC])),
-        ]
 
         def begin() -> None:
             self._producers.start()
@@ -76,7 +70,7 @@ class Parcels(AskingClients):
                 self._world.after(self._rng.randrange(SECOND), self._pull, puller)
             self._world.after(2 * SECOND, self._look_at_dead)
 
-        self._asking.set_up(commands, begin)
+        self._asking.found((TOPIC,), [(GROUP, (TOPIC,))], begin)
 
     def unfinished(self) -> str:
         if self._asking.open:
@@ -106,7 +100,11 @@ class Parcels(AskingClients):
             process = machine.process
             if not isinstance(answer, Failure) and answer.ids and isinstance(process, CoreProcess):
                 process.observe_lease()
-                self._note(machine.name, machine.boot, session, answer, process.host.core.clock.error_ns() / MS)
+                uids = uids_of(answer)
+                for uid, (id64, attempt) in zip(uids, _rows_of(answer), strict=True):
+                    self._last[id64] = (uid, attempt)
+                clock_error_ms = process.host.core.clock.error_ns() / MS
+                note_delivered(self._wires, machine, session, answer, by_topic(answer, uids), clock_error_ms)
             self._wires.back(arrived, answer)
 
         def arrived(answer: consumer_pb2.DeliverBatch | Failure) -> None:
@@ -132,41 +130,6 @@ class Parcels(AskingClients):
 
         self._wires.call(machine, lambda core: serve(core, core.parts.consumers.pull(request), left))
         self._world.after(TIMEOUT_NS + WAIT_MS * MS, timed_out)
-
-    def _note(
-        self, node: str, boot: int, session: int, batch: consumer_pb2.DeliverBatch, clock_error_ms: float
-    ) -> None:
-        at = 0
-        columns = (
-            np.frombuffer(batch.ids, "<u8").tolist(),
-            np.frombuffer(batch.attempts, "<u4").tolist(),
-            np.frombuffer(batch.due_ms, "<i8").tolist(),
-            np.frombuffer(batch.sizes, "<u4").tolist(),
-            np.frombuffer(batch.meta_sizes, "<u4").tolist(),
-        )
-        for id64, attempt, due_ms, size, label in zip(*columns, strict=True):
-            uid = UID.unpack_from(batch.records, at + label)[0]
-            at += size
-            self._last[id64] = (uid, attempt)
-            self._history.add(
-                Delivered(
-                    self._world.now_ns,
-                    node,
-                    boot,
-                    batch.term,
-                    batch.group,
-                    batch.topic,
-                    session,
-                    id64,
-                    uid,
-                    attempt,
-                    due_ms,
-                    batch.lease_until_ms,
-                    clock_error_ms,
-                    False,
-                    batch.epoch,
-                )
-            )
 
     def _work(self, puller: _Puller, number: int, batch: consumer_pb2.DeliverBatch, extensions: int) -> None:
         """Think, and extend the lease meanwhile; then settle, or forget."""
@@ -270,12 +233,11 @@ class Parcels(AskingClients):
         self._asking.served(lambda core: core.parts.dead.list(request), told)
 
     def _replay(self, letters: list[dead_pb2.DeadLetter]) -> None:
-        known = [self._last[letter.id.hour << 32 | letter.id.index] for letter in letters]
-        uids = tuple(uid for uid, _ in known)
+        known = [(id64, *self._last[id64]) for id64 in map(_id_of, letters)]
+        uids = tuple(uid for _, uid, _ in known)
         self._history.add(DeadReplayAsked(self._world.now_ns, GROUP, uids))
-        for letter, (uid, attempt) in zip(letters, known, strict=True):
+        for id64, uid, attempt in known:
             # The checkers of deliveries count this as a consumer handing the message back.
-            id64 = letter.id.hour << 32 | letter.id.index
             self._history.add(SettleSent(self._world.now_ns, GROUP, id64, uid, attempt, "RETRY"))
         request = dead_pb2.ReplayDeadRequest(group=GROUP, numbers=[letter.number for letter in letters])
 
@@ -286,7 +248,7 @@ class Parcels(AskingClients):
         self._asking.served(lambda core: core.parts.dead.replay(request), told)
 
     def _purge(self, letters: list[dead_pb2.DeadLetter]) -> None:
-        uids = tuple(self._last[letter.id.hour << 32 | letter.id.index][0] for letter in letters)
+        uids = tuple(self._last[_id_of(letter)][0] for letter in letters)
         request = dead_pb2.PurgeDeadRequest(group=GROUP, numbers=[letter.number for letter in letters])
 
         def told(_: object) -> None:
@@ -299,3 +261,7 @@ def _rows_of(batch: consumer_pb2.DeliverBatch) -> list[tuple[int, int]]:
     """(id, attempt) of each message."""
     ids, attempts = np.frombuffer(batch.ids, "<u8").tolist(), np.frombuffer(batch.attempts, "<u4").tolist()
     return list(zip(ids, attempts, strict=True))
+
+
+def _id_of(letter: dead_pb2.DeadLetter) -> int:
+    return letter.id.hour << 32 | letter.id.index

@@ -22,8 +22,6 @@ LONG_SECONDS = 20
 """Shortest long run."""
 DENSE_SECONDS = 3
 """Length of a dense run with about as many messages as a long run."""
-REST_GAP_US = 90_000
-"""`rest_gap_us` of long runs."""
 WRITERS = ("lines", "listeners", "sweeps", "writes", "loads", "parcels", "couriers")
 """Clients that write messages of their own, where they take part."""
 SHARING_PERCENT = 75
@@ -121,11 +119,11 @@ class Shape:
     """How long before messages are due their dispatch is proposed."""
     extra_stay: int = _drawn(1, long=(0,))
     """0: a member leaves for each newcomer that counts."""
-    thin: int
+    thin: int = _drawn(1)
     """Factor on the pauses of clients: a long run need not be as dense as a short one."""
-    sharing_percent: int
+    sharing_percent: int = _drawn(100)
     """Further factor on these pauses, in percent: the more kinds of clients share a long run, the less each does."""
-    rest_gap_us: int
+    rest_gap_us: int = _drawn(0, long=(90_000,))
     """Least gap between two turns outside spells; during a spell it is `loop_gap_us`. 0: always that (pace.py)."""
 
 
@@ -133,9 +131,8 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
     """The shape of a seed for a run of `seconds`. Fields in `fixed` are not drawn."""
     given = dict(fixed)
     long = seconds >= LONG_SECONDS
-    rests = long and "loop_gap_us" not in given
     choices: dict[str, Sequence[int]] = {
-        item.name: item.metadata["long" if long else "short"] for item in fields(Shape) if item.metadata
+        item.name: item.metadata["long" if long else "short"] for item in fields(Shape)
     }
 
     def one(name: str) -> int:
@@ -144,9 +141,11 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
     if any(one(name) for name in ("sweeps", "listeners", "couriers")):
         # At the end every swept message is looked up, and a reset goes back to messages in these hours.
         choices["hours_kept"] = (1,)
-    choices["thin"] = (seconds // DENSE_SECONDS if long else 1,)
-    choices["sharing_percent"] = (100 + SHARING_PERCENT * sum(map(one, WRITERS)) if long else 100,)
-    choices["rest_gap_us"] = (REST_GAP_US if rests else 0,)
+    if long:
+        choices["thin"] = (seconds // DENSE_SECONDS,)
+        choices["sharing_percent"] = (100 + SHARING_PERCENT * sum(map(one, WRITERS)),)
+    if "loop_gap_us" in given:
+        choices["rest_gap_us"] = (0,)
     return Shape(**{name: one(name) for name in choices})
 
 

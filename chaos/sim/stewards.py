@@ -31,13 +31,7 @@ from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
-from tickwheel.proto.admin_pb2 import (
-    CreateGroupRequest,
-    CreateTopicRequest,
-    DeleteGroupRequest,
-    DeleteTopicRequest,
-    Settings,
-)
+from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest, Settings
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, Sweep
 
@@ -121,27 +115,13 @@ class Stewards(AskingClients):
             topic_request = DeleteTopicRequest(name=topic, cancel_pending=True)
             group_request = DeleteGroupRequest(name=group, discard=True)
             ends: list[tuple[str, str, Call]] = [
-                (
-                    "topic",
-                    topic,
-                    lambda core, answer: serve(core, core.parts.deleter.topic(topic_request), answer),
-                ),
-                (
-                    "group",
-                    group,
-                    lambda core, answer: serve(core, core.parts.deleter.group(group_request), answer),
-                ),
+                ("topic", topic, lambda core, answer: serve(core, core.parts.deleter.topic(topic_request), answer)),
+                ("group", group, lambda core, answer: serve(core, core.parts.deleter.group(group_request), answer)),
             ]
             for kind, name, request in ends:
                 self._world.after(self._rng.randrange(LIVES_NS_MOST), self._delete, kind, name, request)
 
-        self._asking.set_up(
-            [
-                AdminCommand(create_topic=CreateTopicRequest(name=topic)),
-                AdminCommand(create_group=CreateGroupRequest(name=group, topics=[topic])),
-            ],
-            filled,
-        )
+        self._asking.found((topic,), [(group, (topic,))], filled)
 
     def _fill(self, topic: str) -> None:
         """Some messages, once: nobody asks what became of them."""

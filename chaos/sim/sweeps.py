@@ -15,9 +15,7 @@ from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBeg
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.proto import scheduler_pb2
-from tickwheel.proto.admin_pb2 import CreateGroupRequest
 from tickwheel.proto.common_pb2 import MessageId
-from tickwheel.proto.log_pb2 import AdminCommand
 
 TOPIC = "notes"
 GROUP = "readers"
@@ -48,15 +46,14 @@ class Sweeps(AskingClients):
         wires.history.subscribe((Delivered, ScheduleSent), self._observe)
 
     def start(self) -> None:
-        group = AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC]))
 
-        def created(_: object) -> None:
+        def created() -> None:
             self._producers.start()
             self._consumers.start()
             self._world.after(SECOND, self._sweep)
             self._world.after(SECOND, self._look)
 
-        self._asking.admin(group, created)
+        self._asking.found((), [(GROUP, (TOPIC,))], created)
 
     def unfinished(self) -> str:
         if self._running:

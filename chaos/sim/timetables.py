@@ -24,9 +24,7 @@ from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.requests import everybody
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2, schedules_pb2
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
 from tickwheel.proto.common_pb2 import UNKNOWN_NAME, WRONG_STATE
-from tickwheel.proto.log_pb2 import AdminCommand
 
 TOPIC = "rota"
 GROUP = "crew"
@@ -68,17 +66,13 @@ class Timetables(AskingClients):
 
     def start(self) -> None:
         """Start once topic and group exist."""
-        commands = [
-            AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
-            AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC])),
-        ]
 
         def begin() -> None:
             self._began = True
             self._crew.start()
             self._act()
 
-        self._asking.set_up(commands, begin)
+        self._asking.found((TOPIC,), [(GROUP, (TOPIC,))], begin)
 
     def unfinished(self) -> str:
         if not self._began or self._asking.open:

@@ -237,31 +237,28 @@ class Writes(AskingClients):
             job_id=driver.job, batch=driver.batch, run_id=driver.run, attempts=named
         )
 
-        def taken(answer: StagedJob | Failure) -> bool:
-            refused = _refused(answer)
-            if isinstance(answer, Failure) and not refused:
+        def told(answer: StagedJob | Failure) -> bool:
+            if isinstance(answer, Failure) and not _refused(answer):
                 return False
             state = REFUSED if isinstance(answer, Failure) else StagedState.Name(answer.state)
             self._history.add(CommitAnswered(self._world.now_ns, driver.job, driver.batch, driver.run, state))
-            if refused:
+            return True
+
+        def taken(answer: StagedJob | Failure) -> bool:
+            if not told(answer):
+                return False
+            if isinstance(answer, Failure):
                 self._give_up(driver)
             else:
                 self._follow(driver)
                 if self._rng.random() < 0.2:  # the answer is lost: the asker does not know of it
-                    self._asking.ask(call, lambda again: self._repeated(driver, again))
+                    self._asking.ask(call, told)
             return True
 
         def call(core: NodeCore, answer: Answer) -> None:
             serve(core, core.parts.staging.commit(request), self._lossy(answer))
 
         self._asking.ask(call, taken)
-
-    def _repeated(self, driver: _Driver, answer: StagedJob | Failure) -> bool:
-        if isinstance(answer, Failure) and not _refused(answer):
-            return False
-        state = REFUSED if isinstance(answer, Failure) else StagedState.Name(answer.state)
-        self._history.add(CommitAnswered(self._world.now_ns, driver.job, driver.batch, driver.run, state))
-        return True
 
     def _follow(self, driver: _Driver) -> None:
         """Ask until all of it is scheduled."""

@@ -8,14 +8,12 @@ again; and no message acknowledged before is passed over. The order is that of d
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent, SettleSent
+from tickwheel.chaos.sim.history_messages import SETTLING, Delivered, ScheduleAcknowledged, ScheduleSent, SettleSent
 
 Lane = tuple[str, str]
 """(topic, message group)"""
 Place = tuple[int, int]
 """(due_ms, id)"""
-
-SETTLING = ("ACK", "DEAD", "SKIP")
 
 
 class InOrder(Checker):

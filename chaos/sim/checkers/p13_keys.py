@@ -17,12 +17,19 @@ from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.key_search import Doubtful, Event, Facts, Kind, Operation, Put, What, explain
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DISPATCH_SLACK_MS, hour_may_be_gone
 from tickwheel.chaos.sim.history_keys import KeyAnswered, KeyAsked, KeyedAnswered, KeyedSeen, KeysUsed, KeyUndone
-from tickwheel.chaos.sim.history_messages import Delivered, Row, ScheduleRefused, ScheduleSent, Settled, SettleSent
+from tickwheel.chaos.sim.history_messages import (
+    SETTLING,
+    Delivered,
+    Row,
+    ScheduleRefused,
+    ScheduleSent,
+    Settled,
+    SettleSent,
+)
 from tickwheel.chaos.sim.world import HOUR_MS
 
 LOST = "OUTCOME_UNKNOWN"
 """The only refusal after which a request may still take effect."""
-SETTLING = ("ACK", "DEAD", "SKIP")
 NOT_SCHEDULED = ("KEY_REFUSED", "KEY_USED_EXISTING")
 
 _Place = tuple[str, str]

@@ -48,9 +48,12 @@ class NoLoss(Checker):
     def _on_cancel_answered(self, record: CancelAnswered) -> None:
         self._cancel_open.pop(record.uid, None)
         if record.outcome == "CANCELLED":
-            self._cancelled.add(record.uid)
-            for missing in self._missing.values():
-                missing.discard(record.uid)
+            self._cancel(record.uid)
+
+    def _cancel(self, uid: int) -> None:
+        self._cancelled.add(uid)
+        for missing in self._missing.values():
+            missing.discard(uid)
 
     def _on_reschedule_sent(self, record: RescheduleSent) -> None:
         self._reschedule_open[record.uid] = record.due_ms
@@ -65,9 +68,7 @@ class NoLoss(Checker):
         self._reschedule_open.pop(record.uid, None)
         self._due_ms[record.uid] = record.due_ms
         if record.state == "MESSAGE_CANCELLED":
-            self._cancelled.add(record.uid)
-            for missing in self._missing.values():
-                missing.discard(record.uid)
+            self._cancel(record.uid)
 
     def _on_keyed_seen(self, record: KeyedSeen) -> None:
         # p13_keys judges whether it may be so.
@@ -75,9 +76,7 @@ class NoLoss(Checker):
         if record.owed:
             self._due_ms[record.uid] = record.due_ms
         else:
-            self._cancelled.add(record.uid)
-            for missing in self._missing.values():
-                missing.discard(record.uid)
+            self._cancel(record.uid)
 
     def owed(self, at_ns: int) -> list[tuple[str, int]]:
         wall_ms = self.wall_ms(at_ns)

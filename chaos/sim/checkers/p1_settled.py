@@ -6,9 +6,7 @@ Judged by receipts: ACK, SKIP and DEAD end a message for a group. Replayed dead 
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history_messages import DeadReplayAsked, Settled, SettledSeen, SettleSent
-
-ENDS = ("ACK", "SKIP", "DEAD")
+from tickwheel.chaos.sim.history_messages import SETTLING, DeadReplayAsked, Settled, SettledSeen, SettleSent
 
 
 class SettledHolds(Checker):
@@ -32,11 +30,11 @@ class SettledHolds(Checker):
 
     def _on_settle_sent(self, record: SettleSent) -> None:
         self._ids.setdefault((record.group, record.uid), set()).add(record.id)
-        if record.outcome in ENDS:
+        if record.outcome in SETTLING:
             self._asked.setdefault(record.group, set()).add(record.id)
 
     def _on_settled(self, record: Settled) -> None:
-        if record.outcome in ENDS:
+        if record.outcome in SETTLING:
             self._settled.setdefault(record.group, {}).setdefault(record.id, record.at_ns)
 
     def _on_settled_seen(self, record: SettledSeen) -> None:
