@@ -184,35 +184,20 @@ class SequenceTaken(SequenceError):
     """The producer id belongs to another client, or the sequence was accepted with other content. Not accepted now."""
 
 
-_TYPES: dict[str, type[TickwheelError]] = {
-    "INVALID_FIELD": RequestRefused,
-    "NAME_TAKEN": RequestRefused,
-    "FILTER_DIFFERS": FilterDiffers,
-    "WRONG_STATE": RequestRefused,
-    "INVALID_ARGUMENT": RequestRefused,
-    "FAILED_PRECONDITION": RequestRefused,
-    "OUT_OF_RANGE": RequestRefused,
-    "UNIMPLEMENTED": RequestRefused,
-    "LIMIT_REACHED": LimitReached,
-    "DISK_FULL": LimitReached,
-    "RESOURCE_EXHAUSTED": LimitReached,
-    "UNKNOWN_NAME": NotFound,
-    "NOT_FOUND": NotFound,
-    "ROLE_REQUIRED": PermissionRefused,
-    "PERMISSION_DENIED": PermissionRefused,
-    "UNAUTHENTICATED": PermissionRefused,
-    "RIGHT_REQUIRED": PermissionRefused,
-    "SEQUENCE_GAP": SequenceError,
-    "SEQUENCE_FORGOTTEN": SequenceError,
-    "SEQUENCE_TAKEN": SequenceTaken,
-    "OUTCOME_UNKNOWN": OutcomeUnknown,
-    "NODE_FAULT": OutcomeUnknown,
-    "NOT_MASTER": ClusterUnavailable,
-    "NO_MASTER": ClusterUnavailable,
-    "RECOVERING": ClusterUnavailable,
-    "NO_AGREED_TIME": ClusterUnavailable,
-    "UNAVAILABLE": ClusterUnavailable,
+_REASONS: dict[type[TickwheelError], str] = {
+    RequestRefused: (
+        "INVALID_FIELD NAME_TAKEN WRONG_STATE INVALID_ARGUMENT FAILED_PRECONDITION OUT_OF_RANGE UNIMPLEMENTED"
+    ),
+    FilterDiffers: "FILTER_DIFFERS",
+    LimitReached: "LIMIT_REACHED DISK_FULL RESOURCE_EXHAUSTED",
+    NotFound: "UNKNOWN_NAME NOT_FOUND",
+    PermissionRefused: "ROLE_REQUIRED PERMISSION_DENIED UNAUTHENTICATED RIGHT_REQUIRED",
+    SequenceError: "SEQUENCE_GAP SEQUENCE_FORGOTTEN",
+    SequenceTaken: "SEQUENCE_TAKEN",
+    OutcomeUnknown: "OUTCOME_UNKNOWN NODE_FAULT",
+    ClusterUnavailable: "NOT_MASTER NO_MASTER RECOVERING NO_AGREED_TIME UNAVAILABLE",
 }
+_TYPES = {reason: kind for kind, reasons in _REASONS.items() for reason in reasons.split()}
 
 
 def error_of(fault: Fault) -> TickwheelError:

@@ -194,30 +194,14 @@ class ChaosCluster(LocalCluster):
     def _knob_file(self, node: LocalNode) -> Path:
         return node.directory / "knobs.json"
 
-    def turn(
-        self,
-        node: LocalNode,
-        *,
-        offset_ms: int | None = None,
-        rate_ppm: int | None = None,
-        disk_full: bool | None = None,
-        sync_ms: int | None = None,
-        sync_fails: bool | None = None,
-    ) -> int:
+    def turn(self, node: LocalNode, **knobs: int) -> int:
         """Turn the given knobs of a node. Returns the number of the change."""
         before = self._knobs[node.node_id]
-        given = {
-            "offset_ms": offset_ms,
-            "rate_ppm": rate_ppm,
-            "disk_full": disk_full,
-            "sync_ms": sync_ms,
-            "sync_fails": sync_fails,
-        }
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        knobs = replace(before, turn=before.turn + 1, **changes)
-        self._knobs[node.node_id] = knobs
-        write_knobs(self._knob_file(node), knobs)
-        return knobs.turn
+        changes: dict[str, Any] = dict(knobs)
+        turned = replace(before, turn=before.turn + 1, **changes)
+        self._knobs[node.node_id] = turned
+        write_knobs(self._knob_file(node), turned)
+        return turned.turn
 
     async def has_read(self, node: LocalNode, turn: int, within_s: float) -> bool:
         """Whether its process goes by this change of its knobs, or is gone, in time."""

@@ -214,47 +214,31 @@ class WrongClock(Active):
         return Evidence(self._readings, "wrong readings")
 
 
-class _DiskFull(Active):
-    """Nothing new gets room."""
+class _Turned(Active):
+    """A knob of the disks is turned, and turned back. `effect`: what the nodes count of it."""
 
-    async def begin(self) -> None:
-        self._before = sum(self.cluster.effects(node).refusals for node in self.struck)
-        for node in self.struck:
-            self.cluster.turn(node, disk_full=True)
-
-    async def end(self) -> None:
-        self._refusals = sum(self.cluster.effects(node).refusals for node in self.struck) - self._before
-        for node in self.struck:
-            self.cluster.turn(node, disk_full=False)
-
-    async def evidence(self) -> Evidence:
-        return Evidence(max(0, self._refusals), "writes refused")
-
-
-class _SlowDisk(Active):
-    """Every fdatasync takes longer."""
-
-    def __init__(self, cluster: ChaosCluster, struck: list[LocalNode], sync_ms: int) -> None:
+    def __init__(self, cluster: ChaosCluster, struck: list[LocalNode], effect: str, unit: str, **knob: int) -> None:
         super().__init__(cluster, struck)
-        self._sync_ms = sync_ms
-        self.detail = f"{sync_ms} ms more"
+        self._effect = effect
+        self._unit = unit
+        self._knob = knob
 
-    def _slow(self) -> int:
-        return sum(self.cluster.effects(node).slow_syncs for node in self.struck)
+    def _count(self) -> int:
+        return sum(getattr(self.cluster.effects(node), self._effect) for node in self.struck)
 
     async def begin(self) -> None:
-        self._before = self._slow()
+        self._before = self._count()
         for node in self.struck:
-            self.cluster.turn(node, sync_ms=self._sync_ms)
+            self.cluster.turn(node, **self._knob)
 
     async def end(self) -> None:
         for node in self.struck:
-            self.cluster.turn(node, sync_ms=0)
+            self.cluster.turn(node, **{name: type(value)() for name, value in self._knob.items()})
         await asyncio.sleep(SETTLED_S)
-        self._seen = self._slow() - self._before
+        self._seen = self._count() - self._before
 
     async def evidence(self) -> Evidence:
-        return Evidence(max(0, self._seen), "slow syncs")
+        return Evidence(max(0, self._seen), self._unit)
 
 
 class _FailedSync(Active):
@@ -373,9 +357,12 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
         case "cut":
             return ways(Spoiling(cut=True), network.ways_of(node_id), _reset, "connections reset or refused")
         case "disk-full":
-            return _DiskFull(cluster, struck)
+            return _Turned(cluster, struck, "refusals", "writes refused", disk_full=True)
         case "slow-disk":
-            return _SlowDisk(cluster, struck, rng.randrange(*SYNC_MS))
+            sync_ms = rng.randrange(*SYNC_MS)
+            slow = _Turned(cluster, struck, "slow_syncs", "slow syncs", sync_ms=sync_ms)
+            slow.detail = f"{sync_ms} ms more"
+            return slow
         case "failed-sync":
             return _FailedSync(cluster, struck)
         case "skew":

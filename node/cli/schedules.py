@@ -27,6 +27,7 @@ from tickwheel.client import (
 from tickwheel.client.moments import MILLISECOND, moment_of, ms_of
 from tickwheel.client.schedules import ZONE_RULE
 from tickwheel.node.cli.options import Asked, Commands, MadeBy
+from tickwheel.node.cli.output import as_dict as answer_as_dict
 from tickwheel.node.cli.output import (
     ask,
     duration,
@@ -50,6 +51,8 @@ schedules_app = typer.Typer()
 schedules_app.add_typer(schedules_group, name="schedules")
 
 PAYLOAD_SHOWN = 200
+CONTENT = ("key", "tags", "headers", "message_group")
+"""What a list does not have, beside the payload."""
 RUNS_MISSED_MAX = 100
 """A node counts no further."""
 
@@ -140,55 +143,20 @@ def _ms(moment: datetime | None) -> int | None:
 
 
 def _run_dict(run: ScheduleRun) -> dict[str, Any]:
-    return {
-        "planned_ms": _ms(run.planned),
-        "outcome": run.outcome,
-        "id": run.id or None,
-        "due_ms": _ms(run.due),
-        "count": run.count,
-        "last_planned_ms": _ms(run.last_planned),
-    }
+    return answer_as_dict(run) | {"id": run.id or None}
 
 
 def as_dict(schedule: Schedule) -> dict[str, Any]:
-    """The schedule as a JSON object."""
-    values: dict[str, Any] = {
-        "name": schedule.name,
-        "revision": schedule.revision,
-        "state": schedule.state,
-        "cron": schedule.cron or None,
-        "every_ms": schedule.every // MILLISECOND if schedule.every is not None else None,
-        "zone": schedule.zone,
-        "start_ms": _ms(schedule.start),
-        "end_ms": _ms(schedule.end),
-        "count": schedule.count,
-        "jitter_ms": schedule.jitter // MILLISECOND,
-        "missed": schedule.missed,
-        "missed_window_ms": schedule.missed_window // MILLISECOND,
-        "late_ms_max": schedule.late_max // MILLISECOND,
-        "overlap": schedule.overlap,
-        "topic": schedule.topic,
-        "next_ms": _ms(schedule.next_run),
-        "created_ms": _ms(schedule.created),
-        "changed_ms": _ms(schedule.changed),
-        "owner": schedule.owner,
-        "runs_made": schedule.counts.made,
-        "runs_skipped": schedule.counts.skipped,
-        "runs_missed": schedule.counts.missed,
-        "runs_triggered": schedule.counts.triggered,
-        "runs_backfilled": schedule.counts.backfilled,
-        "runs_no_topic": schedule.counts.no_topic,
-        "runs_cancelled": schedule.counts.cancelled,
-    }
+    """The schedule as a JSON object, without its runs."""
+    values = answer_as_dict(schedule)
+    for name in ("runs", "upcoming_ms", "payload"):
+        del values[name]
+    values["next_ms"] = values.pop("next_run_ms")
+    values["cron"] = schedule.cron or None
+    values |= {f"runs_{what}": number for what, number in values.pop("counts").items()}
     if schedule.payload is None:
-        return values
-    return values | {
-        "key": schedule.key,
-        "tags": list(schedule.tags),
-        "headers": dict(schedule.headers),
-        "message_group": schedule.message_group,
-        **payload_as_dict(schedule.payload),
-    }
+        return {name: value for name, value in values.items() if name not in CONTENT}
+    return values | payload_as_dict(schedule.payload)
 
 
 def _next_text(schedule: Schedule) -> str:
@@ -315,15 +283,7 @@ def _definition(schedule: Schedule) -> list[tuple[str, str]]:
     text = payload[:PAYLOAD_SHOWN].decode(errors="backslashreplace")
     window = f" within {span_text(schedule.missed_window // MILLISECOND)}" if schedule.missed_window else ""
     late = f", late after {span_text(schedule.late_max // MILLISECOND)}" if schedule.late_max else ""
-    counts = {
-        "made": schedule.counts.made,
-        "skipped": schedule.counts.skipped,
-        "missed": schedule.counts.missed,
-        "triggered": schedule.counts.triggered,
-        "backfilled": schedule.counts.backfilled,
-        "without a topic": schedule.counts.no_topic,
-        "cancelled": schedule.counts.cancelled,
-    }
+    counts = [f"{number:,} {what}" for what, number in answer_as_dict(schedule.counts).items() if number]
     rows = [
         ("state", _state(schedule)),
         ("revision", str(schedule.revision)),
@@ -340,7 +300,7 @@ def _definition(schedule: Schedule) -> list[tuple[str, str]]:
         ("tags", escape(", ".join(schedule.tags))),
         ("headers", escape(", ".join(f"{name}={value}" for name, value in schedule.headers.items()))),
         ("message group", escape(schedule.message_group)),
-        ("runs", ", ".join(f"{number:,} {what}" for what, number in counts.items() if number) or "none"),
+        ("runs", ", ".join(counts).replace("no_topic", "without a topic") or "none"),
         ("created", _utc(schedule.created)),
         ("changed", _utc(schedule.changed)),
         ("owner", escape(schedule.owner)),
