@@ -359,10 +359,7 @@ def time_figures(times: Times) -> list[Figure]:
     figures = []
     for load, calls_ms in sorted(times.items()):
         p50, p99 = np.percentile(calls_ms, (50, 99))
-        figures += [
-            Figure("call_p50", float(p50), "ms", load=load),
-            Figure("call_p99", float(p99), "ms", load=load),
-        ]
+        figures += [Figure("call_p50", float(p50), "ms", load=load), Figure("call_p99", float(p99), "ms", load=load)]
     slowest = max(figure.value for figure in figures if figure.name == "call_p99")
     return [Figure("slowest_call_p99", slowest, "ms", LIMIT_MS), *figures]
 

@@ -135,7 +135,4 @@ async def t13(quick: bool) -> list[Figure]:
                     break
             await asyncio.gather(*receipts)
             took_s = time.perf_counter() - began
-    return [
-        Figure("in_order_rate", count / took_s, "msg/s"),
-        Figure("out_of_order", float(out_of_order), "msg", "0"),
-    ]
+    return [Figure("in_order_rate", count / took_s, "msg/s"), Figure("out_of_order", float(out_of_order), "msg", "0")]

@@ -8,16 +8,7 @@ import itertools
 import numpy as np
 
 from tickwheel.bench.figures import Figure
-from tickwheel.bench.load import (
-    DAY_MS,
-    HOUR_MS,
-    Consumed,
-    Metas,
-    call_unary,
-    consuming,
-    schedule_columns,
-    spread,
-)
+from tickwheel.bench.load import DAY_MS, HOUR_MS, Consumed, Metas, call_unary, consuming, schedule_columns, spread
 from tickwheel.bench.served import DRAIN_S, cluster, cost_figures, costing, through_figures
 from tickwheel.client import AsyncClient
 from tickwheel.proto.common_pb2 import MessageMeta

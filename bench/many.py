@@ -11,15 +11,7 @@ import numpy as np
 
 from tickwheel.bench.figures import Figure
 from tickwheel.bench.load import CREDITS, DAY_MS, HOUR_MS, Consumed, consume, schedule_columns, send_rows, spread
-from tickwheel.bench.served import (
-    DRAIN_S,
-    Cost,
-    cluster,
-    cost_figures,
-    costing,
-    delivery_figures,
-    through_figures,
-)
+from tickwheel.bench.served import DRAIN_S, Cost, cluster, cost_figures, costing, delivery_figures, through_figures
 from tickwheel.client import AsyncClient
 
 RATE, QUICK_RATE = 5_000.0, 500.0
@@ -183,11 +175,7 @@ async def t18(quick: bool) -> list[Figure]:
         arrivals_s=[at_s for consumed in seen for at_s in consumed.arrivals_s],
     ).in_order()
     lost = sum(consumed.lost(result) for consumed in seen)
-    return [
-        *figures,
-        *delivery_figures(together, lost, load),
-        *cost_figures(cost, result.messages * groups, load),
-    ]
+    return [*figures, *delivery_figures(together, lost, load), *cost_figures(cost, result.messages * groups, load)]
 
 
 async def t19(quick: bool) -> list[Figure]:

@@ -35,8 +35,7 @@ def clock(
     ] = None,
     rate: Annotated[float, typer.Option(help="Messages scheduled a second.", min=1)] = 250.0,
     directory: Annotated[
-        Path | None,
-        typer.Option("--dir", help="Directory for reports, histories and logs. Default: a new one."),
+        Path | None, typer.Option("--dir", help="Directory for reports, histories and logs. Default: a new one.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Only list the cases.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,

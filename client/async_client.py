@@ -268,12 +268,7 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
     # -- producing
 
     async def schedule(
-        self,
-        topic: str,
-        payload: Payload,
-        *,
-        timeout_s: float | None = None,
-        **options: Unpack[MessageOptions],
+        self, topic: str, payload: Payload, *, timeout_s: float | None = None, **options: Unpack[MessageOptions]
     ) -> Receipt:
         """Schedule one message. Returns once it is on stable storage of a majority; repeats itself safely until then.
 
@@ -466,12 +461,7 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         return PendingPage(messages, page.next_page_token)
 
     async def count_pending(
-        self,
-        topic: str = "",
-        *,
-        bucket: timedelta | None = None,
-        bucket_ms: int = 0,
-        **conditions: Unpack[Conditions],
+        self, topic: str = "", *, bucket: timedelta | None = None, bucket_ms: int = 0, **conditions: Unpack[Conditions]
     ) -> PendingCount:
         """The number of pending messages that meet all given conditions, as in `list_pending`.
 

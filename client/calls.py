@@ -55,13 +55,7 @@ class ServiceCalls(Generic[S]):
             invoke, timeout_s, repeatable=repeatable, try_timeout_s=try_timeout_s, reads=is_read(request)
         )
 
-    async def _ask_at(
-        self,
-        address: str,
-        method: Method[S, R, A],
-        request: R,
-        timeout_s: float | None = None,
-    ) -> A:
+    async def _ask_at(self, address: str, method: Method[S, R, A], request: R, timeout_s: float | None = None) -> A:
         """Call one node once. Raises what `error_of` makes of its fault."""
         try:
             call = self._on(self._cluster.channel(address), method)
@@ -70,11 +64,7 @@ class ServiceCalls(Generic[S]):
             raise error_of(fault_of_call(error)) from error
 
     async def _ask_each(
-        self,
-        method: Method[S, R, A],
-        request: R,
-        read: Callable[[A], B],
-        timeout_s: float,
+        self, method: Method[S, R, A], request: R, read: Callable[[A], B], timeout_s: float
     ) -> dict[str, B | Fault]:
         """Call each known node once: what `read` makes of the answers, by address; a Fault for a node without one."""
 

@@ -22,10 +22,7 @@ _OF_ANY = (
 )
 _OF_TLS = (
     ("WRONG_VERSION_NUMBER", "the node does not use TLS, but this client does (tls=, --tls-ca)"),
-    (
-        "Hostname Verification Check failed",
-        "the host is not in the node's certificate (server_name=, --tls-name)",
-    ),
+    ("Hostname Verification Check failed", "the host is not in the node's certificate (server_name=, --tls-name)"),
     ("CERTIFICATE_VERIFY_FAILED", "the node's certificate is not accepted"),
     ("Socket closed", "the node closed the connection: it wants a certificate that its ca_file has signed"),
     ("Connection reset", "the node closed the connection: it wants a certificate that its ca_file has signed"),

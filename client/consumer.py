@@ -27,14 +27,7 @@ from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import END_OF_STREAM, Cluster, unless_left
 from tickwheel.client.coming import Coming, Iteration
 from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt
-from tickwheel.client.errors import (
-    Fault,
-    OutcomeUnknown,
-    TickwheelError,
-    error_of,
-    fault_of_call,
-    fault_of_status,
-)
+from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error_of, fault_of_call, fault_of_status
 from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
@@ -71,11 +64,7 @@ _log = logging.getLogger(__name__)
 class _Settle:
     __slots__ = ("future", "message", "tries")
 
-    def __init__(
-        self,
-        message: consumer_pb2.ConsumeRequest,
-        future: asyncio.Future[Any],
-    ) -> None:
+    def __init__(self, message: consumer_pb2.ConsumeRequest, future: asyncio.Future[Any]) -> None:
         self.message = message
         self.future = future
         self.tries = 0

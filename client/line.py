@@ -18,13 +18,7 @@ class Line(Generic[C]):
     """The waiting calls of one client."""
 
     def __init__(
-        self,
-        size: Callable[[C], int],
-        gone: Callable[[C], bool],
-        *,
-        under_way_max: int,
-        calls_max: int,
-        bytes_max: int,
+        self, size: Callable[[C], int], gone: Callable[[C], bool], *, under_way_max: int, calls_max: int, bytes_max: int
     ) -> None:
         """`size` returns the bytes of a call. `gone`: its caller waits no more, so it is left out."""
         self._size = size

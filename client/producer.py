@@ -107,12 +107,7 @@ class Producer:
 
     # -- one by one, batched behind the scenes
 
-    async def send(
-        self,
-        topic: str,
-        payload: Payload,
-        **options: Unpack[MessageOptions],
-    ) -> asyncio.Future[Receipt]:
+    async def send(self, topic: str, payload: Payload, **options: Unpack[MessageOptions]) -> asyncio.Future[Receipt]:
         """Add a message to the next batch; waits only for room. The future gets the receipt or a TickwheelError."""
         if self._tracing is None:
             return await self._add(row_of(topic, payload, **options))
@@ -141,12 +136,7 @@ class Producer:
             self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._send_rows)
         return future
 
-    async def schedule(
-        self,
-        topic: str,
-        payload: Payload,
-        **options: Unpack[MessageOptions],
-    ) -> Receipt:
+    async def schedule(self, topic: str, payload: Payload, **options: Unpack[MessageOptions]) -> Receipt:
         """Send a message and wait for its receipt."""
         return await (await self.send(topic, payload, **options))
 

@@ -171,11 +171,7 @@ async def dead(view: View, request: Request) -> Json:
     """A page of the dead letters of one group, oldest first."""
     asked = query(request, "group", "next")
     page = await view.client.dead.page(asked.text("group"), asked.text("next", ""), PAGE)
-    return {
-        "items": [shown.dead_row(letter) for letter in page.letters],
-        "total": page.total,
-        "next": page.next,
-    }
+    return {"items": [shown.dead_row(letter) for letter in page.letters], "total": page.total, "next": page.next}
 
 
 async def letter(view: View, request: Request) -> Json:

@@ -26,8 +26,7 @@ def _positive(text: str) -> str:
 
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 Revision = Annotated[
-    int,
-    Field(ge=0, le=INT64_MAX, description="Refused with 409 if the schedule has another revision by now. 0: any."),
+    int, Field(ge=0, le=INT64_MAX, description="Refused with 409 if the schedule has another revision by now. 0: any.")
 ]
 
 

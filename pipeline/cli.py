@@ -197,10 +197,7 @@ def forecast(
 
 @app.command()
 def archive(
-    folder: Annotated[
-        str,
-        typer.Argument(metavar="OUT", help="Folder or URI of the archive. Existing files stay."),
-    ],
+    folder: Annotated[str, typer.Argument(metavar="OUT", help="Folder or URI of the archive. Existing files stay.")],
     addresses: Addresses,
     group: Annotated[str, typer.Option(help="Consumer groups, separated by commas; default: all.")] = "",
     from_: Annotated[str, typer.Option("--from", help=f"Only messages first due at this time or later. {_WHEN}")] = "",
@@ -340,8 +337,7 @@ def audit(
         typer.Argument(metavar="NODE=DIR...", help="Nodes and their data directories, or copies of them."),
     ] = None,
     events: Annotated[
-        Path | None,
-        typer.Option(help="Folder of events that are already exported, instead of directories."),
+        Path | None, typer.Option(help="Folder of events that are already exported, instead of directories.")
     ] = None,
     until_ms: Annotated[
         int, typer.Option(help="Messages due later (ms since 1970) are not judged as lost; 0: ten seconds ago.")

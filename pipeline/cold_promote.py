@@ -140,10 +140,7 @@ class Promoter:
         """The cluster's clock minus this process's monotonic clock."""
 
     async def run(
-        self,
-        until_ms: int = 0,
-        horizon_days: float = HORIZON_DAYS,
-        told: Callable[[Progress], None] = lambda _: None,
+        self, until_ms: int = 0, horizon_days: float = HORIZON_DAYS, told: Callable[[Progress], None] = lambda _: None
     ) -> Promotion:
         """Load all messages due before `until_ms`; by default those within the horizon now.
 

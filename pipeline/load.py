@@ -16,13 +16,7 @@ from pathlib import Path
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.bulk import LoadProgress
-from tickwheel.client.errors import (
-    ClusterUnavailable,
-    LimitReached,
-    OutcomeUnknown,
-    RequestRefused,
-    TickwheelError,
-)
+from tickwheel.client.errors import ClusterUnavailable, LimitReached, OutcomeUnknown, RequestRefused, TickwheelError
 from tickwheel.client.moments import MILLISECOND
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest, ManifestError, check_content, read_manifest
 from tickwheel.pipeline.places import PlaceError, local_folder
@@ -253,11 +247,7 @@ class Loader:
 
 
 async def load(
-    folder: str | Path,
-    client: AsyncClient,
-    *,
-    job_id: str = "",
-    told: Callable[[Progress], None] = lambda _: None,
+    folder: str | Path, client: AsyncClient, *, job_id: str = "", told: Callable[[Progress], None] = lambda _: None
 ) -> Progress:
     """Load a build. `job_id` names the load; by default it is a hash of the build, so no build is loaded twice."""
     try:

@@ -292,10 +292,7 @@ class MemoryNode:
         """When a part of the core has something to do; None: nothing is to come. Beats of the heart do not count."""
         core, now_ns = self._host.core, self.time.now_ns
         now = Now(
-            ClusterMs(core.clock.at_ms(now_ns)),
-            SteadyMs(now_ns // MS),
-            core.may_act(),
-            core.clock.may_dispatch(now_ns),
+            ClusterMs(core.clock.at_ms(now_ns)), SteadyMs(now_ns // MS), core.may_act(), core.clock.may_dispatch(now_ns)
         )
         waits = [part.wait_ms(now) for part in core.parts.ordered]
         waits += [core.background.wait_ms(now), core.checkpointer.wait_ms(now)]

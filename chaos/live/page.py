@@ -69,11 +69,7 @@ def page(verdict: Verdict) -> str:
     """The whole document."""
     files = FileSystemLoader(FOLDER)
     environment = Environment(
-        loader=files,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["number"] = lambda value: f"{value:,.0f}"
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}

@@ -169,11 +169,7 @@ def _show_names(value: tuple[str, ...]) -> str:
 def names(doc: str) -> Any:
     """A list of names; in the environment and in flags separated by commas."""
     spec = FieldSpec(
-        "list of strings",
-        doc,
-        "names; from the environment separated by commas",
-        _parse_names,
-        _show_names,
+        "list of strings", doc, "names; from the environment separated by commas", _parse_names, _show_names
     )
     return field(default=(), metadata={KEY: spec})
 

@@ -98,9 +98,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, object]
 
 
 def read_config(
-    path: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] | None = None,
+    path: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
 ) -> NodeConfig:
     """The configuration of a node.
 

@@ -79,10 +79,7 @@ class RaftSection:
     """Elections, lease, the 50 ms sync, and how much may be in flight in the replicated log."""
 
     election_timeout_min_ms: int = fields.core_number(
-        "election_timeout_min_ms",
-        100,
-        60_000,
-        "Shortest silence of the master before a slave stands for election.",
+        "election_timeout_min_ms", 100, 60_000, "Shortest silence of the master before a slave stands for election."
     )
     election_timeout_max_ms: int = fields.core_number(
         "election_timeout_max_ms", 101, 120_000, "Longest such silence. Each node draws its timeout between the two."

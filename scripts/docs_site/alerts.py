@@ -13,10 +13,7 @@ from scripts.docs_site.pages import ROOT
 def alerts() -> dict[str, str]:
     """Every alert with what it says and the way to what to do."""
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
-    lines = [
-        "# Alerts\n",
-        "Each alert of `deploy/prometheus/alerts.yml`. Its name leads to what to do.\n",
-    ]
+    lines = ["# Alerts\n", "Each alert of `deploy/prometheus/alerts.yml`. Its name leads to what to do.\n"]
     for group in rules["groups"]:
         lines.append(f"## {group['name'].removeprefix('tickwheel-').capitalize()}\n")
         lines.append("| alert | severity | fires after | says |\n|---|---|---|---|")
