@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +22,7 @@ from tickwheel.chaos.live.page import write_files
 from tickwheel.chaos.live.report import TOLD_MAX
 from tickwheel.chaos.live.supervisor import RunFailed
 from tickwheel.chaos.live.verdict import Verdict
-from tickwheel.chaos.printing import headed, open_console
+from tickwheel.chaos.printing import empty_directory, headed, open_console, teller
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
 
@@ -48,9 +46,7 @@ def clock(
     if listed:
         _print_cases(console)
         return
-    where = directory or Path(tempfile.mkdtemp(prefix="tickwheel-clock-"))
-    if where.exists() and any(where.iterdir()):
-        raise typer.BadParameter(f"{where} is not empty")
+    where = empty_directory(directory, "clock")
     rows = [_play(CASES[name], where / name, rate, console) for name in case or CASES]
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -63,14 +59,9 @@ def clock(
 
 
 def _play(case: Case, directory: Path, rate: float, console: Console) -> dict[str, Any]:
-    began_s = time.monotonic()
     console.print(headed(case.name, "bold", f": {case.what}"), highlight=False)
-
-    def told(line: str) -> None:
-        console.print(headed(f"{time.monotonic() - began_s:7.1f} s", "dim", f"  {line}"), highlight=False)
-
     try:
-        verdict = uvloop.run(play(case, directory, rate, told))
+        verdict = uvloop.run(play(case, directory, rate, teller(console)))
     except RunFailed as error:
         console.print(headed("it could not be carried out:", "bold red", f" {error}"), soft_wrap=True)
         return row_of(case, Verdict({}, void=str(error)))

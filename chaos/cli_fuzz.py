@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, FuzzReport
-from tickwheel.chaos.printing import headed, open_console
+from tickwheel.chaos.printing import empty_directory, headed, open_console, teller
 from tickwheel.node.local_cluster import LocalCluster, run_to_end
 from tickwheel.node.made_files import LocalClusterError
 
@@ -41,19 +39,10 @@ def fuzz(
 ) -> None:
     """Call every method of every service with all that bytes can be; after each batch all must be as it was."""
     console = open_console(stderr=as_json)
-    where = directory or Path(tempfile.mkdtemp(prefix="tickwheel-fuzz-"))
-    if where.exists() and any(where.iterdir()):
-        raise typer.BadParameter(f"{where} is not empty")
+    where = empty_directory(directory, "fuzz")
     config = FuzzConfig(seed=seed, batches=-(-calls // batch), batch_calls=batch, first=first, idle_streams=idle)
-    began_s = time.monotonic()
-
-    def told(line: str) -> None:
-        console.print(
-            headed(f"{time.monotonic() - began_s:7.1f} s", "dim", f"  {line}"), highlight=False, soft_wrap=True
-        )
-
     try:
-        report = run_to_end(_play(where, nodes, port, config, told))
+        report = run_to_end(_play(where, nodes, port, config, teller(console)))
     except LocalClusterError as error:
         console.print(headed("void", "bold red", f": {error}"), highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_VOID) from None

@@ -10,7 +10,6 @@ import json
 import random
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,7 @@ from tickwheel.chaos.live.report import print_report, replay_command
 from tickwheel.chaos.live.second_opinion import AuditFailed, add_opinion, check_extra, export, opinion
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
 from tickwheel.chaos.live.switch import switch_for
-from tickwheel.chaos.printing import headed, open_console
+from tickwheel.chaos.printing import empty_directory, headed, open_console, teller
 from tickwheel.node.made_files import LocalClusterError
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
@@ -65,15 +64,9 @@ def run(
     except UnknownFamily as error:
         raise typer.BadParameter(str(error)) from error
     seed = random.randrange(1 << 31) if seed < 0 else seed
-    where = directory or Path(tempfile.mkdtemp(prefix="tickwheel-chaos-"))
-    if where.exists() and any(where.iterdir()):
-        raise typer.BadParameter(f"{where} is not empty")
-    began_s = time.monotonic()
+    where = empty_directory(directory, "chaos")
     options = RunOptions(where, seed, minutes * 60, families, nodes, rate, netns)
-
-    def told(line: str) -> None:
-        console.print(headed(f"{time.monotonic() - began_s:7.1f} s", "dim", f"  {line}"), highlight=False)
-
+    told = teller(console)
     try:
         if audit:
             check_extra()

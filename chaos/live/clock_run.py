@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from tickwheel.chaos.live.clock_cases import Case
 from tickwheel.chaos.live.clock_stage import ClockStage, Stretch
 from tickwheel.chaos.live.history import Record, read_history
 from tickwheel.chaos.live.supervisor import RunOptions, Scene, Supervisor
 from tickwheel.chaos.live.verdict import Broken, Verdict
+from tickwheel.chaos.printing import bare_table
 
 BEYOND_MS = 5.0
 """P3's slack beside the error that a node shows."""
@@ -148,11 +148,8 @@ def row_of(case: Case, verdict: Verdict) -> dict[str, Any]:
 
 def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """The table."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("case")
-    for name in ("s", "messages", "early", "ahead", "unsaid", "error", "failovers", "waited", "as expected"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
+    numbers = ("s", "messages", "early", "ahead", "unsaid", "error", "failovers", "waited", "as expected")
+    table = bare_table(("case", *numbers, "verdict"), range(1, 10))
     for row in rows:
         verdict, style = ("held", "") if row["holds"] else (", ".join(row["broken"]) + " broken", "bold red")
         if row["void"]:

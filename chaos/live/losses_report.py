@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from tickwheel.chaos.live.losses import Kind, Losses
-from tickwheel.chaos.printing import headed
+from tickwheel.chaos.printing import bare_table, headed
 
 STEPS = (
     ("detection_ms", "detection"),
@@ -61,10 +60,7 @@ def as_json(losses: Losses) -> dict[str, Any]:
 def print_losses(losses: Losses, console: Console) -> None:
     """The tables."""
     what = "handovers" if losses.kind is Kind.HANDOVER else f"losses ({losses.kind.value})"
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(f"{len(losses.losses)} {what}, ms")
-    for name in ("seen", "least", "p50", "p90", "p99", "most"):
-        table.add_column(name, justify="right")
+    table = bare_table((f"{len(losses.losses)} {what}, ms", "seen", "least", "p50", "p90", "p99", "most"), range(1, 7))
     for name, label in STEPS:
         figures = _figures(losses, name)
         cells = (f"{figures[key]:,.0f}" if figures else "" for key in ("least", "p50", "p90", "p99", "most"))

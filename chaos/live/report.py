@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tickwheel.chaos.live.plan import FAMILIES
 from tickwheel.chaos.live.verdict import PROMISES, Lateness, Verdict
-from tickwheel.chaos.printing import headed
+from tickwheel.chaos.printing import bare_table, headed
 
 TOLD_MAX = 10
 """Broken promises printed in words."""
@@ -131,17 +131,8 @@ def replay_command(verdict: Verdict) -> str:
     )
 
 
-def _plain(*columns: tuple[str, bool]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, is_number in columns:
-        table.add_column(name, justify="right" if is_number else "left")
-    return table
-
-
 def _lateness_table(verdict: Verdict) -> Table:
-    table = _plain(
-        ("lateness, ms", False), ("messages", True), ("p50", True), ("p99", True), ("p99.9", True), ("worst", True)
-    )
+    table = bare_table(("lateness, ms", "messages", "p50", "p99", "p99.9", "worst"), range(1, 6))
 
     def add(name: str, late: Lateness) -> None:
         values = (late.p50, late.p99, late.p99_9, late.worst)
@@ -154,20 +145,15 @@ def _lateness_table(verdict: Verdict) -> Table:
 
 def print_report(verdict: Verdict, console: Console) -> None:
     """The tables."""
-    faults = _plain(("fault", False), ("injected", True), ("with effect", True), ("seen", True), ("of what", False))
+    faults = bare_table(("fault", "injected", "with effect", "seen", "of what"), (1, 2, 3))
     for row in fault_rows(verdict):
         style = "" if row.effective == row.injected else "yellow" if row.effective else "bold red"
         cells = (row.kind, f"{row.injected}", f"{row.effective}", f"{row.evidence:,}", row.unit)
         faults.add_row(*cells, style=style)
     console.print(faults)
     console.print()
-    failovers = _plain(
-        ("failover at s", True),
-        ("master", False),
-        ("without master, ms", True),
-        ("no delivery, ms", True),
-        ("faults", False),
-    )
+    titles = ("failover at s", "master", "without master, ms", "no delivery, ms", "faults")
+    failovers = bare_table(titles, (0, 2, 3))
     for failover in verdict.failovers[:FAILOVERS_MAX]:
         silence = failover["silence_ms"]
         failovers.add_row(
