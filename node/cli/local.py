@@ -15,12 +15,12 @@ import typer
 
 from tickwheel.node.cli.contexts import ADDRESSES_FALLBACK
 from tickwheel.node.cli.interrupts import importing
-from tickwheel.node.cli.options import AsJson
+from tickwheel.node.cli.options import Asked, Commands
 from tickwheel.node.cli.output import err, fail, out, print_json, print_table, table
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
 from tickwheel.node.made_files import LocalClusterError, MadeFiles
 
-local_app = typer.Typer()
+local_app = Commands(ask_cluster=False)
 
 FOLLOW_PERIOD_S = 0.2
 PORT_FIRST = 7700
@@ -48,7 +48,6 @@ def up(
     node: Annotated[
         str, typer.Option("--node", help="Start only this node, which has ended, beside the others that still run.")
     ] = "",
-    as_json: AsJson = False,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C. Print its addresses once it is ready.
 
@@ -57,7 +56,7 @@ def up(
     if node:
         if fresh:
             raise typer.BadParameter("--fresh and --node do not go together")
-        ended = _start_again(data, node, as_json=as_json, quiet=quiet)
+        ended = _start_again(data, node, quiet=quiet)
         raise typer.Exit(ended)
     if port > PORT_MAX - nodes + 1:
         raise typer.BadParameter(f"{port}: {nodes} nodes need {nodes} ports, the last at most {PORT_MAX}")
@@ -67,12 +66,12 @@ def up(
             err.print(f"{data}: left alone: {', '.join(left)}", soft_wrap=True)
         cluster = LocalCluster(data, nodes, client_port=port)
         cluster.check_ports()
-        ended = asyncio.run(_run_until_told(cluster, as_json=as_json, quiet=quiet))
+        ended = asyncio.run(_run_until_told(cluster, quiet=quiet))
     if ended:
         raise typer.Exit(1)
 
 
-def _start_again(data: Path, node_id: str, *, as_json: bool, quiet: bool) -> bool:
+def _start_again(data: Path, node_id: str, *, quiet: bool) -> bool:
     """Run one node of a cluster that was made here. Returns whether it ended by itself. Raises LocalClusterError."""
     known = MadeFiles(data).names()
     if node_id not in known:
@@ -80,10 +79,10 @@ def _start_again(data: Path, node_id: str, *, as_json: bool, quiet: bool) -> boo
         raise LocalClusterError(f"{data} has no node {node_id}: {there}")
     cluster = LocalCluster(data)
     cluster.check_ports(only=node_id)
-    return asyncio.run(_run_until_told(cluster, as_json=as_json, quiet=quiet, only=node_id))
+    return asyncio.run(_run_until_told(cluster, quiet=quiet, only=node_id))
 
 
-async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool, only: str = "") -> bool:
+async def _run_until_told(cluster: LocalCluster, *, quiet: bool, only: str = "") -> bool:
     """Run the cluster, or `only` this node of it, until a signal comes or no node is left. Returns whether a node ended
     by itself.
 
@@ -95,7 +94,7 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool, 
         loop.add_signal_handler(number, stop.set)
 
     def told(text: str) -> None:
-        if not (quiet or as_json):
+        if not (quiet or Asked.json):
             err.print(f"{loop.time() - begun_s:5.1f} s  {text}", style="dim", soft_wrap=True)
 
     begun_s = loop.time()
@@ -108,13 +107,13 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool, 
             raise typer.Abort
         starting.result()
         run = [node for node in cluster.nodes if not only or node.node_id == only]
-        _show(cluster, run, as_json)
-        ended = await asyncio.gather(*(_follow(node, stop, quiet or as_json) for node in run))
+        _show(cluster, run)
+        ended = await asyncio.gather(*(_follow(node, stop, quiet or Asked.json) for node in run))
     finally:
         for task in (starting, stopping):
             task.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
-        if not as_json:
+        if not Asked.json:
             err.print("Stopping ...")
         await cluster.stop()
     return any(ended)
@@ -125,9 +124,9 @@ def _address_option(cluster: LocalCluster) -> str:
     return "" if ADDRESSES_FALLBACK in cluster.addresses else f" --addresses {','.join(cluster.addresses)}"
 
 
-def _show(cluster: LocalCluster, run: list[LocalNode], as_json: bool) -> None:
+def _show(cluster: LocalCluster, run: list[LocalNode]) -> None:
     """`run`: the nodes that this command has started."""
-    if as_json:
+    if Asked.json:
         print_json(
             {
                 "addresses": cluster.addresses,
@@ -192,7 +191,6 @@ def demo(
     month: Annotated[int, typer.Option(min=1, max=12, help="Month of 2013.")] = 1,
     seconds: Annotated[float, typer.Option(min=5, max=600, help="Play the month in this many seconds.")] = 28.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the data directory.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Play a month of real flights on three nodes and kill the master half way.
 
@@ -203,7 +201,7 @@ def demo(
         from tickwheel.node.demo.run import Demo
 
     directory = Path(tempfile.mkdtemp(prefix="tickwheel-demo-"))
-    run = Demo(directory, month=month, span_s=seconds, console=err, live=err.is_terminal and not as_json)
+    run = Demo(directory, month=month, span_s=seconds, console=err, live=err.is_terminal and not Asked.json)
     started = time.monotonic()
     try:
         tally = run_to_end(run.run())
@@ -231,7 +229,7 @@ def demo(
         "seconds": round(time.monotonic() - started, 1),
     }
     good = tally.good and events.restarted
-    if as_json:
+    if Asked.json:
         print_json({**report, "good": good})
     else:
         out.print(table("", ("", ""), [(name.replace("_", " "), value) for name, value in report.items()]))

@@ -15,11 +15,11 @@ from rich.text import Text
 
 from tickwheel.node.cli.backup import say_origin
 from tickwheel.node.cli.interrupts import importing
-from tickwheel.node.cli.options import AsJson
-from tickwheel.node.cli.output import err, fail, out, print_json, time_text
+from tickwheel.node.cli.options import Asked, Commands
+from tickwheel.node.cli.output import err, fail, out, print_json, say, time_text
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
 
-recovery_app = typer.Typer()
+recovery_app = Commands(ask_cluster=False)
 
 EXIT_DATA = 3
 ConfigFile = Annotated[
@@ -31,7 +31,6 @@ ConfigFile = Annotated[
 def restore(
     source: Annotated[Path, typer.Argument(help="Directory of a backup.", exists=True, file_okay=False)],
     config: ConfigFile,
-    as_json: AsJson = False,
 ) -> None:
     """Check a backup and make it the data of a new cluster of one: the configured node, which must not be running."""
     with importing():
@@ -52,9 +51,9 @@ def restore(
 
     try:
         origin = origin_of(source)
-        if not as_json:
+        if not Asked.json:
             say_origin(origin)
-        with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
+        with Progress(console=err, disable=Asked.json or not err.is_terminal, transient=True) as progress:
             task = progress.add_task("restore", total=None)
             files, size = restore_backup(
                 source, node.data_path, lambda done, total: progress.update(task, completed=done, total=total), prepare
@@ -65,7 +64,7 @@ def restore(
     except (DiskError, ImpossibleStateError) as error:
         fail(f"{source} cannot be used: {error}", "BACKUP", {})
         raise typer.Exit(EXIT_DATA) from None
-    if as_json:
+    if Asked.json:
         facts = {"directory": str(node.data_path), "files": files, "bytes": size, "origin": origin_facts(origin)}
         print_json({**facts, **dataclasses.asdict(found[0])})
         return
@@ -83,7 +82,6 @@ def recover(
             "--skip-entry", help="Leave out this entry of the journal, which no node can apply; repeat for more."
         ),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Continue from this one disk when a majority is lost FOR GOOD. What only the other nodes knew is lost."""
     with importing():
@@ -122,7 +120,7 @@ def recover(
     except (DiskError, ImpossibleStateError) as error:
         fail(f"the data in {path} cannot be used: {error}", "DATA", {})
         raise typer.Exit(EXIT_DATA) from None
-    if as_json:
+    if Asked.json:
         print_json({"directory": str(path), **dataclasses.asdict(found)})
         return
     for skipped in found.skipped:
@@ -137,10 +135,7 @@ def recover(
 
 
 @recovery_app.command()
-def rebuild(
-    config: Annotated[Path, typer.Option("--config", "-c", help="TOML file of the stopped node.")],
-    as_json: AsJson = False,
-) -> None:
+def rebuild(config: Annotated[Path, typer.Option("--config", "-c", help="TOML file of the stopped node.")]) -> None:
     """Rebuild a stopped node with damaged files from its journal, if the journal is complete since the first entry."""
     with importing():
         from tickwheel.node.rebuild import RebuildError, rebuild
@@ -174,10 +169,10 @@ def rebuild(
         raise typer.Exit(EXIT_DATA) from None
     finally:
         disk.unlock()
-    if as_json:
-        print_json({"directory": str(path), **dataclasses.asdict(found)})
-    else:
-        out.print(f"the next start of {node.node.id} replays all {found.entries:,} entries ({found.bytes:,} bytes)")
+    say(
+        {"directory": str(path), **dataclasses.asdict(found)},
+        f"the next start of {node.node.id} replays all {found.entries:,} entries ({found.bytes:,} bytes)",
+    )
 
 
 def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
