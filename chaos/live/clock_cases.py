@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tickwheel.chaos.live.clock_stage import DISAGREE, JUMP, RIGHT_AGAIN, STOPPED, WARM_S, WARNED, ClockStage
-from tickwheel.proto.admin_pb2 import NodeStatus
 
 HOUR_MS = 3_600_000
 STEP_MS = 600_000
@@ -40,22 +39,6 @@ class Case:
     nodes: int = 3
     wrong_ms: int = 0
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-
-
-def _left_ms(status: NodeStatus) -> float:
-    return status.clock_slew_ms
-
-
-def _error_ms(status: NodeStatus) -> float:
-    return status.clock_error_ms
-
-
-def _own_offset_ms(status: NodeStatus) -> float:
-    return status.clock_offset_ms
-
-
-def _rate_ppm(status: NodeStatus) -> float:
-    return status.clock_rate_ppm
 
 
 async def _one_is_an_hour_off(stage: ClockStage, by_ms: int) -> None:
@@ -103,7 +86,7 @@ async def _an_oscillator_drifts(stage: ClockStage, ppm: int) -> None:
     await stage.hand_over(node)
     await stage.flows("it is master", 2 * FLOW_S)
     low, high = sorted((-0.3 * ppm, -1.3 * ppm))  # as far as it is certain
-    await stage.status_is("rate of its time against its oscillator, ppm", node, _rate_ppm, low, high)
+    await stage.status_is("rate of its time against its oscillator, ppm", node, "clock_rate_ppm", low, high)
     await stage.logged(stage.nodes, "warning", WARNED, peer=node.node_id)
     await stage.time_is_right(node)
     await stage.state_is("AGREED")
@@ -116,14 +99,14 @@ async def _all_are_wrong_together(stage: ClockStage) -> None:
     await stage.pass_s(WARM_S)
     for node in stage.nodes:
         await stage.time_is_right(node)
-        await stage.status_is("its own clock against the cluster's time, ms", node, _own_offset_ms, -5, 5)
+        await stage.status_is("its own clock against the cluster's time, ms", node, "clock_offset_ms", -5, 5)
     first = await stage.master()
     step = await stage.wrong(stage.nodes, STEP_MS)
     await stage.flows("all clocks have stepped", FLOW_S)
     await stage.state_is("AGREED")
     least_ms = STEP_MS * (1 - SLEWED_SHARE)
-    await stage.status_is("still to be made good, ms", first, _left_ms, least_ms, STEP_MS)
-    await stage.status_is("error, ms", first, _error_ms, least_ms, STEP_MS * 1.01)
+    await stage.status_is("still to be made good, ms", first, "clock_slew_ms", least_ms, STEP_MS)
+    await stage.status_is("error, ms", first, "clock_error_ms", least_ms, STEP_MS * 1.01)
     for slave in await stage.slaves():
         killed = await stage.kill([slave])
         await stage.end(killed)
@@ -135,7 +118,7 @@ async def _all_are_wrong_together(stage: ClockStage) -> None:
     await stage.metric_is(second, "tickwheel_clock_jumps_refused_total", {}, 1, 0)
     await stage.serves(second)
     await stage.flows("one of them is master", FLOW_S)
-    await stage.status_is("still to be made good, ms", second, _left_ms, least_ms, STEP_MS)
+    await stage.status_is("still to be made good, ms", second, "clock_slew_ms", least_ms, STEP_MS)
     await stage.end(killed)
     await stage.end(step)
 
@@ -208,9 +191,9 @@ async def _a_cluster_of_one(stage: ClockStage, by_ms: int) -> None:
     step = await stage.wrong([node], by_ms)
     await stage.flows("its clock has stepped", 2 * FLOW_S)
     low, high = sorted((by_ms * (1 - SLEWED_SHARE), by_ms * 0.98))
-    await stage.status_is("still to be made good, ms", node, _left_ms, low, high)
+    await stage.status_is("still to be made good, ms", node, "clock_slew_ms", low, high)
     most_ms = abs(by_ms) * 1.01
-    await stage.status_is("error, ms", node, _error_ms, most_ms * (1 - SLEWED_SHARE) * 0.98, most_ms)
+    await stage.status_is("error, ms", node, "clock_error_ms", most_ms * (1 - SLEWED_SHARE) * 0.98, most_ms)
     await stage.logged([node], "warning", WARNED, peer=node.node_id)
     await stage.state_is("AGREED")
     await stage.serves(node)

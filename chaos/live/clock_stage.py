@@ -13,6 +13,7 @@ import json
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -261,10 +262,9 @@ class ClockStage:
         what = f"status of {teller.node_id}: the clock of {node.node_id} is off by {by_ms:+,.0f} ms"
         await self._each(what, [teller], holds, lambda status: f"{skew(status)[0]:+,.0f} ms")
 
-    async def status_is(
-        self, what: str, node: LocalNode, value: Callable[[admin_pb2.NodeStatus], float], low: float, high: float
-    ) -> None:
-        """A number of its status is in these bounds."""
+    async def status_is(self, what: str, node: LocalNode, field: str, low: float, high: float) -> None:
+        """A field of its status, a number, is in these bounds."""
+        value = attrgetter(field)
         text = f"status of {node.node_id}: {what} from {low:,.0f} to {high:,.0f}"
         await self._each(text, [node], lambda status: low <= value(status) <= high, lambda s: f"{value(s):,.0f}")
 

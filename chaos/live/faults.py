@@ -12,6 +12,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.network import Counts, Spoiling, Way
@@ -293,16 +294,7 @@ async def _strike(fault: Fault, cluster: ChaosCluster, watch: Watch, rng: random
     return [rng.choice(fit)]
 
 
-def _dropped(counts: Counts) -> int:
-    return counts.dropped
-
-
-def _late(counts: Counts) -> int:
-    return counts.late_bytes
-
-
-def _reset(counts: Counts) -> int:
-    return counts.reset
+_dropped, _late, _reset = map(attrgetter, ("dropped", "late_bytes", "reset"))
 
 
 async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
@@ -343,9 +335,19 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
             chosen = network.between(alone, rest) + network.between(rest, alone)
             return ways(Spoiling(cut=True), chosen, _reset, "connections reset or refused")
         case "delay":
-            return ways(Spoiling(delay_ms=rng.uniform(*DELAY_MS)), network.ways_of(node_id), _late, "bytes late")
+            return ways(
+                Spoiling(delay_ms=rng.uniform(*DELAY_MS)),
+                network.ways_of(node_id),
+                _late,
+                "bytes late",
+            )
         case "jitter":
-            return ways(Spoiling(jitter_ms=rng.uniform(*JITTER_MS)), network.ways_of(node_id), _late, "bytes late")
+            return ways(
+                Spoiling(jitter_ms=rng.uniform(*JITTER_MS)),
+                network.ways_of(node_id),
+                _late,
+                "bytes late",
+            )
         case "throttle":
             limit = rng.randrange(*THROTTLE_BYTES_PER_S)
             return ways(Spoiling(bytes_per_s=limit), both, _late, "bytes late")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from tickwheel.client import AsyncClient, AuditRecord, Grant, Quotas, Right, Role
+from tickwheel.client import AsyncClient, AuditRecord, Grant, Quotas, Right
 from tickwheel.client import User as KnownUser
 from tickwheel.client.errors import Fault
 from tickwheel.node.cli.options import Asked, Commands
@@ -125,7 +125,8 @@ def role_set(
 ) -> None:
     """Create a role, or replace what it allows."""
     grants = [grant_from(text) for text in allow or []]
-    _show_role(ask(lambda client: client.access.set_role(name, grants)))
+    role = ask(lambda client: client.access.set_role(name, grants))
+    say(as_dict(role), f"role {role.name}: {_grants(role.grants) or 'nothing'}")
 
 
 def grant_from(text: str) -> Grant:
@@ -148,10 +149,6 @@ def _grants(grants: Sequence[Grant]) -> str:
         text = f"{', '.join(grant.rights)} topics {' '.join(grant.topics) or 'none'}"
         parts.append(f"{text} groups {' '.join(grant.groups)}" if grant.groups else text)
     return "; ".join(parts)
-
-
-def _show_role(role: Role) -> None:
-    say(as_dict(role), f"role {role.name}: {_grants(role.grants) or 'nothing'}")
 
 
 @role_app.command("delete")

@@ -103,7 +103,7 @@ def disk(
         used = 100 * (1 - use.bytes_free / use.bytes_total) if use.bytes_total else 0.0
         mark = f", mark {use.high_water_percent} %" if use.high_water_percent else ""
         above = " schedules are refused" if use.above_high_water else ""
-        free = f"  {_size(use.bytes_free)} free, {used:.0f} % used{mark}"
+        free = f"  {use.bytes_free / (1 << 30):,.1f} GiB free, {used:.0f} % used{mark}"
         out.print(Text.assemble((use.node_id, "bold"), free, (above, "red")))
         print_table("", ("part", "bytes"), [(part.name, f"{part.bytes:,}") for part in use.parts], right=(1,))
         largest = sorted(sorted(use.hours, key=lambda hour: -hour.bytes)[:hours], key=lambda hour: hour.start)
@@ -116,7 +116,3 @@ def disk(
             print_table("", ("topic", "messages", "bytes"), by_topic, right=(1, 2))
             if use.topics_left_out:
                 out.print(f"and {use.topics_left_out:,} smaller topics")
-
-
-def _size(count: int) -> str:
-    return f"{count / (1 << 30):,.1f} GiB"
