@@ -252,11 +252,7 @@ class LocalCluster:
         """Prepare one more node that joins when it is added as a member; start it with `start_node`."""
         client, peer, metrics = free_ports(3)
         node = LocalNode(
-            node_id,
-            self.directory / node_id,
-            f"127.0.0.1:{client}",
-            f"127.0.0.1:{peer}",
-            f"127.0.0.1:{metrics}",
+            node_id, self.directory / node_id, f"127.0.0.1:{client}", f"127.0.0.1:{peer}", f"127.0.0.1:{metrics}"
         )
         self.made.make([node_id])
         self._write_config(node, {"id": self.cluster_id, "join": "existing"})

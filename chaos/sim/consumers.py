@@ -66,12 +66,7 @@ def by_topic(batch: consumer_pb2.DeliverBatch, uids: Sequence[int]) -> list[Rows
         eights, fours = slice(8 * first, 8 * last), slice(4 * first, 4 * last)
         found.append(
             Rows(
-                topic,
-                epoch,
-                batch.ids[eights],
-                batch.attempts[fours],
-                batch.positions[eights],
-                tuple(uids[first:last]),
+                topic, epoch, batch.ids[eights], batch.attempts[fours], batch.positions[eights], tuple(uids[first:last])
             )
         )
         first = last

@@ -175,11 +175,7 @@ class Parcels(AskingClients):
         self._work(puller, number, batch, extensions - 1)
 
     def _settle(
-        self,
-        puller: _Puller,
-        number: int,
-        batch: consumer_pb2.DeliverBatch,
-        outcome: consumer_pb2.Outcome.ValueType,
+        self, puller: _Puller, number: int, batch: consumer_pb2.DeliverBatch, outcome: consumer_pb2.Outcome.ValueType
     ) -> None:
         name = consumer_pb2.Outcome.Name(outcome)
         rows = [(id64, self._last[id64][0], attempt) for id64, attempt in _rows_of(batch)]

@@ -138,8 +138,7 @@ class Timetables(AskingClients):
             definition=schedules_pb2.ScheduleDefinition(
                 name=name,
                 spec=schedules_pb2.ScheduleSpec(
-                    interval_ms=rng.choice((1_000, 1_000, 1_500, 2_500)),
-                    jitter_ms=rng.choice((0, 0, 0, 700)),
+                    interval_ms=rng.choice((1_000, 1_000, 1_500, 2_500)), jitter_ms=rng.choice((0, 0, 0, 700))
                 ),
                 topic=TOPIC,
                 payload=b"%08d" % self._requests,

@@ -125,10 +125,7 @@ def permitted(caller: Caller, right: Right.ValueType) -> Permitted:
 
 
 def schedule(
-    node: Node,
-    request: scheduler_pb2.ScheduleRequest,
-    caller: Caller,
-    reply: Reply[scheduler_pb2.ScheduleReceipt],
+    node: Node, request: scheduler_pb2.ScheduleRequest, caller: Caller, reply: Reply[scheduler_pb2.ScheduleReceipt]
 ) -> None:
     """A function with callbacks: this is called for each message."""
     core = node.core

@@ -227,13 +227,7 @@ class ScheduleStreams:
         with suppress(RequestError):
             await self._calls.answer(lambda core: core.parts.publisher.room())
 
-    def _refuse(
-        self,
-        request: scheduler_pb2.ScheduleBatch,
-        failure: Failure,
-        place: Place,
-        line: ReceiptLine,
-    ) -> None:
+    def _refuse(self, request: scheduler_pb2.ScheduleBatch, failure: Failure, place: Place, line: ReceiptLine) -> None:
         told = self._calls.core.parts.senders.told(Sender(request.producer_id, request.sequence), failure)
         line.fill(place, scheduler_pb2.BatchReceipt(sequence=request.sequence, error=serialized_status(told)))
 

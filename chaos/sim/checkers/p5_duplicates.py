@@ -146,8 +146,7 @@ class FewDuplicates(Checker):
         ids = self._ids.setdefault((record.producer, record.sequence), record.ids)
         if ids != record.ids:
             self.broken(
-                record.at_ns,
-                f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids",
+                record.at_ns, f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids"
             )
 
     def _check_epoch(self, record: Delivered) -> None:

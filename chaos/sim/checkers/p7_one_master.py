@@ -48,8 +48,7 @@ class OneMaster(Checker):
 
     def _on_term_ignored(self, record: TermIgnored) -> None:
         self.broken(
-            record.at_ns,
-            f"{record.node} goes on in term {record.term} after it has heard of term {record.heard}",
+            record.at_ns, f"{record.node} goes on in term {record.term} after it has heard of term {record.heard}"
         )
 
     def _on_booted_or_stopped(self, record: Booted | Stopped) -> None:
@@ -62,8 +61,7 @@ class OneMaster(Checker):
             return
         if record.term < self._terms_seen.get(record.node, 0):
             self.broken(
-                record.at_ns,
-                f"{record.node} is in term {record.term}, had been in {self._terms_seen[record.node]}",
+                record.at_ns, f"{record.node} is in term {record.term}, had been in {self._terms_seen[record.node]}"
             )
         self._terms_seen[record.node] = record.term
         if record.role != "master":

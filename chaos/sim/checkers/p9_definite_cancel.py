@@ -61,8 +61,7 @@ class DefiniteCancel(Checker):
         if record.outcome == "CANCELLED":
             if uid in self._delivered and not self.run.push_first:
                 self.broken(
-                    record.at_ns,
-                    f"message {uid} is CANCELLED; it was delivered at {self._delivered[uid] / 1e9:.6f} s",
+                    record.at_ns, f"message {uid} is CANCELLED; it was delivered at {self._delivered[uid] / 1e9:.6f} s"
                 )
             if uid in self._too_late:
                 self.broken(record.at_ns, f"message {uid} is CANCELLED; the answer before was ALREADY_DISPATCHED")
