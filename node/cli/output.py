@@ -75,11 +75,6 @@ def _write_json(value: Any, stream: TextIO) -> None:
     stream.write(text + "\n")
 
 
-def say(value: Any, text: str) -> None:
-    """Print an answer: the value as JSON if that was asked for, otherwise the text."""
-    print_json(value) if Asked.json else out.print(text)
-
-
 def as_dict(answer: Any) -> dict[str, Any]:
     """A dataclass as a JSON object.
 
@@ -180,6 +175,11 @@ def print_table(
         out.print(made)
         return
     PlainConsole(width=PIPE_WIDTH_MAX, highlight=False, markup=False).print(made)
+
+
+def say(value: Any, text: str) -> None:
+    """Print an answer: the value as JSON if that was asked for, otherwise the text."""
+    print_json(value) if Asked.json else out.print(text)
 
 
 def open_client(addresses: str, timeout_s: float = 15.0, token: str | None = None) -> AsyncClient:
