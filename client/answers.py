@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from types import NoneType
 from typing import Any, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -55,13 +55,16 @@ def enum_of(kind: type[E], descriptor: EnumDescriptor, number: int, otherwise: E
 
     Members are named as in the protobuf enum, without a first word that all its names share.
     """
-    names = {value.number: value.name for value in descriptor.values}
+    return kind.__members__.get(_names_of(descriptor).get(number, "")) or otherwise or kind["UNKNOWN"]
+
+
+@cache
+def _names_of(descriptor: EnumDescriptor) -> dict[int, str]:
+    """By number, without a first word that all share."""
     first, _, _ = descriptor.values[0].name.partition("_")
     prefix = f"{first}_"
-    name = names.get(number, "")
-    if all(other.startswith(prefix) for other in names.values()):
-        name = name.removeprefix(prefix)
-    return kind.__members__.get(name) or otherwise or kind["UNKNOWN"]
+    shared = all(value.name.startswith(prefix) for value in descriptor.values)
+    return {value.number: value.name.removeprefix(prefix) if shared else value.name for value in descriptor.values}
 
 
 def _reader(

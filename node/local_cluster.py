@@ -248,19 +248,6 @@ class LocalCluster:
             sections.setdefault(name, {}).update(values)
         write_toml(node.config_file, sections)
 
-    def add_node(self, node_id: str) -> LocalNode:
-        """Prepare one more node that joins when it is added as a member; start it with `start_node`."""
-        client, peer, metrics = free_ports(3)
-        node = LocalNode(
-            node_id, self.directory / node_id, f"127.0.0.1:{client}", f"127.0.0.1:{peer}", f"127.0.0.1:{metrics}"
-        )
-        self.made.make([node_id])
-        self._write_config(node, {"id": self.cluster_id, "join": "existing"})
-        self.nodes.append(node)
-        if self._client is not None:
-            self._client.cluster.add(node.client_address)
-        return node
-
     @property
     def addresses(self) -> list[str]:
         """The nodes' addresses for clients."""

@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tickwheel.client import AsyncClient
 from tickwheel.node.backup_files import BackupWriter
-from tickwheel.node.local_cluster import LocalCluster, LocalNode, write_toml
+from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports, write_toml
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
@@ -94,9 +94,21 @@ async def fill(client: AsyncClient, count: int) -> None:
     await client.schedule("t", b"0", due_ms=now_ms + 3_600_000)
 
 
+def prepared(cluster: LocalCluster, node_id: str) -> LocalNode:
+    """One more node of the cluster, which joins when it is added as a member; it is not started."""
+    client, peer, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
+    node = LocalNode(node_id, cluster.directory / node_id, client, peer, metrics)
+    cluster.made.make([node_id])
+    cluster._write_config(node, {"id": cluster.cluster_id, "join": "existing"})
+    cluster.nodes.append(node)
+    if cluster._client is not None:
+        cluster._client.cluster.add(client)
+    return node
+
+
 async def join(cluster: LocalCluster, node_id: str, through: LocalNode, *, late: bool = False) -> LocalNode:
     """A new node, added by the command. `late`: it starts only when it is a member, and nobody has to wait for it."""
-    newcomer = cluster.add_node(node_id)
+    newcomer = prepared(cluster, node_id)
     if not late:
         cluster.start_node(newcomer)
     added = ("member", "add", node_id, "--peer", newcomer.peer_address, "--client", newcomer.client_address)
