@@ -7,8 +7,9 @@ cluster refuse each other.
 The order of steps lets an interrupted run be repeated:
 1. The manifest of the new cluster.
 2. A new journal, which begins after the manifest, in a term above every old one. The old entries would tell a new
-   member of the old members.
-3. The file `identity`. Until this step no node starts on the directory under the new configuration.
+   member of the old members. The old journal is renamed before it is removed: half of one could not be read again.
+3. The file `identity`. Until this step no node starts on the directory: the manifest and the identity name different
+   clusters.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.storage.whole_file import write_whole
+
+GIVEN_UP_JOURNAL = f"{JOURNAL_DIRECTORY}.old"
+"""The old cluster's journal while it is being removed."""
 
 
 class RefoundError(Exception):
@@ -89,7 +93,10 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
         term = max(journal.term, journal.last_term, state.applied_term, state.lead_term) + 1
     finally:
         journal.close()
-    disk.remove(JOURNAL_DIRECTORY)
+    disk.remove(GIVEN_UP_JOURNAL)
+    disk.rename(JOURNAL_DIRECTORY, GIVEN_UP_JOURNAL)
+    disk.fsync_dir("")
+    disk.remove(GIVEN_UP_JOURNAL)
     if disk.exists(LEASES_PATH):
         disk.remove(LEASES_PATH)  # its positions may belong to other messages in the new cluster
     if disk.exists(FOUNDING_PATH):

@@ -48,7 +48,7 @@ from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File, FsyncFa
 from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
 from tickwheel.storage.whole_file import read_whole, write_whole
 
-__all__ = ["CorruptJournalError", "FsyncWork", "Journal", "JournalFailedError"]
+__all__ = ["HARD_STATE_FILE", "CorruptJournalError", "FsyncWork", "Journal", "JournalFailedError"]
 
 SEGMENT_BYTES = 64 << 20
 CACHE_BYTES_MAX = 64 << 20
@@ -644,7 +644,7 @@ def reserved_file(disk: Disk, path: str, size: int) -> File | None:
 
 
 _HARD_STATE_VERSION = 1
-_HARD_STATE_FILE = "hard_state"
+HARD_STATE_FILE = "hard_state"
 _HARD_STATE = struct.Struct("<IIQ")
 _HARD_STATE_ADVICE = "This node may have forgotten a vote: remove the member and add it anew under a new id"
 
@@ -658,7 +658,7 @@ class HardState:
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
-        self._path = f"{directory}/{_HARD_STATE_FILE}"
+        self._path = f"{directory}/{HARD_STATE_FILE}"
         self.term = 0
         self.voted_for = ""
         content = read_whole(disk, self._path, advice=_HARD_STATE_ADVICE)

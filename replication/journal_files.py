@@ -31,6 +31,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 
 import google_crc32c
 
@@ -153,7 +154,8 @@ def segment_path(directory: str, sequence: int) -> str:
 
 def segment_sequences(names: list[str]) -> list[int]:
     """Numbers of the segments among the names of a directory, ascending."""
-    return sorted(int(stem) for stem, _, kind in (name.partition(".") for name in names) if kind == "segment")
+    stems = (name.removesuffix(".segment") for name in names if name.endswith(".segment"))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def pack_record(
@@ -271,6 +273,9 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
     """
     found = segment_sequences(disk.list(directory))
     void, found = _split_at_reset(disk, directory, found)
+    for before, after in pairwise(found):
+        if after != before + 1:
+            raise CorruptJournalError(segment_path(directory, before + 1), 0, "it was removed, and a later one is here")
     segments: list[Segment] = []
     fsynced_position = 0
     unusable: list[int] = []

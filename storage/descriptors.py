@@ -21,6 +21,12 @@ LIMIT_MAX = 1 << 20
 """Limit used if the hard limit is larger or infinite: the kernel's table is as long as the largest number in use."""
 
 
+def limit_max() -> int:
+    """The highest limit of open files that this process may give itself, at most LIMIT_MAX unless it is higher now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, max(soft, LIMIT_MAX))
+
+
 class DescriptorReserve:
     """Use one object in a process. `take` begins the reserve; before that, work runs without it."""
 
@@ -36,8 +42,7 @@ class DescriptorReserve:
 
     def take(self, reserved: int) -> None:
         """Raise the soft limit as far as possible, less `reserved` descriptors."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, max(soft, LIMIT_MAX))
+        most, hard = limit_max(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._kept = (most - reserved, most, hard)
         self.limit = most - reserved
         self._last = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -207,6 +207,12 @@ class ClusterFounding:
         self._record = record
 
 
+def has_founded(disk: Disk) -> bool:
+    """Whether this directory's node has recorded that it may vote, so it may have done so. Raises DiskError."""
+    record = _read(disk)
+    return record is not None and record.founded
+
+
 def _read(disk: Disk) -> Founding | None:
     content = read_whole(disk, PATH, advice=ADVICE)
     if content is None:

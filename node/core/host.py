@@ -14,6 +14,7 @@ from typing import Protocol
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.founding import has_founded
 from tickwheel.node.core.install import STAGING, CheckpointCopy, discard, install_if_complete
 from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.state.results import ImpossibleStateError
@@ -22,12 +23,16 @@ from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
-from tickwheel.replication.journal import Journal
+from tickwheel.replication.journal import HARD_STATE_FILE, Journal
+from tickwheel.replication.journal_files import segment_sequences
 from tickwheel.replication.log import LogListener, Member, ReplicatedLog
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.errors import ADVICE
+from tickwheel.storage.manifest import read_manifest
 from tickwheel.storage.partial_copy import CopyError
+
+HARD_STATE_PATH = f"{JOURNAL_DIRECTORY}/{HARD_STATE_FILE}"
 
 
 class CheckpointSource(Protocol):
@@ -104,9 +109,17 @@ class NodeHost:
         self.installs = 0
         self._journal: Journal | None = None
         install_if_complete(ports.disk)
+        self._check_journal()
         self.core = self._build()
         self._left_at = self._last_index() if ports.disk.exists(STAGING) else None
         """Last entry of the journal when a copy broke, of which files are left."""
+
+    def _check_journal(self) -> None:
+        """Raise ImpossibleStateError if the journal was removed: its first segment is durable before all other data."""
+        disk = self._ports.disk
+        gone = not segment_sequences(disk.list(JOURNAL_DIRECTORY))
+        if gone and (read_manifest(disk) is not None or has_founded(disk)):
+            raise ImpossibleStateError(_removed(JOURNAL_DIRECTORY))
 
     def _build(self) -> NodeCore:
         core = NodeCore(
@@ -124,9 +137,22 @@ class NodeHost:
             core.serving.contain(self._faults)
         return core
 
+    def _check_cluster(self, restored: Restored) -> None:
+        """Raise ImpossibleStateError if the state has been made another cluster's, and the identity has not yet."""
+        of, identity = restored.state.cluster_id, self._identity
+        if of not in ("", identity.cluster_id):
+            raise ImpossibleStateError(
+                f"the state is of cluster {of}, and the identity of cluster {identity.cluster_id}: tickwheel recover "
+                "was interrupted. Run it again, or put the copy of the directory back"
+            )
+
     def _make_log(self, listener: LogListener, restored: Restored) -> ReplicatedLog:
+        self._check_cluster(restored)
         ports = self._ports
         journal = Journal.open(ports.disk, JOURNAL_DIRECTORY, segment_bytes=self._config.segment_bytes)
+        if journal.last_term and not journal.term:
+            journal.close()
+            raise ImpossibleStateError(_removed(HARD_STATE_PATH))
         if (
             restored.applied_index > journal.last_index
             or restored.applied_index < journal.base_index
@@ -321,3 +347,7 @@ class NodeHost:
             self.core.start()
             for peer_id in sorted(self._connected):
                 self.core.peer_connected(peer_id)
+
+
+def _removed(path: str) -> str:
+    return f"{path} was removed, and with it votes or entries that this node has given or acknowledged. {ADVICE}"

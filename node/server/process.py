@@ -56,7 +56,7 @@ from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import PEER_LIMITS, GrpcNetwork, PeerService
 from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
-from tickwheel.storage.descriptors import DescriptorReserve
+from tickwheel.storage.descriptors import DescriptorReserve, limit_max
 from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.local import LocalDisk
 from tickwheel.transport.server import Server, bind
@@ -269,11 +269,12 @@ class NodeProcess:
                 raise StartError(_cannot_listen("metrics_bind", bind), EXIT_CONFIG) from None
 
     def _take_descriptors(self) -> None:
-        reserve = self._descriptors
-        reserve.take(RESERVED_DESCRIPTORS)
-        if reserve.limit + RESERVED_DESCRIPTORS < DESCRIPTORS_MIN:
+        # Before the reserve is taken: the rest might not suffice to end the process in order.
+        most = limit_max()
+        if most < DESCRIPTORS_MIN:
             least = f"at least {DESCRIPTORS_MIN}, better 65536 (ulimit -n, or LimitNOFILE of the service)"
-            raise StartError(f"the limit of open files is {reserve.limit + RESERVED_DESCRIPTORS}: {least}", EXIT_CONFIG)
+            raise StartError(f"the limit of open files is {most}: {least}", EXIT_CONFIG)
+        self._descriptors.take(RESERVED_DESCRIPTORS)
 
     def _open_disk(self) -> LocalDisk:
         path = self._config.data_path

@@ -7,6 +7,8 @@ import contextlib
 import socket
 from pathlib import Path
 
+import pytest
+
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 
@@ -17,9 +19,11 @@ MIB = 1 << 20
 class Few(LocalCluster):
     """Nodes under a small limit of open files."""
 
+    limit = 256
+
     def command(self, node: LocalNode) -> list[str]:
         """See LocalCluster."""
-        return ["/bin/sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *super().command(node)]
+        return ["/bin/sh", "-c", f'ulimit -n {self.limit} && exec "$@"', "sh", *super().command(node)]
 
 
 async def test_connections_beyond_the_limit_end_no_node(tmp_path: Path) -> None:
@@ -53,3 +57,16 @@ async def test_connections_beyond_the_limit_end_no_node(tmp_path: Path) -> None:
     log = node.log_file.read_text(encoding="utf-8")
     assert "Traceback" not in log and '"fatal"' not in log
     assert "too many connections" in log and "LimitNOFILE" in log
+
+
+@pytest.mark.parametrize("limit", [32, 64, 191])
+async def test_a_limit_that_is_too_low_is_refused_with_what_to_do(tmp_path: Path, limit: int) -> None:
+    """By the message and code 2, however low it is: a supervisor need not try again."""
+    cluster = Few(tmp_path, 1)
+    cluster.limit = limit
+    (node,) = cluster.nodes
+    cluster.start_node(node)
+    assert node.process is not None
+    assert await asyncio.to_thread(node.process.wait, 20) == 2, node.log_tail()
+    assert f"the limit of open files is {limit}: at least 192" in node.log_tail()
+    assert "Traceback" not in node.log_file.read_text(encoding="utf-8")

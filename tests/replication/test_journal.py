@@ -492,5 +492,28 @@ def test_missing_segment_is_damage(disk: SimulatedDisk) -> None:
     sync(journal)
     disk.remove("g0/journal/" + disk.list("g0/journal")[1])
     disk.kill()
-    with pytest.raises(CorruptJournalError, match="had been fsynced"):
+    with pytest.raises(CorruptJournalError, match="was removed"):
         opened(disk)
+
+
+def test_a_removed_last_segment_is_damage(disk: SimulatedDisk) -> None:
+    """The next one is there already, with its space reserved: an operator removed what was acknowledged."""
+    journal = opened(disk)
+    fill(journal, 40, 1)
+    sync(journal)
+    assert journal.reserve_ready
+    last = [name for name in disk.list("g0/journal") if name.endswith(".segment")][-2]
+    disk.kill()
+    disk.remove(f"g0/journal/{last}")
+    with pytest.raises(CorruptJournalError, match=f"{last}.*was removed"):
+        opened(disk)
+
+
+def test_names_that_an_operator_left_are_no_segments(disk: SimulatedDisk) -> None:
+    """A copy beside the journal's own files harms nothing."""
+    journal = opened(disk)
+    fill(journal, 3, 1)
+    sync(journal)
+    disk.kill()
+    disk.open("g0/journal/copy of 1.segment", create=True).close()
+    assert opened(disk).last_index == 3

@@ -1,0 +1,46 @@
+"""An operator removes files of a stopped node: it does not start as a member that has forgotten what it said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.state.results import ImpossibleStateError
+
+
+def stopped_master(*, with_checkpoint: bool) -> Node:
+    """The master of three nodes, after it has acknowledged messages."""
+    world = World(config=replace(CoreConfig(), checkpoint_entries=10 if with_checkpoint else 10_000))
+    client = Client(world)
+    node = world.elect()
+    for number in range(20):
+        client.schedule([60_000])
+        world.run_until(lambda: len(client.acked) == number + 1)  # noqa: B023
+    world.run(1_000)
+    assert node.disk.exists(MANIFEST_PATH) == with_checkpoint
+    node.kill()
+    return node
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+@pytest.mark.parametrize("removed", [JOURNAL_DIRECTORY, f"{JOURNAL_DIRECTORY}/hard_state"])
+def test_a_node_without_its_journal_or_its_votes_does_not_start(removed: str, with_checkpoint: bool) -> None:
+    """It kept its disk's id, so the others would count its votes and acknowledgements."""
+    node = stopped_master(with_checkpoint=with_checkpoint)
+    node.disk.remove(removed)
+    with pytest.raises(ImpossibleStateError, match=f"{removed} was removed.*add it anew under a new id"):
+        node.start()
+
+
+@pytest.mark.parametrize("removed", [MANIFEST_PATH, "founding", "leases"])
+def test_a_node_without_other_files_has_its_journal(removed: str) -> None:
+    """Everything that it said stands there."""
+    node = stopped_master(with_checkpoint=removed == MANIFEST_PATH)
+    node.disk.remove(removed)
+    node.start()
+    node.world.run(2_000)
+    assert node.host is not None and node.host.core.state.created
