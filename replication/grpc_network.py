@@ -6,6 +6,10 @@ cluster, node id and format, and (with TLS) that the certificate belongs to that
 connected. A stream that ends, for any reason, is dialled again after 200 ms. The hello lists the members that the
 caller knows (`hello_of`), since the called side may not have read of the caller yet.
 
+One process at a time counts as a peer. A second one with a copy of its data directory has the same identity: it is
+refused while the first one is heard. If it came while the first one was silent, it stays, and the first one is told to
+end: the two must not take turns.
+
 Checkpoints travel in a separate, rate-limited call on a separate channel, so that they delay no heartbeat.
 Implements the Network port, and the node's CheckpointSource.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -67,6 +72,10 @@ has acknowledged nothing for `dead_s`. Without the bound the kernel retransmits 
 minutes, and the peer hears nothing for as long after its network is back."""
 CONNECT_S = 0.6
 """For an attempt to connect: three round trips for TCP and TLS."""
+HEARD_S = 2.0
+"""A process that has sent nothing for so long may be gone, although its stream is open. Members ask each other for the
+time more often than that."""
+EARLIER_MAX = 16
 LOOK_UP_S = 5.0
 """For the look-up of a name; one that takes longer goes on, and the next attempt finds its answer or waits for it."""
 EXCHANGE = "/tickwheel.v1.Peer/Exchange"
@@ -138,6 +147,7 @@ class GrpcNetwork:
         self._cluster_id = cluster_id
         self._disk_uuid = disk_uuid
         self._peer_address = peer_address
+        self._boot_id = secrets.randbits(64) | 1
         self._secured = secured
         self._names = Names()
         self._warn = warn
@@ -198,6 +208,7 @@ class GrpcNetwork:
             cluster_id=self._cluster_id,
             sender_id=self._node_id,
             receiver_id=peer_id,
+            boot_id=self._boot_id,
             format_version=FORMAT_VERSION,
             disk_uuid=self._disk_uuid,
             hello=hello_of(self._peer_address, self._introduction()),
@@ -357,6 +368,19 @@ class GrpcNetwork:
         self._wake()
 
 
+@dataclass(slots=True)
+class _Caller:
+    """A process that was accepted as a peer."""
+
+    boot_id: int
+    """0: of a version that does not send it."""
+    heard_s: float = 0.0
+    """When it sent something last, by the loop's clock."""
+    streams: int = 0
+    earlier: deque[int] = field(default_factory=lambda: deque(maxlen=EARLIER_MAX))
+    """Those that counted before."""
+
+
 class PeerService:
     """The called side: receives the frames of accepted peers, and sends them checkpoints."""
 
@@ -393,6 +417,7 @@ class PeerService:
         self._checkpoint = checkpoint
         self._progressed = progressed
         self._copied = copied
+        self._callers: dict[str, _Caller] = {}
 
     def _refuses(self, hello: PeerFrame, context: Context) -> Refusal | None:
         if hello.WhichOneof("body") != "hello":
@@ -408,7 +433,42 @@ class PeerService:
             return Refusal(text)
         if hello.sender_id == self._node_id:
             return Refusal(f"two nodes are named {self._node_id}")
-        return self._refusal(hello.sender_id, hello.disk_uuid, shown_in(hello.hello), context)
+        refusal = self._refusal(hello.sender_id, hello.disk_uuid, shown_in(hello.hello), context)
+        return refusal or self._refuses_process(hello)
+
+    def _refuses_process(self, hello: PeerFrame) -> Refusal | None:
+        """Why this process does not count as the peer: another one does. Nodes of earlier versions send no boot id."""
+        caller = self._callers.get(hello.sender_id)
+        if caller is None or hello.boot_id in (0, caller.boot_id):
+            return None
+        if hello.boot_id in caller.earlier:
+            return Refusal(
+                f"another process runs as {hello.sender_id}, with a copy of this node's data directory, and came while "
+                "this one was away: stop the one that does not belong here, then start the other one again",
+                final=True,
+            )
+        if caller.streams and asyncio.get_running_loop().time() - caller.heard_s < HEARD_S:
+            return Refusal(
+                f"another process runs as {hello.sender_id}, with a copy of this node's data directory: stop the one "
+                "that does not belong here. A new member needs an id of its own and an empty directory"
+            )
+        return None
+
+    def _came(self, hello: PeerFrame) -> _Caller:
+        """The accepted process, which counts from here on."""
+        before = self._callers.get(hello.sender_id)
+        if before is not None and before.boot_id == hello.boot_id:
+            return before
+        caller = _Caller(hello.boot_id)
+        if before is not None:
+            caller.earlier.extend((*before.earlier, before.boot_id))
+        if hello.boot_id:
+            self._callers[hello.sender_id] = caller
+        return caller
+
+    def _replaced(self, peer_id: str, caller: _Caller) -> bool:
+        """Whether another process counts as the peer by now."""
+        return bool(caller.boot_id) and self._callers[peer_id] is not caller
 
     async def Exchange(self, request_iterator: AsyncIterator[PeerFrame], context: Context) -> AsyncIterator[PeerFrame]:
         hello = await anext(request_iterator, None)
@@ -420,12 +480,17 @@ class PeerService:
             yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, refused=refused)
             return
         peer_id = hello.sender_id
-        self._greeted(peer_id, hello.hello.peer_address)
-        yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
+        caller = self._came(hello)
+        caller.streams += 1
+        clock = asyncio.get_running_loop().time
+        caller.heard_s = clock()
         try:
+            self._greeted(peer_id, hello.hello.peer_address)
+            yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
             async for message in request_iterator:
-                if self._removed(peer_id):
+                if self._removed(peer_id) or self._replaced(peer_id, caller):
                     return  # it calls again, and is told
+                caller.heard_s = clock()
                 frames = message.bundle.frames if message.HasField("bundle") else (message,)
                 wants_tick = False
                 for frame in frames:
@@ -435,6 +500,8 @@ class PeerService:
         except ImplausibleFrameError as error:
             self._dropped(peer_id, f"its frames cannot be true: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")
+        finally:
+            caller.streams -= 1
 
     async def FetchCheckpoint(
         self, request: FetchCheckpointRequest, context: Context

@@ -11,6 +11,7 @@ import pytest
 from tests.node.server.test_unforeseen import network, peer_service, serving
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication import grpc_network
+from tickwheel.replication.frames import Refusal
 from tickwheel.replication.log import NO_INTRODUCTION
 from tickwheel.transport.client import CallError, ClientConnection
 
@@ -136,3 +137,52 @@ async def test_a_link_that_is_dropped_while_it_breaks_is_not_dialled_again(monke
         again.cancel()
         await ours.stop()
     assert told.events.get_nowait() == "a is gone"
+
+
+class Twins:
+    """Two processes with one identity, and what they are told."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.warned: asyncio.Queue[str] = asyncio.Queue()
+        self.ended: asyncio.Queue[Refusal] = asyncio.Queue()
+
+    def start(self) -> tuple[grpc_network.GrpcNetwork, Told]:
+        """One more process."""
+        told = Told()
+        made = network(warn=lambda peer, text: self.warned.put_nowait(text), refused=self.ended.put_nowait)
+        made.attach(told, lambda: None, lambda: NO_INTRODUCTION)
+        made.set_peers({"a": self.address})
+        return made, told
+
+
+async def test_a_process_with_a_copy_of_a_members_data_is_refused_while_the_member_is_heard() -> None:
+    """The later of the two took the member's place without a word, and the member was heard by nobody any more."""
+    async with serving(peer_service(Told())) as address, asyncio.timeout(10):
+        twins = Twins(address)
+        first, told = twins.start()
+        assert await told.events.get() == "a is there"
+        second, told_too = twins.start()
+        assert "another process runs as b, with a copy of this node's data directory" in await twins.warned.get()
+        assert told.events.empty() and first.send("a", PeerFrame()) and twins.ended.empty()
+        await first.stop()
+        assert await told_too.events.get() == "a is there", "once the stream of the other is gone"
+        await second.stop()
+
+
+async def test_of_two_processes_that_take_turns_the_first_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was silent when the other one came; its frames would be dropped as those of an earlier start."""
+    monkeypatch.setattr(grpc_network, "HEARD_S", 0.0)
+    async with serving(peer_service(Told())) as address, asyncio.timeout(10):
+        twins = Twins(address)
+        first, told = twins.start()
+        assert await told.events.get() == "a is there"
+        second, told_too = twins.start()
+        assert await told_too.events.get() == "a is there"
+        first.send("a", PeerFrame())
+        assert await told.events.get() == "a is gone"
+        ended = await twins.ended.get()
+        assert ended.final and "stop the one that does not belong here, then start the other one again" in ended.reason
+        assert second.send("a", PeerFrame())
+        await first.stop()
+        await second.stop()

@@ -17,7 +17,7 @@ from tickwheel.node.server.inbox import StrictInbox
 from tickwheel.node.server.ports import ThreadExecutor
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame
-from tickwheel.replication.frames import FORMAT_VERSION
+from tickwheel.replication.frames import FORMAT_VERSION, Refusal
 from tickwheel.replication.grpc_network import GrpcNetwork, Inbox, PeerService
 from tickwheel.replication.log import Introduction, Member
 from tickwheel.replication.plausible import ImplausibleFrameError
@@ -77,6 +77,8 @@ def peer_service(
 def network(
     failed: Callable[[BaseException], None] = lambda error: pytest.fail(repr(error)),
     unforeseen: Callable[[str, BaseException], None] = lambda peer_id, error: pytest.fail(repr(error)),
+    warn: Callable[[str, str], None] = lambda peer_id, text: None,
+    refused: Callable[[Refusal], None] = lambda why: pytest.fail(why.reason),
 ) -> GrpcNetwork:
     """Of a node named b."""
     return GrpcNetwork(
@@ -85,9 +87,9 @@ def network(
         "disk",
         "",
         secured=lambda: None,
-        warn=lambda peer_id, text: None,
+        warn=warn,
         unforeseen=unforeseen,
-        refused=lambda why: pytest.fail(why.reason),
+        refused=refused,
         failed=failed,
     )
 
