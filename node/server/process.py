@@ -42,7 +42,7 @@ from tickwheel.node.server.driver import LoopDriver
 from tickwheel.node.server.fault_log import FaultLog
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
-from tickwheel.node.server.identity import IdentityError, open_identity
+from tickwheel.node.server.identity import IDENTITY_PATH, IdentityError, open_identity
 from tickwheel.node.server.inbox import StrictInbox
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
@@ -58,6 +58,7 @@ from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
 from tickwheel.storage.descriptors import DescriptorReserve, limit_max
 from tickwheel.storage.disk import DiskError, DiskFullError
+from tickwheel.storage.errors import ADVICE
 from tickwheel.storage.local import LocalDisk
 from tickwheel.transport.server import Server, bind
 from tickwheel.transport.server import ServerStream as Context
@@ -110,6 +111,8 @@ class NodeProcess:
         self._phase = ""
         self._halted = ""
         self._unfounded = ""
+        self._emptied = False
+        self._addresses_known = False
         self._unsound = 0
         self._role_changed: Callable[[], None] = lambda: None
         """Called whenever the role, the term or the master may have changed."""
@@ -422,6 +425,40 @@ class NodeProcess:
             log.info("wheel", before=self._phase or "none", now=phase)
             self._phase = phase
 
+    def _look_at_files(self, host: NodeHost) -> None:
+        """Leave if the files that this node writes were removed: its disk would keep nothing of them."""
+        if self._emptied:
+            return
+        path = self._config.data_path / IDENTITY_PATH
+        try:
+            path.stat()
+        except OSError as error:
+            self._emptied = True
+            reason = (
+                f"{path}: {error.strerror}: this node's files were removed, or something was mounted over them, while "
+                f"it writes to them. {ADVICE}"
+            )
+            host.core.fatal(reason, DiskError(reason))
+
+    def _look_at_addresses(self, host: NodeHost) -> None:
+        """Say once that others look for this node elsewhere."""
+        own = next((m for m in host.core.state.members() if m.node_id == self._config.node.id), None)
+        if own is None or self._addresses_known:
+            return
+        self._addresses_known = True
+        for field, value, known in (
+            ("listen.peer_advertised", self._config.peer_address, own.peer_address),
+            ("listen.client_advertised", self._config.client_address, own.client_address),
+        ):
+            if value != known:
+                log.warning(
+                    "the cluster knows this node under another address, where nodes and clients look for it: correct "
+                    "the field, or remove the member and add it anew under a new id",
+                    field=field,
+                    value=value,
+                    known=known,
+                )
+
     def _house_left(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -465,9 +502,11 @@ class NodeProcess:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 continue
             look_ns = now_ns + HOUSEKEEPING_NS_MAX
+            self._look_at_files(host)
             status = node_vitals(host.core)
             await health.update(status)
             self._tell_role(host)
+            self._look_at_addresses(host)
             clock = host.core.clock
             lines = watch.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead)
             _say([*lines, *cold.look(now_ns, status), *tls.look(now_ns)])

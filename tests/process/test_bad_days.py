@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tickwheel.client import AsyncClient, NodeRole, NodeState, NodeStatus
-from tickwheel.node.local_cluster import LocalCluster, LocalNode
+from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
@@ -140,6 +140,36 @@ async def test_damage_that_a_serving_master_meets_makes_another_lead_first(tmp_p
         assert (await cluster.master()) is not slave
         text = slave.log_file.read_text(encoding="utf-8")
         assert path.name in text and "anew under a new id" in text, slave.log_tail()
+
+
+async def test_a_node_whose_files_are_removed_under_it_leaves(tmp_path: Path) -> None:
+    """It went on, and acknowledged what its disk would not keep. As a master it hands over first."""
+    async with LocalCluster(tmp_path, 3) as cluster, cluster.client() as client:
+        master = await cluster.master()
+        sent = [await client.schedule("t", b"before", delay_ms=3_600_000)]
+        for path in (master.directory / "data").iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert await ended(master) == 3
+        text = said(master)
+        assert "were removed" in text and "anew under a new id" in text, master.log_tail()
+        sent.append(await client.schedule("t", b"after", delay_ms=3_600_000))
+        assert (await client.count_pending("t")).total == len(sent)
+
+
+async def test_a_node_that_others_look_for_elsewhere_says_so(tmp_path: Path) -> None:
+    """Its host got another address: it heard nobody, and nothing named the reason."""
+    async with LocalCluster(tmp_path, 1) as cluster:
+        (node,) = cluster.nodes
+        await cluster.stop_node(node)
+        (port,) = free_ports(1)
+        text = node.config_file.read_text(encoding="utf-8")
+        node.config_file.write_text(text.replace(node.peer_address, f"127.0.0.1:{port}"), encoding="utf-8")
+        cluster.start_node(node)
+        await cluster.wait_ready()
+        async with asyncio.timeout(10):
+            while "another address" not in said(node):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert '"listen.peer_advertised"' in said(node) and f'"known": "{node.peer_address}"' in said(node)
 
 
 @pytest.fixture

@@ -37,8 +37,9 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_ALONE, core.parts.founding.reason
     if core.recovering:
         # First of all: until then the cursor that it shows is an older one (P6).
-        replayed = f"replayed {core.applied_index} of {core.recover_to} entries"
-        return admin_pb2.NODE_RECOVERING, f"{replayed}; {log.halted}" if log.halted else replayed
+        replayed = f"replayed {core.applied_index} of {max(core.recover_to, log.last_index)} entries"
+        waits = log.halted or ("" if log.master_id else "it hears no master")
+        return admin_pb2.NODE_RECOVERING, "; ".join(filter(None, (replayed, waits)))
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
     waits_for = core.parts.founding.reason or core.parts.record_repair.reason or core.parts.index_repair.reason
