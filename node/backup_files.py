@@ -81,19 +81,25 @@ def _listed(source: Path) -> dict[str, Any]:
         )
     try:
         listed = json.loads((source / LIST_NAME).read_text(encoding="utf-8"))
-        version = listed["version"]
-        listed["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        version, files = listed["version"], listed["files"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise BackupError(f"{source} holds no whole backup: {LIST_NAME}: {error}") from error
     if version != VERSION:
         raise BackupError(f"{source} is a backup of version {version}; this program reads {VERSION}")
+    if not isinstance(files, dict) or not all(map(_is_fact, files.values())):
+        raise BackupError(f"{source} holds no whole backup: {LIST_NAME}: files: bytes and crc32c of each file")
     return dict(listed)
+
+
+def _is_fact(fact: object) -> bool:
+    """Whether it states a file's size and checksum."""
+    return isinstance(fact, dict) and all(type(fact.get(name)) is int for name in ("bytes", "crc32c"))
 
 
 def _safe(path: str) -> PurePosixPath:
     checked = PurePosixPath(path)
-    if not path or checked.is_absolute() or ".." in checked.parts:
-        raise BackupError(f"a file named {path!r} is no part of a backup")
+    if not path or checked.is_absolute() or ".." in checked.parts or "\0" in path:
+        raise BackupError(f"a file named {path[:100]!r} is no part of a backup")
     return checked
 
 
@@ -332,9 +338,9 @@ def _copied(
     done = 0
     for path, item in files.items():
         target = part / _safe(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
         crc = size = 0
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             with (source / path).open("rb") as read, target.open("xb") as write:
                 while block := read.read(BLOCK_BYTES):
                     write.write(block)
@@ -345,7 +351,7 @@ def _copied(
                 write.flush()
                 os.fsync(write.fileno())
         except OSError as error:
-            raise BackupError(f"{path}: {error.strerror}") from error
+            raise BackupError(f"{path[:100]}: {error.strerror}") from error
         if (size, crc) != (item["bytes"], item["crc32c"]):
             raise BackupError(f"{source / path} is damaged: its size or checksum is not the listed one")
     return len(files), total

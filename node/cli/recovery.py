@@ -37,7 +37,7 @@ def restore(
         from tickwheel.node.backup_files import BackupError, origin_facts, origin_of, restore_backup
         from tickwheel.node.refound import Found, RefoundError, refound
         from tickwheel.node.state.results import ImpossibleStateError
-        from tickwheel.storage.disk import DiskError
+        from tickwheel.storage.disk import DiskError, DiskFullError
         from tickwheel.storage.local import LocalDisk
 
     node = _read(config)
@@ -58,7 +58,7 @@ def restore(
             files, size = restore_backup(
                 source, node.data_path, lambda done, total: progress.update(task, completed=done, total=total), prepare
             )
-    except (BackupError, RefoundError) as error:
+    except (BackupError, RefoundError, DiskFullError) as error:
         fail(str(error), "BACKUP", {})
         raise typer.Exit(1) from None
     except (DiskError, ImpossibleStateError) as error:
@@ -88,7 +88,7 @@ def recover(
         from tickwheel.node.refound import Found, RefoundError, refound
         from tickwheel.node.server.identity import read_identity
         from tickwheel.node.state.results import ImpossibleStateError
-        from tickwheel.storage.disk import DiskError
+        from tickwheel.storage.disk import DiskError, DiskFullError
         from tickwheel.storage.local import LocalDisk
 
     node = _read(config)
@@ -116,6 +116,9 @@ def recover(
         found = go()
     except RefoundError as error:
         fail(str(error), "RECOVER", {})
+        raise typer.Exit(1) from None
+    except DiskFullError as error:
+        fail(f"{path} has no room: {error}. Make room on its file system and run the command again", "SYSTEM", {})
         raise typer.Exit(1) from None
     except (DiskError, ImpossibleStateError) as error:
         fail(f"the data in {path} cannot be used: {error}", "DATA", {})

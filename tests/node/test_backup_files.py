@@ -266,3 +266,23 @@ def test_a_strange_directory_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(BackupError, match="not empty: name a new directory"):
         BackupWriter(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        '{"version": 1, "files": []}',
+        '{"version": 1, "files": {"manifest": 1}}',
+        '{"version": 1, "files": {"manifest": {"bytes": "8", "crc32c": 1}}}',
+        '{"version": 1, "files": {"a\\u0000b": {"bytes": 8, "crc32c": 1}}}',
+        "[" * 100_000,
+    ],
+    ids=["a list", "no facts", "a text", "a zero in a name", "nesting"],
+)
+def test_a_list_that_somebody_has_edited_is_refused(listed: str, tmp_path: Path) -> None:
+    """In words: it ended restore with a traceback."""
+    whole(tmp_path / "backup")
+    (tmp_path / "backup" / LIST_NAME).write_text(listed)
+    with pytest.raises(BackupError, match=r"holds no whole backup|is no part of a backup"):
+        restored(tmp_path / "backup", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
