@@ -182,6 +182,15 @@ class Journal:
         with self._writing():
             self._hard_state.store(term, voted_for)
 
+    def has_room_for_votes(self) -> bool:
+        """Whether the disk has room to store a term or a vote; writes the present ones once more."""
+        try:
+            with self._writing():
+                self._hard_state.store_again()
+        except DiskFullError:
+            return False
+        return True
+
     # Fsyncing.
 
     def begin_fsync(self) -> FsyncWork:
@@ -677,6 +686,13 @@ class HardState:
             return
         assert term >= self.term, f"term would go back from {self.term} to {term}"
         assert term > self.term or not self.voted_for, f"second vote in term {term}: {self.voted_for}, {voted_for}"
+        self._write(term, voted_for)
+        self.term, self.voted_for = term, voted_for
+
+    def store_again(self) -> None:
+        """Store what is stored, to see whether there is room. Raises as `store`."""
+        self._write(self.term, self.voted_for)
+
+    def _write(self, term: int, voted_for: str) -> None:
         name = voted_for.encode()
         write_whole(self._disk, self._path, _HARD_STATE.pack(_HARD_STATE_VERSION, len(name), term) + name)
-        self.term, self.voted_for = term, voted_for

@@ -117,7 +117,10 @@ class StableStorage:
         self._on_failure(error)
 
     def look_for_room(self, now_ns: int) -> bool:
-        """Halt if the journal's next file has no room; retry every `disk_retry_ms`. True: the halt has just ended."""
+        """Halt if the journal's next file has no room; retry every `disk_retry_ms`. True: the halt has just ended.
+
+        It ends once there is room for a vote, too: the node would halt again at the next change of the term.
+        """
         journal = self._journal
         if self.failed:
             return False
@@ -126,7 +129,7 @@ class StableStorage:
         if not self.halted or now_ns - self._halted_ns < self._config.disk_retry_ms * NS_PER_MS or self._fsyncing:
             return False
         self._halted_ns = now_ns
-        if not journal.restore_reserve():
+        if not (journal.restore_reserve() and journal.has_room_for_votes()):
             return False
         self.halted = ""
         return True

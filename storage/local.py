@@ -43,7 +43,8 @@ def _translated(error: OSError, action: str, path: str) -> DiskError:
     kind = DiskFullError if error.errno in _FULL_ERRNOS else DiskError
     if error.errno in _NO_DESCRIPTOR_ERRNOS:
         kind = NoDescriptorError
-    return kind(f"cannot {action} {path!r}: {error.strerror or error}")
+    advice = "; mount the file system writable and start the node again" if error.errno == errno.EROFS else ""
+    return kind(f"cannot {action} {path!r}: {error.strerror or error}{advice}")
 
 
 class LocalFile:
@@ -77,7 +78,8 @@ class LocalFile:
         try:
             end = self._write(start, parts)
         except OSError as error:
-            self._cut_back(start)
+            if error.errno != errno.EROFS:  # then nothing was written
+                self._cut_back(start)
             raise _translated(error, "append to", self._path) from error
         if self._reserved_end is not None:
             self._reserved_end = end

@@ -135,8 +135,9 @@ class Membership(Part):
         joined_with = known.disk_uuid or self._founding.disk_of(node_id)
         if joined_with and disk_uuid and joined_with != disk_uuid:
             return Refusal(
-                f"{node_id} comes with another disk than it joined with, so it has forgotten votes and entries: "
-                "remove the member and add it anew under a new id (docs/DEPLOY.md, replacing a dead node)",
+                f"{node_id} comes with another disk than it joined with, so it has forgotten votes and entries: if its "
+                "data directory still exists, perhaps on a disk that is not mounted, start it on that; if not, remove "
+                "the member and add it anew under a new id (docs/DEPLOY.md, a node is dead)",
                 final=True,
             )
         if disk_uuid and self._disks.setdefault(node_id, disk_uuid) != disk_uuid:

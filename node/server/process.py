@@ -436,7 +436,8 @@ class NodeProcess:
             self._emptied = True
             reason = (
                 f"{path}: {error.strerror}: this node's files were removed, or something was mounted over them, while "
-                f"it writes to them. {ADVICE}"
+                f"it writes to them. If they still exist, put them back in place and start the node again. If not: "
+                f"{ADVICE}"
             )
             host.core.fatal(reason, DiskError(reason))
 

@@ -220,6 +220,22 @@ def test_a_full_disk_keeps_a_node_in_the_term_that_it_can_remember() -> None:
     assert lone.sent_of("append_result", "c")[-1].append_result.success
 
 
+def test_a_full_disk_is_told_until_there_is_room_for_a_vote() -> None:
+    """The journal's next file has its room already: the halt ended, and began anew with the next change of the term."""
+    lone = Lone()
+    lone.follow("b", 1, 2)
+    lone.disk.fill(0)
+    lone.peers["c"].append(3, (2, 1), [(3, 3, b"\x00three")])
+    lone.run(50)
+    assert lone.journal.reserve_ready
+    for _ in range(3 * lone.config.disk_retry_ms // 50):
+        assert "full" in lone.log.status().halted
+        lone.run(50)
+    lone.disk.make_room()
+    lone.run(lone.config.disk_retry_ms + 200)
+    assert not lone.log.status().halted and lone.journal.term == 1
+
+
 def test_a_candidate_whose_disk_is_full_stays_a_slave() -> None:
     """It asks for no vote in a term that it may not remember having voted in."""
     lone = Lone()

@@ -52,6 +52,19 @@ def test_full_disk_cuts_the_append_off(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "f").read_bytes() == b"before"
 
 
+def test_a_read_only_file_system_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It spoke of a file that could not be cut back, which is a consequence."""
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    file = LocalDisk(tmp_path).open("f", create=True)
+    monkeypatch.setattr(os, "pwritev", refused)
+    monkeypatch.setattr(os, "ftruncate", refused)
+    with pytest.raises(DiskError, match=r"cannot append to 'f': Read-only file system; mount .* and start the node"):
+        file.append(b"x")
+
+
 def test_failed_fdatasync_has_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the cause, even a full disk: after a failed sync the process must stop."""
     disk = LocalDisk(tmp_path)

@@ -124,7 +124,7 @@ class FilterSkips(Part):
                     self._next_ms += PAUSE_MS
                     self._fatal(
                         f"a message that is due cannot be read: {error}. Another node will deliver it; "
-                        "replace this node's data (docs/DEPLOY.md, replacing a dead node)",
+                        "replace this node's data (docs/DEPLOY.md, a node is dead)",
                         error,
                     )
                 return
