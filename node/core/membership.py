@@ -202,6 +202,8 @@ class Membership(Part):
                 raise RequestError(not_master(None, None))
             if core.state.removed_count >= REMOVED_MAX:
                 raise RequestError(limit_reached("members_removed", REMOVED_MAX))
+        else:
+            self._check_address(command.add_member)
         made = core.state.members_after(command)
         answer: Promise[CommandResult] = Promise()
         self._changing = True
@@ -216,6 +218,15 @@ class Membership(Part):
             self._changing = False
         assert isinstance(result, AdminResult)
         return result
+
+    def _check_address(self, added: admin_pb2.Member) -> None:
+        """Refuse a new member at the address of another one, which would turn away whoever calls it there."""
+        members = self._core.state.members()
+        if any(member.node_id == added.node_id for member in members):
+            return
+        there = next((m.node_id for m in members if added.peer_address and m.peer_address == added.peer_address), "")
+        if there:
+            raise invalid("member.peer_address", added.peer_address, f"not where peers reach member {there}")
 
     def _is_last_task(self, node_id: str) -> bool:
         """Whether this would remove the master itself while another member can follow it."""

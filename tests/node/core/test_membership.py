@@ -77,6 +77,21 @@ def test_a_newcomer_counts_once_it_has_caught_up() -> None:
     world.elect()
 
 
+def test_a_newcomer_at_the_address_of_another_member_is_refused() -> None:
+    """It was taken in, and nobody could ever reach it. The same member again is no news."""
+    world = World()
+    world.elect()
+    wrong = add("d")
+    wrong.add_member.peer_address = "peer-b"
+    failure = Asked(world, wrong).failure
+    assert (failure.reason, failure.metadata["field"], failure.metadata["value"]) == (
+        pb.INVALID_FIELD, "member.peer_address", "peer-b",
+    )  # fmt: skip
+    assert "member b" in failure.message
+    assert isinstance(Asked(world, add("d")).answer, AdminResult)
+    assert isinstance(Asked(world, add("d")).answer, AdminResult)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_one_grows_to_three_with_restarts_in_the_middle(seed: int) -> None:
     """A lone node adds a second and a third and is killed at some moment of it: it leads again, and nothing is lost."""
