@@ -27,7 +27,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, Reported, SteadyMs
-from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.failure import Failure, refuse
 from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import AdminResult, DispatchResult
 from tickwheel.node.state.schema import command_problem, read_entry
@@ -90,8 +90,7 @@ class NodeCore:
         self._on_fatal, self.report = on_fatal, report
         self.started_ns = ports.clock.monotonic_ns()
         self.stopped = False
-        self.recover_to = 0
-        self._recovered = False
+        self.recover_to, self._recovered = 0, False
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
         restored = restore(ports.disk, config, slot_ms, identity.wheel_group)
@@ -216,9 +215,7 @@ class NodeCore:
         return self.parts.mastership.refusal()
 
     def require_master(self) -> None:
-        failure = self.parts.mastership.refusal()
-        if failure is not None:
-            raise RequestError(failure)
+        refuse(self.refusal())
 
     # -- peers
 
