@@ -13,7 +13,7 @@ from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.watch.digests import PAUSE_FACTOR, PAUSE_MS_MAX
 from tickwheel.node.failure import Failure
-from tickwheel.node.state import digest
+from tickwheel.node.state import digest, groups
 from tickwheel.node.state.groups import WAITING, WaitingRetries
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, StateDigest
@@ -233,7 +233,7 @@ def test_a_turn_hashes_little_however_many_retries_wait(monkeypatch: pytest.Monk
     """Many rows in few groups."""
     rows = digest.TURN_BYTES // WAITING.itemsize
     content = bytes(rows * WAITING.itemsize)
-    groups = [
+    few = [
         SimpleNamespace(
             group_id=number,
             name="g",
@@ -246,7 +246,7 @@ def test_a_turn_hashes_little_however_many_retries_wait(monkeypatch: pytest.Monk
         )
         for number in range(10)
     ]
-    state: Any = SimpleNamespace(groups=_Groups(groups))
+    state: Any = SimpleNamespace(groups=_Groups(few))
     assert longest_turn(digest._groups(state), monkeypatch, groups) < 2 * digest.TURN_BYTES
 
 
