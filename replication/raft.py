@@ -217,7 +217,9 @@ class RaftLog:
         elif round_over_ns := self._peers.round_over_ns():
             until_ns = min(until_ns, round_over_ns)
         elif self._voters.counts and not self._storage.keeps_from_campaigning(now_ns) and self._listener.may_vote():
-            until_ns = min(until_ns, engine.election_deadline_ns)
+            # Heartbeats want no tick. One that comes after now may bring the deadline forward to the shortest timeout.
+            earliest_ns = now_ns + self._config.election_timeout_ms_min * NS_PER_MS
+            until_ns = min(until_ns, engine.election_deadline_ns, earliest_ns)
         if handover_ns := self._handover.wanted_ns():
             until_ns = min(until_ns, handover_ns)
         return max(until_ns, now_ns + TICK_NS_MIN)

@@ -76,3 +76,14 @@ def test_a_heartbeat_without_a_tick_puts_the_election_off() -> None:
     lone.clock.now_ns = wanted_ns + MS
     assert lone.log.tick() > wanted_ns + MS
     assert not lone.sent_of("ping")
+
+
+def test_a_slave_looks_in_time_however_short_its_next_timeout_is() -> None:
+    """Each heartbeat draws the timeout anew, which may end before the one for which the slave sleeps. A master that
+    falls silent then must not be missed for longer."""
+    lone = Lone()
+    lone.follow("b", 1, 1)
+    for _ in range(200):
+        lone.clock.now_ns += lone.config.append_period_ms * MS
+        assert not lone.peers["b"].append(1, (1, 1), [])
+        assert lone.log.tick() <= lone.engine.election_deadline_ns
