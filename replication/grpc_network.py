@@ -491,12 +491,9 @@ class PeerService:
                 if self._removed(peer_id) or self._replaced(peer_id, caller):
                     return  # it calls again, and is told
                 caller.heard_s = clock()
-                frames = message.bundle.frames if message.HasField("bundle") else (message,)
-                wants_tick = False
-                for frame in frames:
-                    wants_tick |= self._inbox.receive(peer_id, frame)
-                if wants_tick:
-                    self._wake()
+                for frame in message.bundle.frames if message.HasField("bundle") else (message,):
+                    if self._inbox.receive(peer_id, frame):
+                        self._wake()
         except ImplausibleFrameError as error:
             self._dropped(peer_id, f"its frames cannot be true: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")

@@ -57,12 +57,13 @@ def peer_service(
     inbox: Inbox,
     refusal: Callable[..., None] = lambda *asked: None,
     dropped: Callable[[str, str], None] = lambda peer, text: pytest.fail(text),
+    wake: Callable[[], None] = lambda: None,
 ) -> PeerService:
     """What a node named a, of cluster c, offers to its peers."""
     return PeerService(
         ("a", "c"),
         inbox,
-        lambda: None,
+        wake,
         disk=SimulatedDisk(Random(1)),
         refusal=refusal,
         removed=lambda peer_id: False,
@@ -151,6 +152,8 @@ class Disbelieving:
     """A node to which a peer says what cannot be true."""
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        if frame.term == 1:
+            return True
         raise ImplausibleFrameError("term 2^64-1")
 
     def peer_connected(self, peer_id: str) -> None: ...
@@ -159,18 +162,23 @@ class Disbelieving:
 
 
 async def test_a_frame_that_cannot_be_true_drops_its_link_alone() -> None:
-    """Loudly; the node goes on."""
+    """Loudly; the node goes on, with what came before it in the same bundle."""
     told: list[tuple[str, str]] = []
+    woken: list[None] = []
     inbox = StrictInbox(Disbelieving(), lambda error: pytest.fail(repr(error)))
-    service = peer_service(inbox, dropped=lambda peer_id, text: told.append((peer_id, text)))
+    service = peer_service(
+        inbox, dropped=lambda peer_id, text: told.append((peer_id, text)), wake=lambda: woken.append(None)
+    )
     async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(5):
         call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
         hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", format_version=FORMAT_VERSION, hello=Hello())
         await call.write(hello)
         await call.read()
-        await call.write(PeerFrame(cluster_id="c", sender_id="b", term=(1 << 64) - 1))
+        frames = [PeerFrame(cluster_id="c", sender_id="b", term=term) for term in (1, (1 << 64) - 1)]
+        await call.write(PeerFrame(bundle=FrameBundle(frames=frames)))
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert len(told) == 1 and told[0][0] == "b" and "term 2^64-1" in told[0][1]
+    assert woken
 
 
 class Reached:
