@@ -132,6 +132,7 @@ class ConnectionLimiter:
         callers = self._users.setdefault(user, set())
         if caller not in callers:
             if len(callers) >= connections_max:
+                self._names = []  # the next look says which of them are closed
                 return limit_reached("quotas.connections_max", connections_max, 1_000)
             callers.add(caller)
         return None
