@@ -56,7 +56,8 @@ from tickwheel.transport.wire import ErrorCode
 LOOK_S = 0.25
 """Pause between two looks at deadlines, idle and silent connections. Callers keep their own deadlines."""
 LATER_S = 1.0
-"""Until the next look at a stream that may be empty for now."""
+"""Until the next look at a connection without a handshake, or a stream that may be empty for now: what ends that state
+asks for no look."""
 LATE_MAX = 500
 """Calls that one look ends; the next one follows at once if there may be more."""
 SOON_S = 0.001
@@ -805,8 +806,9 @@ class ServerConnection(Connection):
             if now_s > self.look_s:
                 self.cut_off()
         elif not self.ready:
-            self.look_s = self.opened_s + limits.handshake_s
-            if now_s > self.look_s and not self.waits:
+            until_s = self.opened_s + limits.handshake_s
+            self.look_s = min(until_s, now_s + LATER_S)
+            if now_s > until_s and not self.waits:
                 self.shut(ErrorCode.SETTINGS_TIMEOUT, "the handshake took too long")
         elif self.pinged_s is not None:
             self.look_s = self.pinged_s + limits.dead_s

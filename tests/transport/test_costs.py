@@ -280,6 +280,13 @@ async def test_silent_idle_and_unfinished_connections_end() -> None:
     await looked(silent.server, 21)
     assert silent.wire.aborted
 
+    quick = Caller(limits=Limits(handshake_s=10, idle_s=2), greet=False)
+    await looked(quick.server, 0)
+    quick.send(wire.PREFACE + wire.settings({}))
+    await quick.settled()
+    await looked(quick.server, 3)
+    assert ends(await quick.answered()) == {("connection", ErrorCode.NO_ERROR)}, "its handshake came between two looks"
+
     idle = Caller(echoing(limits))
     await goes_on(idle, 1)
     await looked(idle.server, 101)
