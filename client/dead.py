@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
+from google.protobuf.message import Message
+
 from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls
 from tickwheel.client.errors import RequestRefused
@@ -139,7 +141,7 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
         request = request_of(dead_pb2.ReplayDeadRequest, group=group, numbers=numbers or ())
         if numbers is None:
             asking = request_of(dead_pb2.ReplayDeadRequest, group=group, ask=True)
-            below = await self._below(self._ask(lambda stub: stub.ReplayDead, asking))
+            below = await self._below(asking, self._ask(lambda stub: stub.ReplayDead, asking))
             if below == 0:
                 return Changed()
             request.below = below or 0
@@ -158,7 +160,7 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
         request = request_of(dead_pb2.PurgeDeadRequest, group=group, numbers=numbers or ())
         if numbers is None:
             asking = request_of(dead_pb2.PurgeDeadRequest, group=group, ask=True)
-            below = await self._below(self._ask(lambda stub: stub.PurgeDead, asking))
+            below = await self._below(asking, self._ask(lambda stub: stub.PurgeDead, asking))
             if below == 0:
                 return Changed()
             if below is not None:
@@ -166,11 +168,12 @@ class DeadClient(ServiceCalls[DeadLettersStub]):
         answer = await self._ask(lambda stub: stub.PurgeDead, request, try_timeout_s=TRY_TIMEOUT_S)
         return Changed(answer.changed, answer.missing, answer.kept)
 
-    async def _below(self, asked: Awaitable[dead_pb2.ChangeDeadResponse]) -> int | None:
-        """Above the numbers of all letters that exist now; None: a node of the version before does not tell."""
+    async def _below(self, asking: Message, asked: Awaitable[dead_pb2.ChangeDeadResponse]) -> int | None:
+        """Above the numbers of all letters that exist now. None: a node of the version before refuses the question, as
+        a field that it does not know and has no name for."""
         try:
             return (await asked).below
         except RequestRefused as error:
-            if error.field != "ask":
+            if error.field != str(asking.DESCRIPTOR.fields_by_name["ask"].number):
                 raise
             return None

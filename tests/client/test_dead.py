@@ -86,16 +86,18 @@ async def test_without_letters_nothing_is_changed(cluster: FakeCluster) -> None:
 
 
 async def test_a_node_of_the_version_before_changes_all(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It refuses the question, as a field that it does not know."""
+    """It refuses the question, as a field that it does not know: it has only the number of it."""
     ask = DeadClient._ask
 
     async def refusing(self: DeadClient, method: Any, request: Any, **options: Any) -> Any:
         if getattr(request, "ask", False):
-            raise RequestRefused("ask", "INVALID_FIELD", {"field": "ask"})
+            number = {"ReplayDeadRequest": "5", "PurgeDeadRequest": "4"}[type(request).__name__]
+            raise RequestRefused(f"{number}: unknown field", "INVALID_FIELD", {"field": number})
         return await ask(self, method, request, **options)
 
     monkeypatch.setattr(DeadClient, "_ask", refusing)
     await die(cluster, "a")
     await die(cluster, "b")
-    assert (await cluster.client.dead.replay("g", [0])).changed == 1
+    assert (await cluster.client.dead.replay("g")).changed == 2
+    await die_again(cluster)
     assert (await cluster.client.dead.purge("g")).changed == 1

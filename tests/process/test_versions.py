@@ -149,9 +149,22 @@ async def work(client: AsyncClient, elder: Elder, addresses: str, name: str) -> 
     sweep = await client.sweeps.cancel(Selection("mixed", key=f"{name}/swept"))
     assert (await client.sweeps.wait(sweep.job_id)).done == 1
     assert (await client.get(later["id"])).state == "CANCELLED"
+    await bury_and_replay(client, f"{name}-letter")
     await client.schedules.put(f"plan/{name}", "plans", "go", cron="0 9 * * *", zone="Europe/Berlin")
     assert f"plan/{name}" in await elder.run("schedules", "list", "-a", addresses)
     return {f"{name}-{number}" for number in range(20)} | {f"{name}-elder"}
+
+
+async def bury_and_replay(client: AsyncClient, payload: str) -> None:
+    """One message becomes a dead letter, a replay of all letters brings it back, and a purge of all ends it."""
+    await client.schedule("letters", payload, delay_ms=0)
+    async with asyncio.timeout(20):
+        for all_letters in (client.dead.replay, client.dead.purge):
+            async with client.consumer("buriers", ["letters"]) as consumer:
+                delivery = await anext(aiter(consumer))
+                assert delivery.payload.decode() == payload
+                await delivery.dead("no use")
+            assert (await all_letters("buriers")).changed == 1
 
 
 async def consumed(client: AsyncClient, wanted: set[str]) -> None:
@@ -175,6 +188,8 @@ async def test_a_rolling_upgrade_under_both_clients(tmp_path: Path, elder: Elder
         client: Any = cluster.client()
         await client.admin.create_topic("mixed")
         await client.admin.create_group("readers", ["mixed"])
+        await client.admin.create_topic("letters")
+        await client.admin.create_group("buriers", ["letters"])
         await consumed(client, await work(client, elder, addresses, "elder"))
 
         master = await cluster.master()
