@@ -455,7 +455,8 @@ class PeerService:
         return None
 
     def _came(self, hello: PeerFrame) -> _Caller:
-        """The accepted process, which counts from here on."""
+        """The process, which counts from here on: it has sent something after the answer to its hello, so it runs. A
+        hello may be read long after its process has ended, and what another one sent meanwhile only after it."""
         before = self._callers.get(hello.sender_id)
         if before is not None and before.boot_id == hello.boot_id:
             return before
@@ -479,15 +480,17 @@ class PeerService:
             refused = Refused(reason=refusal.reason, final=refusal.final, removed=refusal.removed)
             yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, refused=refused)
             return
-        peer_id = hello.sender_id
-        caller = self._came(hello)
-        caller.streams += 1
-        clock = asyncio.get_running_loop().time
-        caller.heard_s = clock()
+        peer_id, clock = hello.sender_id, asyncio.get_running_loop().time
+        caller: _Caller | None = None
         try:
             self._greeted(peer_id, hello.hello.peer_address)
             yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
             async for message in request_iterator:
+                if caller is None:
+                    if self._refuses_process(hello):
+                        return  # it calls again, and is told: the other process was heard after all
+                    caller = self._came(hello)
+                    caller.streams += 1
                 if self._removed(peer_id) or self._replaced(peer_id, caller):
                     return  # it calls again, and is told
                 caller.heard_s = clock()
@@ -498,7 +501,8 @@ class PeerService:
             self._dropped(peer_id, f"its frames cannot be true: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")
         finally:
-            caller.streams -= 1
+            if caller is not None:
+                caller.streams -= 1
 
     async def FetchCheckpoint(
         self, request: FetchCheckpointRequest, context: Context

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from tests.node.server.test_unforeseen import network, peer_service, serving
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication import grpc_network
-from tickwheel.replication.frames import Refusal
+from tickwheel.replication.frames import FORMAT_VERSION, Refusal
+from tickwheel.replication.grpc_network import PeerService
 from tickwheel.replication.log import NO_INTRODUCTION
 from tickwheel.transport.client import CallError, ClientConnection
 
@@ -21,8 +23,11 @@ class Told:
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[str] = asyncio.Queue()
+        self.frames: asyncio.Queue[int] = asyncio.Queue()
+        """The terms of the frames that came."""
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        self.frames.put_nowait(frame.term)
         return False
 
     def peer_connected(self, peer_id: str) -> None:
@@ -158,10 +163,12 @@ class Twins:
 
 async def test_a_process_with_a_copy_of_a_members_data_is_refused_while_the_member_is_heard() -> None:
     """The later of the two took the member's place without a word, and the member was heard by nobody any more."""
-    async with serving(peer_service(Told())) as address, asyncio.timeout(10):
+    called = Told()
+    async with serving(peer_service(called)) as address, asyncio.timeout(10):
         twins = Twins(address)
         first, told = twins.start()
         assert await told.events.get() == "a is there"
+        assert first.send("a", PeerFrame()) and await called.frames.get() == 0
         second, told_too = twins.start()
         assert "another process runs as b, with a copy of this node's data directory" in await twins.warned.get()
         assert told.events.empty() and first.send("a", PeerFrame()) and twins.ended.empty()
@@ -173,12 +180,15 @@ async def test_a_process_with_a_copy_of_a_members_data_is_refused_while_the_memb
 async def test_of_two_processes_that_take_turns_the_first_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was silent when the other one came; its frames would be dropped as those of an earlier start."""
     monkeypatch.setattr(grpc_network, "HEARD_S", 0.0)
-    async with serving(peer_service(Told())) as address, asyncio.timeout(10):
+    called = Told()
+    async with serving(peer_service(called)) as address, asyncio.timeout(10):
         twins = Twins(address)
         first, told = twins.start()
         assert await told.events.get() == "a is there"
+        assert first.send("a", PeerFrame()) and await called.frames.get() == 0
         second, told_too = twins.start()
         assert await told_too.events.get() == "a is there"
+        assert second.send("a", PeerFrame()) and await called.frames.get() == 0
         first.send("a", PeerFrame())
         assert await told.events.get() == "a is gone"
         ended = await twins.ended.get()
@@ -186,3 +196,82 @@ async def test_of_two_processes_that_take_turns_the_first_ends(monkeypatch: pyte
         assert second.send("a", PeerFrame())
         await first.stop()
         await second.stop()
+
+
+class Process:
+    """One that calls a node as b; its stream is written by hand."""
+
+    def __init__(self, service: PeerService, boot_id: int) -> None:
+        self.sent: asyncio.Queue[PeerFrame | None] = asyncio.Queue()
+        self.answers: asyncio.Queue[PeerFrame | None] = asyncio.Queue()
+        self.boot_id = boot_id
+        self._task = asyncio.get_running_loop().create_task(self._call(service))
+        hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", boot_id=boot_id, hello=Hello())
+        hello.format_version = FORMAT_VERSION
+        self.sent.put_nowait(hello)
+
+    async def _call(self, service: PeerService) -> None:
+        async def written() -> AsyncIterator[PeerFrame]:
+            while (frame := await self.sent.get()) is not None:
+                yield frame
+
+        context: Any = None
+        async for answer in service.Exchange(written(), context):
+            self.answers.put_nowait(answer)
+        self.answers.put_nowait(None)
+
+    async def told(self) -> str | None:
+        """What the next answer is; None: the stream has ended."""
+        answer = await self.answers.get()
+        return None if answer is None else answer.WhichOneof("body")
+
+    def send(self) -> None:
+        """A frame; its term says from which process."""
+        self.sent.put_nowait(PeerFrame(term=self.boot_id))
+
+    async def end(self) -> None:
+        """Its connection is gone."""
+        self.sent.put_nowait(None)
+        assert await self.told() is None
+
+
+async def test_a_hello_that_is_read_after_its_process_has_ended_replaces_nobody() -> None:
+    """A kernel or a proxy held it back: the process that runs now was ended by the word of one that does not."""
+    called = Told()
+    service = peer_service(called)
+    async with asyncio.timeout(10):
+        runs = Process(service, 3)
+        assert await runs.told() == "hello"
+        runs.send()
+        assert await called.frames.get() == 3
+        await runs.end()
+        ended = Process(service, 2)
+        assert await ended.told() == "hello"
+        await ended.end()
+        again = Process(service, 3)
+        assert await again.told() == "hello"
+        again.send()
+        assert await called.frames.get() == 3
+
+
+async def test_what_came_while_this_node_stood_still_counts_as_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process, a paused machine: the copy, which calls all the time, took the place of the member."""
+    called = Told()
+    service = peer_service(called)
+    async with asyncio.timeout(10):
+        member = Process(service, 1)
+        assert await member.told() == "hello"
+        member.send()
+        assert await called.frames.get() == 1
+        with monkeypatch.context() as stood_still:
+            stood_still.setattr(grpc_network, "HEARD_S", 0.0)
+            copy = Process(service, 2)
+            assert await copy.told() == "hello"
+        member.send()
+        assert await called.frames.get() == 1
+        copy.send()
+        assert await copy.told() is None and called.frames.empty()
+        again = Process(service, 2)
+        assert await again.told() == "refused"
+        member.send()
+        assert await called.frames.get() == 1
