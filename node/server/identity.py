@@ -8,6 +8,7 @@ uuid is new too, and the members remember the old one and refuse the node.
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
@@ -77,3 +78,15 @@ def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Ident
             "Correct node.id or node.data_dir"
         )
     return identity
+
+
+def why_gone(path: Path) -> str:
+    """Why there is no file at `path`. Empty: there is one, or the system cannot tell, as when a remote disk does not
+    answer or memory is short."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return error.strerror or str(error)
+    except OSError:  # what is wrong with the disk shows where it is read and written
+        return ""
+    return ""

@@ -42,7 +42,7 @@ from tickwheel.node.server.driver import LoopDriver
 from tickwheel.node.server.fault_log import FaultLog
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
-from tickwheel.node.server.identity import IDENTITY_PATH, IdentityError, open_identity
+from tickwheel.node.server.identity import IDENTITY_PATH, IdentityError, open_identity, why_gone
 from tickwheel.node.server.inbox import StrictInbox
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
@@ -430,14 +430,12 @@ class NodeProcess:
         if self._emptied:
             return
         path = self._config.data_path / IDENTITY_PATH
-        try:
-            path.stat()
-        except OSError as error:
+        gone = why_gone(path)
+        if gone:
             self._emptied = True
             reason = (
-                f"{path}: {error.strerror}: this node's files were removed, or something was mounted over them, while "
-                f"it writes to them. If they still exist, put them back in place and start the node again. If not: "
-                f"{ADVICE}"
+                f"{path}: {gone}: this node's files were removed, or something was mounted over them, while it writes "
+                f"to them. If they still exist, put them back in place and start the node again. If not: {ADVICE}"
             )
             host.core.fatal(reason, DiskError(reason))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import os
 import urllib.parse
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,7 +15,7 @@ from google.rpc import error_details_pb2
 
 from tickwheel.node.failure import Failure, invalid
 from tickwheel.node.server.errors import METADATA_BYTES_MAX, abort, status_of
-from tickwheel.node.server.identity import IdentityError, open_identity
+from tickwheel.node.server.identity import IdentityError, open_identity, why_gone
 from tickwheel.node.server.outbox import SLICE_MIN, CreditGate
 from tickwheel.proto import common_pb2
 from tickwheel.storage.local import LocalDisk
@@ -32,6 +34,22 @@ def test_identity_is_kept_and_foreign_data_refused(tmp_path: Path) -> None:
     disk.make_dir("journal")
     with pytest.raises(IdentityError, match="no identity file"):
         open_identity(disk, "c", "n1", "d")
+
+
+def test_a_file_counts_as_gone_only_if_the_system_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remote disk that does not answer for a moment ended the node for good, as if its files had been removed."""
+    file = tmp_path / "d" / "identity"
+    assert why_gone(file) == os.strerror(errno.ENOENT)
+    file.parent.mkdir()
+    file.touch()
+    assert why_gone(file) == "" and why_gone(file / "identity") == os.strerror(errno.ENOTDIR)
+    for number in (errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOMEM, errno.ETIMEDOUT):
+
+        def failing(path: Path, number: int = number) -> NoReturn:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(Path, "stat", failing)
+        assert why_gone(file) == ""
 
 
 def test_details_of_failures() -> None:
