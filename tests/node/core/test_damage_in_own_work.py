@@ -115,6 +115,9 @@ def test_the_rest_of_a_tick(name: str, monkeypatch: Patch) -> None:
 def test_a_call_of_the_log(name: str, monkeypatch: Patch) -> None:
     """Syncs, their answers, and what peers ask for beside the log."""
     world, client, master, core = running()
+    # What is applied after the last sync cannot be confirmed any more, and each second brings a dispatch.
+    world.run_until(lambda: 200 <= world.now_ms % 1_000 < 500)
+    assert all(core.parts.sync.applied_of(name) == core.applied_index for name in world.nodes if name != master.name)
     part = {"sync_out": core.parts.sync, "sync_reply_in": core.parts.sync, "beside_in": core.clock}[name]
     monkeypatch.setattr(part, {"sync_out": "outgoing", "sync_reply_in": "reply", "beside_in": "receive"}[name], damage)
     lets_another_lead(world, client, master, "state/some.file", 10_000)

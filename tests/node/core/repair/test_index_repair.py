@@ -112,10 +112,12 @@ def test_a_retry_on_a_slave_that_has_lost_the_row() -> None:
     )
     client.consume()
     loaded(world, client, 150)
-    world.run(DELAY_MS - 500)
     master = world.elect()
     victim = next(node for node in world.nodes.values() if node is not master)
-    assert victim.host is not None and victim.host.core.wheel.window.loaded_units
+    assert victim.host is not None
+    window = victim.host.core.wheel.window
+    world.run_until(lambda: bool(window.loaded_units))
+    assert not client.got
     spoil([victim], range(20))  # loaded already: a nack is the first to look at them again
     world.run(4_000)
     assert {len(seen) for seen in client.got.values()} == {2} and len(client.got) == 150

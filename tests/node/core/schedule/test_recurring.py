@@ -353,7 +353,8 @@ def test_missed_runs_follow_the_policy(policy: Any, window_ms: int, makes: bool)
     assert len(gaps) == 1 or (policy == s.MISSED_LAST and len(gaps) <= 2)
     whole = (times[-1] - times[0]) // 1_000 + 1
     assert len(times) + schedule.missed == whole, "each planned time was made or is counted as missed"
-    assert any(led_ms - 3_500 < at < led_ms - 1_500 for at in times) == makes
+    # The last one missed is at most a second older than what counts as late.
+    assert any(led_ms - 3_500 < at < led_ms - 2_000 for at in times) == makes
 
 
 def test_an_overlapping_run_is_skipped_until_the_last_is_settled() -> None:
