@@ -38,6 +38,8 @@ _OTHERS = (t10, t11, t12, t13, t14, t15, t16, t17, t18, t19, t20, t21, t22)
 ALL = CASES | {case.__name__.upper(): case for case in _OTHERS}
 """By number."""
 ONCE = {"T6", "T7", "T8", "T14", "T16", "T22"}
+WIDEST = 1_000
+"""Columns of a terminal on which every table fits."""
 
 
 def settings(quick: bool, load_before: float) -> dict[str, object]:
@@ -121,8 +123,11 @@ def main() -> int:
             write(case, runs, measured_on)
             if TIMELINES:
                 plot(title(case), TIMELINES, RESULTS.parent / f"{case}.png")
-    console.print(loads_table((case, medians(runs)) for case, runs in measured))
-    console.print(others_table(measured))
+    loads = loads_table((case, medians(runs)) for case, runs in measured)
+    wide = console.measure(loads, options=console.options.update(width=WIDEST)).maximum <= console.width
+    if wide:  # cut to the terminal it would say nothing
+        console.print(loads)
+    console.print(others_table(measured, everything=not wide))
     for text in failed:
         console.print(f"could not run: {text}", style="red")
     return 1 if failed else 0

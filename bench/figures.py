@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ COLUMNS = {
 }
 """Figures that every load on a cluster has: the columns of a table with a row for each load."""
 SLOTS_PER_S = 4
+TITLE_CHARACTERS_AN_INCH = 9
 NEW_MASTER = "a new master's first batch"
 """The mark of an election; all other marks are failures."""
 
@@ -69,12 +71,12 @@ def loads_table(cases: Iterable[tuple[str, list[Figure]]]) -> Table:
     return table
 
 
-def others_table(cases: Iterable[tuple[str, list[list[Figure]]]]) -> Table:
-    """All other figures, with the values of every run."""
+def others_table(cases: Iterable[tuple[str, list[list[Figure]]]], *, everything: bool = False) -> Table:
+    """All other figures, with the values of every run. `everything`: those of `loads_table` too."""
     table = Table("case", "load", "figure", "median", "runs", "unit", "target")
     for case, runs in cases:
         for place, figure in enumerate(medians(runs)):
-            if figure.name not in COLUMNS:
+            if everything or figure.name not in COLUMNS:
                 values = ", ".join(number_text(run[place].value) for run in runs)
                 median = number_text(figure.value)
                 table.add_row(case, figure.load, figure.name, median, values, figure.unit, figure.target)
@@ -150,7 +152,7 @@ def drawn(title: str, timelines: Sequence[Timeline]) -> Any:
             panel.grid(alpha=0.3)
         late.set_title(one.load, fontsize="medium")
         rate.set_xlabel("seconds since the first delivery")
-    figure.suptitle(title)
+    figure.suptitle(textwrap.fill(title, int(TITLE_CHARACTERS_AN_INCH * width)))
     shown = {label: line for panel in panels[0] for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     figure.legend(shown.values(), shown.keys(), loc="outside lower right", ncols=len(shown), fontsize="small")
     panels[0, 0].set_ylabel("lateness, ms")
