@@ -60,7 +60,8 @@ class Dispatcher(Part):
         self._in_flight = 0
         self._failures = 0
         self._paused_until_ms = 0
-        self._last_proposed_ms = 0
+        self._rests_until_ms = 0
+        """End of the pause after a dispatch that left nothing behind."""
         self._now_ms = 0
         """Cluster time at the last tick."""
         self._mastership = 0
@@ -82,7 +83,7 @@ class Dispatcher(Part):
         self._in_flight = 0
         self._failures = 0
         self._now_ms = now_ms
-        self._paused_until_ms = 0
+        self._paused_until_ms = self._rests_until_ms = 0
         if self._push is not None:
             self._push.reset()
         ahead = self._wheel.cursor.due_ms - 1 > now_ms + self._config.dispatch_ahead_ms
@@ -110,26 +111,24 @@ class Dispatcher(Part):
                 return
             self.phase = Phase.RUNNING
         while self._in_flight < config.dispatch_in_flight_max and now_ms >= self._paused_until_ms:
+            if now_ms < self._rests_until_ms:
+                return
             start = max(self._proposed, self._wheel.cursor)
             target = self._wheel.plan(until_ms, config.dispatch_messages_max, after=start)
             if target is None:
                 if self.phase is Phase.ALIGNING and self._in_flight == 0:
                     self.phase = Phase.RUNNING
                 return
-            full = target.due_ms <= until_ms
-            soon = now_ms < self._last_proposed_ms + config.dispatch_period_ms
-            if soon and not full and self.phase is Phase.RUNNING:
-                return
             self._propose(target, now_ms)
-            if not full and self.phase is Phase.ALIGNING:
+            if target.due_ms > until_ms:
                 # Every due message is under way, so the cursor meets the clock however much arrives meanwhile.
                 self.phase = Phase.RUNNING
+                self._rests_until_ms = now_ms + config.dispatch_period_ms
 
     def _propose(self, target: CursorKey, now_ms: int) -> None:
         mastership = self._mastership
         before = self._proposed
         self._proposed = target
-        self._last_proposed_ms = now_ms
         self._in_flight += 1
         wheel = self._wheel
         if self._push is not None:
@@ -175,8 +174,8 @@ class Dispatcher(Part):
             return self._wheel.cursor.due_ms - 1 - config.dispatch_ahead_ms - now.cluster_ms
         if self._in_flight >= config.dispatch_in_flight_max:
             return None
+        earliest_ms = max(self._paused_until_ms, self._rests_until_ms)
+        if now.cluster_ms < earliest_ms:
+            return earliest_ms - now.cluster_ms
         due_ms = self._wheel.window.next_due_ms(after=max(self._proposed, self._wheel.cursor))
-        if due_ms is None:
-            return None
-        ahead_ms, period_end_ms = due_ms - config.dispatch_ahead_ms, self._last_proposed_ms + config.dispatch_period_ms
-        return max(ahead_ms, self._paused_until_ms, period_end_ms) - now.cluster_ms
+        return None if due_ms is None else due_ms - config.dispatch_ahead_ms - now.cluster_ms
