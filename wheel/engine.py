@@ -308,9 +308,10 @@ class Wheel:
 
     # -- background work
 
-    def jobs(self, now_ms: int) -> list[Job]:
-        """Jobs that are wanted now and not under way. Run each, then give it to `finish` or `abandon`."""
-        wanted: list[Job | None] = [self.files.wanted()]
+    def jobs(self, now_ms: int, *, merges: bool = True) -> list[Job]:
+        """Jobs that are wanted now and not under way; a merge only if `merges`. Run each, then give it to `finish` or
+        `abandon`."""
+        wanted: list[Job | None] = [self.files.merge() if merges else None]
         if self.ingestion.absorbing:
             # The bundle's file may still be missing, so no other job may read its chunks, and no load may begin that
             # would need its units.

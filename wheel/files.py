@@ -67,11 +67,16 @@ class Files:
 
     # -- merges
 
-    def wanted(self) -> MergeJob | None:
-        """The merge that is wanted now; None: none is, or one is under way."""
-        holdings = self._holdings
-        if self.merging is not None or not (holdings.frozen is not None or self._worth_merging()):
+    @property
+    def wants_merge(self) -> bool:
+        """Whether a merge should begin; False while one is under way."""
+        return self.merging is None and (self._holdings.frozen is not None or self._worth_merging())
+
+    def merge(self) -> MergeJob | None:
+        """The merge that should begin; None: none should. The buffer is frozen for it."""
+        if not self.wants_merge:
             return None
+        holdings = self._holdings
         self.merging = MergeJob(
             self._disk,
             self._directory,

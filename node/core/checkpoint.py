@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.stagger import Stagger
 from tickwheel.node.core.world import Now, Ports, SteadyMs
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import StateConfig, StateMachine
@@ -134,6 +135,7 @@ class Checkpointer:
         fatal: Callable[[str, BaseException | None], None],
         covered_index: int,
         bundle_names: set[str],
+        stagger: Stagger,
     ) -> None:
         self._config = config
         self._ports = ports
@@ -141,6 +143,7 @@ class Checkpointer:
         self._log = log
         self._applied = applied
         self._fatal = fatal
+        self._stagger = stagger
         self._running = False
         self._capture: tuple[Generator[None, None, StateCheckpoint], int, int] | None = None
         """Under way, with the index and term that it is of."""
@@ -185,7 +188,8 @@ class Checkpointer:
         return 0 if self.capturing else None
 
     def tick(self, now: Now) -> None:
-        """Begin a checkpoint if somebody asked, the log has grown enough, or the period is over."""
+        """Begin a checkpoint if somebody asked, or at this member's turn if the log has grown enough or the period is
+        over."""
         steady_ms = now.steady_ms
         self._steady_ms = steady_ms
         if self._capture is not None:
@@ -206,7 +210,7 @@ class Checkpointer:
                 or index - self.covered_index >= self._config.checkpoint_entries
             )
             due = steady_ms >= self._next_ms and index > self.covered_index
-            if steady_ms < self._rest_until_ms or not (grown or due):
+            if steady_ms < self._rest_until_ms or not (grown or due) or self._stagger.holds(now):
                 return
         self._begin(steady_ms)
 

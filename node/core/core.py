@@ -25,6 +25,7 @@ from tickwheel.node.core.parts import Parts
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
+from tickwheel.node.core.stagger import Stagger
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, Reported, SteadyMs
 from tickwheel.node.failure import Failure, refuse
@@ -98,7 +99,12 @@ class NodeCore:
         self.state, self.wheel = restored.state, restored.wheel
         self.applied = Applied(restored.applied_index, restored.applied_term)
         self.background = Background(
-            ports.executor, self.wheel, self.fatal, self.serving, lambda error: self.parts.index_repair.damaged(error)
+            ports.executor,
+            self.wheel,
+            self.fatal,
+            self.serving,
+            lambda error: self.parts.index_repair.damaged(error),
+            self._stagger(),
         )
         self.proposer = Proposer(
             config, identity.wheel_group, self.clock.now_ms, self.serving, lambda: self.state.sweeps.stamp_floor_ms
@@ -118,7 +124,11 @@ class NodeCore:
             self.fatal,
             restored.applied_index,
             restored.bundle_names,
+            self._stagger(),
         )
+
+    def _stagger(self) -> Stagger:
+        return Stagger(self.identity.node_id, lambda: self.parts.voters())
 
     # -- life
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
+from tickwheel.node.core.stagger import Stagger
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import common_pb2
@@ -104,14 +105,18 @@ class Background:
         fatal: Callable[[str, BaseException | None], None],
         serving: Serving,
         damaged: Callable[[BaseException], bool],
+        stagger: Stagger,
     ) -> None:
         """`fatal`: see `Kernel`. `serving` runs each answer as a piece of the request that asked. `damaged` gets
-        read errors and returns True if the damage is under repair (index_repair.py)."""
+        read errors and returns True if the damage is under repair (index_repair.py). `stagger` says when merges may
+        begin."""
         self._serving = serving
         self._executor = executor
         self._wheel = wheel
         self._fatal = fatal
         self._damaged = damaged
+        self._stagger = stagger
+        self._merge_held = False
         self._paused_until_ms = 0
         self._now_ms = 0
         self._pumped_index = -1
@@ -122,10 +127,11 @@ class Background:
     def pump(self, now: Now, applied_index: int) -> None:
         """Start the jobs that the wheel wants: loading ticks ahead, mapping hours, merging.
 
-        The wishes change with applied entries, with a job's end, and slowly with time.
+        The wishes change with applied entries, with a job's end, and slowly with time. A merge waits for its share.
         """
         now_ms = now.cluster_ms
-        if applied_index == self._pumped_index and 0 <= now_ms - self._now_ms < PUMP_PERIOD_MS:
+        same = applied_index == self._pumped_index and not self._merge_held
+        if same and 0 <= now_ms - self._now_ms < PUMP_PERIOD_MS:
             return
         self._pumped_index = applied_index
         self._now_ms = now_ms
@@ -133,12 +139,15 @@ class Background:
         self._paused_until_ms = min(self._paused_until_ms, now_ms + MERGE_RETRY_MS)
         if now_ms < self._paused_until_ms:
             return
-        for job in self._wheel.jobs(now_ms):
+        self._merge_held = self._wheel.files.wants_merge and self._stagger.holds(now)
+        for job in self._wheel.jobs(now_ms, merges=not self._merge_held):
             self._start(job)
 
     def wait_ms(self, now: Now) -> int | None:
-        """Until the end of the pause after a job that failed."""
-        return self._paused_until_ms - now.cluster_ms if self._paused_until_ms > now.cluster_ms else None
+        """Until the end of the pause after a job that failed, or until a merge may begin."""
+        if self._paused_until_ms > now.cluster_ms:
+            return self._paused_until_ms - now.cluster_ms
+        return self._stagger.wait_ms(now.cluster_ms) if self._merge_held else None
 
     def _start(self, job: Job) -> None:
         self.jobs_running += 1

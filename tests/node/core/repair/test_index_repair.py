@@ -90,9 +90,13 @@ def test_a_replay_waits_for_rows_that_are_lost() -> None:
     client = Client(world)
     client.consume()
     loaded(world, client)
-    world.run(1_500)
     master = world.elect()
     victim = next(node for node in world.nodes.values() if node is not master)
+    client.schedule([2 * HOUR_MS])
+    world.run_until(lambda: len(client.acked) > COUNT)
+    assert master.host is not None and victim.host is not None
+    checkpointer, applied = victim.host.core.checkpointer, master.host.core.applied_index
+    world.run_until(lambda: checkpointer.covered_index >= applied, 2_000)
     before = content(victim)
     victim.kill()
     spoil([victim], range(0, COUNT, 3))
