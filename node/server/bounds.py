@@ -10,7 +10,7 @@ would be served; narrower limits (settings, rules of a handler) are checked behi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, cast
@@ -201,7 +201,11 @@ def headers_in(kind: type[Message], data: bytes) -> int:
     """How many headers the metas of a request have, if that is more than HEADERS_OF_REQUEST_MAX; else 0: as
     `surplus_headers`. Found in an outline of the request, since decoding the headers is what takes long."""
     outline = _OUTLINES.get(kind)
-    if outline is None or len(data) <= 2 * HEADERS_OF_REQUEST_MAX or headers_at_most(data) <= HEADERS_OF_REQUEST_MAX:
+    if outline is None or len(data) <= 2 * HEADERS_OF_REQUEST_MAX:
+        return 0
+    if kind is scheduler_pb2.ScheduleBatch and not _ROWS.FromString(data).parts:
+        return 0  # columns hold metas as bytes
+    if headers_at_most(data) <= HEADERS_OF_REQUEST_MAX:
         return 0
     rows = outline.FromString(data).parts
     odd = False
@@ -212,9 +216,9 @@ def headers_in(kind: type[Message], data: bytes) -> int:
     return surplus_headers(b"".join([part for row in rows for part in row.parts]))
 
 
-def _outlines() -> dict[type[Message], Any]:
-    """Message types with the same fields on the wire, as far as they lead to a meta. All are repeated, as protobuf
-    merges what comes more than once."""
+def _outlines() -> Iterable[Any]:
+    """Message types with the same fields on the wire, as far as they lead to a meta: of a request, of a batch, and of
+    the rows of a batch as bytes. All fields are repeated, as protobuf merges what comes more than once."""
     file = FileDescriptorProto(name="tickwheel/outline.proto", package="tickwheel.outline", syntax="proto3")
     message, batch, rows = scheduler_pb2.ScheduleRequest, scheduler_pb2.ScheduleBatch, scheduler_pb2.RowBatch
     for name, field, part in (
@@ -222,6 +226,7 @@ def _outlines() -> dict[type[Message], Any]:
         ("Request", message.DESCRIPTOR.fields_by_name["message"], "Row"),
         ("Rows", rows.DESCRIPTOR.fields_by_name["messages"], "Row"),
         ("Batch", batch.DESCRIPTOR.fields_by_name["rows"], "Rows"),
+        ("RowsOfBatch", batch.DESCRIPTOR.fields_by_name["rows"], ""),
     ):
         file.message_type.add(name=name).field.add(
             name="parts",
@@ -232,8 +237,12 @@ def _outlines() -> dict[type[Message], Any]:
         )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    made = (pool.FindMessageTypeByName(f"tickwheel.outline.{name}") for name in ("Request", "Batch"))
-    return dict(zip((message, batch), map(message_factory.GetMessageClass, made), strict=True))
+    names = ("Request", "Batch", "RowsOfBatch")
+    return map(message_factory.GetMessageClass, (pool.FindMessageTypeByName(f"tickwheel.outline.{n}") for n in names))
 
 
-_OUTLINES = _outlines()
+_OF_REQUEST, _OF_BATCH, _ROWS = _outlines()
+_OUTLINES: Mapping[type[Message], Any] = {
+    scheduler_pb2.ScheduleRequest: _OF_REQUEST,
+    scheduler_pb2.ScheduleBatch: _OF_BATCH,
+}
