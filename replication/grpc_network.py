@@ -17,12 +17,12 @@ Implements the Network port, and the node's CheckpointSource.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import google_crc32c
@@ -43,8 +43,9 @@ from tickwheel.replication.frames import FORMAT_VERSION, Refusal
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction, Member
 from tickwheel.replication.plausible import INDEX_MAX, ImplausibleFrameError
 from tickwheel.storage.disk import Disk, DiskError
-from tickwheel.transport.client import AddressError, CallError, ClientConnection, Names, connect
+from tickwheel.transport.client import AddressError, Call, CallError, ClientConnection, Names, connect
 from tickwheel.transport.limits import Limits
+from tickwheel.transport.server import Opened
 from tickwheel.transport.server import ServerStream as Context
 
 REDIAL_S = 0.2
@@ -103,7 +104,12 @@ class _Link:
     queue: deque[tuple[PeerFrame, int]] = field(default_factory=deque)
     """Frames and their sizes in bytes."""
     queue_bytes: int = 0
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    call: Call | None = None
+    """The open stream."""
+    leaving: bool = False
+    """The queue is about to be written, or waits for room in the stream's windows."""
+    waiting: asyncio.Task[None] | None = None
+    """What waits for that room."""
 
 
 def _next_message(link: _Link) -> PeerFrame:
@@ -200,8 +206,27 @@ class GrpcNetwork:
         size = frame.ByteSize()
         link.queue.append((frame, size))
         link.queue_bytes += size
-        link.ready.set()
+        if not link.leaving:
+            link.leaving = True
+            asyncio.get_running_loop().call_soon(self._write, link)
         return True
+
+    def _write(self, link: _Link) -> None:
+        """Write what was queued in a pass of the loop."""
+        call = link.call
+        while call is not None and link.queue:
+            message = _next_message(link)
+            if not call.write_now(message):
+                link.waiting = asyncio.get_running_loop().create_task(self._write_late(link, call, message))
+                return
+        link.leaving = False
+
+    async def _write_late(self, link: _Link, call: Call, message: PeerFrame) -> None:
+        try:
+            await call.write(message)
+        except CallError:
+            return  # `_talk` hears of it
+        self._write(link)
 
     def _hello(self, peer_id: str) -> PeerFrame:
         return PeerFrame(
@@ -264,7 +289,7 @@ class GrpcNetwork:
 
     def _down(self, peer_id: str, link: _Link) -> None:
         link.queue.clear()
-        link.queue_bytes = 0
+        link.queue_bytes, link.leaving = 0, False
         if self._up.get(peer_id) is link:
             del self._up[peer_id]
             if self._inbox is not None and not self._stopped:
@@ -287,22 +312,16 @@ class GrpcNetwork:
         assert self._inbox is not None
         if peer_id in self._up:
             self._down(peer_id, self._up[peer_id])
-        self._up[peer_id] = link
+        self._up[peer_id], link.call = link, call
         self._inbox.peer_connected(peer_id)
         self._wake()
-        ended = asyncio.ensure_future(call.read())
-        ended.add_done_callback(lambda _: link.ready.set())
         try:
-            while not ended.done():
-                while link.queue:
-                    await call.write(_next_message(link))
-                link.ready.clear()
-                await link.ready.wait()
+            await call.read()  # the called side says nothing more: this is the end
         finally:
-            ended.cancel()
+            link.call = None
+            if link.waiting is not None:
+                link.waiting.cancel()
             call.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await ended
 
     # -- CheckpointSource
 
@@ -379,6 +398,17 @@ class _Caller:
     streams: int = 0
     earlier: deque[int] = field(default_factory=lambda: deque(maxlen=EARLIER_MAX))
     """Those that counted before."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream that a peer has dialled."""
+
+    context: Context
+    hello: PeerFrame | None = None
+    """Its first frame, if it was accepted."""
+    caller: _Caller | None = None
+    """Once it has sent something after that."""
 
 
 class PeerService:
@@ -471,38 +501,51 @@ class PeerService:
         """Whether another process counts as the peer by now."""
         return bool(caller.boot_id) and self._callers[peer_id] is not caller
 
-    async def Exchange(self, request_iterator: AsyncIterator[PeerFrame], context: Context) -> AsyncIterator[PeerFrame]:
-        hello = await anext(request_iterator, None)
+    def Exchange(self, context: Context) -> Opened:
+        """Open a stream of a peer's frames. They reach the inbox in the pass of the loop that has read them."""
+        stream = _Stream(context)
+        return Opened(partial(self._take, stream), partial(self._ended, stream))
+
+    def _take(self, stream: _Stream, message: PeerFrame) -> None:
+        hello, context = stream.hello, stream.context
         if hello is None:
+            self._greet(stream, message)
             return
-        refusal = self._refuses(hello, context)
-        if refusal is not None:
-            refused = Refused(reason=refusal.reason, final=refusal.final, removed=refusal.removed)
-            yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, refused=refused)
+        peer_id, caller = hello.sender_id, stream.caller
+        if caller is None:
+            if self._refuses_process(hello):
+                context.finish()  # it calls again, and is told: the other process was heard after all
+                return
+            caller = stream.caller = self._came(hello)
+            caller.streams += 1
+        if self._removed(peer_id) or self._replaced(peer_id, caller):
+            context.finish()  # it calls again, and is told
             return
-        peer_id, clock = hello.sender_id, asyncio.get_running_loop().time
-        caller: _Caller | None = None
+        caller.heard_s = asyncio.get_running_loop().time()
         try:
-            self._greeted(peer_id, hello.hello.peer_address)
-            yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
-            async for message in request_iterator:
-                if caller is None:
-                    if self._refuses_process(hello):
-                        return  # it calls again, and is told: the other process was heard after all
-                    caller = self._came(hello)
-                    caller.streams += 1
-                if self._removed(peer_id) or self._replaced(peer_id, caller):
-                    return  # it calls again, and is told
-                caller.heard_s = clock()
-                for frame in message.bundle.frames if message.HasField("bundle") else (message,):
-                    if self._inbox.receive(peer_id, frame):
-                        self._wake()
+            for frame in message.bundle.frames if message.HasField("bundle") else (message,):
+                if self._inbox.receive(peer_id, frame):
+                    self._wake()
         except ImplausibleFrameError as error:
             self._dropped(peer_id, f"its frames cannot be true: {error}")
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")
-        finally:
-            if caller is not None:
-                caller.streams -= 1
+            context.fail(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")
+
+    def _greet(self, stream: _Stream, hello: PeerFrame) -> None:
+        refusal, context = self._refuses(hello, stream.context), stream.context
+        answer = PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id)
+        if refusal is not None:
+            answer.refused.CopyFrom(Refused(reason=refusal.reason, final=refusal.final, removed=refusal.removed))
+            context.post(answer.SerializeToString())
+            context.finish()
+            return
+        stream.hello = hello
+        self._greeted(hello.sender_id, hello.hello.peer_address)
+        answer.hello.CopyFrom(Hello())
+        context.post(answer.SerializeToString())
+
+    def _ended(self, stream: _Stream) -> None:
+        if stream.caller is not None:
+            stream.caller.streams -= 1
 
     async def FetchCheckpoint(
         self, request: FetchCheckpointRequest, context: Context

@@ -74,6 +74,11 @@ class Call(Stream):
         except StreamOverError:
             raise self._error or CallError(grpc.StatusCode.CANCELLED, "the call has ended") from None
 
+    def write_now(self, message: Any) -> bool:
+        """Send a message, if the windows have room for it. False: they have not, or the call has ended; nothing was
+        sent. Not while a `write` waits."""
+        return self.send_now(prefixed(self._serialize(message)))
+
     def end(self) -> None:
         """No message follows."""
         if not self.over and not self.local_ended:

@@ -196,12 +196,11 @@ class Stream:
 
     async def send(self, data: bytes) -> None:
         """Send bytes as DATA, as far as windows allow; one call at a time. Raises StreamOverError when it is over."""
-        connection, size = self.connection, len(data)
         if self.over:
             raise StreamOverError
-        if size <= wire.FRAME_BYTES and size <= self.send_window and connection.can_send(size):
-            self._put_data(data)
+        if self.send_now(data):
             return
+        connection, size = self.connection, len(data)
         view, at = memoryview(data), 0
         while at < size:
             room = min(wire.FRAME_BYTES, self.send_window, connection.send_window, size - at)
@@ -212,6 +211,19 @@ class Stream:
                 continue
             self._put_data(bytes(view[at : at + room]))
             at += room
+
+    def send_now(self, data: bytes) -> bool:
+        """Send bytes as `send` does, if it need not wait. False: it would, or the stream is over; nothing was sent. Not
+        while a `send` waits."""
+        size = len(data)
+        if self.over or size > self.send_window or not self.connection.can_send(size):
+            return False
+        if size <= wire.FRAME_BYTES:
+            self._put_data(data)
+        else:
+            for at in range(0, size, wire.FRAME_BYTES):
+                self._put_data(data[at : at + wire.FRAME_BYTES])
+        return True
 
     def _put_data(self, data: bytes) -> None:
         size = len(data)

@@ -1,9 +1,9 @@
 """A gRPC server on the event loop.
 
 Takes the handlers that generated code makes, and calls them like grpc.aio: with the request and a context, as
-coroutines or generators. Each such call has a task. A `DirectHandler` needs none. There are no threads: what a read
-brings is handled in that pass of the loop, or piece by piece in the next ones if all connections together bring much
-(turns.py). All answers of a pass leave with one write for each connection.
+coroutines or generators. Each such call has a task. A `DirectHandler` or `StreamHandler` needs none. There are no
+threads: what a read brings is handled in that pass of the loop, or piece by piece in the next ones if all connections
+together bring much (turns.py). All answers of a pass leave with one write for each connection.
 
 Messages are not compressed. A call with a compressed message ends with UNIMPLEMENTED, as gRPC says.
 """
@@ -93,7 +93,7 @@ _NEEDED = frozenset({b":method", b":scheme", b":path"})
 _FORBIDDEN = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _UPPER = frozenset(range(ord("A"), ord("Z") + 1))
 
-Handler = Any  # grpc.RpcMethodHandler, which is generic in the stubs alone, or DirectHandler
+Handler = Any  # grpc.RpcMethodHandler, which is generic in the stubs alone, DirectHandler or StreamHandler
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,27 @@ class DirectHandler:
 
     begin: Callable[[bytes, ServerStream], None]
     request_streaming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What serves one stream of a `StreamHandler`."""
+
+    take: Callable[[Any], object]
+    """Gets the bytes of each message, in order."""
+    ended: Callable[[], None]
+    """Called once when the call is over, however it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHandler:
+    """A handler of calls with streams both ways, without a task: for messages that come all the time.
+
+    `open` is called with the first message. Messages are taken like the requests of a `DirectHandler`. The call ends
+    with OK when the caller has ended its side and every message is taken, if `finish` or `fail` has not ended it."""
+
+    open: Callable[[ServerStream], Opened]
+    request_streaming: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +241,7 @@ class ServerStream(Stream):
         "_messages",
         "_refusal",
         "_started",
+        "_take",
         "_taken",
         "_task",
         "_trailing",
@@ -249,6 +271,8 @@ class ServerStream(Stream):
         """Bytes of the request in memory, as counted by the server."""
         self._handler: Handler = None
         self._refusal: Refusal | None = None
+        self._take: Callable[[bytes], object] | None = None
+        """Of a `StreamHandler`, once it has begun."""
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._turn: asyncio.Future[None] | None = None
@@ -312,9 +336,11 @@ class ServerStream(Stream):
             self.refuse(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "this node holds as many requests as it may"))
         elif size and self._waiter is not None:
             self._wake_reader()
+        elif size and type(self._handler) is StreamHandler:
+            self._take_ready()
         elif size and self._task is None and self._handler.request_streaming:
             self._run()
-        elif self._task is None and len(self._messages.ready) > 1:
+        elif self._task is None and len(self._messages.ready) > 1 and not self._handler.request_streaming:
             self._finish(grpc.StatusCode.INTERNAL.value[0], "more than one request message")
 
     def overdue_s(self, now_s: float) -> float:
@@ -325,7 +351,7 @@ class ServerStream(Stream):
         if not self.unread_bytes:
             if self._messages.partial_bytes:
                 return self.progress_s + limits.message_s
-            if self._task is None and not self.remote_ended:
+            if self._task is None and self._take is None and not self.remote_ended:
                 patient = self._handler is not None and self._handler.request_streaming
                 if not patient or self.server.calls > limits.calls_max // 2:
                     return self.progress_s + limits.message_s
@@ -380,6 +406,9 @@ class ServerStream(Stream):
             self.refuse(Refusal(grpc.StatusCode.INTERNAL, "the request ends within a message"))
         elif self._waiter is not None:
             self._wake_reader()
+        elif type(self._handler) is StreamHandler:
+            if not self._messages.ready:
+                self._finish(0, "")
         elif self._task is None:
             if self._messages.ready and type(self._handler) is DirectHandler:
                 self._begin(self._handler)
@@ -409,13 +438,44 @@ class ServerStream(Stream):
         self._caller.work_left -= max(BEGINNING_WORK, int((perf_counter() - began_s) * WORK_PER_S))
 
     def _begin_now(self, handler: DirectHandler) -> None:
-        data = self._messages.ready.popleft()
-        self.connection.read(self, len(data) + PREFIX_BYTES)
-        self.account()
+        data = self._next_data()
         try:
             handler.begin(data, self)
         except Exception as error:
             self._broken(error)
+
+    def _take_ready(self) -> None:
+        """Hand the messages that are there to a `StreamHandler`, as long as it is the turn of this connection."""
+        while self._messages.ready:
+            if self._caller.work_left <= 0:
+                self._caller.wait_to_begin(self)
+                return
+            if not self._caller.may_begin(self, len(self._messages.ready[0])):
+                return
+            began_s = perf_counter()
+            self._take_next()
+            self._caller.work_left -= int((perf_counter() - began_s) * WORK_PER_S)
+
+    def _take_next(self) -> None:
+        data = self._next_data()
+        try:
+            if self._take is None:
+                opened = self._handler.open(self)
+                self._take, self.ended = opened.take, opened.ended
+            if not self.over:
+                self._take(data)
+        except Exception as error:
+            self._broken(error)
+        if self.remote_ended and not self._messages.ready:
+            self._finish(0, "")
+
+    def _next_data(self) -> bytes:
+        """Take the next message from those that are there."""
+        data = self._messages.ready.popleft()
+        self.progress_s = self.connection.heard_s
+        self.connection.read(self, len(data) + PREFIX_BYTES)
+        self.account()
+        return data
 
     def take_turn(self) -> bool:
         """A request that waits begins, or the next message may be taken. False: the reader does not wait any more."""
@@ -423,6 +483,12 @@ class ServerStream(Stream):
         if type(self._handler) is DirectHandler:
             turns.spend_bytes(size)
             self._begin_now(self._handler)
+            return True
+        if type(self._handler) is StreamHandler:
+            turns.spend_bytes(size)
+            self._take_next()
+            if self._messages.ready:
+                self._caller.wait_to_begin(self)
             return True
         turn, self._turn = self._turn, None
         if turn is None or turn.done():
@@ -448,10 +514,21 @@ class ServerStream(Stream):
         await self._write(data)
         self._finish(0, "")
 
+    def post(self, data: bytes) -> bool:
+        """Send the bytes of a message to the caller of a `StreamHandler`. False: the windows have no room for it, or
+        the call is over; nothing was sent."""
+        if not self._started and not self.over:
+            self._start()
+        return self.send_now(prefixed(data))
+
+    def finish(self) -> None:
+        """End a call of a `StreamHandler` with OK."""
+        self._finish(0, "")
+
     def fail(
         self, code: grpc.StatusCode, details: str, trailing_metadata: Sequence[tuple[str, str | bytes]] = ()
     ) -> None:
-        """End a direct call with another status than OK."""
+        """End a call without a task with another status than OK."""
         self._trailing = tuple(trailing_metadata)
         self._finish(int(code.value[0]), details)
 
@@ -530,11 +607,8 @@ class ServerStream(Stream):
             await turn
             if self._messages.ready:
                 break
-        data = self._messages.ready.popleft()
+        data = self._next_data()
         self._taken += 1
-        self.progress_s = self.connection.heard_s
-        self.connection.read(self, len(data) + PREFIX_BYTES)
-        self.account()
         read = self._handler.request_deserializer
         if read is None:
             return data
@@ -779,11 +853,15 @@ class ServerConnection(Connection):
         """Whether a stream may take its next request, of so many bytes, now. Otherwise its `take_turn` will be called,
         after those of the connection's streams that asked before."""
         if self._beginning or self.turns.bytes_left <= 0:
-            self._beginning[stream] = None
-            self.turns.wait_to_begin(self)
+            self.wait_to_begin(stream)
             return False
         self.turns.spend_bytes(size)
         return True
+
+    def wait_to_begin(self, stream: ServerStream) -> None:
+        """A stream's `take_turn` will be called, after those of the streams that wait already."""
+        self._beginning[stream] = None
+        self.turns.wait_to_begin(self)
 
     def begin_one(self) -> None:
         """Its turn has come: the first request that waits begins."""

@@ -44,7 +44,7 @@ from tickwheel.node.server.bounds import (
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.errors import abort, refuse_call
 from tickwheel.transport.connection import StreamOverError
-from tickwheel.transport.server import AbortedError, DirectHandler, Server
+from tickwheel.transport.server import AbortedError, DirectHandler, Opened, Server, StreamHandler
 from tickwheel.transport.server import ServerStream as Context
 
 UNDECODABLE = "undecodable"
@@ -372,19 +372,24 @@ class Door:
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
-        """Take a service's methods from generated code, and register them as generic handlers."""
+        """Take a service's methods from generated code, and register them as generic handlers. A method with streams
+        both ways that is a plain function is taken as the `open` of `stream`."""
 
-        def handler(name: str, made: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        def handler(name: str, made: Any) -> grpc.RpcMethodHandler[Any, Any] | StreamHandler:
             kind = made.request_deserializer.__self__
             streams = made.request_streaming, made.response_streaming
             behave = made.unary_unary or made.unary_stream or made.stream_unary or made.stream_stream
             if inspect.isasyncgenfunction(behave):
                 behave = _writing(behave)
+            elif all(streams) and not inspect.iscoroutinefunction(behave):
+                return self.stream(f"/{service}/{name}", kind, behave)
             return self.handler(f"/{service}/{name}", kind, made.response_serializer, streams, behave)
 
         self.register(service, {name: handler(name, made) for name, made in handlers.items()})
 
-    def register(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any] | DirectHandler]) -> None:
+    def register(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any] | DirectHandler | StreamHandler]
+    ) -> None:
         """Register handlers that `handler` made."""
         made = grpc.method_handlers_generic_handler(service, cast(Any, handlers))
         self._server.add_generic_rpc_handlers((made,))
@@ -436,6 +441,36 @@ class Door:
                 fail(self._fault(error))
 
         return DirectHandler(begin)
+
+    def stream(self, method: str, kind: type[Message], open_stream: Callable[[Context], Opened]) -> StreamHandler:
+        """A handler of calls with streams both ways that takes no task (transport). `open_stream` returns what takes
+        the requests. An error of it ends the call as gRPC does."""
+        read, limiter = self._reader(kind, None), self._limiter
+
+        def opened(context: Context) -> Opened:
+            try:
+                counted = partial(limiter.end, limiter.begin(context)) if limiter is not None else None
+            except RequestError as error:
+                refuse_call(context, error.failure)
+                return Opened(lambda _: None, lambda: None)
+            serving = open_stream(context)
+
+            def take(data: bytes) -> None:
+                request = read(data)
+                if type(request) is _Refused:
+                    self._note_refused(method, request)
+                    refuse_call(context, request.failure)
+                else:
+                    serving.take(request)
+
+            def ended() -> None:
+                if counted is not None:
+                    counted()
+                serving.ended()
+
+            return Opened(take, ended)
+
+        return StreamHandler(opened)
 
     def _note_refused(self, method: str, refused: _Refused) -> None:
         self._note(refused.kind, method, refused.failure.message)

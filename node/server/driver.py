@@ -17,7 +17,8 @@ STALL_NS = 20_000_000
 """A deadline missed by more than this is a stall. It exceeds the longest slice of work on the loop."""
 
 DRAIN_PASSES = 6
-"""Passes of the loop after a stall before timers run: socket readable, call resumed, frame handed to the core."""
+"""Passes of the loop after a stall before timers run: sockets are read, TLS is decrypted, and a large frame may come in
+several reads."""
 
 TICK_GAP_NS = 1_000_000
 """Least time between ticks: all input in between shares one tick. Equals a step of the loop's timers."""

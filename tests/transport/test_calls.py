@@ -19,7 +19,7 @@ from tickwheel.node.tls import PortFiles, peer_context, server_context
 from tickwheel.transport import wire
 from tickwheel.transport.client import AddressError, CallError, ClientConnection, Names
 from tickwheel.transport.limits import Limits
-from tickwheel.transport.server import DirectHandler, Server, bind
+from tickwheel.transport.server import DirectHandler, Opened, Server, StreamHandler, bind
 
 LARGE = bytes(range(256)) * 12_000
 LIMITS = Limits(message_bytes_max=4 << 20)
@@ -46,6 +46,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in t
             "/s/Both": grpc.stream_stream_rpc_method_handler(self._both),
             "/s/Wait": grpc.unary_unary_rpc_method_handler(self._wait),
             "/s/Direct": DirectHandler(self._direct),
+            "/s/Opened": StreamHandler(self._open),
         }
         return made.get(details.method)
 
@@ -90,6 +91,26 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in t
             self.waiting = call
         else:
             call.answer(request)
+
+    def _open(self, call: Any) -> Opened:
+        taken: list[bytes] = []
+
+        def take(request: bytes) -> None:
+            taken.append(request)
+            if request == b"break":
+                raise KeyError("a secret")
+            if request == b"fail":
+                call.fail(grpc.StatusCode.NOT_FOUND, "as asked")
+            elif request == b"finish":
+                call.finish()
+            else:
+                assert call.post(request)
+
+        def ended() -> None:
+            self.over.append(b"".join(taken))
+            self.ended.set()
+
+        return Opened(take, ended)
 
     async def _wait(self, request: bytes, context: Any) -> bytes:
         self.begun.set()
@@ -207,6 +228,32 @@ async def test_a_direct_call_ends_with_its_caller(how: str) -> None:
         assert service.over == [b"later"]
         service.waiting.answer(b"too late")
         service.waiting.fail(grpc.StatusCode.ABORTED, "too late")
+
+
+async def test_streams_without_a_task_from_grpcs_client() -> None:
+    """Each message is taken in order; the stream ends with its caller, or as its handler says, and that once."""
+    async with channel() as (opened, service):
+        stream = opened.stream_stream("/s/Opened")
+        assert [answer async for answer in stream(iter([b"a", b"", b"b" * wire.FRAME_BYTES, b"c"]))] == [
+            b"a",
+            b"",
+            b"b" * wire.FRAME_BYTES,
+            b"c",
+        ]
+        assert [answer async for answer in stream(iter([]))] == []
+        assert [answer async for answer in stream(iter([b"x", b"finish"]))] == [b"x"]
+        for how, code in ((b"fail", grpc.StatusCode.NOT_FOUND), (b"break", grpc.StatusCode.UNKNOWN)):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                [answer async for answer in stream(iter([how]))]
+            assert raised.value.code() is code and "secret" not in str(raised.value.details())
+        call = stream()
+        await call.write(b"goes away")
+        assert await call.read() == b"goes away"
+        service.ended.clear()
+        call.cancel()
+        async with asyncio.timeout(5):
+            await service.ended.wait()
+    assert service.over == [b"a" + b"b" * wire.FRAME_BYTES + b"c", b"xfinish", b"fail", b"break", b"goes away"]
 
 
 async def test_a_server_that_stops_waits_for_direct_calls() -> None:

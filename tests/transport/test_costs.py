@@ -15,7 +15,7 @@ from tickwheel.transport import wire
 from tickwheel.transport.connection import BLOCKS_KEPT, BLOCKS_KEPT_BYTES, size_of
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import prefixed
-from tickwheel.transport.server import Server
+from tickwheel.transport.server import Opened, Server, StreamHandler
 from tickwheel.transport.wire import ErrorCode
 
 CALM = {("connection", ErrorCode.ENHANCE_YOUR_CALM)}
@@ -334,6 +334,27 @@ async def test_empty_streams_make_room_when_places_run_out() -> None:
         caller.headers(stream_id, with_path("/any"))
     await looked(caller.server, 61)
     assert list(caller.connection.streams) == [3, 5]
+
+
+class Opening(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
+    """Streams without a task that answer with what they get."""
+
+    def service(self, details: Any) -> Any:
+        return StreamHandler(lambda call: Opened(call.post, lambda: None))
+
+
+async def test_streams_that_have_begun_without_a_task_keep_their_places() -> None:
+    """They have sent something, so they are not empty ones that make room."""
+    server = Server(Limits(calls_max=4, message_s=60, ask_alive_s=1_000))
+    server.add_generic_rpc_handlers([Opening()])
+    caller = Caller(server)
+    for stream_id in (1, 3, 5):
+        caller.headers(stream_id)
+        caller.data(stream_id, prefixed(b"x"))
+    await looked(server, 61)
+    assert server.calls == 3
+    caller.data(1, prefixed(b"y"))
+    assert [frame.payload for frame in await caller.answered() if frame.kind == wire.DATA][-1] == prefixed(b"y")
 
 
 async def test_a_message_under_way_is_given_its_time_from_its_own_begin() -> None:

@@ -22,7 +22,7 @@ from tickwheel.transport import wire
 from tickwheel.transport.connection import ENDING_WORK
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import prefixed
-from tickwheel.transport.server import BEGINNING_WORK, DirectHandler, Server
+from tickwheel.transport.server import BEGINNING_WORK, DirectHandler, Opened, Server, StreamHandler
 from tickwheel.transport.turns import CONNECTION_WORK, PASS_WORK, SLICE_WORK
 from tickwheel.transport.wire import ErrorCode
 
@@ -206,8 +206,16 @@ class Heard(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the
             read(data)
             call.answer(b"")
 
+        def open_stream(call: Any) -> Opened:
+            def take(data: bytes) -> None:
+                read(data)
+                call.post(b"")
+
+            return Opened(take, lambda: None)
+
         made: dict[str, Any] = {
             "/direct": DirectHandler(begin),
+            "/opened": StreamHandler(open_stream),
             "/unary": grpc.unary_unary_rpc_method_handler(unary, request_deserializer=read),
             "/stream": grpc.stream_stream_rpc_method_handler(stream, request_deserializer=read),
         }
@@ -241,7 +249,7 @@ def large(caller: Caller, stream_id: int, path: str, name: bytes = b"x", size: i
 Make = Callable[[], tuple[Server, Heard]]
 
 
-@pytest.mark.parametrize("path", ["/direct", "/unary", "/stream"])
+@pytest.mark.parametrize("path", ["/direct", "/unary", "/stream", "/opened"])
 async def test_one_large_request_begins_in_a_pass(path: str, heard: Make) -> None:
     """Of all connections and their streams."""
     server, handlers = heard()

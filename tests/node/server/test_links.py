@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -91,18 +91,20 @@ class Breaking:
 
     def __init__(self, broken: Callable[[], None]) -> None:
         self._broken = broken
+        self._breaks = asyncio.Event()
         self._frames = [PeerFrame(hello=Hello())]
-        self._opened = False
 
     async def read(self) -> PeerFrame:
         if not self._frames:
-            await asyncio.Event().wait()
+            await self._breaks.wait()
+            raise CallError(grpc.StatusCode.UNAVAILABLE, "broken")
         return self._frames.pop()
 
-    async def write(self, frame: PeerFrame) -> None:
-        if self._opened:
-            raise CallError(grpc.StatusCode.UNAVAILABLE, "broken")
-        self._opened = True
+    async def write(self, frame: PeerFrame) -> None: ...
+
+    def write_now(self, frame: PeerFrame) -> bool:
+        self._breaks.set()
+        return True
 
     def cancel(self) -> None:
         self._broken()
@@ -202,76 +204,65 @@ class Process:
     """One that calls a node as b; its stream is written by hand."""
 
     def __init__(self, service: PeerService, boot_id: int) -> None:
-        self.sent: asyncio.Queue[PeerFrame | None] = asyncio.Queue()
-        self.answers: asyncio.Queue[PeerFrame | None] = asyncio.Queue()
+        self.answers: list[str] = []
+        """What came: the bodies of frames; "end" after them."""
         self.boot_id = boot_id
-        self._task = asyncio.get_running_loop().create_task(self._call(service))
+        context: Any = self
+        self._opened = service.Exchange(context)
         hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", boot_id=boot_id, hello=Hello())
         hello.format_version = FORMAT_VERSION
-        self.sent.put_nowait(hello)
+        self._opened.take(hello)
 
-    async def _call(self, service: PeerService) -> None:
-        async def written() -> AsyncIterator[PeerFrame]:
-            while (frame := await self.sent.get()) is not None:
-                yield frame
+    def post(self, data: bytes) -> bool:
+        """Called by the service: an answer."""
+        self.answers.append(PeerFrame.FromString(data).WhichOneof("body") or "")
+        return True
 
-        context: Any = None
-        async for answer in service.Exchange(written(), context):
-            self.answers.put_nowait(answer)
-        self.answers.put_nowait(None)
-
-    async def told(self) -> str | None:
-        """What the next answer is; None: the stream has ended."""
-        answer = await self.answers.get()
-        return None if answer is None else answer.WhichOneof("body")
+    def finish(self) -> None:
+        """Called by the service: the end of the stream."""
+        self.answers.append("end")
+        self._opened.ended()
 
     def send(self) -> None:
         """A frame; its term says from which process."""
-        self.sent.put_nowait(PeerFrame(term=self.boot_id))
+        self._opened.take(PeerFrame(term=self.boot_id))
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Its connection is gone."""
-        self.sent.put_nowait(None)
-        assert await self.told() is None
+        self._opened.ended()
 
 
 async def test_a_hello_that_is_read_after_its_process_has_ended_replaces_nobody() -> None:
     """A kernel or a proxy held it back: the process that runs now was ended by the word of one that does not."""
     called = Told()
     service = peer_service(called)
-    async with asyncio.timeout(10):
-        runs = Process(service, 3)
-        assert await runs.told() == "hello"
-        runs.send()
-        assert await called.frames.get() == 3
-        await runs.end()
-        ended = Process(service, 2)
-        assert await ended.told() == "hello"
-        await ended.end()
-        again = Process(service, 3)
-        assert await again.told() == "hello"
-        again.send()
-        assert await called.frames.get() == 3
+    runs = Process(service, 3)
+    runs.send()
+    assert runs.answers == ["hello"] and called.frames.get_nowait() == 3
+    runs.end()
+    ended = Process(service, 2)
+    assert ended.answers == ["hello"]
+    ended.end()
+    again = Process(service, 3)
+    again.send()
+    assert again.answers == ["hello"] and called.frames.get_nowait() == 3
 
 
 async def test_what_came_while_this_node_stood_still_counts_as_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process, a paused machine: the copy, which calls all the time, took the place of the member."""
     called = Told()
     service = peer_service(called)
-    async with asyncio.timeout(10):
-        member = Process(service, 1)
-        assert await member.told() == "hello"
-        member.send()
-        assert await called.frames.get() == 1
-        with monkeypatch.context() as stood_still:
-            stood_still.setattr(grpc_network, "HEARD_S", 0.0)
-            copy = Process(service, 2)
-            assert await copy.told() == "hello"
-        member.send()
-        assert await called.frames.get() == 1
-        copy.send()
-        assert await copy.told() is None and called.frames.empty()
-        again = Process(service, 2)
-        assert await again.told() == "refused"
-        member.send()
-        assert await called.frames.get() == 1
+    member = Process(service, 1)
+    member.send()
+    assert member.answers == ["hello"] and called.frames.get_nowait() == 1
+    with monkeypatch.context() as stood_still:
+        stood_still.setattr(grpc_network, "HEARD_S", 0.0)
+        copy = Process(service, 2)
+        assert copy.answers == ["hello"]
+    member.send()
+    assert called.frames.get_nowait() == 1
+    copy.send()
+    assert copy.answers == ["hello", "end"] and called.frames.empty()
+    assert Process(service, 2).answers == ["refused", "end"]
+    member.send()
+    assert called.frames.get_nowait() == 1
