@@ -20,7 +20,6 @@ from tickwheel.proto.peer_pb2 import (
     AppendEntries,
     AppendResult,
     CheckpointNeeded,
-    Entry,
     PeerFrame,
     Ping,
     Pong,
@@ -240,20 +239,21 @@ class Conversation:
 
     def _send_append(self, peer_id: str, message: Message) -> bool:
         now_ns = self._clock.monotonic_ns()
-        append = AppendEntries(commit_index=message["commit_index"], sent_ns=now_ns, lease_ms=self._config.lease_ms)
+        frame = PeerFrame()
+        append = frame.append_entries  # filled in place: a megabyte is copied once
+        append.commit_index, append.sent_ns, append.lease_ms = message["commit_index"], now_ns, self._config.lease_ms
         if "prevLogIdx" in message:
             append.previous_index = message["prevLogIdx"]
             append.previous_term = message["prevLogTerm"]
-            append.entries.extend(
-                Entry(command=command, index=index, term=term) for command, index, term in message["entries"]
-            )
+            for command, index, term in message["entries"]:
+                append.entries.add(command=command, index=index, term=term)
         else:
             peer = self.peer(peer_id)
             if now_ns - peer.checkpoint_told_ns >= self._config.checkpoint_hint_ms * NS_PER_MS:
                 peer.checkpoint_told_ns = now_ns
                 hint = CheckpointNeeded(applied_index=self._journal.base_index, applied_term=self._journal.base_term)
                 self._send(peer_id, PeerFrame(checkpoint_needed=hint))
-        return self._send(peer_id, PeerFrame(append_entries=append))
+        return self._send(peer_id, frame)
 
     def _answer(self, peer_id: str, next_index: int, success: bool, reset: bool) -> bool:
         """Answer the append_entries being handled. A success waits until the entries are durable."""

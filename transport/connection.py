@@ -22,6 +22,8 @@ from tickwheel.transport.wire import ErrorCode
 
 FLUSH_BYTES = 256 << 10
 """Most bytes of one pass that are written at once, so that the transport can ask for a pause."""
+COPIED_BYTES = 4 << 10
+"""A smaller payload is joined with the head of its frame; a larger one is copied once, when the pass is written."""
 OPENING_WORK = 4
 """Of a HEADERS frame that opens a stream, beside the frame itself."""
 ENDING_WORK = 6
@@ -209,7 +211,7 @@ class Stream:
                 if self.over:
                     raise StreamOverError
                 continue
-            self._put_data(bytes(view[at : at + room]))
+            self._put_data(view[at : at + room])
             at += room
 
     def send_now(self, data: bytes) -> bool:
@@ -221,15 +223,20 @@ class Stream:
         if size <= wire.FRAME_BYTES:
             self._put_data(data)
         else:
+            view = memoryview(data)
             for at in range(0, size, wire.FRAME_BYTES):
-                self._put_data(data[at : at + wire.FRAME_BYTES])
+                self._put_data(view[at : at + wire.FRAME_BYTES])
         return True
 
-    def _put_data(self, data: bytes) -> None:
-        size = len(data)
+    def _put_data(self, data: bytes | memoryview) -> None:
+        size, connection = len(data), self.connection
         self.send_window -= size
-        self.connection.send_window -= size
-        self.connection.put(wire.frame(wire.DATA, 0, self.stream_id, data))
+        connection.send_window -= size
+        if size < COPIED_BYTES:
+            connection.put(wire.frame(wire.DATA, 0, self.stream_id, bytes(data)))
+        else:
+            connection.put(wire.data_head(self.stream_id, size))
+            connection.put(data)
 
 
 class Connection(asyncio.Protocol):
@@ -273,7 +280,7 @@ class Connection(asyncio.Protocol):
         """Stream, its end, and what came of a field block that continues."""
         self._ended: OrderedDict[int, bool] = OrderedDict()
         """Streams that ended last -> whether this side ended them without the peer, so that it may not know yet."""
-        self._out: list[bytes] = []
+        self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._waiting: dict[Stream, asyncio.Future[None]] = {}
         self._resets = Allowance(limits.resets_per_s, now_s)
@@ -325,7 +332,7 @@ class Connection(asyncio.Protocol):
 
     # -- writing
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | memoryview) -> None:
         """Write at the end of this pass, joined with what else is written until then."""
         if not self._out:
             self.loop.call_soon(self._flush)

@@ -13,6 +13,8 @@ from tickwheel.transport import wire
 from tickwheel.transport.connection import Fields
 
 PREFIX_BYTES = 5
+PART_BYTES = 4 << 10
+"""Smaller parts of a message are joined as they come: kept one by one they would take many times their bytes."""
 TIMEOUT_UNITS_S = {b"H": 3_600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 RESERVED = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
 """Fields that are not metadata of the caller."""
@@ -35,44 +37,50 @@ class MessageError(Exception):
 class Messages:
     """The gRPC messages of one stream, cut from its bytes: a flag, four bytes of length, the message."""
 
-    __slots__ = ("_buffer", "_bytes_max", "_need", "ready", "sizes")
+    __slots__ = ("_bytes_max", "_need", "_parts", "partial_bytes", "ready")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._buffer = bytearray()
-        self._need = 5
+        self._parts: list[bytes] = []
+        """What came of a message that is not whole."""
+        self.partial_bytes = 0
+        self._need = PREFIX_BYTES
         self.ready: deque[bytes] = deque()
-
-    @property
-    def partial_bytes(self) -> int:
-        return len(self._buffer)
 
     def take(self, data: bytes) -> int:
         """Add bytes; returns how many bytes of messages became ready. Raises MessageError."""
-        buffer = self._buffer
-        if not buffer:
+        parts = self._parts
+        if not parts:
             size = len(data)
             if size >= 5 and not data[0] and int.from_bytes(data[1:5], "big") == size - 5 <= self._bytes_max:
                 self.ready.append(data[5:])  # one frame, one message: nearly always
                 return size
-        buffer += data
-        if len(buffer) < self._need:
+        self.partial_bytes += len(data)
+        if parts and len(parts[-1]) < PART_BYTES:
+            parts[-1] += data
+        else:
+            parts.append(data)
+        if self.partial_bytes < self._need:
             return 0
-        at, end = 0, len(buffer)
-        self._need = 5
-        while end - at >= 5:
-            if buffer[at]:
+        data = b"".join(parts)
+        parts.clear()
+        at, end = 0, len(data)
+        self._need = PREFIX_BYTES
+        while end - at >= PREFIX_BYTES:
+            if data[at]:
                 raise MessageError(compressed=True, size=0)
-            size = int.from_bytes(buffer[at + 1 : at + 5], "big")
+            size = int.from_bytes(data[at + 1 : at + 5], "big")
             if size > self._bytes_max:
                 raise MessageError(compressed=False, size=size)
-            stop = at + 5 + size
+            stop = at + PREFIX_BYTES + size
             if stop > end:
                 self._need = stop - at
                 break
-            self.ready.append(bytes(buffer[at + 5 : stop]))
+            self.ready.append(data[at + PREFIX_BYTES : stop])
             at = stop
-        del buffer[:at]
+        self.partial_bytes = end - at
+        if at < end:
+            parts.append(data[at:])
         return at
 
 

@@ -56,6 +56,11 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     return b"%b%c%c%b%b" % (len(payload).to_bytes(3, "big"), kind, flags, stream_id.to_bytes(4, "big"), payload)
 
 
+def data_head(stream_id: int, size: int) -> bytes:
+    """What stands in front of the payload of a DATA frame."""
+    return b"%b\x00\x00%b" % (size.to_bytes(3, "big"), stream_id.to_bytes(4, "big"))
+
+
 def settings(values: Mapping[int, int]) -> bytes:
     return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", name, value) for name, value in values.items()))
 

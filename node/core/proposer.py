@@ -428,7 +428,8 @@ class Proposer(Part):
             schema=ENTRY_SCHEMA,
         )
         try:
-            entry.commands.extend(commands)
+            for command in commands:
+                entry.commands.add().CopyFrom(command)
             data: bytes = entry.SerializeToString()
             if read_entry(data) is None:
                 return None

@@ -200,7 +200,9 @@ class ConsumerStream:
 
     def _deliver(self, batch: consumer_pb2.DeliverBatch) -> None:
         self._gate.queued(len(batch.ids) // 8, len(batch.records))
-        self.outbox.put(consumer_pb2.ConsumeResponse(deliver=batch))
+        response = consumer_pb2.ConsumeResponse()
+        response.deliver.CopyFrom(batch)  # the constructor would copy it twice
+        self.outbox.put(response)
 
     def _closed(self, failure: Failure) -> None:
         self._session = None

@@ -136,7 +136,7 @@ class StagedWrites(Part):
             raise invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
 
     def _queue_block(self, request: StageRequest, batch: IncomingBatch, owner: str) -> Promise[CommandResult]:
-        publish = self._publisher.publish_of([batch], [batch.when])
+        publish = self._publisher.publish_of([batch], [batch.when]).publish
         del publish.requests[:]
         # No caller is told ids, so the row of each unit need not be kept.
         publish.rows = b""

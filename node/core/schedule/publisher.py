@@ -45,7 +45,7 @@ from tickwheel.node.state.results import AdminResult, KeyOutcomes, PublishResult
 from tickwheel.node.state.unique_keys import DIGEST
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
-from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish
+from tickwheel.proto.log_pb2 import AdminCommand, Command
 from tickwheel.proto.scheduler_pb2 import RescheduleOutcome
 
 EMPTY = b""
@@ -313,14 +313,14 @@ class Publisher(Part):
                 break
         if not taken:
             return None
-        publish = self._publish_or_fail(taken)
-        if publish is None and len(taken) > 1:
+        command = self._publish_or_fail(taken)
+        if command is None and len(taken) > 1:
             # The mistake may be in one of them: that one fails alone, and the others go without it.
             taken = [request for request in taken if self._publish_or_fail([request]) is not None]
-            publish = self._publish_or_fail(taken, last=True) if taken else None
-        if publish is None:
+            command = self._publish_or_fail(taken, last=True) if taken else None
+        if command is None:
             return None
-        return Command(publish=publish), Reply(partial(self._applied, taken), partial(self._failed, taken)), size
+        return command, Reply(partial(self._applied, taken), partial(self._failed, taken)), size
 
     def _judge(self, request: _Request, now_ms: int) -> bool:
         """Give the request its due times. False: it was refused. A mistake fails this request alone."""
@@ -377,7 +377,7 @@ class Publisher(Part):
         for caller in item.callers:
             self._serving.run(caller.fail, caller.fail, failure)
 
-    def _publish_or_fail(self, taken: list[_Request], *, last: bool = False) -> Publish | None:
+    def _publish_or_fail(self, taken: list[_Request], *, last: bool = False) -> Command | None:
         """`publish_of` as a piece of all these requests. None: it failed. Then a single one was told; several were told
         if this was the `last` try."""
 
@@ -482,14 +482,16 @@ class Publisher(Part):
             return
         request.due = due
 
-    def publish_of(self, batches: list[IncomingBatch], dues: list[NDArray[np.int64]]) -> Publish:
-        """One publish of all batches, its columns sorted by due time. Every topic must exist. `dues`: due times of each
-        batch."""
+    def publish_of(self, batches: list[IncomingBatch], dues: list[NDArray[np.int64]]) -> Command:
+        """A command that publishes all batches, its columns sorted by due time. Every topic must exist. `dues`: due
+        times of each batch."""
         due = dues[0] if len(dues) == 1 else np.concatenate(dues)
         order: NDArray[np.int64] | None = None
         if len(due) > 1 and (due[1:] < due[:-1]).any():
             order = np.argsort(due, kind="stable")
-        publish = Publish(requests=[self._senders.stated(b.sender, b.count) for b in batches])
+        command = Command()
+        publish = command.publish
+        publish.requests.extend([self._senders.stated(b.sender, b.count) for b in batches])
         sizes = batches[0].sizes if len(batches) == 1 else np.concatenate([b.sizes for b in batches])
         records = batches[0].records if len(batches) == 1 else b"".join(b.records for b in batches)
         publish.topic_ids = self._topic_column(batches, order)
@@ -508,7 +510,7 @@ class Publisher(Part):
             publish.rows = order.astype("<u4").tobytes()
             publish.records = reorder_records(records, sizes, order)
             publish.sizes = sizes[order].tobytes()
-        return publish
+        return command
 
     def _topic_column(self, batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> bytes:
         """The topic of each message; a single one if all have the same."""
