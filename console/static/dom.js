@@ -17,7 +17,7 @@ function make(space, tag, attributes, children) {
 }
 
 // Marks that turn the direction of text, or that nobody sees, as their codes: they would make a name look like another.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 export const visible = (text) => String(text).replace(HIDDEN, (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
 function add(element, children) {

@@ -123,7 +123,7 @@ def list_contexts() -> None:
                 row["name"],
                 "yes" if row["tls"] else "no",
                 "yes" if row["token"] else "no",
-                "\n".join(contexts.split(found.known[str(row["name"])].addresses)),
+                ", ".join(contexts.split(found.known[str(row["name"])].addresses)),
             )
             for row in rows
         ]

@@ -26,6 +26,7 @@ from tickwheel.node.cli.output import (
     out,
     payload_as_dict,
     payload_of,
+    payload_text,
     place,
     print_json,
     print_table,
@@ -203,8 +204,8 @@ def consume(
                 }
             )
         else:
-            text = delivery.payload.decode(errors="backslashreplace")
             again = f" (attempt {delivery.attempt})" if delivery.attempt > 1 else ""
+            text = payload_text(delivery.payload)
             out.print(f"{time_text(delivery.due_ms)}  {delivery.topic}  {delivery.id}{again}  {text}")
 
     async def go() -> None:

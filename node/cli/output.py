@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 T = TypeVar("T")
 
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """As in console/static/dom.js."""
 
 
@@ -54,6 +54,11 @@ def _visible(text: str) -> str:
     return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def one_line(text: str) -> str:
+    """Text of others, for a line or cell of its own: its line ends are shown as codes, too. It could forge lines."""
+    return _visible(text).replace("\n", "\\n")
+
+
 # Without markup: errors, paths and what users name may have brackets. A program that reads a pipe gets whole lines.
 out = PlainConsole(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
 err = PlainConsole(stderr=True, highlight=False, markup=False)
@@ -66,8 +71,9 @@ def print_json(value: Any) -> None:
 
 
 def _write_json(value: Any, stream: TextIO) -> None:
-    """Characters as they are, unless the stream's encoding lacks one: then with the codes of JSON."""
-    text = json.dumps(value, ensure_ascii=False)
+    """Characters as they are, but for those that drive a terminal or hide in it, and all if the stream's encoding lacks
+    one: these with the codes of JSON, so nothing is lost."""
+    text = _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
     try:
         text.encode(stream.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -131,7 +137,7 @@ def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
         told = {"error": message, "reason": reason, **metadata, "hint": hint}
         _write_json(told, sys.stderr)
     else:
-        err.print(Text.assemble(("tickwheel:", "red"), f" {message}"), soft_wrap=True)
+        err.print(Text.assemble(("tickwheel:", "red"), f" {one_line(message)}"), soft_wrap=True)
         err.print(f"Hint: {hint}.", style="dim", soft_wrap=True)
 
 
@@ -158,7 +164,7 @@ def table(
         justify: Literal["left", "right"] = "right" if numbers else "left"
         made.add_column(Text.from_markup(name), justify=justify, overflow="fold", no_wrap=numbers or number in whole)
     for row in rows:
-        made.add_row(*(Text.from_markup(_visible(str(cell))) for cell in row))  # before its width is measured
+        made.add_row(*(Text.from_markup(one_line(str(cell))) for cell in row))  # before its width is measured
     return made
 
 
@@ -282,6 +288,11 @@ def payload_as_dict(payload: bytes | None) -> dict[str, str]:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:
         return {"payload_hex": payload.hex()}
+
+
+def payload_text(payload: bytes) -> str:
+    """A payload for people, on one line; bytes that are no UTF-8 as codes."""
+    return one_line(payload.decode(errors="backslashreplace"))
 
 
 def headers_of(texts: Sequence[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from tickwheel.client.errors import Fault, PermissionRefused, RequestRefused, Ti
 from tickwheel.client.moments import ms_of
 from tickwheel.node.cli.messages import MessageId
 from tickwheel.node.cli.options import Asked, Commands
-from tickwheel.node.cli.output import as_dict, ask, ms_text, out, print_json, time_text, warn
+from tickwheel.node.cli.output import as_dict, ask, ms_text, one_line, out, print_json, time_text, warn
 
 trace_app = Commands()
 
@@ -199,7 +199,7 @@ def tell(story: Story) -> Iterable[str]:
         if (today := time_text(at)[:10]) != day:
             day = today
             yield f"[dim]{day} UTC[/dim]"
-        yield f"  {_clock(at)}  [bold]{what:10}[/bold]  {escape(words)}"
+        yield f"  {_clock(at)}  [bold]{what:10}[/bold]  {escape(one_line(words))}"
     if not lines:
         yield "  no notes exist"
     for note in _footnotes(story):

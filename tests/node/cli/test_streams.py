@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,12 +17,14 @@ for number in range(3):
     os.fstat(number)
     assert os.get_inheritable(number)
 assert sys.stdin.read() == "" and not sys.stdin.isatty()
-from tickwheel.node.cli.output import fail, out, print_json, print_table
+from tickwheel.node.cli.output import fail, out, payload_text, print_json, print_table
 
 out.print("\u20ac")
-print_table("", ("key",), [("\x1b[2J\u202ekey",)])
+print_table("", ("key",), [("\x1b[2J\u202ekey\nforged",)])
 print_json({"key": "\u20ac"})
-fail("\u20ac", "USAGE", {})
+print_json({"key": "\x1b\x7f\x85\x9b2J\u2028\u202e\\"})
+out.print(payload_text(b"one\r\ntwo\xc2\x9b\xff"))
+fail("\u20ac\nforged", "USAGE", {})
 with open(sys.argv[1], "w") as done:
     done.write(f"{os.environ.get('COLUMNS')} {out.width >= 80}")
 """
@@ -35,15 +38,27 @@ def run(shell: str, folder: Path, **environment: str) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (folder / "done").read_text() == "None True"
-    return (done.stdout + done.stderr).decode("ascii")
+    return (done.stdout + done.stderr).decode()
 
 
 def test_what_an_encoding_or_a_terminal_cannot_bear_is_a_code(tmp_path: Path) -> None:
     """Text with the codes of Python, JSON with its own; a key can neither clear the screen nor turn the text."""
     said = run("</dev/null", tmp_path, PYTHONIOENCODING="ascii", COLUMNS="0")
     lines = [line.strip() for line in said.splitlines()]
-    assert lines[:4] == [r"\u20ac", "key", r"\x1b[2J\u202ekey", r'{"key": "\u20ac"}'], lines
-    assert lines[4] == r"tickwheel: \u20ac"
+    assert lines[:4] == [r"\u20ac", "key", r"\x1b[2J\u202ekey\nforged", r'{"key": "\u20ac"}'], lines
+    assert lines[4:7] == [
+        r'{"key": "\u001b\u007f\u0085\u009b2J\u2028\u202e\\"}',
+        r"one\r\ntwo\x9b\xff",
+        r"tickwheel: \u20ac\nforged",
+    ]
+
+
+def test_no_output_drives_a_terminal_whose_encoding_has_all_characters(tmp_path: Path) -> None:
+    """JSON stays JSON, and has every character; text of others neither ends a line nor turns it."""
+    said = run("</dev/null 2>&1", tmp_path, PYTHONIOENCODING="utf-8", COLUMNS="0")
+    lines = said.split("\n")
+    assert all(text.isprintable() for text in lines), lines
+    assert json.loads(lines[4]) == {"key": "\x1b\x7f\x85\x9b2J\u2028\u202e\\"}
 
 
 def test_closed_streams_are_the_null_device(tmp_path: Path) -> None:
