@@ -16,7 +16,7 @@ from tickwheel.client.errors import refused
 from tickwheel.console.app import application
 from tickwheel.console.certificates import TokenFile, certificate_of
 from tickwheel.console.door import CERTIFICATE, DoorConfig, cookie_name
-from tickwheel.console.limited_http import LimitedHttp
+from tickwheel.console.limited_http import LimitedHttp, places
 from tickwheel.console.reports import Reports
 from tickwheel.console.sessions import OpenClient, Sessions
 
@@ -99,12 +99,13 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
         told = uvicorn.Config(
             application(Sessions(open_client, serving.tokens), config, serving.reports),
             http=CertifiedHttp,
+            ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_S,
-            limit_concurrency=CONNECTIONS_MAX,
+            limit_concurrency=places(CONNECTIONS_MAX),
             ssl_certfile=serving.cert_file,
             ssl_keyfile=serving.key_file,
             ssl_ca_certs=str(serving.client_ca) if serving.client_ca is not None else None,

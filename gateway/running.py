@@ -21,6 +21,7 @@ from tickwheel.console.app import STREAMS_MAX, application
 from tickwheel.console.certificates import TokenFile
 from tickwheel.console.cli import hosts_of
 from tickwheel.console.door import DoorConfig, cookie_name
+from tickwheel.console.limited_http import places
 from tickwheel.console.reports import Reports
 from tickwheel.console.serving import CertifiedHttp, Handshake, listener_at
 from tickwheel.console.sessions import STRANGER, Sessions
@@ -130,6 +131,7 @@ class Gateway:
         told = uvicorn.Config(
             rest if console is None else _with_console(rest, console, listen, sessions),
             http=CertifiedHttp,
+            ws="none",
             ssl_certfile=listen.cert_file,
             ssl_keyfile=listen.key_file,
             ssl_ca_certs=None if authority is None else str(authority),
@@ -138,10 +140,11 @@ class Gateway:
             log_config=None,
             access_log=False,
             lifespan="off",
-            limit_concurrency=CONNECTIONS_MAX + (STREAMS_MAX if console is not None else 0),
+            limit_concurrency=places(CONNECTIONS_MAX + (STREAMS_MAX if console is not None else 0)),
             timeout_keep_alive=60,
             timeout_graceful_shutdown=20,
             server_header=False,
+            proxy_headers=False,
         )
         told.load()
         if told.ssl is not None:

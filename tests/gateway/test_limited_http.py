@@ -1,38 +1,82 @@
-"""Idle and slow callers of an HTTP port lose their places; others are served meanwhile."""
+"""Idle, slow and broken callers of an HTTP port lose their places; others are served meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tickwheel.console import limited_http
-from tickwheel.console.limited_http import LimitedHttp
+from tickwheel.console.limited_http import SELDOM, LimitedHttp, places
 
 PLACES = 8
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: h\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+LARGE = b"x" * (64 << 20)
+"""More than the buffers between two processes hold."""
 WAIT_S = 30
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 async def echo(request: Request) -> Response:
-    return PlainTextResponse(f"read {len(await request.body())}")
+    try:
+        return PlainTextResponse(f"read {len(await request.body())}")
+    except ClientDisconnect:
+        return PlainTextResponse("nobody reads this")
+
+
+async def large(request: Request) -> Response:
+    return Response(LARGE)
+
+
+async def endless(request: Request) -> Response:
+    """An answer that begins before its request is there."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        while True:
+            yield LARGE[:65_536]
+            await asyncio.sleep(0)
+
+    return StreamingResponse(parts())
+
+
+class Noted(LimitedHttp):
+    """Says when a connection is gone."""
+
+    gone = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.gone.set()
 
 
 @asynccontextmanager
 async def served() -> AsyncIterator[Connect]:
     """A port with this protocol."""
-    app = Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])
+    Noted.gone = asyncio.Event()
+    SELDOM.forget()
+    routes = [Route("/", echo, methods=["GET", "POST"]), Route("/large", large), Route("/endless", endless)]
+    app = Starlette(routes=routes)
     config = uvicorn.Config(
-        app, http=LimitedHttp, port=0, lifespan="off", log_config=None, limit_concurrency=PLACES, timeout_keep_alive=60
+        app,
+        http=Noted,
+        ws="none",
+        port=0,
+        lifespan="off",
+        log_config=None,
+        limit_concurrency=PLACES,
+        timeout_keep_alive=60,
     )
     server = uvicorn.Server(config)
     config.load()
@@ -64,21 +108,22 @@ async def answer_of(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"GET / HTT", b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nabc"],
-    ids=["nothing", "a part of a head", "a part of a body"],
+    [b"", b"GET / HTT", POST + b"Content-Length: 100\r\n\r\nabc", GET + GET[:9], GET + POST + CHUNKED],
+    ids=["nothing", "a part of a head", "a part of a body", "a part of a second head", "a second without its body"],
 )
 async def test_a_connection_that_brings_no_whole_request_is_closed(
     sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also after a good request on it."""
     monkeypatch.setattr(limited_http, "RECEIVE_S", 0.2)
-    LimitedHttp._told_s.clear()
     async with served() as connect:
         reader, writer = await connect()
         if sent:
             writer.write(GET)
             assert b"200" in await answer_of(reader)
             writer.write(sent)
+        if sent.startswith(GET):
+            assert b"200" in await answer_of(reader)
         await asyncio.wait_for(reader.read(), WAIT_S)
         assert reader.at_eof()
     assert sum("no whole request" in line for line in caplog.messages) == 1
@@ -113,3 +158,80 @@ async def test_one_address_has_half_of_the_places(monkeypatch: pytest.MonkeyPatc
                 break
         else:
             raise AssertionError("the place stays taken")
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"illegal request line"),
+        (GET[:-2] + b"Host: h\r\n\r\n", b"Found multiple Host"),
+        (GET[:-2] + b"Cookie: " + b"a" * 65_536, b"Receive buffer too long"),
+        (POST + b"Content-Length: -1\r\n\r\n", b"bad Content-Length"),
+        (POST + CHUNKED + b"zz\r\n", b"illegal chunk header"),
+        (GET + POST + CHUNKED + b"2\r\nabc\r\n", b""),
+    ],
+    ids=["TLS", "two hosts", "a cookie", "a length", "a chunk", "a chunk behind a good request"],
+)
+async def test_what_is_no_http_is_told_why(sent: bytes, why: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """However often it comes: the log has one line, and no traceback of an answer that found the connection closed."""
+    async with served() as connect:
+        for _ in range(3):
+            reader, writer = await connect()
+            writer.write(sent)
+            said = await asyncio.wait_for(reader.read(), WAIT_S)
+            assert b"400 Bad Request" in said and why in said
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, "Invalid HTTP request received.")
+    ]
+
+
+async def test_a_request_that_breaks_within_its_answer_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer is under way: nothing else can be said."""
+    async with served() as connect:
+        reader, writer = await connect()
+        writer.write(GET.replace(b"/ ", b"/endless ")[:-2] + CHUNKED)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"zz\r\n")
+        await asyncio.wait_for(reader.read(), WAIT_S)
+        await asyncio.wait_for(Noted.gone.wait(), WAIT_S)
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]
+
+
+async def test_nothing_is_read_behind_a_request_with_two_lengths() -> None:
+    """A proxy that went by the other one would take the answer to what follows for that of somebody else."""
+    async with served() as connect:
+        reader, writer = await connect()
+        writer.write(POST + b"Content-Length: 5\r\n" + CHUNKED + b"0\r\n\r\n" + GET)
+        assert b"200" in await answer_of(reader)
+        assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+
+
+@pytest.mark.parametrize("path", [b"/large ", b"/endless "])
+async def test_a_caller_that_stops_reading_loses_its_place(
+    path: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within an answer, and behind one that is written as a whole."""
+    monkeypatch.setattr(limited_http, "SEND_S", 0.2)
+    async with served() as connect:
+        _, writer = await connect()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(GET.replace(b"/ ", path)[:-2] + b"Connection: close\r\n\r\n")
+        await asyncio.wait_for(Noted.gone.wait(), WAIT_S)
+    assert sum("was read within" in line for line in caplog.messages) == 1
+
+
+def test_places_fit_into_the_descriptors_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The soft limit is raised as far as needed; what is left without an own limit is for the nodes and for files."""
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append(limits))
+    for limits, found, raised in (
+        ((1_024, 1_048_576), 2_000, (3_000, 1_048_576)),
+        ((1_024, -1), 2_000, (3_000, -1)),
+        ((1_024, 1_024), 512, None),
+        ((1_024, 1_500), 750, (1_500, 1_500)),
+        ((-1, -1), 2_000, None),
+    ):
+        given.clear()
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limits=limits: limits)
+        assert places(2_000) == found
+        assert given == ([raised] if raised else [])
