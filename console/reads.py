@@ -164,7 +164,7 @@ async def trace(view: View, request: Request) -> Json:
     """What every node has noted about one message."""
     message_id = query(request, "id").text("id", length_max=64)
     parse_id(message_id)
-    return shown.story(await gather(view.client, message_id), view.client.cluster.why)
+    return shown.story(await gather(view.client, message_id))
 
 
 async def dead(view: View, request: Request) -> Json:

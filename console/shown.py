@@ -182,12 +182,12 @@ def _event(found: Event) -> Json:
     }
 
 
-def story(found: Story, why: Why) -> Json:
+def story(found: Story) -> Json:
     """What the nodes have noted about one message."""
     nodes: list[Json] = []
     for address, answer in found.answers.items():
         if isinstance(answer, Fault):
-            nodes.append({"address": address, "error": why(answer)})
+            nodes.append({"address": address, "error": answer.message})
         else:
             known = _fields(answer, "node_id enabled complete lost")
             nodes.append({"address": address, "oldest_ms": _moment_ms(answer.oldest), **known})

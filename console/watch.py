@@ -71,8 +71,9 @@ class Watch:
         self._last: dict[str, NodeStatus] = {}
         """The last status of each address, also of one that does not answer now."""
         self._clock: tuple[int, float] | None = None
-        self._hours: list[tuple[int, int]] = []
-        self._seconds: list[tuple[int, int]] = []
+        self._hours: list[tuple[int, int]] | None = None
+        """What is ahead; None: no master has told yet."""
+        self._seconds: list[tuple[int, int]] | None = None
         self._dead = 0
         self._sweeps = 0
         self._trouble = ""

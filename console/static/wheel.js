@@ -52,8 +52,8 @@ let sinceMs = 0;
 export function wheel(picture, nowMs) {
   sinceMs ||= Math.floor(nowMs / 86_400_000) * 86_400_000;
   const wholeSecondMs = Math.floor(nowMs / 1_000) * 1_000;
-  const hours = placed(HOURS, picture.hours, nowMs);
-  const seconds = placed(SECONDS, picture.seconds, nowMs);
+  const hours = placed(HOURS, picture.hours ?? [], nowMs);
+  const seconds = placed(SECONDS, picture.seconds ?? [], nowMs);
   const turn = turned(HOURS, wholeSecondMs, sinceMs);
   const nowHour = Math.floor(nowMs / HOURS.ms) % 24;
   const nowSecond = Math.floor(nowMs / 1_000) % 60;
@@ -64,7 +64,8 @@ export function wheel(picture, nowMs) {
     return part % 2 ? null : s("text", { key: part, x, y }, String(part).padStart(2, "0"));
   });
   const error = picture.clock_error_ms ? ` ± ${picture.clock_error_ms.toFixed(1)} ms` : "";
-  const says = `The wheel at ${clock(nowMs)} UTC: ${plural(day24, "message")} due within 24 hours, ${count(minute)} within the next minute`;
+  const known = picture.hours !== null;  // no master has told yet
+  const says = `The wheel at ${clock(nowMs)} UTC: ${known ? `${plural(day24, "message")} due within 24 hours, ${count(minute)} within the next minute` : "what is ahead is not known yet"}`;
   return s("svg", { class: "wheel", viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": says },
     s("g", { transform: `rotate(${turn.toFixed(3)} ${MIDDLE} ${MIDDLE})` }, bars(HOURS, hours, "hour", nowHour)),
     s("g", { class: "turning", style: { transform: `rotate(${turned(SECONDS, wholeSecondMs, sinceMs)}deg)`, "transform-origin": "50% 50%" } },
@@ -74,6 +75,6 @@ export function wheel(picture, nowMs) {
     s("path", { class: "hand", d: `M${MIDDLE - 7} ${MIDDLE - HOURS.outer - 4}h14l-7 11z` }),
     s("text", { class: "small", x: MIDDLE, y: MIDDLE - 40 }, `${day(nowMs)} UTC${error}`),
     s("text", { class: "time", x: MIDDLE, y: MIDDLE - 10 }, clock(nowMs)),
-    s("text", { class: "next", x: MIDDLE, y: MIDDLE + 24 }, `${short(minute)} in the next minute`),
-    s("text", { class: "small", x: MIDDLE, y: MIDDLE + 44 }, `${short(day24)} in 24 hours`));
+    s("text", { class: "next", x: MIDDLE, y: MIDDLE + 24 }, known ? `${short(minute)} in the next minute` : "not known yet"),
+    s("text", { class: "small", x: MIDDLE, y: MIDDLE + 44 }, known ? `${short(day24)} in 24 hours` : ""));
 }

@@ -49,7 +49,7 @@ export function pending(main, { query, readOnly, keep }) {
     asking.abort();
     asking = new AbortController();
     const { signal } = asking;
-    Promise.all([countAll(signal), list("", signal)]).catch((error) => { if (error.name !== "AbortError") throw error; });
+    Promise.all([list("", signal), countAll(signal)])  // the list first: what is drawn then says that it looks.catch((error) => { if (error.name !== "AbortError") throw error; });
   }
 
   async function countAll(signal) {
