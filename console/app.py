@@ -5,6 +5,7 @@ Every page is the same document; its script shows what the path names. `applicat
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,6 +42,11 @@ NAME_CHARACTERS_MAX = 100
 """Shown of a certificate's name."""
 STREAMS_MAX = 1_000
 """Open pages: each keeps a connection."""
+SESSION_S = 2.0
+"""The frame of a page waits so long for who its visitor is: without a master it has to show that there is none."""
+LOGINS_AT_ONCE = 8
+"""Tokens that are tried on the cluster at a time; others wait in turn. Each opens connections, and the nodes take a
+bounded number from one address: strangers must not use up those of the users."""
 
 Read = Callable[[View, Request], Awaitable[Json]]
 Change = Callable[[View, Any], Awaitable[Json]]
@@ -54,6 +60,7 @@ class Console:
         self._sessions = sessions
         self._reports = reports
         self._streams = 0
+        self._trying = asyncio.Semaphore(LOGINS_AT_ONCE)
 
     def _visitor(self, request: Request) -> Visitor:
         return visitor_of(request, self._config)
@@ -102,7 +109,10 @@ class Console:
         }
         try:
             view = await self._sessions.view(visitor)
-            body["caller"] = shown.caller(await view.client.access.who_am_i())
+            async with asyncio.timeout(SESSION_S):
+                body["caller"] = shown.caller(await view.client.access.who_am_i())
+        except TimeoutError:
+            body["trouble"] = f"no master answered within {SESSION_S:g} s"
         except PermissionRefused as error:
             body |= {"login_needed": error.reason == "UNAUTHENTICATED", "trouble": str(error)}
         except TickwheelError as error:
@@ -140,7 +150,7 @@ class Console:
             token = asked.text("token", length_max=TOKEN_CHARACTERS_MAX).strip()
         if not token.isascii() or not token.isprintable():
             raise PermissionRefused("the token has characters that no token has", "UNAUTHENTICATED", {"field": "token"})
-        async with self._sessions.open_as(token) as client:
+        async with self._trying, self._sessions.open_as(token) as client:
             caller = await client.access.who_am_i()
         if not caller.rights:
             raise PermissionRefused(

@@ -23,7 +23,7 @@ from tickwheel.console.sessions import OpenClient, Sessions
 _log = logging.getLogger("tickwheel.console")
 
 STOP_S = 1
-"""Open streams are cut after this long when the console ends."""
+"""Calls that are under way are cut after this long when the console ends."""
 CONNECTIONS_MAX = 2_000
 KEEP_ALIVE_S = 30
 
@@ -87,6 +87,19 @@ def listener_at(field: str, host: str, port: int) -> socket.socket:
     return listener
 
 
+class EndingPages(uvicorn.Server):
+    """Ends open pages before it waits for what is under way: their streams have no end of their own."""
+
+    def __init__(self, config: uvicorn.Config, sessions: Sessions) -> None:
+        super().__init__(config)
+        self._sessions = sessions
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Of uvicorn."""
+        await self._sessions.close()
+        await super().shutdown(sockets)
+
+
 async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT, SIGTERM or a cancellation; calls `ready` with the address of the first page.
 
@@ -96,8 +109,9 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
         port = listener.getsockname()[1]
         secure = serving.cert_file is not None
         config = DoorConfig(serving.hosts, cookie_name(port, secure), secure, serving.read_only)
+        sessions = Sessions(open_client, serving.tokens)
         told = uvicorn.Config(
-            application(Sessions(open_client, serving.tokens), config, serving.reports),
+            application(sessions, config, serving.reports),
             http=CertifiedHttp,
             ws="none",
             log_level="warning",
@@ -116,7 +130,7 @@ async def serve(open_client: OpenClient, serving: Serving, ready: Callable[[str]
         told.load()
         if told.ssl is not None:
             told.ssl.sslobject_class = Handshake
-        server = uvicorn.Server(told)
+        server = EndingPages(told, sessions)
         shown = f"[{serving.host}]" if ":" in serving.host else serving.host
         ready(f"http{'s' if secure else ''}://{shown}:{port}/")
         running = asyncio.ensure_future(server.serve(sockets=[listener]))

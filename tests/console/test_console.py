@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from starlette.types import ASGIApp
@@ -284,6 +289,72 @@ async def test_the_console_goes_on_through_the_loss_of_the_master(
     target = next(node.node_id for node in cluster.nodes if node.node_id != seen["master_id"])
     assert (await browser.change("members/transfer", {"target": target}))["master_id"] == target
     assert (await browser.change("members/transfer", {"target": "nobody"}, 409))["reason"] == "WRONG_STATE"
+
+
+async def test_the_command_serves_through_the_loss_of_the_master(cluster: LocalCluster) -> None:
+    """docs/CONSOLE.md as it is typed, and a page's calls over HTTP: the stream of pictures goes on in one connection,
+    what is asked meanwhile waits for the next master, a change is answered truly, a sweep goes on. Ctrl-C ends open
+    pages at once, without a word."""
+    line = "tickwheel console --addresses a:7700,b:7700,c:7700 --read-only"
+    assert f"\n{line}\n" in (Path(__file__).parents[2] / "docs/CONSOLE.md").read_text(encoding="utf-8")
+    words = line.replace("a:7700,b:7700,c:7700", ",".join(cluster.addresses)).removesuffix(" --read-only").split()[1:]
+    made = await cluster.client().schedule("notes", b"x", delay_ms=HOUR_MS, key="note-1")
+    console = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tickwheel.node.cli.main", *words, "--bind", "127.0.0.1:0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert console.stdout is not None
+    url = (await console.stdout.readline()).split()[2].decode().rstrip("/,")
+    jar, patience = aiohttp.CookieJar(unsafe=True), aiohttp.ClientTimeout(60)
+    async with aiohttp.ClientSession(url, cookie_jar=jar, timeout=patience) as browser:
+        async with browser.get("/") as page:
+            assert page.status == 200
+        async with browser.get("/api/session") as answer:
+            headers = {"x-csrf-token": (await answer.json())["csrf"]}
+        async with browser.get("/api/stream", timeout=aiohttp.ClientTimeout(0)) as stream:
+            numbers: list[int] = []
+
+            async def picture() -> Any:
+                while not (line := await stream.content.readline()).startswith(b"id: "):
+                    assert line and not line.startswith(b"event: ended")
+                numbers.append(int(line[4:]))
+                return json.loads((await stream.content.readline()).removeprefix(b"data: "))
+
+            before = await until(picture, lambda found: bool(found["master_id"]))
+            killed = await cluster.master()
+            sweep = {"job_id": "console-failover", "action": "cancel", "topic": "reminders", "tag": "odd"}
+
+            async def change(name: str, body: object) -> Any:
+                async with browser.post(f"/api/{name}", json=body, headers=headers) as answer:
+                    assert answer.status == 200, await answer.text()
+                    return await answer.json()
+
+            begun = await change("sweeps/begin", sweep)
+            await cluster.kill_node(killed)
+            moving = asyncio.create_task(change("messages/reschedule", {"id": made.id, "delay_ms": 2 * HOUR_MS}))
+            async with browser.get("/api/topics") as answer:
+                assert answer.status == 200 and "notes" in {topic["name"] for topic in (await answer.json())["items"]}
+            after = await until(picture, lambda found: found["master_id"] not in ("", killed.node_id))
+            assert after["term"] > before["term"]
+            assert [node["node_id"] for node in after["nodes"] if node["away"]] == [killed.node_id]
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+            moved = await moving
+            assert moved["outcome"] == "RESCHEDULED"
+            message = await cluster.client().get(made.id)
+            assert message.due_ms == moved["due_ms"]
+            ended = await cluster.client().sweeps.wait(begun["job_id"])
+            assert ended.state == "FINISHED" and ended.done > 0
+        again = {"last-event-id": "\u00ff" * 200}
+        async with browser.get("/api/stream", headers=again, timeout=aiohttp.ClientTimeout(0)) as stream:
+            assert await stream.content.readline() == b"event: history\n"
+            console.send_signal(signal.SIGINT)
+            while await stream.content.readline():
+                pass
+    assert await asyncio.wait_for(console.wait(), 30) in (0, 130)
+    assert console.stderr is not None and await console.stderr.read() == b""
+    cluster.start_node(killed)
+    await cluster.wait_ready()
 
 
 async def test_with_rights_a_token_decides(cluster: LocalCluster, app: ASGIApp, browser: BrowserClient) -> None:

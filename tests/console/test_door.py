@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest_asyncio
 
 from tests.console.browser_client import BrowserClient, running
 from tickwheel.client import AsyncClient
-from tickwheel.console.app import PAGES, STATIC, application
+from tickwheel.console import app as console_app
+from tickwheel.console.app import LOGINS_AT_ONCE, PAGES, STATIC, application
 from tickwheel.console.changes import CHANGES
 from tickwheel.console.door import BODY_BYTES_MAX, DoorConfig
 from tickwheel.console.reads import READS
@@ -188,8 +190,17 @@ async def test_without_a_cluster_every_call_says_so(browser: BrowserClient) -> N
         found = await browser.read(name, 503, **ASKED.get(name, {}))
         assert "127.0.0.1:1" in found["error"], name
     picture = await browser.read("picture")
-    assert picture["master_id"] == "" and picture["numbers"] is None
+    assert picture["master_id"] == "" and picture["numbers"] is None and picture["hours"] is None
     assert picture["nodes"][0]["away"] and "connection refused" in picture["nodes"][0]["why"]
+
+
+async def test_a_page_does_not_wait_for_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls do; its frame, which says that there is none, is there soon."""
+    monkeypatch.setattr(console_app, "SESSION_S", 0.1)
+    patient = Sessions(lambda token: AsyncClient("127.0.0.1:1", timeout_s=3_600, token=token))
+    async with running(application(patient, DoorConfig(HOSTS, "session", False, False))) as app:
+        session = await asyncio.wait_for(BrowserClient(app).open(), 60)
+    assert session["trouble"] == "no master answered within 0.1 s" and not session["login_needed"]
 
 
 async def test_a_console_that_only_reads_changes_nothing() -> None:
@@ -217,3 +228,29 @@ async def test_what_is_not_there_is_404(browser: BrowserClient) -> None:
     for path in ("/nowhere", "/api/nothing", "/static/", "/static/../app.py", "/static/%2e%2e/app.py"):
         answer = await browser.call("GET", path)
         assert answer.status == 404 and b"Traceback" not in answer.body
+
+
+async def test_tokens_are_tried_a_few_at_a_time(browser: BrowserClient) -> None:
+    """Any number of strangers who guess have a bounded number of connections to the nodes between them."""
+    open_now, most = 0, 0
+
+    class Counted(AsyncClient):
+        async def __aenter__(self) -> Counted:
+            nonlocal open_now, most
+            open_now += 1
+            most = max(most, open_now)
+            return await super().__aenter__()
+
+        async def close(self) -> None:
+            nonlocal open_now
+            open_now -= 1
+            await super().close()
+
+    def counted(token: str) -> AsyncClient:
+        return Counted("127.0.0.1:1", timeout_s=0.1, token=token)
+
+    async with running(application(Sessions(counted), DoorConfig(HOSTS, "session", False, False))) as app:
+        guesser = BrowserClient(app)
+        await guesser.open()
+        await asyncio.gather(*(guesser.change("login", {"token": f"tw_{n}"}, 503) for n in range(3 * LOGINS_AT_ONCE)))
+    assert most == LOGINS_AT_ONCE and open_now <= 0
