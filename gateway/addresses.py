@@ -1,7 +1,7 @@
 """Which addresses a target may have: none inside the network that the gateway itself stands in, unless allowed.
 
 A target's URL may come from somebody whom the operator does not trust with the inner network. So addresses are judged
-after DNS, and the connection goes to the very address that was judged. Redirects are not followed (posting.py).
+after DNS, for each connection, as it is made. Redirects are not followed (posting.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp import AddrInfoType
 
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
@@ -28,6 +28,8 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if inner is not None:
             return is_public(inner)
+        if address.is_site_local:
+            return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
@@ -39,23 +41,13 @@ def literal(host: str) -> Address | None:
         return None
 
 
-class PublicResolver(AbstractResolver):
-    """Resolves names to public addresses only."""
+def public_socket(info: AddrInfoType) -> socket.socket:
+    """A socket for a connection to an address, as aiohttp asks for one. Raises AddressRefusedError if it is not public.
 
-    def __init__(self, inner: AbstractResolver) -> None:
-        self._inner = inner
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """The public addresses of a name. Raises AddressRefusedError if it has none."""
-        found = await self._inner.resolve(host, port, family)
-        public = [one for one in found if (address := literal(one["host"])) is not None and is_public(address)]
-        if found and not public:
-            shown = ", ".join(one["host"] for one in found)
-            raise AddressRefusedError(f"{host} resolves to {shown}: not public (private_addresses = true allows it)")
-        return public
-
-    async def close(self) -> None:
-        """Close the resolver beneath."""
-        await self._inner.close()
+    Here no spelling of a host matters: what aiohttp takes for an address it does not resolve.
+    """
+    family, kind, protocol, _, (host, *_) = info
+    address = literal(str(host))
+    if address is None or not is_public(address):
+        raise AddressRefusedError(f"{host} is not public (private_addresses = true allows it)")
+    return socket.socket(family, kind, protocol)

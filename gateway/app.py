@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
@@ -49,6 +49,9 @@ from tickwheel.gateway.schedules import schedules
 _log = logging.getLogger("tickwheel.gateway")
 
 BODY_BYTES_MAX = 8 << 20
+SMALL_BYTES = 64 << 10
+LARGE_BYTES_MAX = 256 << 20
+"""Of all requests at a time whose bodies are larger than SMALL_BYTES; small ones are bounded by the connections."""
 MessageId = Annotated[str, Path(min_length=1, max_length=100, description="As `id` of the receipt.")]
 UniqueKey = Annotated[str, Path(max_length=255, description="Percent-encoded.")]
 
@@ -256,11 +259,13 @@ def make_app(api: Api) -> FastAPI:
         registry=api.registry,
     )  # fmt: skip
 
+    large = _Large()
+
     async def bounded_and_counted(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         traced = api.tracing.of_request(request.headers) if api.tracing is not None else nullcontext()
         try:
-            with traced:
-                response = _too_large(request) or await call_next(request)
+            with traced, large.taking(request) as refusal:
+                response = refusal or await call_next(request)
         except Exception:  # a mistake of ours fails this request alone
             number = uuid.uuid4().hex
             _log.exception("request %s: %s %r failed", number, request.method, request.url.path)
@@ -302,15 +307,37 @@ async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
     return problem(error.status_code, str(error.detail), "HTTP", headers=error.headers)
 
 
-def _too_large(request: Request) -> JSONResponse | None:
-    length = request.headers.get("content-length", "0")
-    stated = "transfer-encoding" not in request.headers and length.isascii() and length.isdecimal()
-    if stated and int(length[:20]) <= BODY_BYTES_MAX:
-        return None
-    return problem(
-        413, f"a body has at most {BODY_BYTES_MAX:,} bytes, and its content-length says how many", "TOO_LARGE",
-        field="content-length", value=length, limit=f"{BODY_BYTES_MAX:,}",
-    )  # fmt: skip
+class _Large:
+    """Bytes of the large bodies that are under way."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    @contextmanager
+    def taking(self, request: Request) -> Iterator[JSONResponse | None]:
+        """The refusal of a body that is too large, or for which there is no room now; None for one that may come."""
+        text = request.headers.get("content-length", "0")
+        stated = "transfer-encoding" not in request.headers and text.isascii() and text.isdecimal()
+        length = int(text[:20]) if stated else BODY_BYTES_MAX + 1
+        if length > BODY_BYTES_MAX:
+            yield problem(
+                413, f"a body has at most {BODY_BYTES_MAX:,} bytes, and its content-length says how many", "TOO_LARGE",
+                field="content-length", value=text, limit=f"{BODY_BYTES_MAX:,}",
+            )  # fmt: skip
+            return
+        counted = length if length > SMALL_BYTES else 0
+        if counted and self._bytes + counted > LARGE_BYTES_MAX:
+            yield problem(
+                429, f"large bodies have {LARGE_BYTES_MAX:,} bytes at a time; retry later", "LIMIT_REACHED",
+                field="content-length", value=text, limit=f"{LARGE_BYTES_MAX:,} of all at a time",
+                headers={"Retry-After": "1"},
+            )  # fmt: skip
+            return
+        self._bytes += counted
+        try:
+            yield None
+        finally:
+            self._bytes -= counted
 
 
 def _not_done(field: str, value: str, outcome: CancelOutcome | RescheduleOutcome, done: str) -> JSONResponse:

@@ -7,6 +7,7 @@ once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,9 @@ from collections.abc import AsyncIterator, Callable
 from tickwheel.client import AsyncClient
 
 CLIENTS_MAX = 64
+TRIED_MAX = 16
+"""Clients of unknown tokens at a time; further tokens wait in turn. Each opens connections, and the nodes take a
+bounded number from one address."""
 
 
 class _Kept:
@@ -31,13 +35,15 @@ class Clients:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._tried: dict[str, _Kept] = {}
         """Of tokens for which no node has done anything yet, while they have calls."""
+        self._trying = asyncio.Semaphore(TRIED_MAX)
+        """A place is held for each of `_tried`."""
 
     @contextlib.asynccontextmanager
     async def of(self, token: str) -> AsyncIterator[AsyncClient]:
         """The client of a token, for one call."""
-        found = self._kept.get(token) or self._tried.get(token)
-        if found is None:
-            found = self._tried[token] = _Kept(self._make(token))
+        if token not in self._kept and token not in self._tried:
+            await self._try(token)
+        found = self._kept.get(token) or self._tried[token]
         found.calls += 1
         try:
             yield found.client
@@ -47,11 +53,25 @@ class Clients:
             if not found.calls and self._kept.get(token) is not found:
                 if self._tried.get(token) is found:
                     del self._tried[token]
+                    self._trying.release()
                 await found.client.close()
+
+    async def _try(self, token: str) -> None:
+        """Make the client of an unknown token, unless another call has made it while this one waited for a place."""
+        await self._trying.acquire()
+        if token in self._kept or token in self._tried:
+            self._trying.release()
+            return
+        try:
+            self._tried[token] = _Kept(self._make(token))
+        except BaseException:
+            self._trying.release()
+            raise
 
     async def _keep(self, token: str, found: _Kept) -> None:
         if self._tried.get(token) is found:
             self._kept[token] = self._tried.pop(token)
+            self._trying.release()
         if self._kept.get(token) is found:
             self._kept.move_to_end(token)
         if len(self._kept) > CLIENTS_MAX:

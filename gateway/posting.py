@@ -18,14 +18,14 @@ from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tickwheel.client import Dead, Delivery, Retry
-from tickwheel.gateway.addresses import PublicResolver
+from tickwheel.gateway.addresses import public_socket
 from tickwheel.gateway.breaker import Breaker, Pace
 from tickwheel.gateway.config import Target, read_secrets
 from tickwheel.gateway.signing import signature_headers
@@ -130,12 +130,11 @@ class Poster:
         parts = urlsplit(target.url)
         self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
         """Without its query, which may hold a secret."""
-        resolver: Any = aiohttp.DefaultResolver()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=target.concurrency,
-                resolver=resolver if target.private_addresses else PublicResolver(resolver),
-                use_dns_cache=False,  # names are resolved, and judged, for each connection
+                use_dns_cache=False,
+                socket_factory=None if target.private_addresses else public_socket,
             ),
             timeout=aiohttp.ClientTimeout(total=target.timeout.total_seconds()),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -195,7 +194,10 @@ class Poster:
             ) as response:
                 if post is not None:
                     post.answered(response.status)
-                read = await response.content.read(ANSWER_BYTES_MAX)
+                try:
+                    read = await response.content.read(ANSWER_BYTES_MAX)
+                except (aiohttp.ClientError, TimeoutError, OSError):
+                    read = b""  # the status counts, whatever becomes of the rest
                 if not response.content.at_eof():
                     response.close()  # of a long answer the rest is not read
                 return response.status, shown_of(read), retry_after_of(response.headers.get("Retry-After", ""))

@@ -23,7 +23,7 @@ from tickwheel.console.cli import hosts_of
 from tickwheel.console.door import DoorConfig, cookie_name
 from tickwheel.console.limited_http import places
 from tickwheel.console.reports import Reports
-from tickwheel.console.serving import CertifiedHttp, Handshake, listener_at
+from tickwheel.console.serving import CertifiedHttp, EndingPages, Handshake, listener_at
 from tickwheel.console.sessions import STRANGER, Sessions
 from tickwheel.gateway.api import Api
 from tickwheel.gateway.app import make_app
@@ -149,21 +149,13 @@ class Gateway:
         told.load()
         if told.ssl is not None:
             told.ssl.sslobject_class = Handshake
-        self._server = _Server(told, self._listening)
+        self._server = _Server(told, sessions, self._listening)
         if self._stopping.is_set():
             return
 
-        async def end_pages() -> None:
-            """Open pages would hold up the end for as long as posts and calls may take."""
-            await self._stopping.wait()
-            await sessions.close()
-
-        ending = asyncio.ensure_future(end_pages())
         try:
             await self._server.serve(sockets=[listener])
         finally:
-            ending.cancel()
-            await asyncio.gather(ending, return_exceptions=True)
             await sessions.close()
             await clients.close()
 
@@ -234,11 +226,11 @@ def _with_console(rest: ASGIApp, section: ConsoleSection, listen: Listen, sessio
     return beside(rest, application(sessions, config, reports))
 
 
-class _Server(uvicorn.Server):
+class _Server(EndingPages):
     """Leaves signals to the gateway, and says when it listens."""
 
-    def __init__(self, config: uvicorn.Config, listening: asyncio.Future[tuple[str, int]]) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, sessions: Sessions, listening: asyncio.Future[tuple[str, int]]) -> None:
+        super().__init__(config, sessions)
         self._listening = listening
 
     @contextlib.contextmanager

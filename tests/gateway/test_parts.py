@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.client import AsyncClient, PermissionRefused, RequestRefused
 from tickwheel.client.moments import duration_of
-from tickwheel.gateway.addresses import AddressRefusedError, PublicResolver, is_public
+from tickwheel.gateway import app as gateway_app
+from tickwheel.gateway.addresses import AddressRefusedError, is_public, public_socket
 from tickwheel.gateway.breaker import PAUSE_S_MAX, Breaker, Pace
-from tickwheel.gateway.clients import CLIENTS_MAX, Clients
+from tickwheel.gateway.clients import CLIENTS_MAX, TRIED_MAX, Clients
 from tickwheel.gateway.config import GatewayConfigError, read_config
 from tickwheel.gateway.idempotency import Idempotency, KeyReusedError
 from tickwheel.gateway.models import moment_of
@@ -44,6 +44,7 @@ PRIVATE = [
     "::1",
     "fe80::1",
     "fc00::1",
+    "fec0::1",
     "ff02::1",
     "::ffff:127.0.0.1",
     "::ffff:10.0.0.1",
@@ -64,27 +65,13 @@ def test_addresses_that_are(text: str) -> None:
     assert is_public(ipaddress.ip_address(text))
 
 
-class Fixed(AbstractResolver):
-    """Answers each name alike."""
-
-    def __init__(self, *hosts: str) -> None:
-        self.hosts = hosts
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        return [
-            ResolveResult(hostname=host, host=one, port=port, family=family, proto=0, flags=0) for one in self.hosts
-        ]
-
-    async def close(self) -> None: ...
-
-
-async def test_names_lead_to_public_addresses_only() -> None:
-    """Of several addresses the public ones remain; a name without any is refused, and the error names them."""
-    assert [one["host"] for one in await PublicResolver(Fixed("10.0.0.1", "8.8.8.8")).resolve("a")] == ["8.8.8.8"]
-    with pytest.raises(AddressRefusedError, match=r"a resolves to 127\.0\.0\.1, ::1: not public"):
-        await PublicResolver(Fixed("127.0.0.1", "::1")).resolve("a")
+def test_a_connection_goes_to_a_public_address_or_nowhere() -> None:
+    """Judged by the address that it goes to, whatever the host was called; the error names it."""
+    for family, place in ((socket.AF_INET, ("127.0.0.1", 80)), (socket.AF_INET6, ("fe80::1%lo", 80, 0, 1))):
+        with pytest.raises(AddressRefusedError, match=rf"{place[0]} is not public"):
+            public_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", place))
+    with public_socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("8.8.8.8", 80))) as made:
+        assert (made.family, made.type, made.proto) == (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
 
 
 def test_signatures_are_those_of_standard_webhooks() -> None:
@@ -332,3 +319,71 @@ async def test_tokens_that_no_node_knows_displace_no_client() -> None:
     assert busy.closed  # type: ignore[attr-defined]
     await clients.close()
     assert all(client.closed for client in made)
+
+
+async def test_unknown_tokens_wait_in_turn() -> None:
+    """However many come at once, a few have connections to the nodes; a token that is known waits for none of them."""
+    clients = Clients(lambda token: AsyncClient("127.0.0.1:1", token=token))
+    at_once, calling = [0], 0
+    async with clients.of("known"):
+        pass
+    end = asyncio.Event()
+
+    async def call(number: int) -> None:
+        nonlocal calling
+        with pytest.raises(PermissionRefused):
+            async with clients.of(f"invented-{number}"):
+                calling += 1
+                at_once.append(calling)
+                await end.wait()
+                calling -= 1
+                raise PermissionRefused("no such token", "UNAUTHENTICATED")
+
+    calls = [asyncio.ensure_future(call(number)) for number in range(3 * TRIED_MAX)]
+    async with clients.of("known"):
+        pass
+    for _ in range(3):
+        await asyncio.sleep(0)  # all that may call do
+    end.set()
+    for _ in range(TRIED_MAX):
+        with pytest.raises(RequestRefused):  # and keeps no place
+            async with clients.of("no token"):
+                pass
+    await asyncio.gather(*calls)
+    assert max(at_once) == TRIED_MAX and len(at_once) == 1 + 3 * TRIED_MAX
+    await clients.close()
+
+
+async def test_large_bodies_share_their_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that finds none is told when to come again. Small ones need none, and what ends gives its own back."""
+    monkeypatch.setattr(gateway_app, "LARGE_BYTES_MAX", 10 << 20)
+    path = tmp_path / "g.toml"
+    path.write_text("[listen]\nbind = '127.0.0.1:0'\n")
+    gateway = Gateway(read_config(path), lambda token: AsyncClient("127.0.0.1:1", token=token or "", timeout_s=0.1))
+    running = asyncio.ensure_future(gateway.run())
+    host, port = await gateway.listening()
+
+    async def post(content_length: int, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(host, port)
+        head = "POST /v1/topics/t/messages HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Expect: 100-continue\r\nContent-Length: {content_length}\r\n\r\n".encode() + body)
+        return reader, writer
+
+    async def head_of(reader: asyncio.StreamReader) -> bytes:
+        return (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).lower()
+
+    held, holding = await post(8 << 20, b"")
+    assert b" 100 " in await head_of(held)  # it has its room
+    refused, other = await post(8 << 20, b"")
+    head = await head_of(refused)
+    assert b" 429 " in head and b"retry-after: 1" in head
+    small, third = await post(2, b"{}")
+    assert b" 100 " in await head_of(small) and b" 422 " in await head_of(small)
+    holding.write(b" " * (8 << 20))
+    assert b" 400 " in await head_of(held)
+    again, fourth = await post(8 << 20, b"")
+    assert b" 100 " in await head_of(again)
+    for writer in (holding, other, third, fourth):
+        writer.close()
+    gateway.stop()
+    await asyncio.wait_for(running, 60)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = ExponentialBackoff(initial=timedelta(milliseconds=10), maximum=timedelta(milliseconds=10))
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
-Respond = Callable[[web.Request, bytes], Awaitable[web.Response]]
+Respond = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 
 
 class Receiver:
@@ -39,7 +39,7 @@ class Receiver:
         self.changed = asyncio.Condition()
         self.url = ""
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         async with self.changed:
             self.posts.append((dict(request.headers), body))
@@ -317,11 +317,18 @@ async def test_posts_are_signed_events(cluster: LocalCluster, tmp_path: Path) ->
 
 
 async def test_what_follows_an_answer(cluster: LocalCluster, tmp_path: Path) -> None:
-    """503 with Retry-After comes again, 422 is a dead letter with the answer, a redirect is not followed."""
+    """503 with Retry-After comes again, 422 is a dead letter with the answer, a redirect is not followed; 200 is an
+    acknowledgement, although the rest of the answer never comes."""
     tried: Counter[bytes] = Counter()
 
-    async def respond(request: web.Request, body: bytes) -> web.Response:
+    async def respond(request: web.Request, body: bytes) -> web.StreamResponse:
         tried[body] += 1
+        if body == b"broken off":
+            begun = web.StreamResponse(headers={"Content-Length": "10"})
+            await begun.prepare(request)
+            assert request.transport is not None
+            request.transport.close()
+            return begun
         if body == b"again" and tried[body] == 1:
             return web.Response(status=503, headers={"Retry-After": "1"})
         if body == b"wrong":
@@ -335,9 +342,9 @@ async def test_what_follows_an_answer(cluster: LocalCluster, tmp_path: Path) -> 
         await client.admin.create_topic("answers")
         await client.admin.create_group("answers", ["answers"], retry=policy)
         async with running(cluster, tmp_path / "g.toml", target("answers", receiver.url)):
-            for body in (b"again", b"wrong", b"moved"):
+            for body in (b"broken off", b"again", b"wrong", b"moved"):
                 await client.schedule("answers", body, delay_ms=0)
-            await receiver.until(lambda: tried == {b"again": 2, b"wrong": 1, b"moved": 2})
+            await receiver.until(lambda: tried == {b"broken off": 1, b"again": 2, b"wrong": 1, b"moved": 2})
             reasons = await dead_letters(client, "answers", 2)
     assert "answered 422: no such invoice" in reasons[b"wrong"] and "answered 307" in reasons[b"moved"]
 
@@ -408,10 +415,12 @@ async def test_two_gateways_share_the_work_through_kills(cluster: LocalCluster, 
     await cluster.wait_ready()
 
 
+@pytest.mark.parametrize("host", ["localhost", "①②⑦.⓪.⓪.①"])
 async def test_addresses_inside_are_refused(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """A name that leads to loopback is refused after DNS, before anything is sent."""
+    """A name that leads to loopback is refused after DNS, before anything is sent; so is an address in the digits of
+    others, which is resolved by nobody."""
     down = asyncio.Event()
 
     def warning(text: str, *values: object) -> None:
@@ -420,10 +429,11 @@ async def test_addresses_inside_are_refused(
 
     monkeypatch.setattr(logging.getLogger("tickwheel.gateway"), "warning", warning)
     async with receiving(fine) as receiver, AsyncClient(cluster.addresses) as client:
-        text = target("inside", receiver.url.replace("127.0.0.1", "localhost"), "failures_max = 1")
+        topic = f"inside-{host.isascii()}".lower()
+        text = target(topic, receiver.url.replace("127.0.0.1", host), "failures_max = 1")
         text = text.replace("private_addresses = true", "")
         async with running(cluster, tmp_path / "g.toml", text):
-            await client.schedule("inside", b"x", delay_ms=0)
+            await client.schedule(topic, b"x", delay_ms=0)
             async with asyncio.timeout(SOON_S):
                 await down.wait()
         assert not receiver.posts
