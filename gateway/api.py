@@ -62,6 +62,8 @@ class Api:
     """Whether the cluster answers."""
     tracing: GatewayTracing | None = None
     """Continues the traces of callers."""
+    hosts: frozenset[str] = frozenset()
+    """Names under which callers come, without port; empty: any."""
     repeats: Idempotency[tuple[Scheduled, bool]] = field(default_factory=Idempotency)
     """What each request got, and whether the cluster knew it as a repeat."""
 

@@ -27,6 +27,7 @@ from tickwheel.client import (
     TickwheelError,
 )
 from tickwheel.client.errors import refused
+from tickwheel.console.door import host_of
 from tickwheel.gateway.api import ERRORS, NO_QUERY, WELL_FORMED, Api, Caller, JsonRoute, Token, TopicName, api_of
 from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, KeyReusedError, unique_key_of
 from tickwheel.gateway.models import (
@@ -265,7 +266,7 @@ def make_app(api: Api) -> FastAPI:
         traced = api.tracing.of_request(request.headers) if api.tracing is not None else nullcontext()
         try:
             with traced, large.taking(request) as refusal:
-                response = refusal or await call_next(request)
+                response = _foreign(request, api.hosts) or refusal or await call_next(request)
         except Exception:  # a mistake of ours fails this request alone
             number = uuid.uuid4().hex
             _log.exception("request %s: %s %r failed", number, request.method, request.url.path)
@@ -305,6 +306,15 @@ async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
     if error.status_code == 400 and error.__cause__ is not None:  # what `json_of` does not take
         return not_json(str(error.__cause__))
     return problem(error.status_code, str(error.detail), "HTTP", headers=error.headers)
+
+
+def _foreign(request: Request, hosts: frozenset[str]) -> JSONResponse | None:
+    """The refusal of a request under another name: a page elsewhere could have it lead here (DNS rebinding)."""
+    host = host_of(request.headers.get("host", ""))
+    if not hosts or host in hosts:
+        return None
+    limit = f"one of {', '.join(sorted(hosts))}; see host_names"
+    return problem(400, f"Host: {host[:100]}: {limit}", "INVALID_FIELD", field="Host", value=host, limit=limit)
 
 
 class _Large:

@@ -78,6 +78,8 @@ class Listen(_Section):
     """Allow an address other than loopback without TLS."""
     credentials: Literal["caller", "own"] = "caller"
     """Whose token the cluster sees: the caller's, or the gateway's for everybody."""
+    host_names: tuple[str, ...] = ()
+    """Further names under which callers come, as behind a proxy. On loopback others are refused."""
 
     @property
     def host(self) -> str:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tickwheel.client import AsyncClient, TickwheelError, Worker
 from tickwheel.console.app import STREAMS_MAX, application
 from tickwheel.console.certificates import TokenFile
-from tickwheel.console.cli import hosts_of
+from tickwheel.console.cli import hosts_of, is_loopback
 from tickwheel.console.door import DoorConfig, cookie_name
 from tickwheel.console.limited_http import places
 from tickwheel.console.reports import Reports
@@ -127,7 +127,10 @@ class Gateway:
         tokens = console.tokens if console is not None else None
         authority = console.client_ca if console is not None else None
         sessions = Sessions(self._make, None if tokens is None else TokenFile(tokens, "console.tokens"))
-        rest = make_app(Api(clients, self._registry, own, ready, self._tracing))
+        names = [*listen.host_names, *(console.host_names if console is not None else ())]
+        # Elsewhere callers have names for the gateway that it cannot know.
+        hosts = hosts_of(listen.host, names) if is_loopback(listen.host) or listen.host_names else frozenset()
+        rest = make_app(Api(clients, self._registry, own, ready, self._tracing, hosts=hosts))
         told = uvicorn.Config(
             rest if console is None else _with_console(rest, console, listen, sessions),
             http=CertifiedHttp,

@@ -239,7 +239,8 @@ async def test_tokens_are_tried_a_few_at_a_time(browser: BrowserClient) -> None:
             nonlocal open_now, most
             open_now += 1
             most = max(most, open_now)
-            return await super().__aenter__()
+            await super().__aenter__()
+            return self
 
         async def close(self) -> None:
             nonlocal open_now

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -365,7 +366,7 @@ async def test_large_bodies_share_their_room(tmp_path: Path, monkeypatch: pytest
 
     async def post(content_length: int, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(host, port)
-        head = "POST /v1/topics/t/messages HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/topics/t/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Expect: 100-continue\r\nContent-Length: {content_length}\r\n\r\n".encode() + body)
         return reader, writer
 
@@ -385,5 +386,25 @@ async def test_large_bodies_share_their_room(tmp_path: Path, monkeypatch: pytest
     assert b" 100 " in await head_of(again)
     for writer in (holding, other, third, fourth):
         writer.close()
+    gateway.stop()
+    await asyncio.wait_for(running, 60)
+
+
+@pytest.mark.parametrize("listen", ["", "host_names = ['api.example']\n"])
+async def test_a_foreign_host_gets_nothing(tmp_path: Path, listen: str) -> None:
+    """On loopback a page elsewhere whose name leads here (DNS rebinding) is refused, with field, value and limit."""
+    path = tmp_path / "g.toml"
+    path.write_text(f"[listen]\nbind = '127.0.0.1:0'\n{listen}")
+    gateway = Gateway(read_config(path), lambda token: AsyncClient("127.0.0.1:1", token=token or "", timeout_s=0.1))
+    running = asyncio.ensure_future(gateway.run())
+    host, port = await gateway.listening()
+    expected = {"evil.example": 400, "API.example:80": 200 if listen else 400, f"localhost:{port}": 200, host: 200}
+    async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+        for name, status in expected.items():
+            async with session.get("/livez", headers={"Host": name}) as answer:
+                assert answer.status == status, name
+                if status == 400:
+                    said = await answer.json(content_type=None)
+                    assert (said["field"], said["value"]) == ("Host", name.partition(":")[0].lower())
     gateway.stop()
     await asyncio.wait_for(running, 60)

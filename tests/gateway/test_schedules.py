@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.gateway.gateways import SOON_S, Call, api
+from tests.gateway.gateways import LISTEN, SOON_S, Call, api
 from tickwheel.client import AsyncClient, Grant, Right
 from tickwheel.node.local_cluster import LocalCluster
 
@@ -382,7 +382,7 @@ async def test_bad_input_names_its_field_and_limit(cluster: LocalCluster, tmp_pa
 
 async def test_pages_of_other_sites_change_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
     """A browser sends a POST without a body for any page; its Origin tells. A page of the same host may."""
-    async with api(cluster, tmp_path / "g.toml") as call:
+    async with api(cluster, tmp_path / "g.toml", LISTEN + "host_names = ['gateway.example']\n") as call:
         assert (await call("PUT", "/v1/schedules/forged", HOURLY))[0] == 201
         for origin in "http://evil.example", "null", "http://[", "http://127.0.0.1:1":
             for path in "trigger", "pause", "resume":
