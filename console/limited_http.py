@@ -9,10 +9,13 @@ the log a minute.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import math
 import resource
 import sys
 import time
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,9 +28,12 @@ SEND_S = 60.0
 TOLD_EVERY_S = 60.0
 """Between two warnings of one kind."""
 
+DESCRIPTORS_WANTED = 16_384
+"""Of the process. Callers whose TLS handshake is under way need some before anything counts them."""
 DESCRIPTORS_KEPT = 1_000
-"""For users' connections to the nodes, for files, and for callers whose TLS handshake is under way."""
+"""For users' connections to the nodes, for files, and for those callers."""
 
+_DESCRIPTORS = resource.RLIMIT_NOFILE
 _ARRIVING = (h11.IDLE, h11.SEND_BODY)
 _UNANSWERED = (h11.IDLE, h11.SEND_RESPONSE)
 
@@ -60,17 +66,23 @@ _log.addFilter(SELDOM)
 
 
 def places(wanted: int) -> int:
-    """As many connections as the process has descriptors for; its soft limit is raised as far as that takes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + DESCRIPTORS_KEPT
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        if most > soft:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    if soft == resource.RLIM_INFINITY:
-        return wanted
-    return min(wanted, soft - min(DESCRIPTORS_KEPT, soft // 2))
+    """As many connections as the process has descriptors for; raises its soft limit."""
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(_DESCRIPTORS))
+    raised = min(hard, DESCRIPTORS_WANTED)
+    if soft < raised:
+        resource.setrlimit(_DESCRIPTORS, (int(raised), resource.getrlimit(_DESCRIPTORS)[1]))
+    soft = max(soft, raised)
+    return int(min(wanted, soft - min(DESCRIPTORS_KEPT, soft // 2)))
+
+
+def tell_faults(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The exception handler of a loop that listens: without descriptors asyncio has a traceback for each connection
+    that waits, thousands a second."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE) and "socket" in context:
+        _log.warning("no connection can be accepted now: %s", error.strerror)
+    else:
+        loop.default_exception_handler(context)
 
 
 class LimitedHttp(H11Protocol):

@@ -16,7 +16,7 @@ from tickwheel.client.errors import refused
 from tickwheel.console.app import application
 from tickwheel.console.certificates import TokenFile, certificate_of
 from tickwheel.console.door import CERTIFICATE, DoorConfig, cookie_name
-from tickwheel.console.limited_http import LimitedHttp, places
+from tickwheel.console.limited_http import LimitedHttp, places, tell_faults
 from tickwheel.console.reports import Reports
 from tickwheel.console.sessions import OpenClient, Sessions
 
@@ -94,8 +94,13 @@ class EndingPages(uvicorn.Server):
         super().__init__(config)
         self._sessions = sessions
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Of uvicorn: begins to listen."""
+        asyncio.get_running_loop().set_exception_handler(tell_faults)
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Of uvicorn."""
+        """Of uvicorn: ends."""
         await self._sessions.close()
         await super().shutdown(sockets)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import resource
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -16,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tickwheel.console import limited_http
-from tickwheel.console.limited_http import SELDOM, LimitedHttp, places
+from tickwheel.console.limited_http import SELDOM, LimitedHttp, places, tell_faults
 
 PLACES = 8
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -221,17 +223,29 @@ async def test_a_caller_that_stops_reading_loses_its_place(
 
 
 def test_places_fit_into_the_descriptors_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The soft limit is raised as far as needed; what is left without an own limit is for the nodes and for files."""
+    """The soft limit is raised; where the hard one is low, half of it or a thousand is for the nodes and for files."""
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append(limits))
     for limits, found, raised in (
-        ((1_024, 1_048_576), 2_000, (3_000, 1_048_576)),
-        ((1_024, -1), 2_000, (3_000, -1)),
+        ((1_024, 1_048_576), 2_000, (16_384, 1_048_576)),
+        ((1_024, -1), 2_000, (16_384, -1)),
         ((1_024, 1_024), 512, None),
         ((1_024, 1_500), 750, (1_500, 1_500)),
         ((-1, -1), 2_000, None),
+        ((65_536, 65_536), 2_000, None),
     ):
         given.clear()
         monkeypatch.setattr(resource, "getrlimit", lambda kind, limits=limits: limits)
         assert places(2_000) == found
         assert given == ([raised] if raised else [])
+
+
+async def test_a_want_of_descriptors_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio tells it for each connection that waits. Other faults are told as ever."""
+    SELDOM.forget()
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for _ in range(3):
+            tell_faults(loop, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many"), "socket": listener})
+    tell_faults(loop, {"message": "other fault"})
+    assert caplog.messages == ["no connection can be accepted now: Too many", "other fault"]
