@@ -15,7 +15,7 @@ from typing import Protocol
 from tickwheel.node.core.metas import fitting
 from tickwheel.node.failure import Failure, RequestError, refuse
 from tickwheel.node.server.access import Access, AuthenticatedContext, Permission
-from tickwheel.node.state.rights import NO_QUOTAS, AccessControl, Quotas, Rights
+from tickwheel.node.state.rights import NO_QUOTAS, AccessControl, Rights
 from tickwheel.proto import access_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.access_pb2 import Right
@@ -78,7 +78,7 @@ class Caller:
         return NOTHING if user is None else self.control.rights_of(user)
 
     @property
-    def quotas(self) -> Quotas:
+    def quotas(self) -> access_pb2.UserQuotas:
         """The caller's current quotas."""
         user = None if self.free else self.control.user(self.name)
         return NO_QUOTAS if user is None else user.quotas
@@ -121,7 +121,7 @@ class Caller:
 
     def message(self) -> access_pb2.Caller:
         """The caller as WhoAmI shows it."""
-        grants = [] if self.free else [grant.message() for grant in self.rights.grants]
+        grants = [] if self.free else list(self.rights.grants)
         told = fitting(grants, access_pb2.Grant.ByteSize)
         return access_pb2.Caller(
             name=self.name,
@@ -129,7 +129,7 @@ class Caller:
             unrestricted=self.free,
             grants=told,
             grants_left_out=len(grants) - len(told),
-            quotas=self.quotas.message(),
+            quotas=self.quotas,
             rights=self.enforced(),
         )
 

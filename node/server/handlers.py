@@ -48,7 +48,7 @@ from tickwheel.node.server.schedule_stream import ScheduleStreams, may_replace, 
 from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult
-from tickwheel.node.state.rights import LIFETIME_MS_MAX
+from tickwheel.node.state.rights import LIFETIME_MS_MAX, shown
 from tickwheel.proto import (
     access_pb2,
     admin_pb2,
@@ -536,7 +536,7 @@ async def delete_user(
 
 async def list_users(node: Node, request: access_pb2.ListUsersRequest, caller: Caller) -> access_pb2.ListUsersResponse:
     stored = node.core.state.access.users()
-    users, more = await page(user.message() for user in stored if user.name > request.after)
+    users, more = await page(shown(user) for user in stored if user.name > request.after)
     return access_pb2.ListUsersResponse(users=users, more=more)
 
 
@@ -564,11 +564,7 @@ async def revoke_token(core: NodeCore, request: access_pb2.RevokeTokenRequest, c
 
 
 async def set_role(core: NodeCore, request: access_pb2.SetRoleRequest, caller: Caller) -> access_pb2.AccessRole:
-    grants = [
-        access_pb2.Grant(rights=grant.rights, topics=grant.topics, groups=grant.groups) for grant in request.role.grants
-    ]
-    role = access_pb2.AccessRole(name=request.role.name, grants=grants)
-    result = await change_access(core, access_pb2.AccessCommand(set_role=role), caller)
+    result = await change_access(core, access_pb2.AccessCommand(set_role=request.role), caller)
     assert result.role is not None
     return result.role
 

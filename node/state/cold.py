@@ -31,12 +31,10 @@ from tickwheel.node.state.cold_parts import (
     PAGE_PARTS,
     Chunks,
     ColdParts,
-    Job,
     Part,
     cold_id,
     ids_of_rows,
     is_cold,
-    job_message,
     part_message,
     place_of,
 )
@@ -87,7 +85,7 @@ class ColdCapture:
     last_part: int
     late: int
     late_ms_max: int
-    jobs: list[Job]
+    jobs: list[cold_pb2.ColdJobSnapshot]
     parts: list[Part]
     marks: list[tuple[int, MarkRows]]
 
@@ -97,7 +95,7 @@ class ColdCapture:
             last_part=self.last_part,
             late=self.late,
             late_ms_max=self.late_ms_max,
-            jobs=map(job_message, self.jobs),
+            jobs=self.jobs,
             parts=map(part_message, self.parts),
             marks=[cold_pb2.ColdMarksSnapshot(part=number, marks=rows.tobytes()) for number, rows in self.marks],
         )

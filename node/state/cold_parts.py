@@ -21,6 +21,7 @@ from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.proto import cold_pb2
 from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.cold_pb2 import ColdJobSnapshot
 from tickwheel.storage.bundle import UNITS_MAX, is_name
 
 PARTS_MAX = 100_000
@@ -78,24 +79,15 @@ class Part:
     """Set once the part is loaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job that registered parts."""
-
-    job_id: str
-    sha256: str
-    first_part: int
-    parts: int
-
-    def message(self, *, repeated: bool = False) -> cold_pb2.ColdJob:
-        """The job as clients see it."""
-        return cold_pb2.ColdJob(job_id=self.job_id, first_part=self.first_part, parts=self.parts, repeated=repeated)
+def told(job: ColdJobSnapshot, *, repeated: bool = False) -> cold_pb2.ColdJob:
+    """A job as clients see it."""
+    return cold_pb2.ColdJob(job_id=job.job_id, first_part=job.first_part, parts=job.parts, repeated=repeated)
 
 
 class ColdParts:
     def __init__(self) -> None:
         self._parts: dict[int, Part] = {}  # by rising number
-        self._jobs: dict[str, Job] = {}  # in the order they came
+        self._jobs: dict[str, ColdJobSnapshot] = {}  # in the order they came
         self._summary: tuple[int, int] | None = None
         """(first due time, number of days) of unloaded parts; None: not computed yet."""
         self.last = 0
@@ -111,7 +103,7 @@ class ColdParts:
         """Parts by rising number."""
         return iter(self._parts.values())
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[ColdJobSnapshot]:
         """Jobs in order of registration."""
         return iter(self._jobs.values())
 
@@ -123,7 +115,7 @@ class ColdParts:
         known = self._jobs.get(request.job_id)
         if known is not None:
             if known.sha256 == request.sha256:
-                return known.message(repeated=True)
+                return told(known, repeated=True)
             text = f"job_id: {request.job_id}: it has brought something else; name this job otherwise"
             raise RequestError(Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": request.job_id}))
         columns = request.parts
@@ -132,7 +124,7 @@ class ColdParts:
             raise RequestError(limit_reached("cold_parts", PARTS_MAX, 60_000))
         if not self._room_for_a_job():
             raise RequestError(limit_reached("cold_jobs", JOBS_MAX, 60_000))
-        job = Job(request.job_id, request.sha256, self.last + 1, count)
+        job = ColdJobSnapshot(job_id=request.job_id, sha256=request.sha256, first_part=self.last + 1, parts=count)
         self._jobs[job.job_id] = job
         values = zip(
             np.frombuffer(columns.days, "<u4").tolist(),
@@ -144,7 +136,7 @@ class ColdParts:
         for place, (day, rows, due_min_ms, due_max_ms) in enumerate(values):
             sha = columns.sha256[place * SHA_BYTES : (place + 1) * SHA_BYTES]
             self._add(Part(job.first_part + place, day, rows, due_min_ms, due_max_ms, sha))
-        return job.message()
+        return told(job)
 
     def _room_for_a_job(self) -> bool:
         if len(self._jobs) < JOBS_MAX:
@@ -196,23 +188,19 @@ class ColdParts:
 
     # -- checkpoints
 
-    def capture(self) -> tuple[list[Job], list[Part]]:
+    def capture(self) -> tuple[list[ColdJobSnapshot], list[Part]]:
         """All jobs and parts; these objects never change."""
         return list(self._jobs.values()), list(self._parts.values())
 
     def load(self, snapshot: cold_pb2.ColdSnapshot) -> None:
         """Fill from a checkpoint."""
-        for m in snapshot.jobs:
-            self._jobs[m.job_id] = Job(m.job_id, m.sha256, m.first_part, m.parts)
+        for job in snapshot.jobs:
+            own = self._jobs[job.job_id] = ColdJobSnapshot()
+            own.CopyFrom(job)
         for p in snapshot.parts:
             chunks = np.frombuffer(p.chunks, CHUNK) if p.chunks else None
             self._add(Part(p.number, p.day, p.rows, p.due_min_ms, p.due_max_ms, p.sha256, chunks))
         self.last = snapshot.last_part
-
-
-def job_message(job: Job) -> cold_pb2.ColdJobSnapshot:
-    """A job for a checkpoint."""
-    return cold_pb2.ColdJobSnapshot(job_id=job.job_id, sha256=job.sha256, first_part=job.first_part, parts=job.parts)
 
 
 def part_message(part: Part) -> cold_pb2.ColdPartSnapshot:

@@ -10,7 +10,7 @@ least recently used load is forgotten, complete ones first; the choice follows f
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,9 +21,10 @@ from tickwheel.node.state.names import check_topic_name
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.results import NO_IDS
 from tickwheel.node.state.topics import Topics
-from tickwheel.proto import bulk_pb2, state_pb2
+from tickwheel.proto import bulk_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Ingest
+from tickwheel.proto.state_pb2 import LoadSnapshot
 from tickwheel.storage.bundle import TABLE, Layout, is_name, problem_of_table
 from tickwheel.wheel.bundles import Ingested
 from tickwheel.wheel.units import Ids
@@ -36,21 +37,11 @@ CHUNKS_MAX = 400_000
 """Chunks of hours in bundles, over all loads: 48 bytes each. They go with their hours."""
 
 
-@dataclass(slots=True)
-class Load:
-    """How far a load has been taken over."""
-
-    job_id: str
-    sha256: str
-    bundles: int
-    taken: int = 0
-    units: int = 0
-
-    def message(self) -> bulk_pb2.LoadState:
-        """The load as clients see it."""
-        return bulk_pb2.LoadState(
-            job_id=self.job_id, load_sha256=self.sha256, bundles=self.bundles, taken=self.taken, units=self.units
-        )
+def told(load: LoadSnapshot) -> bulk_pb2.LoadState:
+    """A load as clients see it."""
+    return bulk_pb2.LoadState(
+        job_id=load.job_id, load_sha256=load.load_sha256, bundles=load.bundles, taken=load.taken, units=load.units
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,19 +57,19 @@ class IngestResult:
 
 
 class Loads:
-    """The remembered loads."""
+    """The remembered loads, as checkpoints have them."""
 
     def __init__(self) -> None:
-        self._loads: OrderedDict[str, Load] = OrderedDict()
+        self._loads: OrderedDict[str, LoadSnapshot] = OrderedDict()
 
-    def get(self, job_id: str) -> Load | None:
+    def get(self, job_id: str) -> LoadSnapshot | None:
         return self._loads.get(job_id)
 
-    def __iter__(self) -> Iterator[Load]:
+    def __iter__(self) -> Iterator[LoadSnapshot]:
         """Loads, least recently used first."""
         return iter(self._loads.values())
 
-    def used(self, load: Load) -> None:
+    def used(self, load: LoadSnapshot) -> None:
         """Note a use of a load; others may have to be forgotten for it."""
         self._loads[load.job_id] = load
         self._loads.move_to_end(load.job_id)
@@ -86,23 +77,15 @@ class Loads:
             complete = (known.job_id for known in self._loads.values() if known.taken == known.bundles)
             del self._loads[next(complete, next(iter(self._loads)))]
 
-    def messages(self) -> list[state_pb2.LoadSnapshot]:
-        """The loads for a checkpoint."""
-        return [
-            state_pb2.LoadSnapshot(
-                job_id=load.job_id, load_sha256=load.sha256, bundles=load.bundles, taken=load.taken, units=load.units
-            )
-            for load in self
-        ]
-
-    def restore(self, messages: list[state_pb2.LoadSnapshot]) -> None:
+    def restore(self, loads: Iterable[LoadSnapshot]) -> None:
         """Fill from a checkpoint."""
-        for m in messages:
-            self._loads[m.job_id] = Load(m.job_id, m.load_sha256, m.bundles, m.taken, m.units)
+        for load in loads:
+            own = self._loads[load.job_id] = LoadSnapshot()
+            own.CopyFrom(load)
 
     def facts(self) -> list[tuple[object, ...]]:
         """Content for the digest."""
-        return [(load.job_id, load.sha256, load.bundles, load.taken, load.units) for load in self]
+        return [(load.job_id, load.load_sha256, load.bundles, load.taken, load.units) for load in self]
 
 
 class Ingesting:
@@ -127,32 +110,32 @@ class Ingesting:
         refuse(self._order(ingest, known))
         if known is not None and ingest.sequence <= known.taken:
             self._loads.used(known)
-            return IngestResult(known.message())
+            return IngestResult(told(known))
         refuse(self._room(ingest))
         layout = layout_of(ingest)
-        load = known or Load(ingest.job_id, ingest.load_sha256, ingest.bundles)
+        load = known or _load_of(ingest)
         ingested = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
         load.taken = ingest.sequence
         load.units += layout.units
         self._loads.used(load)
-        return IngestResult(load.message(), layout.units, ingested)
+        return IngestResult(told(load), layout.units, ingested)
 
     def _cold_apply(self, ingest: Ingest, stamped_ms: int) -> IngestResult:
         """Take over a bundle of the cold tier, which remembers for ever what was loaded and withholds cancelled and
         moved messages."""
         refuse(self._cold.problem_of(ingest.cold, ingest.units))
-        load = Load(ingest.job_id, ingest.load_sha256, ingest.bundles, ingest.sequence)
+        load = _load_of(ingest, ingest.sequence)
         if not self._cold.wants(ingest.cold):
-            return IngestResult(load.message())
+            return IngestResult(told(load))
         refuse(self._room(ingest))
         layout = layout_of(ingest)
         ingested = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
         withheld = self._cold.took(ingest.cold, ingested, stamped_ms, self._wheel)
         load.units = layout.units - len(withheld)
-        return IngestResult(load.message(), load.units, ingested, withheld)
+        return IngestResult(told(load), load.units, ingested, withheld)
 
-    def _order(self, ingest: Ingest, known: Load | None) -> Failure | None:
-        if known is not None and (known.sha256, known.bundles) != (ingest.load_sha256, ingest.bundles):
+    def _order(self, ingest: Ingest, known: LoadSnapshot | None) -> Failure | None:
+        if known is not None and (known.load_sha256, known.bundles) != (ingest.load_sha256, ingest.bundles):
             text = f"job_id: {ingest.job_id}: it has loaded something else; name this load otherwise"
             return Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": ingest.job_id})
         taken = 0 if known is None else known.taken
@@ -174,6 +157,10 @@ class Ingesting:
             hour = int(table["hour"].max())
             return invalid("chunks", f"hour {hour}", "within the hours that a wheel can span").failure
         return None
+
+
+def _load_of(ingest: Ingest, taken: int = 0) -> LoadSnapshot:
+    return LoadSnapshot(job_id=ingest.job_id, load_sha256=ingest.load_sha256, bundles=ingest.bundles, taken=taken)
 
 
 def layout_of(ingest: Ingest) -> Layout:

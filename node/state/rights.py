@@ -7,12 +7,12 @@ Invariants:
 - While the setting `rights` is on, some user has the built-in role `administrator` or grants that cover the same: no
   change that would leave none is carried out, so nobody locks the cluster.
 - A role that a user has exists.
+- Users and roles are kept as messages, which nobody changes: a change puts another one in the place of the old.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.name_patterns import EVERYTHING, NamePatterns
@@ -20,7 +20,18 @@ from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX, check_topic_name, 
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import access_pb2
 from tickwheel.proto import common_pb2 as pb
-from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CONSUME, RIGHT_SCHEDULE, AccessCommand, Right
+from tickwheel.proto.access_pb2 import (
+    RIGHT_ADMINISTER,
+    RIGHT_CONSUME,
+    RIGHT_SCHEDULE,
+    AccessCommand,
+    AccessRole,
+    Grant,
+    Right,
+    StoredToken,
+    StoredUser,
+    UserQuotas,
+)
 
 USERS_MAX = 10_000
 ROLES_MAX = 1_000
@@ -41,101 +52,36 @@ ALL_RIGHTS = tuple(number for number in Right.values() if number)
 PATTERN_RULE = f"1 to {TOPIC_NAME_LENGTH_MAX} characters of [A-Za-z0-9_-.%*]; * stands for any characters"
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """`rights` for topics and groups whose names match one of the patterns."""
-
-    rights: frozenset[int]
-    topics: tuple[str, ...]
-    groups: tuple[str, ...]
-
-    def message(self) -> access_pb2.Grant:
-        """The grant as a message."""
-        rights = [Right.ValueType(number) for number in sorted(self.rights)]
-        return access_pb2.Grant(rights=rights, topics=self.topics, groups=self.groups)
-
-
-@dataclass(frozen=True, slots=True)
-class Quotas:
-    """As in access.proto; 0: no limit."""
-
-    messages_per_s: int = 0
-    bytes_per_s: int = 0
-    pending_max: int = 0
-    topics_max: int = 0
-    groups_max: int = 0
-    streams_max: int = 0
-    connections_max: int = 0
-
-    def message(self) -> access_pb2.UserQuotas:
-        """The quotas as a message."""
-        return access_pb2.UserQuotas(**{name: getattr(self, name) for name in QUOTA_BOUNDS})
-
-
 QUOTA_BOUNDS = {
-    "messages_per_s": QUOTA_MAX,
-    "bytes_per_s": QUOTA_MAX,
-    "pending_max": QUOTA_MAX,
-    "topics_max": COUNT_QUOTA_MAX,
-    "groups_max": COUNT_QUOTA_MAX,
-    "streams_max": COUNT_QUOTA_MAX,
-    "connections_max": COUNT_QUOTA_MAX,
+    field.name: QUOTA_MAX if field.type == field.TYPE_UINT64 else COUNT_QUOTA_MAX
+    for field in UserQuotas.DESCRIPTOR.fields
 }
-NO_QUOTAS = Quotas()
+NO_QUOTAS = UserQuotas()
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One secret of a user, kept as its hash."""
-
-    sha256: bytes
-    created_ms: int
-    expires_ms: int
-    label: str
-
-    @property
-    def token_id(self) -> str:
-        """Name of the token for operators."""
-        return self.sha256.hex()[:TOKEN_ID_LENGTH]
-
-    def alive(self, now_ms: int) -> bool:
-        """Whether the token has not expired."""
-        return not self.expires_ms or now_ms < self.expires_ms
-
-    def message(self) -> access_pb2.Token:
-        """The token as a message, without the hash."""
-        return access_pb2.Token(
-            id=self.token_id, created_ms=self.created_ms, expires_ms=self.expires_ms, label=self.label
-        )
+def id_of_token(sha256: bytes) -> str:
+    """Name of a token for operators."""
+    return sha256.hex()[:TOKEN_ID_LENGTH]
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """A user; immutable, a change makes a new object."""
-
-    name: str
-    roles: tuple[str, ...]
-    quotas: Quotas = NO_QUOTAS
-    tokens: tuple[Token, ...] = ()
-
-    def message(self) -> access_pb2.User:
-        """The user as operators see it."""
-        tokens = [token.message() for token in self.tokens]
-        return access_pb2.User(name=self.name, roles=self.roles, quotas=self.quotas.message(), tokens=tokens)
-
-    def stored(self) -> access_pb2.StoredUser:
-        """The user as a checkpoint stores it."""
-        tokens = [access_pb2.StoredToken(token=token.message(), sha256=token.sha256) for token in self.tokens]
-        return access_pb2.StoredUser(name=self.name, roles=self.roles, quotas=self.quotas.message(), tokens=tokens)
+def is_alive(token: access_pb2.Token, now_ms: int) -> bool:
+    """Whether a token has not expired."""
+    return not token.expires_ms or now_ms < token.expires_ms
 
 
-UNRESTRICTED = (Grant(frozenset(ALL_RIGHTS), (EVERYTHING,), (EVERYTHING,)),)
+def shown(user: StoredUser) -> access_pb2.User:
+    """A user as operators see it, without the hashes of its tokens."""
+    tokens = [kept.token for kept in user.tokens]
+    return access_pb2.User(name=user.name, roles=user.roles, quotas=user.quotas, tokens=tokens)
+
+
+UNRESTRICTED = (Grant(rights=ALL_RIGHTS, topics=[EVERYTHING], groups=[EVERYTHING]),)
 
 
 class Rights:
     """The rights of a user with these grants. Its patterns are indexed when a name is asked for first."""
 
-    def __init__(self, grants: tuple[Grant, ...]) -> None:
+    def __init__(self, grants: Sequence[Grant]) -> None:
         self.grants = grants
         self._indexed: _Indexed | None = None
 
@@ -186,7 +132,7 @@ class Rights:
 class _Indexed:
     """The names of grants, indexed; a grant is the bit of its place."""
 
-    def __init__(self, grants: tuple[Grant, ...]) -> None:
+    def __init__(self, grants: Sequence[Grant]) -> None:
         self.topics = NamePatterns((name, 1 << place) for place, grant in enumerate(grants) for name in grant.topics)
         self.groups = NamePatterns((name, 1 << place) for place, grant in enumerate(grants) for name in grant.groups)
         self.holding: dict[int, int] = {}
@@ -196,16 +142,16 @@ class _Indexed:
                 self.holding[right] = self.holding.get(right, 0) | 1 << place
 
 
-def _refuse(reason: pb.ErrorReason.ValueType, text: str, name: str, value: str) -> AdminResult:
-    return AdminResult(Failure(reason, text, {"field": name, "value": value}))
+def _refused(reason: pb.ErrorReason.ValueType, text: str, name: str, value: str) -> RequestError:
+    return RequestError(Failure(reason, text, {"field": name, "value": value}))
 
 
 class AccessControl:
     """Changed by apply only. `version` rises with each change; it is no part of the state."""
 
     def __init__(self) -> None:
-        self._users: dict[str, User] = {}
-        self._roles: dict[str, tuple[Grant, ...]] = {}
+        self._users: dict[str, StoredUser] = {}
+        self._roles: dict[str, AccessRole] = {}
         self._by_hash: dict[bytes, str] = {}
         self._rights: dict[tuple[str, ...], Rights] = {}
         self._message: access_pb2.AccessSnapshot | None = None
@@ -213,40 +159,42 @@ class AccessControl:
         self.limits_pending = False
         """Whether some user has a limit on pending messages."""
 
-    def users(self) -> list[User]:
+    def users(self) -> list[StoredUser]:
         """Users by name. Later changes do not change the list."""
         return [self._users[name] for name in sorted(self._users)]
 
-    def roles(self) -> list[access_pb2.AccessRole]:
+    def roles(self) -> list[AccessRole]:
         """Roles by name, the built-in one first."""
-        named = [(ADMINISTRATOR, UNRESTRICTED), *sorted(self._roles.items())]
-        return [_role_message(name, grants) for name, grants in named]
+        return [AccessRole(name=ADMINISTRATOR, grants=UNRESTRICTED), *self._named_roles()]
 
-    def user(self, name: str) -> User | None:
+    def _named_roles(self) -> list[AccessRole]:
+        return [self._roles[name] for name in sorted(self._roles)]
+
+    def user(self, name: str) -> StoredUser | None:
         """One user."""
         return self._users.get(name)
 
-    def bearer(self, sha256: bytes, now_ms: int) -> User | None:
+    def bearer(self, sha256: bytes, now_ms: int) -> StoredUser | None:
         """The user whose token has this hash; None: there is none, or it has expired."""
         user = self._users.get(self._by_hash.get(sha256, ""))
         if user is None:
             return None
-        return user if any(token.sha256 == sha256 and token.alive(now_ms) for token in user.tokens) else None
+        return user if any(kept.sha256 == sha256 and is_alive(kept.token, now_ms) for kept in user.tokens) else None
 
-    def rights_of(self, user: User) -> Rights:
+    def rights_of(self, user: StoredUser) -> Rights:
         """The current rights of a user: one object for all users with the same roles, another after each change."""
-        known = self._rights.get(user.roles)
+        roles = tuple(user.roles)
+        known = self._rights.get(roles)
         if known is None:
-            grants = tuple(grant for role in user.roles for grant in self._grants(role))
-            known = self._rights[user.roles] = Rights(grants)
+            known = self._rights[roles] = Rights([grant for role in roles for grant in self._grants(role)])
         return known
 
-    def administrators(self) -> Iterator[User]:
+    def administrators(self) -> Iterator[StoredUser]:
         """Users who may change everything."""
         return (user for user in self._users.values() if self._administers(user.roles))
 
-    def _grants(self, role: str) -> tuple[Grant, ...]:
-        return UNRESTRICTED if role == ADMINISTRATOR else self._roles.get(role, ())
+    def _grants(self, role: str) -> Sequence[Grant]:
+        return UNRESTRICTED if role == ADMINISTRATOR else self._roles[role].grants
 
     def _administers(self, roles: Iterable[str]) -> bool:
         return any(Rights(self._grants(role)).everything(RIGHT_ADMINISTER) for role in roles)
@@ -254,7 +202,7 @@ class AccessControl:
     # -- apply
 
     def apply(self, command: AccessCommand, stamped_ms: int, rights_on: bool) -> AdminResult:
-        """Apply one command. `rights_on`: refuse a change that would leave no administrator."""
+        """Apply one command. `rights_on`: refuse a change that would leave no administrator. Raises RequestError."""
         kind = command.WhichOneof("body")
         if kind == "set_user":
             result = self._set_user(command.set_user, rights_on)
@@ -269,126 +217,115 @@ class AccessControl:
         elif kind == "revoke_token":
             result = self._revoke_token(command.revoke_token)
         else:
-            return _refuse(pb.WRONG_STATE, f"access command {kind} is not known to this version", "body", str(kind))
-        if result.failure is None:
-            self.version += 1
-            self._rights.clear()
-            self._message = None
-            self._look_for_limits()
+            raise _refused(pb.WRONG_STATE, f"access command {kind} is not known to this version", "body", str(kind))
+        self.version += 1
+        self._rights.clear()
+        self._message = None
+        self._look_for_limits()
         return result
 
     def _look_for_limits(self) -> None:
         self.limits_pending = any(user.quotas.pending_max for user in self._users.values())
 
-    def _locks(self, *, without: str = "", role: str = "", grants: tuple[Grant, ...] = ()) -> bool:
+    def _locks(self, *, without: str = "", role: str = "", grants: Sequence[Grant] = ()) -> bool:
         """Whether no administrator would be left without a user, or with other grants of a role."""
-        for user in self._users.values():
-            if user.name == without:
-                continue
-            if any(
-                Rights(grants if name == role else self._grants(name)).everything(RIGHT_ADMINISTER)
-                for name in user.roles
-            ):
-                return False
-        return True
+        return not any(
+            Rights(grants if name == role else self._grants(name)).everything(RIGHT_ADMINISTER)
+            for user in self._users.values()
+            if user.name != without
+            for name in user.roles
+        )
 
-    def _set_user(self, wanted: access_pb2.StoredUser, rights_on: bool) -> AdminResult:
-        problem = check_topic_name(wanted.name)
-        if problem:
-            return AdminResult(invalid("name", wanted.name, problem).failure)
+    def _set_user(self, wanted: StoredUser, rights_on: bool) -> AdminResult:
+        _check_name(wanted.name)
         roles = tuple(dict.fromkeys(wanted.roles))
         if len(roles) > ROLES_OF_USER_MAX:
-            return AdminResult(invalid("roles", len(roles), f"at most {ROLES_OF_USER_MAX}").failure)
+            raise invalid("roles", len(roles), f"at most {ROLES_OF_USER_MAX}")
         for role in roles:
             if role != ADMINISTRATOR and role not in self._roles:
-                return _refuse(pb.UNKNOWN_NAME, f"role {role[:100]} does not exist", "roles", role[:100])
-        values = {name: getattr(wanted.quotas, name) for name in QUOTA_BOUNDS}
+                raise _refused(pb.UNKNOWN_NAME, f"role {role[:100]} does not exist", "roles", role[:100])
         for name, most in QUOTA_BOUNDS.items():
-            if values[name] > most:
-                return AdminResult(invalid(f"quotas.{name}", values[name], f"0 to {most}").failure)
+            value = getattr(wanted.quotas, name)
+            if value > most:
+                raise invalid(f"quotas.{name}", value, f"0 to {most}")
         known = self._users.get(wanted.name)
         if known is None and len(self._users) >= USERS_MAX:
-            return AdminResult(limit_reached("users", USERS_MAX))
+            raise RequestError(limit_reached("users", USERS_MAX))
         if rights_on and not self._administers(roles) and self._locks(without=wanted.name):
-            return _last_administrator(wanted.name)
-        user = User(wanted.name, roles, Quotas(**values), () if known is None else known.tokens)
-        self._users[user.name] = user
-        return AdminResult(user=user.message())
+            raise _last_administrator(wanted.name)
+        tokens = () if known is None else known.tokens
+        return self._put(StoredUser(name=wanted.name, roles=roles, quotas=wanted.quotas, tokens=tokens))
 
-    def _delete_user(self, name: str, rights_on: bool) -> AdminResult:
+    def _put(self, user: StoredUser) -> AdminResult:
+        self._users[user.name] = user
+        return AdminResult(user=shown(user))
+
+    def _known(self, name: str) -> StoredUser:
         user = self._users.get(name)
         if user is None:
-            return _unknown_user(name)
-        if rights_on and self._locks(without=name):
-            return _last_administrator(name)
-        del self._users[name]
-        for token in user.tokens:
-            del self._by_hash[token.sha256]
-        return AdminResult(user=user.message())
+            raise _refused(pb.UNKNOWN_NAME, f"user {name[:100]} does not exist", "user", name[:100])
+        return user
 
-    def _set_role(self, wanted: access_pb2.AccessRole, rights_on: bool) -> AdminResult:
-        problem = check_topic_name(wanted.name)
-        if problem:
-            return AdminResult(invalid("name", wanted.name, problem).failure)
+    def _delete_user(self, name: str, rights_on: bool) -> AdminResult:
+        user = self._known(name)
+        if rights_on and self._locks(without=name):
+            raise _last_administrator(name)
+        del self._users[name]
+        for kept in user.tokens:
+            del self._by_hash[kept.sha256]
+        return AdminResult(user=shown(user))
+
+    def _set_role(self, wanted: AccessRole, rights_on: bool) -> AdminResult:
+        _check_name(wanted.name)
         if wanted.name == ADMINISTRATOR:
-            return _refuse(pb.NAME_TAKEN, f"{ADMINISTRATOR} is built in and cannot be changed", "name", ADMINISTRATOR)
+            raise _refused(pb.NAME_TAKEN, f"{ADMINISTRATOR} is built in and cannot be changed", "name", ADMINISTRATOR)
         if len(wanted.grants) > GRANTS_MAX:
-            return AdminResult(invalid("grants", len(wanted.grants), f"at most {GRANTS_MAX}").failure)
-        try:
-            grants = [_grant_of(message) for message in wanted.grants]
-        except RequestError as error:
-            return AdminResult(error.failure)
+            raise invalid("grants", len(wanted.grants), f"at most {GRANTS_MAX}")
+        role = AccessRole(name=wanted.name, grants=[_checked_grant(grant) for grant in wanted.grants])
         if wanted.name not in self._roles and len(self._roles) >= ROLES_MAX:
-            return AdminResult(limit_reached("roles", ROLES_MAX))
-        if rights_on and self._locks(role=wanted.name, grants=tuple(grants)):
-            return _last_administrator(wanted.name)
-        self._roles[wanted.name] = tuple(grants)
-        return AdminResult(role=_role_message(wanted.name, tuple(grants)))
+            raise RequestError(limit_reached("roles", ROLES_MAX))
+        if rights_on and self._locks(role=wanted.name, grants=role.grants):
+            raise _last_administrator(wanted.name)
+        self._roles[wanted.name] = role
+        return AdminResult(role=role)
 
     def _delete_role(self, name: str) -> AdminResult:
-        grants = self._roles.get(name)
-        if grants is None:
-            return _refuse(pb.UNKNOWN_NAME, f"role {name[:100]} does not exist", "name", name[:100])
+        if name not in self._roles:
+            raise _refused(pb.UNKNOWN_NAME, f"role {name[:100]} does not exist", "name", name[:100])
         holder = next((user.name for user in self._users.values() if name in user.roles), None)
         if holder is not None:
-            return _refuse(pb.WRONG_STATE, f"user {holder} has role {name}: take it away first", "name", name)
-        del self._roles[name]
-        return AdminResult(role=_role_message(name, grants))
+            raise _refused(pb.WRONG_STATE, f"user {holder} has role {name}: take it away first", "name", name)
+        return AdminResult(role=self._roles.pop(name))
 
     def _add_token(self, wanted: access_pb2.AddToken, stamped_ms: int) -> AdminResult:
-        user = self._users.get(wanted.user)
-        if user is None:
-            return _unknown_user(wanted.user)
-        stored = wanted.token
-        if len(stored.sha256) != 32:
-            return AdminResult(invalid("sha256", f"{len(stored.sha256)} bytes", "32").failure)
-        if len(stored.token.label) > LABEL_LENGTH_MAX:
-            return AdminResult(invalid("label", stored.token.label, f"at most {LABEL_LENGTH_MAX} characters").failure)
-        if stored.sha256 in self._by_hash:
-            return _refuse(pb.NAME_TAKEN, "this token exists already", "sha256", stored.sha256.hex()[:TOKEN_ID_LENGTH])
-        kept = tuple(token for token in user.tokens if token.alive(stamped_ms))
+        user, sha256, token = self._known(wanted.user), wanted.token.sha256, wanted.token.token
+        if len(sha256) != 32:
+            raise invalid("sha256", f"{len(sha256)} bytes", "32")
+        if len(token.label) > LABEL_LENGTH_MAX:
+            raise invalid("label", token.label, f"at most {LABEL_LENGTH_MAX} characters")
+        if sha256 in self._by_hash:
+            raise _refused(pb.NAME_TAKEN, "this token exists already", "sha256", id_of_token(sha256))
+        kept = [held for held in user.tokens if is_alive(held.token, stamped_ms)]
         if len(kept) >= TOKENS_OF_USER_MAX:
-            return AdminResult(limit_reached("tokens", TOKENS_OF_USER_MAX))
-        for token in user.tokens:
-            if token not in kept:
-                del self._by_hash[token.sha256]
-        token = Token(stored.sha256, stamped_ms, max(0, stored.token.expires_ms), stored.token.label)
-        self._by_hash[token.sha256] = user.name
-        self._users[user.name] = replace(user, tokens=(*kept, token))
-        return AdminResult(user=self._users[user.name].message())
+            raise RequestError(limit_reached("tokens", TOKENS_OF_USER_MAX))
+        for held in user.tokens:
+            if held not in kept:
+                del self._by_hash[held.sha256]
+        made = StoredToken(sha256=sha256)
+        made.token.id, made.token.label = id_of_token(sha256), token.label
+        made.token.created_ms, made.token.expires_ms = stamped_ms, max(0, token.expires_ms)
+        self._by_hash[sha256] = user.name
+        return self._put(_with_tokens(user, [*kept, made]))
 
     def _revoke_token(self, wanted: access_pb2.RevokeToken) -> AdminResult:
-        user = self._users.get(wanted.user)
-        if user is None:
-            return _unknown_user(wanted.user)
-        gone = [token for token in user.tokens if token.token_id == wanted.token_id]
+        user = self._known(wanted.user)
+        gone = [held.sha256 for held in user.tokens if held.token.id == wanted.token_id]
         if not gone:
-            shown = wanted.token_id[:100]
-            return _refuse(pb.UNKNOWN_NAME, f"user {user.name} has no token {shown}", "token_id", shown)
-        for token in gone:
-            del self._by_hash[token.sha256]
-        self._users[user.name] = replace(user, tokens=tuple(token for token in user.tokens if token not in gone))
-        return AdminResult(user=self._users[user.name].message())
+            told = wanted.token_id[:100]
+            raise _refused(pb.UNKNOWN_NAME, f"user {user.name} has no token {told}", "token_id", told)
+        for sha256 in gone:
+            del self._by_hash[sha256]
+        return self._put(_with_tokens(user, [held for held in user.tokens if held.sha256 not in gone]))
 
     # -- checkpoints
 
@@ -396,36 +333,32 @@ class AccessControl:
         """The whole content as a message, the same on every node. Do not change it: it is built once after each
         change."""
         if self._message is None:
-            roles = [_role_message(name, grants) for name, grants in sorted(self._roles.items())]
-            self._message = access_pb2.AccessSnapshot(users=[user.stored() for user in self.users()], roles=roles)
+            self._message = access_pb2.AccessSnapshot(users=self.users(), roles=self._named_roles())
         return self._message
 
     def restore(self, message: access_pb2.AccessSnapshot) -> None:
         """Fill a fresh object from a checkpoint."""
-        self._roles = {
-            role.name: tuple(
-                Grant(frozenset(grant.rights), tuple(grant.topics), tuple(grant.groups)) for grant in role.grants
-            )
-            for role in message.roles
-        }
-        for stored in message.users:
-            tokens = tuple(
-                Token(kept.sha256, kept.token.created_ms, kept.token.expires_ms, kept.token.label)
-                for kept in stored.tokens
-            )
-            quotas = Quotas(**{name: getattr(stored.quotas, name) for name in QUOTA_BOUNDS})
-            self._users[stored.name] = User(stored.name, tuple(stored.roles), quotas, tokens)
-            self._by_hash.update((token.sha256, stored.name) for token in tokens)
+        own = access_pb2.AccessSnapshot()
+        own.CopyFrom(message)  # a part of a message keeps the whole in memory
+        self._roles = {role.name: role for role in own.roles}
+        self._users = {user.name: user for user in own.users}
+        self._by_hash = {kept.sha256: user.name for user in own.users for kept in user.tokens}
         self._look_for_limits()
 
 
-def _role_message(name: str, grants: tuple[Grant, ...]) -> access_pb2.AccessRole:
-    return access_pb2.AccessRole(name=name, grants=[grant.message() for grant in grants])
+def _with_tokens(user: StoredUser, tokens: Iterable[StoredToken]) -> StoredUser:
+    return StoredUser(name=user.name, roles=user.roles, quotas=user.quotas, tokens=tokens)
 
 
-def _grant_of(message: access_pb2.Grant) -> Grant:
-    """Raises RequestError."""
-    rights = frozenset(message.rights)
+def _check_name(name: str) -> None:
+    problem = check_topic_name(name)
+    if problem:
+        raise invalid("name", name, problem)
+
+
+def _checked_grant(message: Grant) -> Grant:
+    """The grant with each right and each pattern once. Raises RequestError."""
+    rights = set(message.rights)
     if not rights or not rights <= set(ALL_RIGHTS):
         known = ", ".join(name for name, number in Right.items() if number)
         raise invalid("grants.rights", sorted(rights), f"one or more of {known}")
@@ -441,13 +374,10 @@ def _grant_of(message: access_pb2.Grant) -> Grant:
         raise invalid("grants", "RIGHT_CONSUME", "patterns for topics and for groups")
     if RIGHT_SCHEDULE in rights and not message.topics:
         raise invalid("grants", "RIGHT_SCHEDULE", "patterns for topics")
-    return Grant(rights, tuple(dict.fromkeys(message.topics)), tuple(dict.fromkeys(message.groups)))
+    topics, groups = dict.fromkeys(message.topics), dict.fromkeys(message.groups)
+    return Grant(rights=sorted(rights), topics=topics, groups=groups)
 
 
-def _unknown_user(name: str) -> AdminResult:
-    return _refuse(pb.UNKNOWN_NAME, f"user {name[:100]} does not exist", "user", name[:100])
-
-
-def _last_administrator(name: str) -> AdminResult:
+def _last_administrator(name: str) -> RequestError:
     text = "nobody could administer the cluster any more; give another user the role administrator first"
-    return _refuse(pb.WRONG_STATE, text, "name", name)
+    return _refused(pb.WRONG_STATE, text, "name", name)

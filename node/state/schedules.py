@@ -16,7 +16,7 @@ import struct
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Generator, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -383,58 +383,35 @@ def unknown_schedule(name: str) -> Failure:
 # -- checkpoints
 
 
-def snapshot_of(schedule: Schedule) -> ScheduleSnapshot:
-    """A schedule as a checkpoint has it."""
+_AS_KEPT = (
+    *("revision", "paused", "next_ms", "created_ms", "changed_ms", "tag_hash", "tag_mask", "key_hash"),
+    *("counted", "runs", "ahead", "last_id", "last_due_ms"),
+)
+"""Fields that a snapshot has as the schedule has them."""
+
+
+def snapshot_values(schedule: Schedule) -> dict[str, Any]:
+    """The values of a ScheduleSnapshot."""
     definition = schedule.definition(content=False)
     definition.payload = schedule.payload
-    made = ScheduleSnapshot(
-        definition=definition,
-        revision=schedule.revision,
-        paused=schedule.paused,
-        next_ms=schedule.next_ms,
-        owner=schedule.owner,
-        created_ms=schedule.created_ms,
-        changed_ms=schedule.changed_ms,
-        tag_hash=schedule.tag_hash,
-        tag_mask=schedule.tag_mask,
-        key_hash=schedule.key_hash,
-        counts=schedule.counts,
-        counted=schedule.counted,
-        runs=schedule.runs,
-        ahead=schedule.ahead,
-        meta=schedule.meta,
-        last_id=schedule.last_id,
-        last_due_ms=schedule.last_due_ms,
-    )
-    for answer in schedule.answers:
-        made.requests.add(**answer._asdict())
-    return made
+    return {
+        "definition": definition,
+        "meta": schedule.meta,
+        "owner": schedule.owner,
+        "counts": schedule.counts,
+        "requests": [answer._asdict() for answer in schedule.answers],
+        **{name: getattr(schedule, name) for name in _AS_KEPT},
+    }
 
 
 def _restored(snapshot: ScheduleSnapshot) -> Schedule:
-    made = made_of(snapshot.definition, snapshot.meta)
     counts = list(no_counts())
     counts[: len(snapshot.counts)] = snapshot.counts
-    return made._replace(
-        revision=snapshot.revision,
-        paused=snapshot.paused,
-        next_ms=snapshot.next_ms,
+    return made_of(snapshot.definition, snapshot.meta)._replace(
         owner=sys.intern(snapshot.owner),
-        created_ms=snapshot.created_ms,
-        changed_ms=snapshot.changed_ms,
-        tag_hash=snapshot.tag_hash,
-        tag_mask=snapshot.tag_mask,
-        key_hash=snapshot.key_hash,
         counts=tuple(counts),
-        counted=snapshot.counted,
-        runs=snapshot.runs,
-        ahead=snapshot.ahead,
-        answers=tuple(
-            Answer(a.request_id, a.outcome, a.from_ms, a.until_ms, a.made, a.next_from_ms, a.run)
-            for a in snapshot.requests
-        ),
-        last_id=snapshot.last_id,
-        last_due_ms=snapshot.last_due_ms,
+        answers=tuple(Answer(*(getattr(kept, name) for name in Answer._fields)) for kept in snapshot.requests),
+        **{name: getattr(snapshot, name) for name in _AS_KEPT},
     )
 
 

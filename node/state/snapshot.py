@@ -10,11 +10,12 @@ removes files that a crash left in between.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from tickwheel.node.state.ports import WheelCheckpoint
 from tickwheel.node.state.producers import Batch, Span, make_batch
 from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, targets_path, ticks_path
 from tickwheel.node.state.results import ImpossibleStateError
-from tickwheel.node.state.schedules import Schedule, snapshot_of
+from tickwheel.node.state.schedules import Schedule, snapshot_values
 from tickwheel.node.state.schema import STATE_SCHEMA, state_problem
 from tickwheel.node.state.sequence import Flush, Sequence
 from tickwheel.node.state.settings import BOUNDS, Settings, changed
@@ -162,46 +163,32 @@ class StateCheckpoint:
         )
         yield first_part.SerializeToString()
         part, size = state_pb2.StateWindows(), 0
-        for group_id, topic_id, values in self.windows:
-            part.subscriptions.add(group_id=group_id, topic_id=topic_id, values=values)
-            size += len(values) + ROW_BYTES
+        for name, values, row_bytes in self._window_rows():
+            getattr(part, name).add(**values)
+            size += row_bytes + ROW_BYTES
             if size >= PIECE_BYTES:
                 yield part.SerializeToString()
                 part, size = state_pb2.StateWindows(), 0
+        yield part.SerializeToString()
+
+    def _window_rows(self) -> Iterator[tuple[str, dict[str, Any], int]]:
+        """Field of StateWindows, values and bytes of each of its rows."""
+        for group_id, topic_id, window in self.windows:
+            yield "subscriptions", {"group_id": group_id, "topic_id": topic_id, "values": window}, len(window)
         for producer_id, span in self.spans:
-            part.producers.add(producer_id=producer_id, first=span.first, last=span.last, owner=span.owner)
-        yield part.SerializeToString()
-        part, size = state_pb2.StateWindows(), 0
+            yield "producers", {"producer_id": producer_id, **dataclasses.asdict(span)}, 0
         for producer_id, sequence, batch in self.batches:
-            ids, due_ms = batch.ids.tobytes(), batch.due_ms.tobytes()
-            part.batches.add(
-                producer_id=producer_id,
-                sequence=sequence,
-                ids=ids,
-                due_ms=due_ms,
-                checksum=batch.checksum,
-                key_outcomes=b"" if batch.keys is None else batch.keys.tobytes(),
-            )
-            size += len(ids) + len(due_ms) + ROW_BYTES
-            if size >= PIECE_BYTES:
-                yield part.SerializeToString()
-                part, size = state_pb2.StateWindows(), 0
-        yield part.SerializeToString()
-        part, size = state_pb2.StateWindows(), 0
+            columns = {
+                "ids": batch.ids.tobytes(),
+                "due_ms": batch.due_ms.tobytes(),
+                "key_outcomes": b"" if batch.keys is None else batch.keys.tobytes(),
+            }
+            values = {"producer_id": producer_id, "sequence": sequence, "checksum": batch.checksum, **columns}
+            yield "batches", values, sum(map(len, columns.values()))
         for number, rows in contents(self.unique_keys):
-            part.unique_keys.add(number=number, rows=rows)
-            size += len(rows) + ROW_BYTES
-            if size >= PIECE_BYTES:
-                yield part.SerializeToString()
-                part, size = state_pb2.StateWindows(), 0
-        yield part.SerializeToString()
-        part, size = state_pb2.StateWindows(), 0
-        for number, schedule in enumerate(self.schedules, 1):
-            part.schedules.append(snapshot_of(schedule))
-            size += schedule.size + len(schedule.runs) + ROW_BYTES
-            if size >= PIECE_BYTES or number == len(self.schedules):
-                yield part.SerializeToString()
-                part, size = state_pb2.StateWindows(), 0
+            yield "unique_keys", {"number": number, "rows": rows}, len(rows)
+        for schedule in self.schedules:
+            yield "schedules", snapshot_values(schedule), schedule.size + len(schedule.runs)
 
     def remove_old(self) -> None:
         """Remove files that only earlier manifests named; call it once this one is durable. Any thread. Raises
@@ -305,7 +292,7 @@ def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None
         unsettled_removed=state.unsettled_removed,
         sweeps=state.sweeps.dump(),
         windows_path=path,
-        loads=state.loads.messages(),
+        loads=state.loads,
         marks_replays=state.marks_replays,
     )
     held = _Sequences()
@@ -445,7 +432,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     state.sweeps.load(snapshot.sweeps)
     state.unsettled_removed = snapshot.unsettled_removed
     state.marks_replays = snapshot.marks_replays
-    state.loads.restore(list(snapshot.loads))
+    state.loads.restore(snapshot.loads)
     for message in snapshot.topics:
         state.topics.add(_restore_topic(state, message))
     state.topics.last_id = snapshot.last_topic_id

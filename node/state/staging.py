@@ -441,12 +441,7 @@ class Staging:
         """Restore a snapshot. Raises CorruptFileError."""
         self._last_file = snapshot.last_file
         for item in snapshot.jobs:
-            job = Job(
-                item.job_id, item.batch, item.state, item.published_through, list(item.dead_runs),
-                position=item.position, rows=item.rows, rows_published=item.rows_published,
-                rows_discarded=item.rows_discarded, touched_ms=item.touched_ms, charged_bytes=item.charged_bytes,
-                memory_ms=item.memory_ms, fingerprint=item.fingerprint, owner=item.owner,
-            )  # fmt: skip
+            job = Job(dead_runs=list(item.dead_runs), **{name: getattr(item, name) for name in _AS_KEPT})
             job.plan = [Block(*row) for row in _rows(item.plan, 4)]
             for attempt in item.attempts:
                 blocks = {row[0]: Block(*row[1:]) for row in _rows(attempt.blocks, 5)}
@@ -478,25 +473,19 @@ def _packed(rows: Iterator[tuple[int, ...]]) -> bytes:
     return np.fromiter(itertools.chain.from_iterable(rows), "<u8").tobytes()
 
 
+_AS_KEPT = (
+    *("job_id", "batch", "state", "published_through", "position", "rows", "rows_published", "rows_discarded"),
+    *("fingerprint", "memory_ms", "touched_ms", "charged_bytes", "owner"),
+)
+"""Fields that a snapshot has as the job has them."""
+
+
 def _snapshot_of(job: Job) -> StagedJobSnapshot:
     return StagedJobSnapshot(
-        job_id=job.job_id,
-        batch=job.batch,
-        state=job.state,
-        published_through=job.published_through,
         dead_runs=job.dead_runs,
-        touched_ms=job.touched_ms,
-        rows=job.rows,
-        rows_published=job.rows_published,
-        rows_discarded=job.rows_discarded,
-        position=job.position,
         plan=_packed(iter(job.plan)),
         file=job.file_number,
         file_bytes=job.file.bytes if job.file is not None else 0,
-        charged_bytes=job.charged_bytes,
-        memory_ms=job.memory_ms,
-        fingerprint=job.fingerprint,
-        owner=job.owner,
         attempts=[
             staging_pb2.StagedAttemptSnapshot(
                 attempt=number,
@@ -506,6 +495,7 @@ def _snapshot_of(job: Job) -> StagedJobSnapshot:
             )
             for number, attempt in job.attempts.items()
         ],
+        **{name: getattr(job, name) for name in _AS_KEPT},
     )
 
 

@@ -19,7 +19,6 @@ from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.digest import digest, digest_in_turns
 from tickwheel.node.state.filtering import check_stated
 from tickwheel.node.state.groups import WAITING_ROWS_MAX, RetryPolicy
-from tickwheel.node.state.loads import Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import Batch, Sender
@@ -29,6 +28,7 @@ from tickwheel.node.state.settings import DELAY_LEVEL_MS_MAX, Settings
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.state_pb2 import LoadSnapshot
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import Ids
 
@@ -132,7 +132,7 @@ class StateView:
         """The members after this command about members. Raises RequestError: apply would refuse it."""
         return after(command, self._state.members, self._state.removed_ids)
 
-    def load(self, job_id: str) -> Load | None:
+    def load(self, job_id: str) -> LoadSnapshot | None:
         """A bulk load, by its job id."""
         return self._state.loads.get(job_id)
 

@@ -27,7 +27,7 @@ from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.metrics import MetricValue
-from tickwheel.node.state.loads import IngestResult, problem_of
+from tickwheel.node.state.loads import IngestResult, problem_of, told
 from tickwheel.proto import bulk_pb2, common_pb2
 from tickwheel.proto.log_pb2 import Command, Ingest
 from tickwheel.proto.peer_pb2 import BundleAsk, BundlePiece, PeerFrame
@@ -150,7 +150,7 @@ class BulkLoad(Part):
     def load(self, job_id: str) -> bulk_pb2.LoadState:
         """How far this node has applied a load."""
         load = self._core.state.load(job_id)
-        return bulk_pb2.LoadState(job_id=job_id) if load is None else load.message()
+        return bulk_pb2.LoadState(job_id=job_id) if load is None else told(load)
 
     async def take_over(self, request: bulk_pb2.TakeOverRequest) -> bulk_pb2.LoadState:
         """Take over a bundle of a load; for the master."""
@@ -187,10 +187,10 @@ class BulkLoad(Part):
         known = self._core.state.load(request.job_id)
         if (
             known is not None
-            and (known.sha256, known.bundles) == (request.load_sha256, request.bundles)
+            and (known.load_sha256, known.bundles) == (request.load_sha256, request.bundles)
             and 1 <= request.sequence <= known.taken
         ):
-            return known.message()
+            return told(known)
         return None
 
     def _check_room(self, name: str) -> None:

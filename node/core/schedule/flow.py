@@ -33,12 +33,12 @@ from tickwheel.node.core.work import UnreadableError
 from tickwheel.node.core.world import Now, fractions
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.metrics import MetricValue
-from tickwheel.node.state.rights import NO_QUOTAS, Quotas
+from tickwheel.node.state.rights import NO_QUOTAS
 from tickwheel.node.state.schema import KEYS_LEVEL
 from tickwheel.node.state.settings import QUOTA_OTHERS, parse_quotas
 from tickwheel.node.state.unique_keys import SHARD_ROWS_MAX, UNIQUE_KEYS_MAX, UniqueKeys
 from tickwheel.proto import common_pb2 as pb
-from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
+from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE, UserQuotas
 from tickwheel.wheel.queries import Wanted
 
 TICKS_MAX = 100_000
@@ -263,10 +263,10 @@ class FlowControl(Part):
                     return failure
         return None
 
-    def _quotas(self, batch: IncomingBatch) -> Quotas:
+    def _quotas(self, batch: IncomingBatch) -> UserQuotas:
         return self._user_quotas(batch.actor) if batch.actor else NO_QUOTAS
 
-    def _user_quotas(self, actor: str) -> Quotas:
+    def _user_quotas(self, actor: str) -> UserQuotas:
         user = self._state.access.user(actor)
         return NO_QUOTAS if user is None else user.quotas
 
