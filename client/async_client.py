@@ -41,7 +41,7 @@ from tickwheel.client.producer import (
 )
 from tickwheel.client.pulling import PullClient
 from tickwheel.client.requests import checked_count, checked_timeout, request_of
-from tickwheel.client.row_calls import CancelCalls, RescheduleCalls
+from tickwheel.client.row_calls import cancel_calls, reschedule_calls
 from tickwheel.client.schedules import ScheduleClient
 from tickwheel.client.scheduling import Scheduling
 from tickwheel.client.snapshot import SnapshotClient
@@ -243,8 +243,8 @@ class AsyncClient(ServiceCalls[SchedulerStub]):
         self._numbered = Numbered(self.cluster)
         self._client_name = name
         self._scheduling = Scheduling(self.cluster, self._numbered, name)
-        self._cancels = CancelCalls(self.cluster)
-        self._reschedules = RescheduleCalls(self.cluster)
+        self._cancels = cancel_calls(self.cluster)
+        self._reschedules = reschedule_calls(self.cluster)
         self._producers: set[Producer] = set()
         self._consumers: set[Consumer] = set()
 

@@ -20,9 +20,10 @@ from typing import Any
 import grpc
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import END_OF_STREAM, Cluster, unless_left
+from tickwheel.client.cluster import END_OF_STREAM, Cluster
 from tickwheel.client.errors import Fault, TickwheelError, fault_of_call, fault_of_status
 from tickwheel.client.lanes import Doubt
+from tickwheel.client.master_stream import MasterStream
 from tickwheel.client.messages import BatchReceipt, receipt_of
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
@@ -78,8 +79,7 @@ class BatchStream:
         self._halted = False
         self._refused = False
         self._changed = asyncio.Event()
-        self._talking: asyncio.Task[Fault | None] | None = None
-        self._talking_to = ""
+        self._stream = MasterStream(cluster, self._talk)
         self._running: asyncio.Task[None] | None = None
         self._deadline: Deadline | None = None
         self.reconnects = 0
@@ -96,12 +96,12 @@ class BatchStream:
         self._to_send.append(batch)
         self._changed.set()
         if self._running is None:
-            self._cluster.watch(self, self._moved)
+            self._stream.watch()
             self._running = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
         """Stop. Batches without an answer end with OutcomeUnknown."""
-        self._cluster.unwatch(self)
+        self._stream.unwatch()
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
@@ -126,11 +126,6 @@ class BatchStream:
         for batch in self._pending:
             if not batch.doubt.exists:
                 self._number(batch)
-
-    def _moved(self, address: str) -> None:
-        # A call that got no answer has the master forgotten: it may be found again where this stream is.
-        if self._talking is not None and address != self._talking_to:
-            self._talking.cancel()
 
     # -- the loop
 
@@ -165,23 +160,11 @@ class BatchStream:
     async def _stream_once(self) -> Fault | None:
         """Open a stream at the master and use it until it ends. Returns the fault that ended it, or None."""
         assert self._deadline is not None
-        address = await self._cluster.master(self._deadline, patient=True)
-        self._talking_to = address
-        self._talking = talking = asyncio.ensure_future(self._talk(address))
-        try:
-            fault = await unless_left(talking)
-        finally:
-            self._talking = None
-        if talking.cancelled():
-            fault = Fault("UNAVAILABLE", "the master has changed")
-        if fault is not None:
-            if not (fault.elsewhere or fault.later):
-                # The stream itself was refused, not one batch: all batches fail.
-                self._fail_all(fault)
-                self._new_epoch()
-            elif fault.elsewhere:
-                self._cluster.forget(address)
-                self._cluster.learn(fault.master_address, fault.master_term)
+        fault = await self._stream.once(self._deadline)
+        if fault is not None and not (fault.elsewhere or fault.later):
+            # The stream itself was refused, not one batch: all batches fail.
+            self._fail_all(fault)
+            self._new_epoch()
         if self._refused:
             self._new_epoch()
         return fault

@@ -197,22 +197,6 @@ def _unread(fault: Fault, timeout_s: float) -> ClusterUnavailable:
     return ClusterUnavailable(text, "DEADLINE_EXCEEDED", fault.metadata)
 
 
-async def unless_left(work: asyncio.Task[A]) -> A | None:
-    """The result of the work over one stream; None if the work was cancelled because there is another master.
-
-    To cancel the gRPC call instead is not enough. While that call is still connecting, its writer would wait for ever,
-    and its reader would get a cancellation that the call does not know of yet. A cancellation of the caller itself
-    ends the work and is raised.
-    """
-    try:
-        await asyncio.wait({work})
-    finally:
-        if not work.done():
-            work.cancel()
-            await asyncio.wait({work})
-    return None if work.cancelled() else work.result()
-
-
 class Cluster:
     """The nodes of one cluster, for one client."""
 

@@ -24,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import END_OF_STREAM, Cluster, unless_left
+from tickwheel.client.cluster import END_OF_STREAM, Cluster
 from tickwheel.client.coming import Coming, Iteration
 from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt
 from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error_of, fault_of_call, fault_of_status
 from tickwheel.client.filtering import mismatches, without
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
+from tickwheel.client.master_stream import MasterStream
 from tickwheel.client.settling import acknowledge, by_topic, extend, receipts, settle_batch, together
 from tickwheel.client.timing import sleep
 from tickwheel.proto import consumer_pb2
@@ -109,8 +110,7 @@ class Consumer:
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[SettleReceipt]] = {}
         self._acks_count = 0
-        self._talking: asyncio.Task[Fault] | None = None
-        self._talking_to = ""
+        self._stream = MasterStream(cluster, self._talk)
         self._running: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._closing = False
@@ -378,13 +378,8 @@ class Consumer:
 
     def _start(self) -> None:
         if self._running is None and not self._closing:
-            self._cluster.watch(self, self._moved)
+            self._stream.watch()
             self._running = asyncio.ensure_future(self._run())
-
-    def _moved(self, address: str) -> None:
-        # A call that got no answer has the master forgotten: it may be found again where this stream is.
-        if self._talking is not None and address != self._talking_to:
-            self._talking.cancel()
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -392,10 +387,11 @@ class Consumer:
         while not self._closing:
             opened_before = self._generation
             try:
-                fault = await self._stream_once(deadline)
+                fault = await self._stream.once(deadline)
             except TickwheelError as error:
                 self._end(error)
                 return
+            assert fault is not None, "a consumer's stream ends by a fault"
             if self._generation != opened_before:
                 backoff.reset()
                 deadline = Deadline(self._unavailable_s_max)
@@ -411,7 +407,7 @@ class Consumer:
 
     def _end(self, error: TickwheelError | None) -> None:
         self._ended = True
-        self._cluster.unwatch(self)
+        self._stream.unwatch()
         waiting, self._waiting = self._waiting, {}
         for settle in waiting.values():
             if not settle.future.done():
@@ -419,20 +415,6 @@ class Consumer:
                     OutcomeUnknown("the consumer ended before the receipt came", "OUTCOME_UNKNOWN")
                 )
         self._coming.end(error)
-
-    async def _stream_once(self, deadline: Deadline) -> Fault:
-        address = await self._cluster.master(deadline, patient=True)
-        self._talking_to = address
-        self._talking = asyncio.ensure_future(self._talk(address))
-        try:
-            fault = await unless_left(self._talking)
-        finally:
-            self._talking = None
-        fault = fault or Fault("UNAVAILABLE", "the master has changed")
-        if fault.elsewhere:
-            self._cluster.forget(address)
-            self._cluster.learn(fault.master_address, fault.master_term)
-        return fault
 
     async def _talk(self, address: str) -> Fault:
         """Use one stream to this node until it ends or this task is cancelled, which abandons the stream."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import grpc
 
@@ -28,6 +27,11 @@ if TYPE_CHECKING:
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+
+One: TypeAlias = "Callable[[SchedulerAsyncStub, Q, float], Awaitable[A]]"
+"""The single call. The last argument is its time-out."""
+Many: TypeAlias = "Callable[[SchedulerAsyncStub, list[Q], float], Awaitable[Sequence[tuple[A, bytes]]]]"
+"""The shared call: for each request its answer, or the serialized status of its refusal."""
 
 UNDER_WAY_MAX = 2
 ROWS_MAX = 500
@@ -53,21 +57,15 @@ class _Shared(Generic[Q, A]):
         self.task: asyncio.Task[None] | None = None
 
 
-class RowCalls(ABC, Generic[Q, A]):
+class RowCalls(Generic[Q, A]):
     """The calls of one method."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, one: One[Q, A], many: Many[Q, A]) -> None:
         self._cluster = cluster
+        self._one = one
+        self._many = many
         self._older = OlderNodes()
         self._lines: weakref.WeakKeyDictionary[grpc.aio.Channel, Line[_Row[Q, A]]] = weakref.WeakKeyDictionary()
-
-    @abstractmethod
-    async def _one(self, stub: SchedulerAsyncStub, request: Q, try_s: float) -> A:
-        """The single call."""
-
-    @abstractmethod
-    async def _many(self, stub: SchedulerAsyncStub, requests: list[Q], try_s: float) -> Sequence[tuple[A, bytes]]:
-        """The shared call: for each request its answer, or the serialized status of its refusal."""
 
     async def call(self, channel: grpc.aio.Channel, request: Q, try_s: float) -> A:
         """One try at this node. Raises TryFailedError."""
@@ -145,29 +143,28 @@ def _fail(row: _Row[Q, A], error: Exception) -> None:
         row.future.set_exception(error)
 
 
-class CancelCalls(RowCalls[scheduler_pb2.CancelRequest, scheduler_pb2.CancelResponse]):
-    async def _one(
-        self, stub: SchedulerAsyncStub, request: scheduler_pb2.CancelRequest, try_s: float
-    ) -> scheduler_pb2.CancelResponse:
-        return await stub.Cancel(request, timeout=try_s)
+def cancel_calls(cluster: Cluster) -> RowCalls[scheduler_pb2.CancelRequest, scheduler_pb2.CancelResponse]:
+    """The calls of Cancel, by id."""
 
-    async def _many(
-        self, stub: SchedulerAsyncStub, requests: list[scheduler_pb2.CancelRequest], try_s: float
+    async def many(
+        stub: SchedulerAsyncStub, requests: list[scheduler_pb2.CancelRequest], try_s: float
     ) -> Sequence[tuple[scheduler_pb2.CancelResponse, bytes]]:
         request = scheduler_pb2.CancelManyRequest(ids=[one.id for one in requests])
         response = await stub.CancelMany(request, timeout=try_s)
         return [(scheduler_pb2.CancelResponse(outcome=result.outcome), result.error) for result in response.results]
 
+    return RowCalls(cluster, lambda stub, request, try_s: stub.Cancel(request, timeout=try_s), many)
 
-class RescheduleCalls(RowCalls[scheduler_pb2.RescheduleRequest, scheduler_pb2.RescheduleResponse]):
-    async def _one(
-        self, stub: SchedulerAsyncStub, request: scheduler_pb2.RescheduleRequest, try_s: float
-    ) -> scheduler_pb2.RescheduleResponse:
-        return await stub.Reschedule(request, timeout=try_s)
 
-    async def _many(
-        self, stub: SchedulerAsyncStub, requests: list[scheduler_pb2.RescheduleRequest], try_s: float
+def reschedule_calls(
+    cluster: Cluster,
+) -> RowCalls[scheduler_pb2.RescheduleRequest, scheduler_pb2.RescheduleResponse]:
+    """The calls of Reschedule."""
+
+    async def many(
+        stub: SchedulerAsyncStub, requests: list[scheduler_pb2.RescheduleRequest], try_s: float
     ) -> Sequence[tuple[scheduler_pb2.RescheduleResponse, bytes]]:
-        request = scheduler_pb2.RescheduleManyRequest(requests=requests)
-        response = await stub.RescheduleMany(request, timeout=try_s)
+        response = await stub.RescheduleMany(scheduler_pb2.RescheduleManyRequest(requests=requests), timeout=try_s)
         return [(result.response, result.error) for result in response.results]
+
+    return RowCalls(cluster, lambda stub, request, try_s: stub.Reschedule(request, timeout=try_s), many)

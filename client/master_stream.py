@@ -1,0 +1,56 @@
+"""Streams at the master of a cluster, one after the other: each is left as soon as another node has become master."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tickwheel.client.backoff import Deadline
+from tickwheel.client.cluster import Cluster
+from tickwheel.client.errors import Fault
+
+
+class MasterStream:
+    def __init__(self, cluster: Cluster, talk: Callable[[str], Coroutine[Any, Any, Fault | None]]) -> None:
+        """`talk` uses one stream to the node at an address until it ends, and returns the fault that ended it. Its
+        cancellation abandons the stream."""
+        self._cluster = cluster
+        self._talk = talk
+        self._talking: asyncio.Task[Fault | None] | None = None
+        self._address = ""
+
+    def watch(self) -> None:
+        """Have the nodes asked for the master, until `unwatch`."""
+        self._cluster.watch(self, self._moved)
+
+    def unwatch(self) -> None:
+        """Idempotent."""
+        self._cluster.unwatch(self)
+
+    def _moved(self, address: str) -> None:
+        # A call that got no answer has the master forgotten: it may be found again where this stream is.
+        if self._talking is not None and address != self._address:
+            self._talking.cancel()
+
+    async def once(self, deadline: Deadline) -> Fault | None:
+        """Find the master, and talk to it until the stream ends or the master changes. Returns the fault, if any.
+
+        To cancel the gRPC call instead of the talk is not enough. While that call is still connecting, its writer would
+        wait for ever, and its reader would get a cancellation that the call does not know of yet. A cancellation of the
+        caller itself ends the talk and is raised.
+        """
+        address = self._address = await self._cluster.master(deadline, patient=True)
+        talking = self._talking = asyncio.ensure_future(self._talk(address))
+        try:
+            await asyncio.wait({talking})
+        finally:
+            self._talking = None
+            if not talking.done():
+                talking.cancel()
+                await asyncio.wait({talking})
+        fault = Fault("UNAVAILABLE", "the master has changed") if talking.cancelled() else talking.result()
+        if fault is not None and fault.elsewhere:
+            self._cluster.forget(address)
+            self._cluster.learn(fault.master_address, fault.master_term)
+        return fault
