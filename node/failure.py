@@ -68,6 +68,11 @@ def refuse(failure: Failure | None) -> None:
         raise RequestError(failure)
 
 
+def refused(reason: pb.ErrorReason.ValueType, text: str, **facts: object) -> RequestError:
+    """A refusal with facts for programs; as text they are its metadata."""
+    return RequestError(Failure(reason, text, {name: str(value) for name, value in facts.items()}))
+
+
 def invalid(name: str, value: object, limit: str) -> RequestError:
     """The refusal of a field's value: names the field, the value and what is allowed. The text has words beside the
     milliseconds of times; the metadata, which programs read, has the numbers alone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.failure import RequestError, invalid, limit_reached, refused
 from tickwheel.node.state import filtering
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import DeadLetters
@@ -31,16 +31,12 @@ from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Sweep
 from tickwheel.wheel.units import HOUR_MS
 
 
-def _refuse(reason: pb.ErrorReason.ValueType, text: str, **metadata: str) -> AdminResult:
-    return AdminResult(failure=Failure(reason, text, metadata))
+def _unknown(what: str, name: str) -> RequestError:
+    return refused(pb.UNKNOWN_NAME, f"{what} {name} does not exist", field=what, value=name)
 
 
-def _unknown(what: str, name: str) -> AdminResult:
-    return _refuse(pb.UNKNOWN_NAME, f"{what} {name} does not exist", field=what, value=name)
-
-
-def _closing(what: str, name: str) -> AdminResult:
-    return _refuse(pb.WRONG_STATE, f"{what} {name} is being deleted", field="name", value=name)
+def _closing(what: str, name: str) -> RequestError:
+    return refused(pb.WRONG_STATE, f"{what} {name} is being deleted", field="name", value=name)
 
 
 class Administration:
@@ -63,7 +59,7 @@ class Administration:
         if kind == "create_cluster":
             return self._create_cluster(command.create_cluster)
         if not self._state.cluster_id:
-            return _refuse(pb.WRONG_STATE, "the cluster has not been created yet")
+            raise refused(pb.WRONG_STATE, "the cluster has not been created yet")
         if kind == "create_topic":
             return self._create_topic(command.create_topic, command.actor)
         if kind == "delete_topic":
@@ -90,16 +86,16 @@ class Administration:
             return self._change_members(command)
         if kind == "remove_hours":
             return self._remove_hours(command.remove_hours)
-        return _refuse(pb.WRONG_STATE, f"admin command {kind} is not known to this version")
+        raise refused(pb.WRONG_STATE, f"admin command {kind} is not known to this version")
 
     # -- cluster and settings
 
     def _create_cluster(self, command: CreateCluster) -> AdminResult:
         state = self._state
         if state.cluster_id:
-            return _refuse(pb.WRONG_STATE, f"the cluster exists already: {state.cluster_id}", value=state.cluster_id)
+            raise refused(pb.WRONG_STATE, f"the cluster exists already: {state.cluster_id}", value=state.cluster_id)
         if not command.cluster_id:
-            return AdminResult(failure=invalid("cluster_id", "", "not empty").failure)
+            raise invalid("cluster_id", "", "not empty")
         settings = changed(Settings(), command.settings, creating=True)
         if self._slot_ms is not None and self._slot_ms != settings.slot_ms:
             raise ImpossibleStateError(
@@ -110,9 +106,9 @@ class Administration:
         for member in members:
             problem = check_node_id(member.node_id)
             if problem:
-                return AdminResult(failure=invalid("members.node_id", member.node_id, problem).failure)
+                raise invalid("members.node_id", member.node_id, problem)
         if not 1 <= len(members) <= MEMBERS_MAX or len({m.node_id for m in members}) != len(members):
-            return AdminResult(failure=invalid("members", len(members), f"1 to {MEMBERS_MAX}, each once").failure)
+            raise invalid("members", len(members), f"1 to {MEMBERS_MAX}, each once")
         state.cluster_id = command.cluster_id
         state.settings = settings
         state.members = {member.node_id: member for member in members}
@@ -123,7 +119,7 @@ class Administration:
         settings = changed(state.settings, update)
         if settings.rights and not state.settings.rights and next(state.access.administrators(), None) is None:
             text = "rights: nobody could administer the cluster; create a user with the role administrator first"
-            return _refuse(pb.WRONG_STATE, text, field="rights", value="true")
+            raise refused(pb.WRONG_STATE, text, field="rights", value="true")
         state.settings = settings
         for subscription in state.groups.subscriptions():
             subscription.window_messages_max = settings.window_messages_max
@@ -132,38 +128,44 @@ class Administration:
 
     # -- topics
 
+    def _topic(self, name: str, *, closing: bool = True) -> Topic:
+        """A topic. Raises RequestError: there is none, or it is being deleted and `closing` False."""
+        topic = self._state.topics.named(name)
+        if topic is None:
+            raise _unknown("topic", name)
+        if topic.closing and not closing:
+            raise _closing("topic", name)
+        return topic
+
     def _create_topic(self, request: admin_pb2.CreateTopicRequest, owner: str) -> AdminResult:
         state = self._state
         found = state.topics.named(request.name)
         if found is not None:
             if found.closing:
-                return _closing("topic", request.name)
+                raise _closing("topic", request.name)
             if found.fifo != request.fifo:
                 text = f"topic {request.name} exists with fifo = {found.fifo}"
-                return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
+                raise refused(pb.NAME_TAKEN, text, field="name", value=request.name)
             return AdminResult(topic=found.message())
         problem = check_topic_name(request.name)
         if problem:
-            return AdminResult(failure=invalid("name", request.name, problem).failure)
+            raise invalid("name", request.name, problem)
         if len(state.topics) >= state.settings.topics_max:
-            return AdminResult(failure=limit_reached("topics_max", state.settings.topics_max))
-        full = self._owns_too_much(owner, topics=1)
-        if full is not None:
-            return AdminResult(failure=full)
+            raise RequestError(limit_reached("topics_max", state.settings.topics_max))
+        self._check_owned(owner, topics=1)
         return AdminResult(topic=self._new_topic(request.name, owner, request.fifo).message())
 
-    def _owns_too_much(self, owner: str, *, topics: int = 0, groups: int = 0) -> Failure | None:
-        """The refusal if a user would own too many topics or groups with these more; None: it may."""
+    def _check_owned(self, owner: str, *, topics: int = 0, groups: int = 0) -> None:
+        """Raise RequestError if a user would own too many topics or groups with these more."""
         user = self._state.access.user(owner)
         if user is None:
-            return None
+            return
         for name, limit, more, owned in (
             ("quotas.topics_max", user.quotas.topics_max, topics, self._state.topics.owned_by(owner)),
             ("quotas.groups_max", user.quotas.groups_max, groups, self._state.groups.owned_by(owner)),
         ):
             if limit and more and owned + more > limit:
-                return invalid(name, f"{owned} of user {owner}, {more} more wanted", f"at most {limit}").failure
-        return None
+                raise invalid(name, f"{owned} of user {owner}, {more} more wanted", f"at most {limit}")
 
     def _new_topic(self, name: str, owner: str, fifo: bool = False) -> Topic:
         state = self._state
@@ -174,10 +176,7 @@ class Administration:
         return topic
 
     def _delete_topic(self, name: str) -> AdminResult:
-        state = self._state
-        topic = state.topics.named(name)
-        if topic is None:
-            return _unknown("topic", name)
+        topic = self._topic(name)
         self._remove_topic(topic)
         return AdminResult(topic=topic.message())
 
@@ -189,45 +188,52 @@ class Administration:
 
     # -- groups
 
+    def _group(self, name: str, *, closing: bool = True) -> Group:
+        """As `_topic`."""
+        group = self._state.groups.named(name)
+        if group is None:
+            raise _unknown("group", name)
+        if group.closing and not closing:
+            raise _closing("group", name)
+        return group
+
     def _create_group(self, request: admin_pb2.CreateGroupRequest, owner: str) -> AdminResult:
         state = self._state
         settings = state.settings
         group = state.groups.named(request.name)
         if group is not None and group.closing:
-            return _closing("group", request.name)
+            raise _closing("group", request.name)
         if group is not None and group.broadcasting != request.broadcasting:
             text = f"group {request.name} exists as another kind"
-            return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
+            raise refused(pb.NAME_TAKEN, text, field="name", value=request.name)
         if group is not None:
             filtering.check_stated(group, request.filter)
         expression = filtering.checked_filter(request.filter)
         retry = policy_of(request.retry, settings.delay_ms_max)
         if group is not None and request.HasField("retry") and group.retry != retry:
             text = f"group {request.name} exists with another retry policy: update it"
-            return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
+            raise refused(pb.NAME_TAKEN, text, field="name", value=request.name)
         problem = check_group_name(request.name)
         if problem:
-            return AdminResult(failure=invalid("name", request.name, problem).failure)
+            raise invalid("name", request.name, problem)
         if group is None and not request.topics:
-            return AdminResult(failure=invalid("topics", "none", "at least one").failure)
+            raise invalid("topics", "none", "at least one")
         if group is None and len(state.groups) >= settings.groups_max:
-            return AdminResult(failure=limit_reached("groups_max", settings.groups_max))
+            raise RequestError(limit_reached("groups_max", settings.groups_max))
         names = list(dict.fromkeys(request.topics))
         closing = [name for name in names if (found := state.topics.named(name)) is not None and found.closing]
         if closing:
-            return _closing("topic", closing[0])
+            raise _closing("topic", closing[0])
         missing = [name for name in names if state.topics.named(name) is None]
         if missing and not settings.topics_auto_create:
-            return _unknown("topic", missing[0])
+            raise _unknown("topic", missing[0])
         for name in missing:
             problem = check_topic_name(name)
             if problem:
-                return AdminResult(failure=invalid("topics", name, problem).failure)
+                raise invalid("topics", name, problem)
         if len(state.topics) + len(missing) > settings.topics_max:
-            return AdminResult(failure=limit_reached("topics_max", settings.topics_max))
-        full = self._owns_too_much(owner, topics=len(missing), groups=group is None)
-        if full is not None:
-            return AdminResult(failure=full)
+            raise RequestError(limit_reached("topics_max", settings.topics_max))
+        self._check_owned(owner, topics=len(missing), groups=group is None)
         if group is None:
             group_id = state.groups.last_id + 1
             dead = DeadLetters(state.disk, state.directory, group_id)
@@ -261,18 +267,16 @@ class Administration:
 
     def _reset(self, request: admin_pb2.ResetGroupRequest) -> AdminResult:
         state = self._state
-        group = state.groups.named(request.name)
-        if group is None:
-            return _unknown("group", request.name)
+        group = self._group(request.name)
         if request.start_from not in (EARLIEST, LATEST, TIME):
-            return AdminResult(failure=invalid("start_from", request.start_from, "EARLIEST, LATEST or TIME").failure)
+            raise invalid("start_from", request.start_from, "EARLIEST, LATEST or TIME")
         chosen = dict(group.subscriptions)
         if request.topics:
             topics = {name: state.topics.named(name) for name in request.topics}
             ids = {name: topic.topic_id for name, topic in topics.items() if topic is not None}
             for name in topics:
                 if ids.get(name) not in chosen:
-                    return AdminResult(failure=invalid("topics", name, f"a topic of group {request.name}").failure)
+                    raise invalid("topics", name, f"a topic of group {request.name}")
             chosen = {topic_id: chosen[topic_id] for topic_id in ids.values()}
         for topic_id, subscription in chosen.items():
             topic = state.topics.get(topic_id)
@@ -282,27 +286,17 @@ class Administration:
         return AdminResult(group=self.describe(group))
 
     def _pause_topic(self, request: admin_pb2.SetPausedRequest) -> AdminResult:
-        topic = self._state.topics.named(request.name)
-        if topic is None:
-            return _unknown("topic", request.name)
-        if topic.closing:
-            return _closing("topic", request.name)
+        topic = self._topic(request.name, closing=False)
         topic.paused = request.paused
         return AdminResult(topic=topic.message())
 
     def _pause_group(self, request: admin_pb2.SetPausedRequest) -> AdminResult:
-        group = self._state.groups.named(request.name)
-        if group is None:
-            return _unknown("group", request.name)
-        if group.closing:
-            return _closing("group", request.name)
+        group = self._group(request.name, closing=False)
         group.paused = request.paused
         return AdminResult(group=self.describe(group))
 
     def _set_filter(self, request: admin_pb2.SetGroupFilterRequest) -> AdminResult:
-        group = self._state.groups.named(request.name)
-        if group is None:
-            return _unknown("group", request.name)
+        group = self._group(request.name)
         filtering.set_filter(group, request.filter)
         return AdminResult(group=self.describe(group))
 
@@ -312,18 +306,12 @@ class Administration:
         return group.message([topic.name for topic in topics if topic is not None])
 
     def _update_group(self, request: admin_pb2.UpdateGroupRequest) -> AdminResult:
-        group = self._state.groups.named(request.name)
-        if group is None:
-            return _unknown("group", request.name)
-        retry = policy_of(request.retry, self._state.settings.delay_ms_max)
-        group.retry = retry
+        group = self._group(request.name)
+        group.retry = policy_of(request.retry, self._state.settings.delay_ms_max)
         return AdminResult(group=self.describe(group))
 
     def _delete_group(self, name: str) -> AdminResult:
-        state = self._state
-        group = state.groups.named(name)
-        if group is None:
-            return _unknown("group", name)
+        group = self._group(name)
         described = self.describe(group)
         self._remove_group(group)
         return AdminResult(group=described)
@@ -335,16 +323,17 @@ class Administration:
 
     # -- deletion of topics and groups that have messages: a sweep
 
-    def deletion_refusal(self, wanted: Sweep) -> Failure | None:
-        """Why a sweep may not begin; None if it may, or if it deletes nothing."""
+    def check_deletion(self, wanted: Sweep) -> None:
+        """Raise RequestError if a sweep deletes something that is not there, or is being deleted."""
         action = wanted.WhichOneof("action")
         if action not in DELETIONS:
-            return None
+            return
         what, name = action.removeprefix("delete_"), getattr(wanted, action)
         target = self._state.deletion_target(wanted)
         if target is None or target.name != name:
-            return _unknown(what, name).failure
-        return _closing(what, name).failure if target.closing else None
+            raise _unknown(what, name)
+        if target.closing:
+            raise _closing(what, name)
 
     def deletion_went_on(self, job: Sweep, looked: Sequence[DeadRange]) -> Sweep:
         """A deletion began, made a step or ended: update its target. `looked`: where a step looks for dead letters.
@@ -408,7 +397,7 @@ class Administration:
         hour_now = self._wheel.cursor.due_ms // HOUR_MS
         if below > hour_now:
             text = f"hour {below} is not over: the cursor is in hour {hour_now}"
-            return _refuse(pb.WRONG_STATE, text, field="hour_min_kept", value=str(below), limit=str(hour_now))
+            raise refused(pb.WRONG_STATE, text, field="hour_min_kept", value=str(below), limit=str(hour_now))
         if command.HasField("forced_below"):
             # A group may have been created since the master looked: hours within their retention are checked again.
             below = min(below, max(self.retention_over(command.forced_below), self.removable_hours()))

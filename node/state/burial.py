@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tickwheel.node.failure import Failure, invalid
+from tickwheel.node.failure import invalid, refused
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import LETTER, Letters
 from tickwheel.node.state.groups import Group
 from tickwheel.node.state.publishing import DUE_MS_MAX
-from tickwheel.node.state.results import DeadResult, Refused
+from tickwheel.node.state.results import DeadResult
 from tickwheel.node.state.retrying import COPIES_MAX, COPY_BYTES_MAX, Retrying
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, PurgeDead, ReplayDead
@@ -26,14 +26,12 @@ class Burial:
         self._state = state
         self._retrying = retrying
 
-    def replay(self, command: ReplayDead) -> DeadResult | Refused:
-        """Make letters messages of the group again."""
+    def replay(self, command: ReplayDead) -> DeadResult:
+        """Make letters messages of the group again. Raises RequestError."""
         group = self._group(command.group_id, command.numbers)
-        if isinstance(group, Refused):
-            return group
         self._state.marks_replays |= command.marked
         if not 0 <= command.due_ms <= DUE_MS_MAX:
-            return Refused(invalid("due_ms", command.due_ms, f"0 to {DUE_MS_MAX}").failure)
+            raise invalid("due_ms", command.due_ms, f"0 to {DUE_MS_MAX}")
         numbers: list[int] = []
         rows: list[Letters] = []
         records: list[bytes] = []
@@ -64,11 +62,9 @@ class Burial:
             group.dead.remove(numbers)
         return DeadResult(len(numbers), missing, kept, taken)
 
-    def purge(self, command: PurgeDead) -> DeadResult | Refused:
-        """Remove letters for good."""
+    def purge(self, command: PurgeDead) -> DeadResult:
+        """Remove letters for good. Raises RequestError."""
         group = self._group(command.group_id, command.numbers)
-        if isinstance(group, Refused):
-            return group
         numbers = np.frombuffer(command.numbers, "<u8").tolist()
         changed = group.dead.remove(numbers)
         missing = len(numbers) - changed
@@ -78,13 +74,12 @@ class Burial:
                 subscription.forget_how()  # purged messages now look like acknowledged ones
         return DeadResult(changed, missing, taken=len(numbers))
 
-    def _group(self, group_id: int, numbers: bytes) -> Group | Refused:
+    def _group(self, group_id: int, numbers: bytes) -> Group:
         if len(numbers) % 8:
-            return Refused(invalid("numbers", f"{len(numbers)} bytes", "elements of 8 bytes").failure)
+            raise invalid("numbers", f"{len(numbers)} bytes", "elements of 8 bytes")
         group = self._state.groups.get(group_id)
         if group is None:
-            facts = {"field": "group", "value": str(group_id)}
-            return Refused(Failure(pb.UNKNOWN_NAME, f"group {group_id} does not exist", facts))
+            raise refused(pb.UNKNOWN_NAME, f"group {group_id} does not exist", field="group", value=group_id)
         return group
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refused
 from tickwheel.node.state.cold_parts import (
     CHUNK,
     PAGE_PARTS,
@@ -133,8 +133,7 @@ class ColdTier:
             return self.parts.register(command.register)
         if kind == "mark":
             return self._mark(command.mark)
-        text = f"cold command {kind or 'without a body'} is not known to this version"
-        raise RequestError(Failure(pb.WRONG_STATE, text))
+        raise refused(pb.WRONG_STATE, f"cold command {kind or 'without a body'} is not known to this version")
 
     def _mark(self, command: cold_pb2.ColdMark) -> ColdResult:
         moves = command.HasField("due_ms")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse, refused
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.proto import cold_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -117,7 +117,7 @@ class ColdParts:
             if known.sha256 == request.sha256:
                 return told(known, repeated=True)
             text = f"job_id: {request.job_id}: it has brought something else; name this job otherwise"
-            raise RequestError(Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": request.job_id}))
+            raise refused(pb.NAME_TAKEN, text, field="job_id", value=request.job_id)
         columns = request.parts
         count = len(columns.rows) // 4
         if len(self._parts) + count > PARTS_MAX:

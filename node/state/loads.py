@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.failure import Failure, invalid, limit_reached, refuse, refused
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.node.state.ports import WheelPort
@@ -102,7 +102,7 @@ class Ingesting:
         Raises RequestError."""
         if not alone:
             # Further commands of the entry would meet a wheel that has not read the bundle's due units yet.
-            raise RequestError(Failure(pb.WRONG_STATE, "a bundle is taken over in an entry of the log of its own"))
+            raise refused(pb.WRONG_STATE, "a bundle is taken over in an entry of the log of its own")
         refuse(problem_of(ingest, slot_ms))
         if ingest.HasField("cold"):
             return self._cold_apply(ingest, stamped_ms)

@@ -15,12 +15,13 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from tickwheel.node.failure import Failure, RequestError, invalid
+from tickwheel.node.failure import Failure, RequestError, invalid, refused
 from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.burial import Burial
@@ -29,7 +30,7 @@ from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.key_holders import Holder, KeyHolders
 from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.producers import make_batch
+from tickwheel.node.state.producers import Batch, make_batch
 from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing, judge, sender_of
 from tickwheel.node.state.recurring import Recurring
 from tickwheel.node.state.results import (
@@ -72,6 +73,7 @@ from tickwheel.proto.log_pb2 import (
     Ingest,
     Lead,
     LogEntry,
+    PublishRequest,
     Reschedule,
     Settle,
     SettleColumns,
@@ -148,6 +150,26 @@ class StateMachine(StateView):
         self.burial = Burial(self._state, self.retrying)
         self._recurring = Recurring(self._state, wheel)
         self._checkpoint: StateCheckpoint | None = None
+        self._apply_by_kind: dict[str, Callable[[Any, LogEntry], AnyResult]] = {
+            "publish": lambda body, entry: self._publishing.apply(body, entry.stamped_ms, state.settings),
+            "dispatch": lambda body, entry: self._dispatch(body, entry.stamped_ms),
+            "ingest": self._ingest,
+            "settle": lambda body, entry: self._settle(body, entry.stamped_ms),
+            "replay_dead": lambda body, entry: self.burial.replay(body),
+            "purge_dead": lambda body, entry: self.burial.purge(body),
+            "cancel": lambda body, entry: self._cancel_once(body, entry.stamped_ms),
+            "reschedule": lambda body, entry: self._reschedule_once(body, entry.stamped_ms),
+            "filtered": lambda body, entry: self._filter(body),
+            "staging": lambda body, entry: state.staging.apply(
+                body, entry.stamped_ms, state.settings, self._publishing
+            ),
+            "admin": lambda body, entry: self._admin.apply(body, entry.stamped_ms),
+            "lead": lambda body, entry: self._lead(body),
+            "cold": lambda body, entry: state.cold.apply(body),
+            "sweep": lambda body, entry: self._sweep(body, entry.stamped_ms),
+            "schedule": lambda body, entry: self._recurring.apply(body, entry.stamped_ms),
+        }
+        """By kind of command. A RequestError makes the result Refused."""
         self.filtered = 0
         """Messages that filters left out since this process started, replays included. No part of the state."""
 
@@ -184,38 +206,13 @@ class StateMachine(StateView):
         state = self._state
         if entry.term < state.lead_term:
             return Ignored(entry.term, state.lead_term)
-        kind = command.WhichOneof("body")
-        if kind == "publish":
-            return self._publishing.apply(command.publish, entry.stamped_ms, state.settings)
-        if kind == "dispatch":
-            return self._dispatch(command.dispatch, entry.stamped_ms)
-        if kind == "ingest":
-            return self._ingest(command.ingest, entry)
-        if kind == "settle":
-            return self._settle(command.settle, entry.stamped_ms)
-        if kind == "replay_dead":
-            return self.burial.replay(command.replay_dead)
-        if kind == "purge_dead":
-            return self.burial.purge(command.purge_dead)
-        if kind == "cancel":
-            return self._cancel_once(command.cancel, entry.stamped_ms)
-        if kind == "reschedule":
-            return self._reschedule_once(command.reschedule, entry.stamped_ms)
-        if kind == "filtered":
-            return self._filter(command.filtered)
-        if kind == "staging":
-            return state.staging.apply(command.staging, entry.stamped_ms, state.settings, self._publishing)
-        if kind == "admin":
-            return self._admin.apply(command.admin, entry.stamped_ms)
-        if kind == "lead":
-            return self._lead(command.lead)
-        if kind == "cold":
-            return self._cold(command.cold)
-        if kind == "sweep":
-            return self._sweep(command.sweep, entry.stamped_ms)
-        if kind == "schedule":
-            return self._recurring.apply(command.schedule, entry.stamped_ms)
-        return Refused(Failure(pb.WRONG_STATE, f"command {kind or 'without a body'} is not known to this version"))
+        kind = command.WhichOneof("body") or "without a body"
+        try:
+            if kind not in self._apply_by_kind:
+                raise refused(pb.WRONG_STATE, f"command {kind} is not known to this version")
+            return self._apply_by_kind[kind](getattr(command, kind), entry)
+        except RequestError as error:
+            return Refused(error.failure)
 
     def _lead(self, lead: Lead) -> LeadResult:
         state = self._state
@@ -267,18 +264,9 @@ class StateMachine(StateView):
                 assert group is not None, "a subscription belongs to a group"
                 self.filtered += filtering.arrived(group, subscription, first, units)
 
-    def _ingest(self, ingest: Ingest, entry: LogEntry) -> IngestResult | Refused:
+    def _ingest(self, ingest: Ingest, entry: LogEntry) -> IngestResult:
         alone = len(entry.commands) == 1
-        try:
-            return self._ingesting.apply(ingest, entry.stamped_ms, self._state.settings.slot_ms, alone=alone)
-        except RequestError as error:
-            return Refused(error.failure)
-
-    def _cold(self, command: cold_pb2.ColdCommand) -> cold_pb2.ColdJob | ColdResult | Refused:
-        try:
-            return self._state.cold.apply(command)
-        except RequestError as error:
-            return Refused(error.failure)
+        return self._ingesting.apply(ingest, entry.stamped_ms, self._state.settings.slot_ms, alone=alone)
 
     def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
         budget, late = Budget(), LateSearch(self._late, self.wheel.cursor)
@@ -339,21 +327,31 @@ class StateMachine(StateView):
         cancel is remembered with that sequence."""
         if not cancel.HasField("request"):
             return self._cancel(cancel)
-        sender, producers = sender_of(cancel.request), self._state.producers
         try:
-            found = judge(producers, sender, 1)
+            found = self._repeated(cancel.request, stamped_ms)
         except RequestError as error:
             return CancelResult(scheduler.CANCEL_OUTCOME_UNSPECIFIED, failure=error.failure)
         if found is not None:
-            producers.touch(sender.producer_id, stamped_ms)
             return CancelResult(scheduler.CANCELLED, int(found.ids[0]), None, True, True)
         result = self._cancel(cancel)
         if result.outcome != scheduler.CANCELLED:
             return result
-        ids = np.array([result.id], np.uint64)
-        batch = make_batch(ids, np.zeros(1, np.int64), sender.checksum)
-        producers.accept(sender, batch, self._state.settings, stamped_ms)
+        self._remember(cancel.request, result.id, 0, stamped_ms)
         return replace(result, remembered=True)
+
+    def _repeated(self, request: PublishRequest, stamped_ms: int) -> Batch | None:
+        """The first answer, if a request about one message repeats its sender's sequence. Raises RequestError."""
+        sender = sender_of(request)
+        found = judge(self._state.producers, sender, 1)
+        if found is not None:
+            self._state.producers.touch(sender.producer_id, stamped_ms)
+        return found
+
+    def _remember(self, request: PublishRequest, id: int, due_ms: int, stamped_ms: int) -> None:
+        """Remember the answer to such a request."""
+        sender = sender_of(request)
+        batch = make_batch(np.array([id], np.uint64), np.array([due_ms], np.int64), sender.checksum)
+        self._state.producers.accept(sender, batch, self._state.settings, stamped_ms)
 
     def _cancel(self, cancel: Cancel) -> CancelResult:
         if not cancel.unique_key:
@@ -375,20 +373,16 @@ class StateMachine(StateView):
         is remembered with that sequence."""
         if not command.HasField("request"):
             return self._reschedule(command, stamped_ms)
-        sender, producers = sender_of(command.request), self._state.producers
         try:
-            found = judge(producers, sender, 1)
+            found = self._repeated(command.request, stamped_ms)
         except RequestError as error:
             return RescheduleResult(scheduler.RESCHEDULE_OUTCOME_UNSPECIFIED, failure=error.failure)
         if found is not None:
-            producers.touch(sender.producer_id, stamped_ms)
             return RescheduleResult(scheduler.RESCHEDULED, int(found.ids[0]), int(found.due_ms[0]), None, True, True)
         result = self._reschedule(command, stamped_ms)
         if result.outcome != scheduler.RESCHEDULED:
             return result
-        ids, due_ms = np.array([result.new_id], np.uint64), np.array([result.due_ms], np.int64)
-        batch = make_batch(ids, due_ms, sender.checksum)
-        producers.accept(sender, batch, self._state.settings, stamped_ms)
+        self._remember(command.request, result.new_id, result.due_ms, stamped_ms)
         return replace(result, remembered=True)
 
     def _reschedule(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:
@@ -420,10 +414,11 @@ class StateMachine(StateView):
         return RescheduleResult(_RESCHEDULE_OUTCOMES[outcome.name], new_id, int(units["due_ms"][0]) if new_id else 0)
 
     def _sweep(self, command: SweepCommand, stamped_ms: int) -> SweepResult:
-        begun = command.begin if command.WhichOneof("body") == "begin" else None
-        refused = self._admin.deletion_refusal(begun) if begun is not None else None
-        if refused is not None:
-            return SweepResult(failure=refused)
+        if command.WhichOneof("body") == "begin":
+            try:
+                self._admin.check_deletion(command.begin)
+            except RequestError as error:
+                return SweepResult(failure=error.failure)
         result = self._state.sweeps.apply(command, self.wheel, self.wheel.pending, stamped_ms)
         if result.sweep is None:
             return result

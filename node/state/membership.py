@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.failure import RequestError, invalid, limit_reached, refused
 from tickwheel.node.state.names import check_node_id
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -64,12 +64,8 @@ def after(command: AdminCommand, members: Mapping[str, Member], removed_ids: Col
     return _promoted(command.promote_member.node_id, members)
 
 
-def _refuse(reason: pb.ErrorReason.ValueType, text: str, **metadata: str) -> RequestError:
-    return RequestError(Failure(reason, text, metadata))
-
-
 def _unknown(node_id: str) -> RequestError:
-    return _refuse(pb.UNKNOWN_NAME, f"member {node_id} does not exist", field="node_id", value=node_id)
+    return refused(pb.UNKNOWN_NAME, f"member {node_id} does not exist", field="node_id", value=node_id)
 
 
 def _added(member: Member, members: Mapping[str, Member], removed_ids: Collection[str]) -> Members:
@@ -80,7 +76,7 @@ def _added(member: Member, members: Mapping[str, Member], removed_ids: Collectio
         raise invalid("node_id", node_id, problem)
     if node_id in removed_ids:
         text = f"member {node_id} was removed; a node that comes back takes a new id"
-        raise _refuse(pb.WRONG_STATE, text, field="node_id", value=node_id)
+        raise refused(pb.WRONG_STATE, text, field="node_id", value=node_id)
     found = members.get(node_id)
     places = (member.peer_address, member.client_address)
     if found is not None and found.disk_uuid and member.disk_uuid not in ("", found.disk_uuid):
@@ -88,14 +84,14 @@ def _added(member: Member, members: Mapping[str, Member], removed_ids: Collectio
             f"member {node_id} has another disk: it has forgotten votes and entries; "
             "remove it and add the node under a new id"
         )
-        raise _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
+        raise refused(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
     if found is not None and (found.peer_address, found.client_address) != places:
         text = f"member {node_id} exists with other addresses"
-        raise _refuse(pb.NAME_TAKEN, text, field="node_id", value=node_id)
+        raise refused(pb.NAME_TAKEN, text, field="node_id", value=node_id)
     for other in members.values():
         if other.node_id != node_id and member.disk_uuid and other.disk_uuid == member.disk_uuid:
             text = f"this disk belongs to member {other.node_id}"
-            raise _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
+            raise refused(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
     if found is not None:
         return Members({**members, node_id: replace(found, disk_uuid=member.disk_uuid or found.disk_uuid)})
     if len(members) >= MEMBERS_MAX:
@@ -109,7 +105,7 @@ def _removed(node_id: str, members: Mapping[str, Member]) -> Members:
     left = Members({other: member for other, member in members.items() if other != node_id}, node_id)
     if not left.voters:
         text = "the last member that counts cannot be removed"
-        raise _refuse(pb.WRONG_STATE, text, field="node_id", value=node_id)
+        raise refused(pb.WRONG_STATE, text, field="node_id", value=node_id)
     return left
 
 

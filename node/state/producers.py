@@ -30,7 +30,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.failure import Failure, RequestError, invalid
+from tickwheel.node.failure import Failure, RequestError, invalid, refused
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.state_pb2 import ProducerShares
@@ -143,8 +143,7 @@ class Producers:
             return None
         if sequence < span.first:
             text = f"sequence {sequence} of producer {sender.producer_id} was accepted, its ids are no longer kept"
-            facts = {"field": "sequence", "value": str(sequence), "expected": str(span.last + 1)}
-            raise RequestError(Failure(pb.SEQUENCE_FORGOTTEN, text, facts))
+            raise refused(pb.SEQUENCE_FORGOTTEN, text, field="sequence", value=sequence, expected=span.last + 1)
         batch = self._batches[sender.producer_id, sequence]
         if sender.checksum is not None and batch.checksum is not None and sender.checksum != batch.checksum:
             raise RequestError(content_differs(sender))

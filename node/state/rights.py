@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.failure import RequestError, invalid, limit_reached, refused
 from tickwheel.node.state.name_patterns import EVERYTHING, NamePatterns
 from tickwheel.node.state.names import TOPIC_NAME_LENGTH_MAX, check_topic_name, is_name_pattern
 from tickwheel.node.state.results import AdminResult
@@ -142,10 +142,6 @@ class _Indexed:
                 self.holding[right] = self.holding.get(right, 0) | 1 << place
 
 
-def _refused(reason: pb.ErrorReason.ValueType, text: str, name: str, value: str) -> RequestError:
-    return RequestError(Failure(reason, text, {"field": name, "value": value}))
-
-
 class AccessControl:
     """Changed by apply only. `version` rises with each change; it is no part of the state."""
 
@@ -217,7 +213,9 @@ class AccessControl:
         elif kind == "revoke_token":
             result = self._revoke_token(command.revoke_token)
         else:
-            raise _refused(pb.WRONG_STATE, f"access command {kind} is not known to this version", "body", str(kind))
+            raise refused(
+                pb.WRONG_STATE, f"access command {kind} is not known to this version", field="body", value=str(kind)
+            )
         self.version += 1
         self._rights.clear()
         self._message = None
@@ -243,7 +241,7 @@ class AccessControl:
             raise invalid("roles", len(roles), f"at most {ROLES_OF_USER_MAX}")
         for role in roles:
             if role != ADMINISTRATOR and role not in self._roles:
-                raise _refused(pb.UNKNOWN_NAME, f"role {role[:100]} does not exist", "roles", role[:100])
+                raise refused(pb.UNKNOWN_NAME, f"role {role[:100]} does not exist", field="roles", value=role[:100])
         for name, most in QUOTA_BOUNDS.items():
             value = getattr(wanted.quotas, name)
             if value > most:
@@ -263,7 +261,7 @@ class AccessControl:
     def _known(self, name: str) -> StoredUser:
         user = self._users.get(name)
         if user is None:
-            raise _refused(pb.UNKNOWN_NAME, f"user {name[:100]} does not exist", "user", name[:100])
+            raise refused(pb.UNKNOWN_NAME, f"user {name[:100]} does not exist", field="user", value=name[:100])
         return user
 
     def _delete_user(self, name: str, rights_on: bool) -> AdminResult:
@@ -278,7 +276,9 @@ class AccessControl:
     def _set_role(self, wanted: AccessRole, rights_on: bool) -> AdminResult:
         _check_name(wanted.name)
         if wanted.name == ADMINISTRATOR:
-            raise _refused(pb.NAME_TAKEN, f"{ADMINISTRATOR} is built in and cannot be changed", "name", ADMINISTRATOR)
+            raise refused(
+                pb.NAME_TAKEN, f"{ADMINISTRATOR} is built in and cannot be changed", field="name", value=ADMINISTRATOR
+            )
         if len(wanted.grants) > GRANTS_MAX:
             raise invalid("grants", len(wanted.grants), f"at most {GRANTS_MAX}")
         role = AccessRole(name=wanted.name, grants=[_checked_grant(grant) for grant in wanted.grants])
@@ -291,10 +291,12 @@ class AccessControl:
 
     def _delete_role(self, name: str) -> AdminResult:
         if name not in self._roles:
-            raise _refused(pb.UNKNOWN_NAME, f"role {name[:100]} does not exist", "name", name[:100])
+            raise refused(pb.UNKNOWN_NAME, f"role {name[:100]} does not exist", field="name", value=name[:100])
         holder = next((user.name for user in self._users.values() if name in user.roles), None)
         if holder is not None:
-            raise _refused(pb.WRONG_STATE, f"user {holder} has role {name}: take it away first", "name", name)
+            raise refused(
+                pb.WRONG_STATE, f"user {holder} has role {name}: take it away first", field="name", value=name
+            )
         return AdminResult(role=self._roles.pop(name))
 
     def _add_token(self, wanted: access_pb2.AddToken, stamped_ms: int) -> AdminResult:
@@ -304,7 +306,7 @@ class AccessControl:
         if len(token.label) > LABEL_LENGTH_MAX:
             raise invalid("label", token.label, f"at most {LABEL_LENGTH_MAX} characters")
         if sha256 in self._by_hash:
-            raise _refused(pb.NAME_TAKEN, "this token exists already", "sha256", id_of_token(sha256))
+            raise refused(pb.NAME_TAKEN, "this token exists already", field="sha256", value=id_of_token(sha256))
         kept = [held for held in user.tokens if is_alive(held.token, stamped_ms)]
         if len(kept) >= TOKENS_OF_USER_MAX:
             raise RequestError(limit_reached("tokens", TOKENS_OF_USER_MAX))
@@ -322,7 +324,7 @@ class AccessControl:
         gone = [held.sha256 for held in user.tokens if held.token.id == wanted.token_id]
         if not gone:
             told = wanted.token_id[:100]
-            raise _refused(pb.UNKNOWN_NAME, f"user {user.name} has no token {told}", "token_id", told)
+            raise refused(pb.UNKNOWN_NAME, f"user {user.name} has no token {told}", field="token_id", value=told)
         for sha256 in gone:
             del self._by_hash[sha256]
         return self._put(_with_tokens(user, [held for held in user.tokens if held.sha256 not in gone]))
@@ -380,4 +382,4 @@ def _checked_grant(message: Grant) -> Grant:
 
 def _last_administrator(name: str) -> RequestError:
     text = "nobody could administer the cluster any more; give another user the role administrator first"
-    return _refused(pb.WRONG_STATE, text, "name", name)
+    return refused(pb.WRONG_STATE, text, field="name", value=name)

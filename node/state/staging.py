@@ -30,7 +30,7 @@ import google_crc32c
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from tickwheel.node.failure import Failure, limit_reached
+from tickwheel.node.failure import Failure, RequestError, limit_reached, refuse, refused
 from tickwheel.node.state.publishing import Publishing
 from tickwheel.node.state.results import PublishResult
 from tickwheel.node.state.settings import Settings
@@ -129,19 +129,13 @@ class StagingResult:
     """The scheduled messages in the form of a client's schedule."""
 
 
-def _fenced(job_id: str, run_id: str, why: str) -> Failure:
-    text = f"run {run_id} of job {job_id} is over: {why}"
-    return Failure(pb.WRONG_STATE, text, {"field": "run_id", "value": run_id})
+def _fenced(job_id: str, run_id: str, why: str) -> RequestError:
+    return refused(pb.WRONG_STATE, f"run {run_id} of job {job_id} is over: {why}", field="run_id", value=run_id)
 
 
-def _not_staged(job_id: str, what: str) -> Failure:
+def _not_staged(job_id: str, what: str) -> RequestError:
     text = f"job {job_id}: {what}; it expired, was aborted, or was never staged: write it again"
-    return Failure(pb.WRONG_STATE, text, {"field": "attempts", "value": what})
-
-
-def _other_rows(job_id: str, batch: int) -> Failure:
-    text = f"job {job_id} has been committed with other rows (batch {batch}): give these rows a job id of their own"
-    return Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": job_id})
+    return refused(pb.WRONG_STATE, text, field="attempts", value=what)
 
 
 class Staging:
@@ -163,31 +157,32 @@ class Staging:
     ) -> StagingResult:
         """Apply one command of the log."""
         kind = command.WhichOneof("body")
-        if kind in ("stage", "commit", "abort"):
-            return self._of_owner(command, stamped_ms, settings)
-        if kind == "publish":
-            return self._publish(command.publish, stamped_ms, settings, publishing)
-        if kind == "expire":
-            self._expire(stamped_ms, settings)
-            return StagingResult()
-        return StagingResult(Failure(pb.WRONG_STATE, f"staging command {kind or 'without a body'} is not known"))
+        try:
+            if kind in ("stage", "commit", "abort"):
+                return self._of_owner(command, stamped_ms, settings)
+            if kind == "publish":
+                return self._publish(command.publish, stamped_ms, settings, publishing)
+            if kind == "expire":
+                self._expire(stamped_ms, settings)
+                return StagingResult()
+            raise refused(pb.WRONG_STATE, f"staging command {kind or 'without a body'} is not known")
+        except RequestError as error:
+            return StagingResult(error.failure)
 
     def _of_owner(self, command: StagingCommand, stamped_ms: int, settings: Settings) -> StagingResult:
         kind = command.WhichOneof("body")
         body = command.stage if kind == "stage" else command.commit if kind == "commit" else command.abort
-        refusal = self.owner_refusal(body.job_id, command.owner)
-        if refusal is not None:
-            return StagingResult(refusal)
-        if kind == "stage":
-            result = self._stage(command.stage, stamped_ms, settings)
-        elif kind == "commit":
-            result = self._commit(command.commit, stamped_ms, settings)
-        else:
-            result = self._abort(command.abort, stamped_ms, settings)
-        job = self._jobs.get(body.job_id)
-        if job is not None and command.owner:
-            job.owner = command.owner
-        return result
+        refuse(self.owner_refusal(body.job_id, command.owner))
+        try:
+            if kind == "stage":
+                return self._stage(command.stage, stamped_ms, settings)
+            if kind == "commit":
+                return self._commit(command.commit, stamped_ms, settings)
+            return self._abort(command.abort, stamped_ms, settings)
+        finally:
+            job = self._jobs.get(body.job_id)
+            if job is not None and command.owner:
+                job.owner = command.owner
 
     def owner_refusal(self, job_id: str, owner: str) -> Failure | None:
         """Why a user must not touch a job; None: the user owns it, nobody does, or it is unknown.
@@ -198,27 +193,34 @@ class Staging:
         if job is None or not job.owner or not owner or owner == job.owner:
             return None
         text = f"job {job_id} belongs to another user: choose a job id of your own"
-        return Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": job_id})
+        return refused(pb.NAME_TAKEN, text, field="job_id", value=job_id).failure
 
     def judge(self, job_id: str, batch: int, run_id: str, size: int, settings: Settings) -> StagingResult | None:
-        """The answer to a block that would not be kept; None: it would be kept.
+        """The answer to a block of a batch that counts already; None: the block would be kept. Raises RequestError: it
+        would be refused.
 
         Used by apply, and by a master that can then answer without the log.
         """
         job = self._jobs.get(job_id)
-        if job is not None:
-            state = job.state_of(batch)
-            if state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
-                return StagingResult(state=state)
-            if run_id in job.dead_runs:
-                return StagingResult(_fenced(job_id, run_id, "it was aborted"))
-            if batch < job.batch:
-                return StagingResult(_fenced(job_id, run_id, f"batch {job.batch} has begun"))
-            if job.state == STAGED_PUBLISHING:
-                return StagingResult(limit_reached(f"job {job_id}: batches published at a time", 1, ROOM_HINT_MS))
+        if job is not None and self._counts(job, batch, run_id):
+            return StagingResult(state=job.state_of(batch))
         if self.staged_bytes + max(size, CHARGE_BYTES_MIN) > settings.staging_bytes_max:
-            return StagingResult(limit_reached("staging_bytes_max", settings.staging_bytes_max, ROOM_HINT_MS))
+            raise RequestError(limit_reached("staging_bytes_max", settings.staging_bytes_max, ROOM_HINT_MS))
         return None
+
+    @staticmethod
+    def _counts(job: Job, batch: int, run_id: str) -> bool:
+        """Whether a commit of the batch counts already. Raises RequestError: the run is over, or the batch has to wait
+        for the one before."""
+        if job.state_of(batch) in (STAGED_PUBLISHED, STAGED_PUBLISHING):
+            return True
+        if run_id in job.dead_runs:
+            raise _fenced(job.job_id, run_id, "it was aborted")
+        if batch < job.batch:
+            raise _fenced(job.job_id, run_id, f"batch {job.batch} has begun")
+        if job.state == STAGED_PUBLISHING:
+            raise RequestError(limit_reached(f"job {job.job_id}: batches published at a time", 1, ROOM_HINT_MS))
+        return False
 
     def _stage(self, stage: StageBlock, stamped_ms: int, settings: Settings) -> StagingResult:
         size = len(stage.block)
@@ -226,20 +228,17 @@ class Staging:
             job = self._jobs[stage.job_id]
             job.touched_ms = max(job.touched_ms, stamped_ms)
             return StagingResult(state=job.state_of(stage.batch))
-        refused = self.judge(stage.job_id, stage.batch, stage.run_id, size, settings)
-        if refused is not None:
-            return refused
-        found = self._job(stage.job_id, settings)
-        if found is None:
-            return StagingResult(limit_reached("staging_jobs_max", settings.staging_jobs_max, ROOM_HINT_MS))
-        job = found
+        known = self.judge(stage.job_id, stage.batch, stage.run_id, size, settings)
+        if known is not None:
+            return known
+        job = self._job(stage.job_id, settings)
         self._turn_to(job, stage.batch)
         attempt = job.attempts.get(stage.attempt)
         if attempt is None:
             attempt = job.attempts[stage.attempt] = Attempt(stage.run_id, stage.partition)
         elif (attempt.run_id, attempt.partition) != (stage.run_id, stage.partition):
             text = f"attempt {stage.attempt} belongs to another task"
-            return StagingResult(Failure(pb.INVALID_FIELD, text, {"field": "attempt", "value": str(stage.attempt)}))
+            raise refused(pb.INVALID_FIELD, text, field="attempt", value=stage.attempt)
         if job.file is None:
             self._last_file += 1
             job.file_number = self._last_file
@@ -255,41 +254,32 @@ class Staging:
 
     def _commit(self, commit: staging_pb2.CommitStagedRequest, stamped_ms: int, settings: Settings) -> StagingResult:
         job_id, batch = commit.job_id, commit.batch
-        job = self._jobs.get(job_id)
-        if job is not None:
-            state = job.state_of(batch)
-            if state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
-                if batch == job.batch and commit.fingerprint and job.fingerprint not in (0, commit.fingerprint):
-                    return StagingResult(_other_rows(job_id, batch))
-                return StagingResult(state=state)
-            if commit.run_id in job.dead_runs:
-                return StagingResult(_fenced(job_id, commit.run_id, "it was aborted"))
-            if batch < job.batch:
-                return StagingResult(_fenced(job_id, commit.run_id, f"batch {job.batch} has begun"))
-            if job.state == STAGED_PUBLISHING:
-                return StagingResult(limit_reached(f"job {job_id}: batches published at a time", 1, ROOM_HINT_MS))
+        known = self._jobs.get(job_id)
+        if known is not None and self._counts(known, batch, commit.run_id):
+            if batch == known.batch and commit.fingerprint and known.fingerprint not in (0, commit.fingerprint):
+                text = f"job {job_id} has been committed with other rows (batch {batch})"
+                text = f"{text}: give these rows a job id of their own"
+                raise refused(pb.NAME_TAKEN, text, field="job_id", value=job_id)
+            return StagingResult(state=known.state_of(batch))
         plan: list[Block] = []
-        held = job.attempts if job is not None and job.batch == batch else {}
+        held = known.attempts if known is not None and known.batch == batch else {}
         partitions = list(map(attrgetter("partition"), commit.attempts))
         if len(set(partitions)) < len(partitions):
-            text = "attempts: two of one partition"
-            return StagingResult(Failure(pb.INVALID_FIELD, text, {"field": "attempts", "limit": "one a partition"}))
+            raise refused(pb.INVALID_FIELD, "attempts: two of one partition", field="attempts", limit="one a partition")
         if partitions and not held:
-            return StagingResult(_not_staged(job_id, f"nothing of partition {min(partitions)} is there"))
+            raise _not_staged(job_id, f"nothing of partition {min(partitions)} is there")
         for number in sorted(range(len(partitions)), key=partitions.__getitem__):
             named = commit.attempts[number]
             attempt = held.get(named.attempt)
             wanted = (commit.run_id, named.partition, named.blocks, named.rows)
             if attempt is None:
-                return StagingResult(_not_staged(job_id, f"nothing of partition {named.partition} is there"))
+                raise _not_staged(job_id, f"nothing of partition {named.partition} is there")
             blocks = [attempt.blocks[number] for number in sorted(attempt.blocks)]
             if (attempt.run_id, attempt.partition, len(blocks), attempt.rows) != wanted:
                 what = f"of partition {named.partition} {attempt.rows} rows are there, {named.rows} were to be"
-                return StagingResult(_not_staged(job_id, what))
+                raise _not_staged(job_id, what)
             plan += blocks
         job = self._job(job_id, settings)
-        if job is None:
-            return StagingResult(limit_reached("staging_jobs_max", settings.staging_jobs_max, ROOM_HINT_MS))
         self._turn_to(job, batch)
         job.attempts = {}
         job.state, job.plan, job.position = STAGED_PUBLISHING, plan, 0
@@ -339,8 +329,6 @@ class Staging:
 
     def _abort(self, abort: staging_pb2.AbortStagedRequest, stamped_ms: int, settings: Settings) -> StagingResult:
         job = self._job(abort.job_id, settings)
-        if job is None:
-            return StagingResult(limit_reached("staging_jobs_max", settings.staging_jobs_max, ROOM_HINT_MS))
         state = job.state_of(abort.batch)
         if state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
             return StagingResult(state=state)
@@ -363,16 +351,16 @@ class Staging:
 
     # -- steps of them
 
-    def _job(self, job_id: str, settings: Settings) -> Job | None:
-        """The job, made if it is new; None: there are too many. To make room, the job longest untouched goes, of those
-        that are idle and have no memory time of their own."""
+    def _job(self, job_id: str, settings: Settings) -> Job:
+        """The job, made if it is new. To make room, the job longest untouched goes, of those that are idle and have no
+        memory time of their own. Raises RequestError: there are too many others."""
         job = self._jobs.get(job_id)
         if job is not None:
             return job
         if len(self._jobs) >= settings.staging_jobs_max:
             idle = [item for item in self._jobs.values() if item.state == STAGED_NONE and not item.memory_ms]
             if not idle:
-                return None
+                raise RequestError(limit_reached("staging_jobs_max", settings.staging_jobs_max, ROOM_HINT_MS))
             del self._jobs[min(idle, key=lambda item: (item.touched_ms, item.job_id)).job_id]
         job = self._jobs[job_id] = Job(job_id)
         return job

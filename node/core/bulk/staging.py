@@ -21,7 +21,7 @@ from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.schedule.publisher import Publisher
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse, refused
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.names import check_producer_id
@@ -111,7 +111,6 @@ class StagedWrites(Part):
         if not state.staging.holds(request.job_id, request.attempt, request.sequence):
             known = state.staging.judge(request.job_id, request.batch, request.run_id, batch.bytes, state.settings)
             if known is not None:
-                refuse(known.failure)
                 return self._describe(request.job_id, request.batch)
         refuse(self._disk_room.refusal())
         refuse(self._flow.keys_refusal(batch))
@@ -120,8 +119,7 @@ class StagedWrites(Part):
         name = batch.topics[0]
         if state.topic_id(name) is None:
             if not state.settings.topics_auto_create:
-                text = f"topic {name} does not exist"
-                raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topic", "value": name}))
+                raise refused(common_pb2.UNKNOWN_NAME, f"topic {name} does not exist", field="topic", value=name)
             await self._requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=owner))
         result = await self._queue_block(request, batch, owner)
         assert isinstance(result, StagingResult)
