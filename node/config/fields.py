@@ -13,6 +13,7 @@ from typing import Any
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.state.names import check_topic_name
+from tickwheel.node.state.settings import BOUNDS
 from tickwheel.replication.log import Member
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}\Z")
@@ -72,6 +73,11 @@ def optional_number(low: int, high: int, doc: str) -> Any:
     return field(default=None, metadata={KEY: FieldSpec("integer", doc, f"{low:,} to {high:,}, or absent", parse, str)})
 
 
+def setting(name: str, doc: str) -> Any:
+    """An integer within the bounds of this replicated setting, or absent."""
+    return optional_number(*BOUNDS[name], doc)
+
+
 def _parse_flag(value: object) -> object:
     if isinstance(value, bool):
         return value
@@ -82,22 +88,25 @@ def _parse_flag(value: object) -> object:
     raise ValueError
 
 
+def _flag(default: bool | None, doc: str, core: str = "") -> Any:
+    allowed = "true, false" if default is not None else "true, false, or absent"
+    spec = FieldSpec("boolean", doc, allowed, _parse_flag, lambda value: str(value).lower(), core)
+    return field(default=default, metadata={KEY: spec})
+
+
 def flag(default: bool, doc: str) -> Any:
     """true or false."""
-    spec = FieldSpec("boolean", doc, "true, false", _parse_flag, lambda value: str(value).lower())
-    return field(default=default, metadata={KEY: spec})
+    return _flag(default, doc)
 
 
 def core_flag(core: str, doc: str) -> Any:
     """true or false, told to the core under the name `core`; its default is the core's own."""
-    spec = FieldSpec("boolean", doc, "true, false", _parse_flag, lambda value: str(value).lower(), core)
-    return field(default=getattr(_CORE_DEFAULTS, core), metadata={KEY: spec})
+    return _flag(getattr(_CORE_DEFAULTS, core), doc, core)
 
 
 def optional_flag(doc: str) -> Any:
     """true, false, or absent."""
-    spec = FieldSpec("boolean", doc, "true, false, or absent", _parse_flag, lambda value: str(value).lower())
-    return field(default=None, metadata={KEY: spec})
+    return _flag(None, doc)
 
 
 def text(default: str | None, doc: str, *, allowed: str = "text", pattern: re.Pattern[str] | None = None) -> Any:

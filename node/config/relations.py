@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from tickwheel.node.config.fields import parse_address
 from tickwheel.node.config.sections import NodeConfig
+from tickwheel.node.state.settings import SLOT_MS_ALLOWED
 
-SLOTS_MS = (1_000, 500, 200, 100)
 LEVEL = re.compile(r"[1-9][0-9]{0,9}[smhd]\Z")
 GRPC_FRAME_BYTES = 256 << 10
 """Room for a message's envelope beside the payload bytes that a limit counts."""
@@ -194,7 +194,7 @@ def _tls(config: NodeConfig) -> Iterator[Problem]:
 
 def _seed(config: NodeConfig) -> Iterator[Problem]:
     seed = config.seed
-    if seed.slot_ms is not None and seed.slot_ms not in SLOTS_MS:
+    if seed.slot_ms is not None and seed.slot_ms not in SLOT_MS_ALLOWED:
         yield Problem("seed.slot_ms", seed.slot_ms, "must be 1000, 500, 200 or 100")
     if seed.delay_levels is not None:
         levels = seed.delay_levels.split()

@@ -13,6 +13,7 @@ from typing import Any
 
 from tickwheel.node.config import fields
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.state.settings import SLOT_MS_ALLOWED
 from tickwheel.proto.admin_pb2 import Settings
 from tickwheel.replication.cluster_clock import FRESH_MS
 from tickwheel.replication.log import Member
@@ -392,19 +393,19 @@ class SeedSection:
         None, "Delay levels, shortest first.", allowed="up to 64 of a number and s, m, h or d, with blanks; or absent"
     )
     slot_ms: int | None = fields.optional_number(
-        100, 1_000, "Width of a tick: 1000, 500, 200 or 100. It can never be changed."
+        SLOT_MS_ALLOWED[0], SLOT_MS_ALLOWED[-1], "Width of a tick: 1000, 500, 200 or 100. It can never be changed."
     )
-    attempts_max: int | None = fields.optional_number(1, 255, "Deliveries of a message before it is a dead letter.")
-    delay_ms_max: int | None = fields.optional_number(1_000, 3_650 * 86_400_000, "How far ahead a message may be due.")
-    payload_bytes_max: int | None = fields.optional_number(1, 4 * MIB, "Size of a payload.")
-    batch_messages_max: int | None = fields.optional_number(1, 100_000, "Messages in a batch.")
-    retention_ms: int | None = fields.optional_number(
-        60_000, 3_650 * 86_400_000, "How long dispatched messages are kept that a group has not settled."
+    attempts_max: int | None = fields.setting("attempts_max", "Deliveries of a message before it is a dead letter.")
+    delay_ms_max: int | None = fields.setting("delay_ms_max", "How far ahead a message may be due.")
+    payload_bytes_max: int | None = fields.setting("payload_bytes_max", "Size of a payload.")
+    batch_messages_max: int | None = fields.setting("batch_messages_max", "Messages in a batch.")
+    retention_ms: int | None = fields.setting(
+        "retention_ms", "How long dispatched messages are kept that a group has not settled."
     )
     topics_auto_create: bool | None = fields.optional_flag("Create a topic when it is first scheduled to.")
     groups_auto_create: bool | None = fields.optional_flag("Create a group when it first consumes.")
-    window_messages_max: int | None = fields.optional_number(
-        1_000, 100_000_000, "Messages between a group's floor and its newest delivery."
+    window_messages_max: int | None = fields.setting(
+        "window_messages_max", "Messages between a group's floor and its newest delivery."
     )
 
 
@@ -451,19 +452,7 @@ class NodeConfig:
     @property
     def seed_settings(self) -> Settings:
         """First replicated settings of a new cluster; absent fields take the state machine's defaults."""
-        seed = self.seed
-        return Settings(
-            delay_levels=seed.delay_levels,
-            slot_ms=seed.slot_ms,
-            attempts_max=seed.attempts_max,
-            delay_ms_max=seed.delay_ms_max,
-            payload_bytes_max=seed.payload_bytes_max,
-            batch_messages_max=seed.batch_messages_max,
-            retention_ms=seed.retention_ms,
-            topics_auto_create=seed.topics_auto_create,
-            groups_auto_create=seed.groups_auto_create,
-            window_messages_max=seed.window_messages_max,
-        )
+        return Settings(**dataclasses.asdict(self.seed))
 
     @property
     def core(self) -> CoreConfig:
