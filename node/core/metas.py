@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from tickwheel.proto.common_pb2 import MessageMeta
 
@@ -50,6 +52,11 @@ def fitting(items: Sequence[M], size: Callable[[M], int], bytes_max: int = LIST_
         if left < 0 and number:
             return items[:number]
     return items
+
+
+def count_fitting(sizes: NDArray[Any], bytes_max: int) -> int:
+    """How many of the first items, of these sizes, together are at most `bytes_max`; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), bytes_max, side="right")))
 
 
 def meta_of(data: bytes) -> MessageMeta:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, count_fitting, meta_of
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
@@ -202,6 +202,11 @@ class Finder:
         return (row, job) if row < len(job.units) else (0, None)
 
 
+def key_of(unit: np.void) -> CursorKey:
+    """This unit's key."""
+    return CursorKey(int(unit["due_ms"]), int(unit["index"]))
+
+
 def _behind(unit: np.void) -> CursorKey:
     """The key that follows this unit's."""
     return CursorKey(int(unit["due_ms"]), int(unit["index"]) + 1)
@@ -247,7 +252,7 @@ class PendingRequests:
             units = join_units([part for part in parts if len(part)]) if count else np.zeros(0, UNIT)
             if request.content or request.meta:
                 sizes = units["size" if request.content else "meta_size"]
-                units, next_key = _within_bytes(units, sizes, next_key)
+                units, next_key = within_bytes(units, sizes, next_key)
             page = await self.describe(units, request.content, request.content or request.meta)
             page.next_page_token = "" if next_key is None else token_of(next_key)
             return page
@@ -370,15 +375,13 @@ def _fill(page: scheduler_pb2.ListPendingResponse, meta_sizes: list[int], record
         message.payload = record[meta_size:]
 
 
-def _within_bytes(units: Units, sizes: np.ndarray, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
+def within_bytes(units: Units, sizes: np.ndarray, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
     """The units that fit into one answer, at least one, and where the next page begins. `sizes`: bytes that the answer
     tells of each unit."""
-    fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), ANSWER_BYTES_MAX, side="right"))
-    fitting = max(1, fitting)
-    if fitting >= len(units):
+    fit = count_fitting(sizes, ANSWER_BYTES_MAX)
+    if fit >= len(units):
         return units, next_key
-    first = units[fitting]
-    return units[:fitting], CursorKey(int(first["due_ms"]), int(first["index"]))
+    return units[:fit], key_of(units[fit])
 
 
 def token_of(key: CursorKey) -> str:

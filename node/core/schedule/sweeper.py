@@ -17,9 +17,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.metas import count_fitting
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DELAY, KIND_DUE, beyond_longest_delay
-from tickwheel.node.core.schedule.pending import Finder, Found, Query, deletion_query, make_query
+from tickwheel.node.core.schedule.pending import Finder, Found, Query, deletion_query, key_of, make_query
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.core.world import Now
 from tickwheel.node.failure import Failure, RequestError, invalid, no_agreed_time
@@ -289,10 +290,9 @@ class _Step:
     def _movable(self, found: Found, units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
         """Of `units`, the first of what was found, those that one step carries, without those that would move too far
         ahead."""
-        fitting = int(np.searchsorted(np.cumsum(units["size"], dtype=np.int64), STEP_BYTES_MAX, side="right"))
-        fitting = max(1, fitting)
-        if fitting < len(units):
-            units, next_key = self._cut(found, fitting)
+        fit = count_fitting(units["size"], STEP_BYTES_MAX)
+        if fit < len(units):
+            units, next_key = self._cut(found, fit)
         if self._action == "shift_ms":
             latest_ms = self._core.clock.now_ms() + self._core.state.settings.delay_ms_max
             near = units["due_ms"] + self._target_ms <= latest_ms
@@ -303,8 +303,7 @@ class _Step:
     def _cut(self, found: Found, count: int) -> tuple[Units, CursorKey]:
         """The first `count` units, and where the next step begins."""
         self._step.examined = int(found.ranks[count - 1])
-        first = found.units[count]
-        return found.units[:count], CursorKey(int(first["due_ms"]), int(first["index"]))
+        return found.units[:count], key_of(found.units[count])
 
     def _move(self, units: Units, records: list[bytes]) -> None:
         """Put the messages at their new times into the step."""

@@ -1,8 +1,7 @@
 """Pins: readers of all pending messages see those of one applied index, however long they take.
 
-Owns the pins of this node, master or slave. A pin holds back no file and no checkpoint (wheel/reads.py). It is
-forgotten when its reader drops it, or after PIN_HOLD_MS without a read. Workers read the pages; a page is bounded by
-units and bytes.
+Owns the pins of this node, master or slave (pin_table.py). A pin holds back no file and no checkpoint (wheel/reads.py).
+Workers read the pages; a page is bounded by units and bytes.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
+from tickwheel.node.core.metas import fitting
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
+from tickwheel.node.core.schedule.pending import within_bytes
+from tickwheel.node.core.watch.pin_table import PinTable
 from tickwheel.node.core.work import RemovedError, UnreadableError
-from tickwheel.node.failure import Failure, RequestError, invalid, refuse
+from tickwheel.node.failure import RequestError, invalid, refuse, refused
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.staging import StagingResult
@@ -34,19 +35,15 @@ from tickwheel.proto.snapshot_pb2 import (
 from tickwheel.proto.staging_pb2 import CommitStagedRequest, StagingCommand
 from tickwheel.wheel.queries import Wanted
 from tickwheel.wheel.reads import Pinned
-from tickwheel.wheel.units import HOUR_MS, CursorKey, Units, ids_of, picked
+from tickwheel.wheel.units import HOUR_MS, CursorKey, ids_of, picked
 
 PINS_MAX = 256
-"""Beyond this the least recently read pin goes: a reader that pins again and again must not lock out others."""
-PIN_HOLD_MS = 600_000
-"""A pin is kept this long without a read: its reader may be busy with other hours."""
 PAGE_UNITS_MAX = 8_192
 NAME_BYTES = 16
 """Upper bound of what a name in a map takes beside its own bytes."""
 TOPICS_MAX = 1_000
 NAMED = "pin."
 """Prefix of the ids of jobs that stand for a pin agreed under a name."""
-RETRY_HINT_MS = 20
 
 
 @dataclass(slots=True)
@@ -65,7 +62,7 @@ class _Pin:
 class PendingPins:
     def __init__(self, core: Kernel) -> None:
         self._core = core
-        self._pins: dict[int, _Pin] = {}
+        self._pins: PinTable[_Pin] = PinTable(core)
 
     @property
     def count(self) -> int:
@@ -76,7 +73,7 @@ class PendingPins:
         """Pin the pending messages of this moment."""
         core = self._core
         if request.pin_id:
-            return _told(self._pin(request.pin_id), request.topics_after)
+            return _told(self._pins.read(request.pin_id), request.topics_after)
         self._check(request)
         state = core.state
         names = {topic.topic_id: topic.name for topic in state.topics}
@@ -86,12 +83,7 @@ class PendingPins:
             topic_ids = frozenset(number for number, name in names.items() if name in wanted)
         due_min, due_max = request.due_ms_min, request.due_ms_max or DUE_MS_LIMIT
         pinned = core.wheel.reads.pin(due_min, due_max)
-        now_ms = core.steady_ms()
-        self._forget_unused(now_ms)
-        if len(self._pins) >= PINS_MAX:
-            del self._pins[min(self._pins, key=lambda n: self._pins[n].used_ms)]
-        # By chance: a number of an earlier life of this node must name nothing.
-        pin_id = core.random_bits(63) | 1
+        pin_id = self._pins.new_id(PINS_MAX)
         told = PinResponse(
             pin_id=pin_id,
             applied_index=core.applied_index,
@@ -102,8 +94,8 @@ class PendingPins:
             spans=True,
         )
         named = sorted((number, name) for number, name in names.items() if topic_ids is None or number in topic_ids)
-        pin = self._pins[pin_id] = _Pin(pinned, told, named, topic_ids, due_min, due_max, now_ms)
-        return _told(pin)
+        pin = _Pin(pinned, told, named, topic_ids, due_min, due_max, core.steady_ms())
+        return _told(self._pins.add(pin_id, pin))
 
     async def agree(self, request: AgreePinRequest) -> AgreePinResponse:
         """Agree on the pin to read under a name: the first one that was proposed.
@@ -126,37 +118,21 @@ class PendingPins:
         return AgreePinResponse(pin_id=job.fingerprint if job is not None else 0)
 
     def _check(self, request: PinRequest) -> None:
-        core = self._core
-        if core.recovering or core.applied_index < request.applied_index_min:
-            text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
-            raise RequestError(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)}))
+        self._pins.check_applied(request.applied_index_min)
         if len(request.topics) > TOPICS_MAX:
             raise invalid("topics", len(request.topics), f"at most {TOPICS_MAX}")
         for name, value in (("due_ms_min", request.due_ms_min), ("due_ms_max", request.due_ms_max)):
             if not 0 <= value <= DUE_MS_LIMIT:
                 raise invalid(name, value, "a time in milliseconds since 1970, or 0")
 
-    def _pin(self, pin_id: int) -> _Pin:
-        """A pin, which is used now. Raises RequestError: it is not known."""
-        pin = self._pins.get(pin_id)
-        if pin is None:
-            text = f"pin {pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
-            raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(pin_id)}))
-        pin.used_ms = self._core.steady_ms()
-        return pin
-
-    def _forget_unused(self, now_ms: int) -> None:
-        for pin_id in [n for n, pin in self._pins.items() if now_ms - pin.used_ms > PIN_HOLD_MS]:
-            del self._pins[pin_id]
-
     def unpin(self, pin_id: int) -> None:
         """Drop a pin. Idempotent."""
-        self._pins.pop(pin_id, None)
+        self._pins.drop(pin_id)
 
     async def read(self, request: ReadPinnedRequest) -> PinnedPage:
         """Read a page of one hour, or of several."""
         core, hour = self._core, request.hour
-        pin = self._pin(request.pin_id)
+        pin = self._pins.read(request.pin_id)
         if request.hour_end and request.hour_end <= hour:
             raise invalid("hour_end", request.hour_end, f"above hour ({hour}), or 0")
         if not 0 <= request.start_due_ms <= DUE_MS_LIMIT:
@@ -178,7 +154,8 @@ class PendingPins:
         units = pin.pinned.known(job.units)
         if pin.topic_ids is not None:
             units = picked(units, np.isin(units["topic_id"], list(pin.topic_ids)))
-        units, next_key = _page(units, job.next_key)
+        # A large record makes a page of its own.
+        units, next_key = within_bytes(units, units["size"], job.next_key)
         page = PinnedPage(
             ids=ids_of(units).astype("<u8").tobytes(),
             topic_ids=units["topic_id"].tobytes(),
@@ -195,13 +172,13 @@ class PendingPins:
             try:
                 page.records = b"".join(await core.background.records_of(units))
             except RemovedError:
-                raise RequestError(_overtaken(int(units["due_ms"][0]) // HOUR_MS)) from None
+                raise _overtaken(int(units["due_ms"][0]) // HOUR_MS) from None
         return page
 
     def _require_hour(self, hour: int) -> None:
         """Raise RequestError if the hour was removed."""
         if hour < self._core.wheel.holdings.removed_below:
-            raise RequestError(_overtaken(hour))
+            raise _overtaken(hour)
 
 
 def _told(pin: _Pin, topics_after: int = 0) -> PinResponse:
@@ -217,18 +194,8 @@ def _told(pin: _Pin, topics_after: int = 0) -> PinResponse:
     return answer
 
 
-def _page(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
-    """The units that fit into a page, and where the next page begins. A large record makes a page of its own."""
-    ends = np.cumsum(units["size"], dtype=np.int64)
-    fit = max(1, int(np.searchsorted(ends, ANSWER_BYTES_MAX, side="right")))
-    if fit >= len(units):
-        return units, next_key
-    following = units[fit]
-    return units[:fit], CursorKey(int(following["due_ms"]), int(following["index"]))
-
-
-def _overtaken(hour: int) -> Failure:
+def _overtaken(hour: int) -> RequestError:
     text = (
         f"hour {hour} was removed while it was being read: all of it was delivered and settled, or retention was over"
     )
-    return Failure(common_pb2.WRONG_STATE, text, {"field": "hour", "value": str(hour)})
+    return refused(common_pb2.WRONG_STATE, text, field="hour", value=hour)

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, count_fitting, fitting
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
+from tickwheel.node.core.watch.pin_table import PinTable
 from tickwheel.node.core.work import RemovedError, UnreadableError
-from tickwheel.node.failure import Failure, RequestError, invalid
+from tickwheel.node.failure import invalid, refused
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.targets import origins_of
@@ -35,13 +36,10 @@ from tickwheel.proto.snapshot_pb2 import (
 from tickwheel.wheel.units import Ids, ids_of, picked
 
 PINS_MAX = 16
-"""Each pin has a bit for each message of the group's open windows. Beyond this number the least recently read pin
-goes."""
-PIN_HOLD_MS = 600_000
+"""Each pin has a bit for each message of the group's open windows."""
 PAGE_POSITIONS = 4_096
 PAGE_RETRIES = 65_536
 """Positions searched for retries at a time."""
-RETRY_HINT_MS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,29 +98,22 @@ def _window_of(subscription: Subscription) -> _Window:
 class SettledPins:
     def __init__(self, core: Kernel) -> None:
         self._core = core
-        self._pins: dict[int, _Pin] = {}
+        self._pins: PinTable[_Pin] = PinTable(core)
 
     async def pin(self, request: PinSettledRequest) -> PinSettledResponse:
         """Pin the settled messages of this moment."""
         if request.pin_id:
-            return _told(self._pin(request.pin_id), request.topics_after)
+            return _told(self._pins.read(request.pin_id), request.topics_after)
         core, state = self._core, self._core.state
-        if core.recovering or core.applied_index < request.applied_index_min:
-            text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
-            raise RequestError(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)}))
+        self._pins.check_applied(request.applied_index_min)
         if not 0 <= request.due_ms_min <= DUE_MS_LIMIT:
             raise invalid("due_ms_min", request.due_ms_min, "a time in milliseconds since 1970, or 0")
         group_id = state.group_id(request.group)
         if group_id is None:
-            facts = {"field": "group", "value": request.group}
-            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, f"group {request.group} does not exist", facts))
-        now_ms = core.steady_ms()
-        pins = {number: pin for number, pin in self._pins.items() if now_ms - pin.used_ms <= PIN_HOLD_MS}
-        if len(pins) >= PINS_MAX:
-            del pins[min(pins, key=lambda number: pins[number].used_ms)]
-        self._pins = pins
-        # By chance: a number of an earlier life of this node must name nothing.
-        pin_id = core.random_bits(63) | 1
+            raise refused(
+                common_pb2.UNKNOWN_NAME, f"group {request.group} does not exist", field="group", value=request.group
+            )
+        pin_id = self._pins.new_id(PINS_MAX)
         dead = state.dead_letters(group_id)
         assert dead is not None, "a group has them"
         broadcasting = state.group_broadcasting(group_id)
@@ -135,7 +126,7 @@ class SettledPins:
             dead_count=dead.count,
         )
         waiting = np.unique(state.waiting_origins(group_id))
-        pin = pins[pin_id] = _Pin(group_id, {}, {}, waiting, now_ms, told)
+        pin = self._pins.add(pin_id, _Pin(group_id, {}, {}, waiting, core.steady_ms(), told))
         for topic_id in sorted(state.group_topics(group_id)):
             ready, subscription = state.ready_log(topic_id), state.subscription(group_id, topic_id)
             if ready is None or subscription is None:
@@ -170,22 +161,13 @@ class SettledPins:
                 if again is not None and again.first_retained <= first:
                     raise UnreadableError(error) from error
 
-    def _pin(self, pin_id: int) -> _Pin:
-        """A pin, which is used now. Raises RequestError: it is not known."""
-        pin = self._pins.get(pin_id)
-        if pin is None:
-            text = f"pin {pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
-            raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(pin_id)}))
-        pin.used_ms = self._core.steady_ms()
-        return pin
-
     def unpin(self, pin_id: int) -> None:
         """Drop a pin. Idempotent."""
-        self._pins.pop(pin_id, None)
+        self._pins.drop(pin_id)
 
     def _range(self, request: ReadSettledRequest) -> tuple[_Pin, ReadyLog, int, int]:
         """The pin, the topic's ready log, and the positions from where to where the page may go."""
-        pin = self._pin(request.pin_id)
+        pin = self._pins.read(request.pin_id)
         ready = self._core.state.ready_log(request.topic_id)
         if request.topic_id not in pin.windows or ready is None:
             raise invalid("topic_id", request.topic_id, "a topic of the pin")
@@ -214,8 +196,7 @@ class SettledPins:
             return page
         background = self._core.background
         units = await background.units_of(ready.gather(positions))
-        ends = np.cumsum(units["size"], dtype=np.int64)
-        fit = max(1, int(np.searchsorted(ends, ANSWER_BYTES_MAX, side="right"))) if request.content else len(units)
+        fit = count_fitting(units["size"], ANSWER_BYTES_MAX) if request.content else len(units)
         if fit < len(units):
             page.next = int(positions[fit])
             units, positions = units[:fit], positions[:fit]

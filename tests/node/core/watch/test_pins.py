@@ -10,7 +10,8 @@ import pytest
 
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.metas import fitting
-from tickwheel.node.core.watch import pins
+from tickwheel.node.core.schedule import pending
+from tickwheel.node.core.watch import pin_table, pins
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
@@ -58,7 +59,7 @@ def filled(count: int) -> tuple[World, Client, Node]:
 def test_pages_of_a_slave_hold_what_was_pending_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pages by units and by bytes; what comes and goes between two pages does not show."""
     monkeypatch.setattr(pins, "PAGE_UNITS_MAX", 7)
-    monkeypatch.setattr(pins, "ANSWER_BYTES_MAX", 9)
+    monkeypatch.setattr(pending, "ANSWER_BYTES_MAX", 9)
     world, client, slave = filled(30)
     found = pin(slave)
     assert isinstance(found, PinResponse) and slave.host is not None
@@ -91,7 +92,7 @@ def test_several_hours_come_in_one_page(monkeypatch: pytest.MonkeyPatch, topics:
     client.schedule([HOUR_MS * hour + n for hour in range(1, 300, 9) for n in range(3)])
     world.run(500)
     for unit_bytes, most in ((1 << 20, 8_192), (40, 5)):
-        monkeypatch.setattr(pins, "ANSWER_BYTES_MAX", unit_bytes)
+        monkeypatch.setattr(pending, "ANSWER_BYTES_MAX", unit_bytes)
         monkeypatch.setattr(pins, "PAGE_UNITS_MAX", most)
         found = pin(slave, topics=topics)
         assert isinstance(found, PinResponse) and found.spans
@@ -173,7 +174,7 @@ def test_pins_are_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
     gone = read(world, slave, pin_id=second.pin_id, hour=hour)
     assert isinstance(gone, Failure) and gone.metadata["field"] == "pin_id"
     assert isinstance(read(world, slave, pin_id=first.pin_id, hour=hour), PinnedPage)
-    monkeypatch.setattr(pins, "PIN_HOLD_MS", 100)
+    monkeypatch.setattr(pin_table, "PIN_HOLD_MS", 100)
     world.run(200)
     last = pin(slave)
     assert isinstance(last, PinResponse) and slave.host.core.parts.pins.count == 1

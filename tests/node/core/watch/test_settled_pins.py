@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.node.core.delivery.test_retries import ACK, Picky, settlement
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.watch import settled_pins
+from tickwheel.node.core.watch import pin_table, settled_pins
 from tickwheel.node.failure import Failure
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2 import SettleBatch
@@ -189,7 +189,7 @@ def test_pins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _pinned(slave)
     assert isinstance(read(world, slave, pin_id=second.pin_id), Failure)
     assert pages(world, slave, first)
-    monkeypatch.setattr(settled_pins, "PIN_HOLD_MS", 100)
+    monkeypatch.setattr(pin_table, "PIN_HOLD_MS", 100)
     world.run(200)
     last = _pinned(slave)
     assert isinstance(read(world, slave, pin_id=first.pin_id), Failure)
