@@ -14,7 +14,18 @@ from tickwheel.client import AsyncClient, AuditRecord, Grant, Quotas, Right
 from tickwheel.client import User as KnownUser
 from tickwheel.client.errors import Fault
 from tickwheel.node.cli.options import Asked, Commands
-from tickwheel.node.cli.output import as_dict, ask, duration, err, out, print_json, print_table, say, warn
+from tickwheel.node.cli.output import (
+    as_dict,
+    ask,
+    duration,
+    err,
+    out,
+    print_json,
+    print_listing,
+    print_table,
+    say,
+    warn,
+)
 from tickwheel.node.cli.status import unanswered
 
 access_app = Commands()
@@ -71,12 +82,11 @@ def user_delete(name: Name) -> None:
 @user_app.command("list")
 def user_list() -> None:
     """List all users."""
-    users = ask(lambda client: client.access.users())
-    if Asked.json:
-        print_json([as_dict(user) for user in users])
-        return
-    rows = [(user.name, ", ".join(user.roles), _quotas(user.quotas), _tokens(user)) for user in users]
-    print_table("", ("user", "roles", "quotas", "tokens"), rows)
+    print_listing(
+        ask(lambda client: client.access.users()),
+        ("user", "roles", "quotas", "tokens"),
+        lambda user: (user.name, ", ".join(user.roles), _quotas(user.quotas), _tokens(user)),
+    )
 
 
 def _quotas(quotas: Quotas) -> str:
@@ -162,10 +172,7 @@ def role_delete(name: Name) -> None:
 def role_list() -> None:
     """List all roles and what they allow."""
     roles = ask(lambda client: client.access.roles())
-    if Asked.json:
-        print_json([as_dict(role) for role in roles])
-        return
-    print_table("", ("role", "allows"), [(role.name, escape(_grants(role.grants))) for role in roles])
+    print_listing(roles, ("role", "allows"), lambda role: (role.name, escape(_grants(role.grants))))
 
 
 @access_app.command("whoami")

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from tickwheel.client import AsyncClient, Member
 from tickwheel.node.cli.options import Asked, Commands
-from tickwheel.node.cli.output import as_dict, ask, err, out, print_json, table
+from tickwheel.node.cli.output import as_dict, ask, err, out, print_json, print_listing, table
 
 member_app = Commands(no_args_is_help=True, help="Nodes of the cluster: add, remove, list.")
 
@@ -21,11 +21,11 @@ def _counts(learner: bool) -> str:
 
 
 def _show_members(members: list[Member]) -> None:
-    if Asked.json:
-        print_json([as_dict(member) for member in members])
-        return
-    rows = [(m.node_id, _counts(m.learner), m.client_address, m.peer_address, m.disk_uuid) for m in members]
-    out.print(table("", ("node", "counts", "clients", "peers", "disk"), rows))
+    print_listing(
+        members,
+        ("node", "counts", "clients", "peers", "disk"),
+        lambda m: (m.node_id, _counts(m.learner), m.client_address, m.peer_address, m.disk_uuid),
+    )
 
 
 @member_app.command("add")

@@ -259,6 +259,16 @@ def moment_ms(option: str, text: str) -> int:
         raise typer.BadParameter(f"{text[:40]!r}: {limit}", param_hint=option) from None
 
 
+def print_listing(
+    items: Sequence[T], titles: Sequence[str], row: Callable[[T], Sequence[object]], *, right: Sequence[int] = ()
+) -> None:
+    """Answers of a cluster as JSON objects, or as rows of a table."""
+    if Asked.json:
+        print_json([as_dict(item) for item in items])
+    else:
+        print_table("", titles, [row(item) for item in items], right=right)
+
+
 def payload_of(payload: str | None, file: Path | None) -> bytes:
     """Of an argument (`-`: standard input) or a file. A usage error unless exactly one is given.
 

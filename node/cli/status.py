@@ -185,32 +185,19 @@ def status(
     """Show every node: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
 
     async def go(client: AsyncClient) -> None:
-
         async def look() -> dict[str, Seen]:
-            statuses = await client.admin.statuses()
-            for answer in list(statuses.values()):
-                if isinstance(answer, NodeStatus):
-                    client.cluster.learn(answer.master_address, answer.term)
-            if any(known not in statuses for known in client.cluster.addresses):
-                statuses = await client.admin.statuses()
+            """By node. One address is enough to see all."""
+            statuses = await client.admin.know_all()
             infos = await client.admin.server_infos()
-            return each_once({address: (status, infos[address]) for address, status in statuses.items()})
+            seen = each_once({address: (status, infos[address]) for address, status in statuses.items()})
+            return dict(sorted(seen.items(), key=_by_node))
 
-        async def members() -> None:
-            """Learn the other nodes from the answers: one address is enough to see all."""
-            for answer, _ in (await look()).values():
-                if isinstance(answer, NodeStatus):
-                    for peer in answer.peers:
-                        if peer.client_address:
-                            client.cluster.add(peer.client_address)
-
-        await members()
-        answers = dict(sorted((await look()).items(), key=_by_node))
+        answers = await look()
         if watch and not Asked.json and out.is_terminal:
             with Live(status_table(answers, client.cluster.why), console=out, auto_refresh=False) as live:
                 while True:
                     await asyncio.sleep(interval)
-                    answers = dict(sorted((await look()).items(), key=_by_node))
+                    answers = await look()
                     live.update(status_table(answers, client.cluster.why), refresh=True)
         while True:
             if Asked.json:
@@ -220,7 +207,7 @@ def status(
             if not watch:
                 break
             await asyncio.sleep(interval)
-            answers = dict(sorted((await look()).items(), key=_by_node))
+            answers = await look()
         statuses = [status for status, _ in answers.values() if isinstance(status, NodeStatus)]
         if not statuses:
             raise unanswered({address: status for address, (status, _) in answers.items()}, client.cluster.why)

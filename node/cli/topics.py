@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from tickwheel.client import AsyncClient, Group, RequestRefused, Sweep, Topic
 from tickwheel.node.cli.options import Asked, Commands
-from tickwheel.node.cli.output import as_dict, ask, confirm, out, place, print_json, print_table, say
+from tickwheel.node.cli.output import as_dict, ask, confirm, out, place, print_json, print_listing, say
 from tickwheel.node.cli.policy import Policy
 from tickwheel.node.cli.sweeps import Yes, follow, said_of
 from tickwheel.node.times import span_text
@@ -74,16 +74,14 @@ def _delete(name: str, go: Callable[[AsyncClient, bool], Awaitable[str]], yes: b
 def topic_list() -> None:
     """List all topics."""
     topics = ask(lambda client: client.admin.topics())
-    if Asked.json:
-        print_json([as_dict(topic) for topic in topics])
-        return
     shown = 6 if any(t.pending_max for t in topics) else 4
     titles = ("topic", "order", "state", "dispatched", "pending", "limit")[:shown]
-    rows = [
-        (t.name, "fifo" if t.fifo else "", "paused" if t.paused else "", f"{t.dispatched:,}", *_limited(t))[:shown]
-        for t in topics
-    ]
-    print_table("", titles, rows, right=(3, 4, 5)[: shown - 3])
+
+    def row(t: Topic) -> tuple[str, ...]:
+        order, state = "fifo" if t.fifo else "", "paused" if t.paused else ""
+        return (t.name, order, state, f"{t.dispatched:,}", *_limited(t))[:shown]
+
+    print_listing(topics, titles, row, right=(3, 4, 5)[: shown - 3])
 
 
 def _limited(topic: Topic) -> tuple[str, str]:
@@ -144,26 +142,13 @@ def group_delete(name: Name, yes: Yes = False) -> None:
 @group_app.command("list")
 def group_list() -> None:
     """List all consumer groups. `oldest`: how long ago the oldest message of the backlog was due."""
-    groups = ask(lambda client: client.admin.groups())
-    if Asked.json:
-        print_json([as_dict(group) for group in groups])
-        return
-    rows = [
-        (
-            g.name,
-            _topics(g),
-            escape(g.filter) or "*",
-            "paused" if g.paused else "",
-            g.consumers,
-            f"{g.backlog:,}",
-            _oldest(g),
-            f"{g.in_flight:,}",
-            f"{g.dead:,}",
-        )
-        for g in groups
-    ]
+
+    def row(g: Group) -> tuple[object, ...]:
+        state, counts = "paused" if g.paused else "", (f"{g.in_flight:,}", f"{g.dead:,}")
+        return g.name, _topics(g), escape(g.filter) or "*", state, g.consumers, f"{g.backlog:,}", _oldest(g), *counts
+
     titles = ("group", "topics", "tags", "state", "consumers", "backlog", "oldest", "out", "dead")
-    print_table("", titles, rows, right=(4, 5, 6, 7, 8))
+    print_listing(ask(lambda client: client.admin.groups()), titles, row, right=(4, 5, 6, 7, 8))
 
 
 def _oldest(group: Group) -> str:
