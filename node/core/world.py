@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 import numpy as np
@@ -60,7 +60,7 @@ class Reported:
 
     level: str
     event: str
-    fields: dict[str, object]
+    fields: dict[str, object] = field(default_factory=dict)
 
 
 FRACTION_BITS = 53

@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 
 from tickwheel.node.logs import logger
 from tickwheel.node.server.resolving import in_worker, resolve
-from tickwheel.proto import access_pb2
+from tickwheel.proto.access_pb2 import AuditRecord
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk
 
@@ -34,24 +33,12 @@ REQUEST_LENGTH_MAX = 2_000
 log = logger("audit")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One line of the log. AuditRecord in access.proto describes the fields."""
+FIELDS = tuple(field.name for field in AuditRecord.DESCRIPTOR.fields)
+"""Of a line of the log, in this order."""
 
-    at_ms: int
-    node_id: str
-    user: str
-    by: str
-    peer: str
-    method: str
-    request: str
-    result: str
-    left_out: int = 0
-    """Refusals that were not noted since the line before."""
 
-    def message(self) -> access_pb2.AuditRecord:
-        """The record as ListAudit returns it."""
-        return access_pb2.AuditRecord(**asdict(self))
+def _line(record: AuditRecord) -> str:
+    return json.dumps({name: getattr(record, name) for name in FIELDS})
 
 
 class AuditLog:
@@ -60,16 +47,24 @@ class AuditLog:
         self._executor = executor
         self._wall_ms = wall_ms
         self._node_id = node_id
-        self._waiting: list[tuple[Record, asyncio.Future[None] | None]] = []
+        self._waiting: list[tuple[AuditRecord, asyncio.Future[None] | None]] = []
         self._writing = False
         self._second = 0
         self._refusals = 0
         self._left_out = 0
 
-    def _record(self, user: str, by: str, peer: str, method: str, request: str, result: str) -> Record:
+    def _record(self, user: str, by: str, peer: str, method: str, request: str, result: str) -> AuditRecord:
         left_out, self._left_out = self._left_out, 0
-        return Record(
-            self._wall_ms(), self._node_id, user, by, peer, method, request[:REQUEST_LENGTH_MAX], result, left_out
+        return AuditRecord(
+            at_ms=self._wall_ms(),
+            node_id=self._node_id,
+            user=user,
+            by=by,
+            peer=peer,
+            method=method,
+            request=request[:REQUEST_LENGTH_MAX],
+            result=result,
+            left_out=left_out,
         )
 
     async def changed(self, user: str, by: str, peer: str, method: str, request: str, result: str) -> None:
@@ -89,9 +84,9 @@ class AuditLog:
             return
         self._put(self._record(user, by, peer, method, request, result), None)
 
-    def _put(self, record: Record, future: asyncio.Future[None] | None) -> None:
+    def _put(self, record: AuditRecord, future: asyncio.Future[None] | None) -> None:
         if len(self._waiting) >= WAITING_MAX:
-            log.error("the audit log is too slow: a line was left out", line=json.dumps(asdict(record)))
+            log.error("the audit log is too slow: a line was left out", line=_line(record))
             if future is not None:
                 resolve(future, None)
             return
@@ -107,14 +102,14 @@ class AuditLog:
         def written(result: None, error: BaseException | None) -> None:
             self._writing = False
             if error is not None:
-                lines = [json.dumps(asdict(record)) for record, _ in batch]
+                lines = [_line(record) for record, _ in batch]
                 log.error("the audit log cannot be written", reason=str(error), lines=lines[:100])
             for _, future in batch:
                 if future is not None:
                     resolve(future, None)
             self._write_next()
 
-        data = b"".join(json.dumps(asdict(record), ensure_ascii=True).encode() + b"\n" for record, _ in batch)
+        data = b"".join(_line(record).encode() + b"\n" for record, _ in batch)
         self._executor.submit(lambda: self._write(data), written)
 
     def _write(self, data: bytes) -> None:
@@ -132,12 +127,12 @@ class AuditLog:
         if created:
             disk.fsync_dir(DIRECTORY)
 
-    async def newest(self, limit: int, before_ms: int) -> list[access_pb2.AuditRecord]:
+    async def newest(self, limit: int, before_ms: int) -> list[AuditRecord]:
         """At most `limit` records from before `before_ms` (0: now), newest first. Raises DiskError."""
         return await in_worker(self._executor, lambda: self._read(limit, before_ms))
 
-    def _read(self, limit: int, before_ms: int) -> list[access_pb2.AuditRecord]:
-        found: list[access_pb2.AuditRecord] = []
+    def _read(self, limit: int, before_ms: int) -> list[AuditRecord]:
+        found: list[AuditRecord] = []
         for path in (CURRENT, BEFORE):
             for line in self._lines_backwards(path):
                 record = _parsed(line)
@@ -158,9 +153,9 @@ class AuditLog:
         yield from reversed(data.splitlines())
 
 
-def _parsed(line: bytes) -> access_pb2.AuditRecord | None:
+def _parsed(line: bytes) -> AuditRecord | None:
     """A line as a record; None for a line that a crash cut short."""
     try:
-        return Record(**json.loads(line)).message()
+        return AuditRecord(**json.loads(line))
     except (ValueError, TypeError):
         return None

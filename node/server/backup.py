@@ -9,7 +9,7 @@ import google_crc32c
 
 from tickwheel.node.core.checkpoint import BackupFile, in_checkpoint
 from tickwheel.node.core.watch.status import backup_origin
-from tickwheel.node.failure import Failure, RequestError, invalid
+from tickwheel.node.failure import invalid, refused
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.resolving import in_worker
@@ -56,7 +56,7 @@ class Backups:
         stale_reason = backup_origin(self._calls.core).stale_reason
         if stale_reason and not request.stale:
             text = f"a backup of this node may be old: {stale_reason}. Ask another node, or take it as it is (--stale)"
-            raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "stale"}))
+            raise refused(common_pb2.WRONG_STATE, text, field="stale")
         kept_ms = self._calls.core.steady_ms() - self._copied_from_ms
         if not held or kept_ms > KEPT_MS_MAX:
             self._give_back()  # so this caller gets a new checkpoint
@@ -72,8 +72,7 @@ class Backups:
                 async for chunk in self._chunks(file, held.get(file.path), total_bytes, last_file=last_file):
                     # Checked after the read: the file was there, unchanged, until then.
                     if not self._calls.core.checkpointer.progressed(files):
-                        text = "the backup stood still for too long; start it again"
-                        raise RequestError(Failure(common_pb2.WRONG_STATE, text))
+                        raise refused(common_pb2.WRONG_STATE, "the backup stood still for too long; start it again")
                     if origin is not None:
                         chunk.origin.CopyFrom(origin)
                         origin = None
@@ -94,8 +93,7 @@ class Backups:
         async def read(offset: int, size: int) -> bytes:
             data = await self._read(copied.path, offset, size)
             if len(data) < size:
-                text = f"{copied.path} was removed meanwhile; start the backup again"
-                raise RequestError(Failure(common_pb2.WRONG_STATE, text))
+                raise refused(common_pb2.WRONG_STATE, f"{copied.path} was removed meanwhile; start the backup again")
             return data
 
         async for piece in pieces(copied, held, read):

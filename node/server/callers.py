@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tickwheel.node.core.metas import fitting
-from tickwheel.node.failure import Failure, RequestError, refuse
+from tickwheel.node.failure import Failure, RequestError, refuse, refused
 from tickwheel.node.server.access import Access, AuthenticatedContext, Permission
 from tickwheel.node.state.rights import NO_QUOTAS, AccessControl, Rights
 from tickwheel.proto import access_pb2
@@ -192,7 +192,7 @@ EVERYBODY = Caller("", "none", True, AccessControl(), lambda: False)
 
 def unauthenticated(text: str) -> RequestError:
     """The refusal of a caller that the cluster does not know."""
-    return RequestError(Failure(pb.UNAUTHENTICATED, text, {"field": AUTHORIZATION}))
+    return refused(pb.UNAUTHENTICATED, text, field=AUTHORIZATION)
 
 
 def _bearer(context: CallingContext) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from cryptography import x509
 
 from tickwheel.node.config import ConfigError, NodeConfig
-from tickwheel.node.server.clock_watch import Line
+from tickwheel.node.core.world import Reported
 from tickwheel.node.tls import NodeTls, PortFiles, peer_context, read_tls, server_context
 
 LOOK_NS = 5_000_000_000
@@ -75,36 +75,36 @@ class Certificates:
 
     # -- files that change
 
-    def look(self, now_ns: int) -> list[Line]:
+    def look(self, now_ns: int) -> list[Reported]:
         """Called a few times a second. Returns the lines for the log."""
         if now_ns < self._look_ns:
             return []
         self._look_ns = now_ns + LOOK_NS
         before, self._seen = self._seen, self._stamps()
-        lines: list[Line] = []
+        lines: list[Reported] = []
         if self._seen != self._read_at and self._seen == before:
             lines += self.reload()
         return lines + self._endings(now_ns)
 
-    def reload(self) -> list[Line]:
+    def reload(self) -> list[Reported]:
         """Read the files now. Returns the lines for the log."""
         self._read_at = self._seen = self._stamps()
         try:
             read = read_tls(self._config)
         except ConfigError as error:
             self._problem = f"new certificates are refused, the old ones stay: {error}"
-            return [Line("error", "new certificates are refused, the old ones stay", {"reason": str(error)})]
+            return [Reported("error", "new certificates are refused, the old ones stay", {"reason": str(error)})]
         if (read.client is None) != (self.current.client is None) or (read.peer is None) != (self.current.peer is None):
             self._problem = "TLS cannot be turned on or off at a port while the node runs: restart it"
-            return [Line("error", self._problem)]
+            return [Reported("error", self._problem)]
         self._problem = ""
         if read == self.current:
-            return [Line("info", "certificates were read again: they are the same")]
+            return [Reported("info", "certificates were read again: they are the same")]
         self.current = read
         self._note_ends()
         self._warned_ns.clear()
         fields: dict[str, object] = {f"{port}_{what}": f"{end:%Y-%m-%d}" for (port, what), end in self._ends.items()}
-        return [Line("info", "certificates were read again and count from now on; they end", fields)]
+        return [Reported("info", "certificates were read again and count from now on; they end", fields)]
 
     def _stamps(self) -> _Stamps:
         paths = [str(getattr(self._config.tls, f"{port}_{part}_file")) for port in PORTS for part in PARTS]
@@ -140,13 +140,13 @@ class Certificates:
                 found[f"{port}_{what}"] = f"the {what} of the {port} port {how} ({end:%Y-%m-%d %H:%M} UTC)"
         return found
 
-    def _endings(self, now_ns: int) -> list[Line]:
+    def _endings(self, now_ns: int) -> list[Reported]:
         lines = []
         for key, text in self._soon().items():
             told_ns = self._warned_ns.get(key)
             if told_ns is None or now_ns - told_ns >= REMIND_NS:
                 self._warned_ns[key] = now_ns
-                lines.append(Line("warning", "a certificate ends soon", {"what": text}))
+                lines.append(Reported("warning", "a certificate ends soon", {"what": text}))
         return lines
 
 

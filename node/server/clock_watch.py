@@ -6,22 +6,12 @@ to find the others. Pure: status in, lines out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from tickwheel.node.core.world import Reported
 from tickwheel.proto import admin_pb2
 
 REMIND_NS = 60_000_000_000
 PATIENCE_NS = 5_000_000_000
 WRONG = (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN, admin_pb2.CLOCK_HOLDOVER, admin_pb2.CLOCK_EXPIRED)
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One event for the log; `level` is a level of structlog."""
-
-    level: str
-    event: str
-    fields: dict[str, object] = field(default_factory=dict)
 
 
 class ClockWatch:
@@ -36,35 +26,35 @@ class ClockWatch:
         self._state_told_ns = 0
         self._jumps = self._early = 0
 
-    def look(self, now_ns: int, status: admin_pb2.NodeStatus, jumps_refused: int, cursors_ahead: int) -> list[Line]:
+    def look(self, now_ns: int, status: admin_pb2.NodeStatus, jumps_refused: int, cursors_ahead: int) -> list[Reported]:
         """The lines that are due now."""
         lines = self._of_state(now_ns, status) + self._of_skews(now_ns, status)
         if jumps_refused > self._jumps:
             text = "the cluster's time was about to jump ahead; it goes on from what the last master said and is slewed"
-            lines.append(Line("error", text, {"slew_ms": round(status.clock_slew_ms)}))
+            lines.append(Reported("error", text, {"slew_ms": round(status.clock_slew_ms)}))
         if cursors_ahead > self._early:
             text = "the master has dispatched messages that are not due by this node's time"
-            lines.append(Line("error", text, {"dispatches": cursors_ahead - self._early, "error_ms": _ms(status)}))
+            lines.append(Reported("error", text, {"dispatches": cursors_ahead - self._early, "error_ms": _ms(status)}))
         self._jumps, self._early = jumps_refused, cursors_ahead
         return lines
 
-    def _of_state(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Line]:
+    def _of_state(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Reported]:
         if self._began_ns is None:
             self._began_ns = now_ns
         state = status.clock_state
         if state not in WRONG:
             changed, self._state = state != self._state, state
             text = "the members' clocks agree"
-            return [Line("info", text, {"error_ms": _ms(status)})] if changed else []
+            return [Reported("info", text, {"error_ms": _ms(status)})] if changed else []
         starting = self._state == admin_pb2.CLOCK_STATE_UNSPECIFIED and now_ns - self._began_ns < PATIENCE_NS
         if starting or (state == self._state and now_ns - self._state_told_ns < REMIND_NS):
             return []
         self._state, self._state_told_ns = state, now_ns
         stops = status.state == admin_pb2.NODE_WITHOUT_TIME
         text = "dispatch has stopped: the members' clocks do not agree" if stops else "the members' clocks do not agree"
-        return [Line("error" if stops else "warning", text, {"reason": status.clock_reason})]
+        return [Reported("error" if stops else "warning", text, {"reason": status.clock_reason})]
 
-    def _of_skews(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Line]:
+    def _of_skews(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Reported]:
         if not status.clock_agreed_age_ms and status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
             return []
         skews = {status.node_id: (status.clock_offset_ms, 0.0)}
@@ -77,10 +67,12 @@ class ClockWatch:
             if abs(offset_ms) - error_ms > self._skew_warn_ms:
                 if told_ns is None or now_ns - told_ns >= REMIND_NS:
                     self._told_ns[name] = now_ns
-                    lines.append(Line("warning", "a wall clock is wrong", {"peer": name, "skew_ms": round(offset_ms)}))
+                    lines.append(
+                        Reported("warning", "a wall clock is wrong", {"peer": name, "skew_ms": round(offset_ms)})
+                    )
             elif told_ns is not None:
                 del self._told_ns[name]
-                lines.append(Line("info", "a wall clock is right again", {"peer": name}))
+                lines.append(Reported("info", "a wall clock is right again", {"peer": name}))
         return lines
 
 

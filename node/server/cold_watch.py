@@ -6,7 +6,7 @@ A line is due at every change, and once an hour while a problem lasts. Pure: sta
 
 from __future__ import annotations
 
-from tickwheel.node.server.clock_watch import Line
+from tickwheel.node.core.world import Reported
 from tickwheel.proto import admin_pb2
 
 REMIND_NS = 3_600_000_000_000
@@ -26,7 +26,7 @@ class ColdWatch:
         self._told_ns = 0
         self._loaded_late: int | None = None
 
-    def look(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Line]:
+    def look(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Reported]:
         """The lines that are due now."""
         cold = status.cold
         master = status.role == admin_pb2.MASTER and status.lease_held
@@ -39,17 +39,21 @@ class ColdWatch:
                 "ever": cold.loaded_late,
                 "late_ms_max": cold.loaded_late_ms_max,
             }
-            lines.append(Line("error", _LOADED_LATE, fields))
+            lines.append(Reported("error", _LOADED_LATE, fields))
         return lines
 
-    def _of_state(self, now_ns: int, cold: admin_pb2.ColdStatus, state: admin_pb2.ColdState.ValueType) -> list[Line]:
+    def _of_state(
+        self, now_ns: int, cold: admin_pb2.ColdStatus, state: admin_pb2.ColdState.ValueType
+    ) -> list[Reported]:
         before, self._state = self._state, state
         if state in _TEXTS:
             if state == before and now_ns - self._told_ns < REMIND_NS:
                 return []
             self._told_ns = now_ns
             level, text = _TEXTS[state]
-            return [Line(level, text, {"next_due_ms": cold.next_due_ms, "late_ms": cold.late_ms, "parts": cold.parts})]
+            return [
+                Reported(level, text, {"next_due_ms": cold.next_due_ms, "late_ms": cold.late_ms, "parts": cold.parts})
+            ]
         if before in _TEXTS and state == admin_pb2.COLD_IN_TIME:
-            return [Line("info", "the cold tier is in time again", {"next_due_ms": cold.next_due_ms})]
+            return [Reported("info", "the cold tier is in time again", {"next_due_ms": cold.next_due_ms})]
         return []

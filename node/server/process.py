@@ -31,7 +31,7 @@ from tickwheel.node.logs import logger, set_up_logs
 from tickwheel.node.metrics import MetricValue, registry_of
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.server.client_port import ClientPort
-from tickwheel.node.server.clock_watch import ClockWatch, Line
+from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.connections import ConnectionLimiter
 from tickwheel.node.server.consumer_stream import ConsumerStreams
@@ -574,9 +574,9 @@ class NodeProcess:
         return {**node_metrics(host.core), **own}
 
 
-def _say(lines: Iterable[Line]) -> None:
+def _say(lines: Iterable[Reported]) -> None:
     for line in lines:
-        getattr(log, line.level)(line.event, **line.fields)
+        _report(line)
 
 
 def _report(line: Reported) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tickwheel.node.server.clock_watch import PATIENCE_NS, REMIND_NS, ClockWatch, Line
+from tickwheel.node.core.world import Reported
+from tickwheel.node.server.clock_watch import PATIENCE_NS, REMIND_NS, ClockWatch
 from tickwheel.proto import admin_pb2
 
 SECOND = 1_000_000_000
@@ -17,7 +18,7 @@ def status(
     return shown
 
 
-def said(lines: list[Line]) -> list[tuple[str, str]]:
+def said(lines: list[Reported]) -> list[tuple[str, str]]:
     return [(line.level, line.event) for line in lines]
 
 
