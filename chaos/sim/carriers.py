@@ -19,12 +19,11 @@ from tickwheel.chaos.sim.history_bulk import LoadAnswered, TakeOverAsked
 from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import common_pb2
-from tickwheel.proto.bulk_pb2 import LoadState, TakeOverRequest
+from tickwheel.proto.bulk_pb2 import BundleState, LoadState, TakeOverRequest
 from tickwheel.proto.cold_pb2 import ColdLoad
 from tickwheel.storage import bundle
 from tickwheel.storage.unit import UNIT
@@ -152,7 +151,7 @@ class Carrier:
             if (load.life, load.place) == (life, place) and load in self.open:
                 self._exchange(load, life, place, target, offset)
 
-        def heard(state: Held | Failure) -> None:
+        def heard(state: BundleState | Failure) -> None:
             if over:
                 return
             over.append(True)

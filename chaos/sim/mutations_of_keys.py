@@ -10,13 +10,14 @@ import numpy as np
 
 from tickwheel.chaos.sim.aims import Aim
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
-from tickwheel.node.core.schedule.by_key import CancelledByKey, KeyRequests
+from tickwheel.node.core.schedule.by_key import KeyRequests
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.state.key_holders import Holder, Holders, KeyHolders
 from tickwheel.node.state.keyed_append import KeyedAppend
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Batch, Producers
 from tickwheel.node.state.publishing import Publishing
+from tickwheel.node.state.results import CancelResult
 from tickwheel.node.state.unique_keys import KeyColumns, KeyOf, UniqueKeys
 from tickwheel.proto.scheduler_pb2 import CANCELLED
 from tickwheel.wheel.engine import Wheel
@@ -114,7 +115,7 @@ async def _cancelled_as_read(original: Any, requests: KeyRequests, key: Any, per
     holder = requests._core.state.key_holder(key.topic, key.unique_key)
     if holder is None or holder.dispatched:
         return await original(requests, key, permitted, sender)
-    return CancelledByKey(await requests._requests.cancel(holder.id, permitted), holder.id)
+    return CancelResult(await requests._requests.cancel(holder.id, permitted), holder.id)
 
 
 @mutation("unique keys are not in the checkpoint", UniqueKeys, "restore", aim=KEYS)

@@ -84,7 +84,7 @@ class NodeCore:
         self.checkpointer: Checkpointer
         self.parts: Parts
         self.config, self.identity = config, identity
-        self.random_bits = ports.random.getrandbits
+        self.random_bits: Callable[[int], int] = ports.random.getrandbits
         self.serving = Serving(self.random_bits)
         ports = self._ports = replace(ports, executor=_Workers(ports.executor, self.serving))
         self.disk, self.executor = ports.disk, ports.executor

@@ -27,46 +27,24 @@ class Kernel(Protocol):
     """Implemented by `NodeCore`. Parts are made before the log, so a part keeps the kernel and reads `log` only when it
     works, never in its constructor."""
 
-    @property
-    def config(self) -> CoreConfig: ...
-
-    @property
-    def identity(self) -> NodeIdentity: ...
-
-    @property
-    def clock(self) -> ClusterClock: ...
-
-    @property
-    def state(self) -> StateMachine: ...
-
-    @property
-    def wheel(self) -> Wheel: ...
-
-    @property
-    def log(self) -> ReplicatedLog: ...
-
-    @property
-    def proposer(self) -> Proposer: ...
-
-    @property
-    def background(self) -> Background: ...
-
-    @property
-    def serving(self) -> Serving: ...
-
-    @property
-    def report(self) -> Callable[[Reported], None]:
-        """Tells the operator a line."""
-        ...
-
-    @property
-    def disk(self) -> Disk: ...
-
-    @property
-    def executor(self) -> Executor: ...
-
-    @property
-    def random_bits(self) -> Callable[[int], int]: ...
+    config: CoreConfig
+    identity: NodeIdentity
+    clock: ClusterClock
+    state: StateMachine
+    wheel: Wheel
+    log: ReplicatedLog
+    proposer: Proposer
+    background: Background
+    serving: Serving
+    report: Callable[[Reported], None]
+    """Tells the operator a line."""
+    disk: Disk
+    executor: Executor
+    random_bits: Callable[[int], int]
+    recover_to: int
+    """Last index of the journal when this process started."""
+    stopped: bool
+    """The core was stopped and takes no part any more."""
 
     # -- progress of apply
 
@@ -86,11 +64,6 @@ class Kernel(Protocol):
         ...
 
     @property
-    def recover_to(self) -> int:
-        """Last index of the journal when this process started."""
-        ...
-
-    @property
     def recovering(self) -> bool:
         """The replay may not have reached `recover_to` yet."""
         ...
@@ -105,11 +78,6 @@ class Kernel(Protocol):
     @property
     def term(self) -> int:
         """Newest Raft term that this node knows of."""
-        ...
-
-    @property
-    def stopped(self) -> bool:
-        """The core was stopped and takes no part any more."""
         ...
 
     def may_act(self) -> bool:

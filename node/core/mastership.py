@@ -12,7 +12,7 @@ from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.world import Reported, SteadyMs
-from tickwheel.node.failure import Failure, RequestError, beginning, not_master
+from tickwheel.node.failure import Failure, beginning, not_master, refused
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Command, Lead
@@ -151,7 +151,7 @@ class Mastership:
         finally:
             self.handing_over = False
         if problem is not None:
-            raise RequestError(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
+            raise refused(common_pb2.WRONG_STATE, problem, retry_after_ms=1_000)
 
     def start_transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
         """As `transfer`; `done` gets None once another node leads, or why not."""

@@ -27,7 +27,7 @@ from tickwheel.node.core.schedule.intake import (
 )
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.pending import PendingRequests
-from tickwheel.node.core.schedule.publisher import BatchOutcome, Publisher, Rescheduled, resolve_when
+from tickwheel.node.core.schedule.publisher import BatchOutcome, Publisher, resolve_when
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.work import Found, RemovedError
 from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
@@ -140,24 +140,24 @@ class ClientRequests:
 
     async def reschedule(
         self, number: int, when: int, kind: int, permitted: Permitted = everybody, sender: Sender = NOBODY
-    ) -> Rescheduled:
+    ) -> RescheduleResult:
         """Move a pending message; `kind` says what `when` is (KIND_DUE and others of intake). A repeat of the same
         sender's sequence gets the first answer."""
         self._core.require_master()
         sender = replace(sender, checksum=reschedule_checksum(number, kind, when))
         known = self._senders.known(sender, 1)
         if known is not None:
-            return Rescheduled(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)
+            return RescheduleResult(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)
         with self._senders.following(sender):
             due_ms = self.one_due(when, kind)
             if is_cold(number):
                 place = await self._cold.move(number, due_ms, permitted)
                 if place is None:
-                    return Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0)
+                    return RescheduleResult(scheduler_pb2.RESCHEDULE_NOT_FOUND)
                 if place.kind == CANCELLED:
-                    return Rescheduled(scheduler_pb2.RESCHEDULE_CANCELLED, 0, 0)
+                    return RescheduleResult(scheduler_pb2.RESCHEDULE_CANCELLED)
                 if place.kind != LOADED:
-                    return Rescheduled(scheduler_pb2.RESCHEDULED, number, due_ms)
+                    return RescheduleResult(scheduler_pb2.RESCHEDULED, number, due_ms)
                 number = place.loaded_id
             return await self.move(number, due_ms, permitted, sender)
 
@@ -168,11 +168,11 @@ class ClientRequests:
         permitted: Permitted = everybody,
         sender: Sender = NOBODY,
         unique_key: bytes = b"",
-    ) -> Rescheduled:
+    ) -> RescheduleResult:
         """Move a message that is in the wheel. The caller has checked `due_ms`. `unique_key`: digest of the key that
         led to the message; the result is stale if it no longer holds that key."""
         core = self._core
-        not_found = Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0)
+        not_found = RescheduleResult(scheduler_pb2.RESCHEDULE_NOT_FOUND)
         units = (await self._find(number, permitted)).units
         if units is None:
             return not_found
@@ -197,8 +197,7 @@ class ClientRequests:
         stated = self._senders.stated(sender, 1)
         if stated.HasField("checksum"):
             command.request.CopyFrom(stated)
-        result = await core.proposer.propose(Command(reschedule=command), RescheduleResult)
-        return Rescheduled(result.outcome, result.new_id, result.due_ms, result.remembered, result.stale)
+        return await core.proposer.propose(Command(reschedule=command), RescheduleResult)
 
     def one_due(self, when: int, kind: int) -> int:
         """The due time that a reschedule asks for. Raises RequestError: no agreed time, or out of range."""

@@ -21,6 +21,7 @@ from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.schedule.recurring import ScheduleRequests
 from tickwheel.node.core.watch.disk_use import disk_use
+from tickwheel.node.core.watch.listings import named_group, named_topic
 from tickwheel.node.failure import Permitted
 from tickwheel.node.server import handlers
 from tickwheel.node.server.access import Permission
@@ -163,23 +164,24 @@ CHANGES_RUNS = Right(somewhere(RIGHT_SCHEDULE), audited=True)
 CANCELS = Right(somewhere(RIGHT_CANCEL))
 
 
-def changing_topic(change: str) -> AwaitedEndpoint:
-    """A row of a change of the topic that the request names; the answer is the topic after it. `change`: the field of
-    AdminCommand that takes the request."""
+def changing(kind: str, change: str, look: Callable[[NodeCore, str], Message | None], right: Right) -> AwaitedEndpoint:
+    """A row of a change of the topic or group (`kind`) that the request names; the answer is that after it. `change`:
+    the field of AdminCommand that takes the request."""
 
     async def handler(core: NodeCore, asked: Any, caller: Caller) -> Message:
-        return await handlers.change_topic(core, AdminCommand(**{change: asked}), asked.name, caller)
+        return await handlers.change_named(core, AdminCommand(**{change: asked}), caller, kind, asked.name, look)
 
-    return by_core(ONE_TOPIC, MASTER, handler)
+    return by_core(right, MASTER, handler)
+
+
+def changing_topic(change: str) -> AwaitedEndpoint:
+    """As `changing`."""
+    return changing("topic", change, named_topic, ONE_TOPIC)
 
 
 def changing_group(change: str, right: Right = ONE_GROUP) -> AwaitedEndpoint:
-    """As `changing_topic`, for a group."""
-
-    async def handler(core: NodeCore, asked: Any, caller: Caller) -> Message:
-        return await handlers.change_group(core, AdminCommand(**{change: asked}), asked.name, caller)
-
-    return by_core(right, MASTER, handler)
+    """As `changing`."""
+    return changing("group", change, named_group, right)
 
 
 SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
@@ -294,10 +296,7 @@ SERVICES: dict[str, dict[str, AwaitedEndpoint | DirectEndpoint]] = {
     },
     "tickwheel.v1.Bulk": {
         "OfferBundle": shown(
-            LOOKS,
-            lambda node, request, caller: handlers.bundle_state(
-                node.core.parts.bulk.offer(request.name, request.bytes)
-            ),
+            LOOKS, lambda node, request, caller: node.core.parts.bulk.offer(request.name, request.bytes)
         ),
         "SendBundle": by_stream(
             LOOKS, ANY_NODE, lambda node, pieces, caller, context: handlers.send_bundle(node, pieces)

@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from tickwheel.node.config.fields import parse_address
-from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
-from tickwheel.node.core.promise import Reply, answer_of
+from tickwheel.node.core.promise import Promise, Reply, answer_of
 from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.core.schedule.deleting import finished
 from tickwheel.node.core.schedule.intake import (
@@ -34,9 +36,9 @@ from tickwheel.node.core.schedule.intake import (
 )
 from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.publisher import BatchOutcome
-from tickwheel.node.core.watch.listings import groups_after, members_of, named_group, named_topic, topics_after
+from tickwheel.node.core.watch.listings import groups_after, members_of, topics_after
 from tickwheel.node.core.watch.status import VERSION
-from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, refuse
+from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, refuse, refused
 from tickwheel.node.server.audit import AuditLog
 from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Caller
@@ -63,6 +65,9 @@ from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, RIGHT_SCHEDULE,
 from tickwheel.proto.common_pb2 import KEY_FREE, KEY_REFUSED
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage.disk import DiskError
+
+M = TypeVar("M", bound=Message)
+P = TypeVar("P", snapshot_pb2.PinResponse, snapshot_pb2.PinSettledResponse)
 
 OWNERS_MAX = 10_000
 """Pins whose owners are kept; more than can be open at a time."""
@@ -234,7 +239,7 @@ async def reschedule(
         outcome=result.outcome, due_ms=result.due_ms, remembered=result.remembered
     )
     if result.outcome == scheduler_pb2.RESCHEDULED:
-        response.id.CopyFrom(message_id_of(result.id, core.identity.wheel_group))
+        response.id.CopyFrom(message_id_of(result.new_id, core.identity.wheel_group))
     return response
 
 
@@ -358,28 +363,20 @@ async def change(core: NodeCore, command: AdminCommand, caller: Caller) -> Admin
     return await core.parts.requests.admin(command)
 
 
-async def change_topic(core: NodeCore, command: AdminCommand, name: str, caller: Caller) -> admin_pb2.Topic:
-    """Change a topic; returns it as it is now."""
+async def change_named(
+    core: NodeCore,
+    command: AdminCommand,
+    caller: Caller,
+    kind: str,
+    name: str,
+    look: Callable[[NodeCore, str], M | None],
+) -> M:
+    """Change a topic or group (`kind`); returns it as it is now, unless another caller has just removed it."""
     await change(core, command, caller)
-    found = named_topic(core, name)
+    found = look(core, name)
     if found is None:
-        raise _gone("topic", name)
+        raise refused(common_pb2.UNKNOWN_NAME, f"{kind} {name} was removed", field="name", value=name)
     return found
-
-
-async def change_group(core: NodeCore, command: AdminCommand, name: str, caller: Caller) -> admin_pb2.Group:
-    """Change a group; returns it as it is now."""
-    await change(core, command, caller)
-    found = named_group(core, name)
-    if found is None:
-        raise _gone("group", name)
-    return found
-
-
-def _gone(kind: str, name: str) -> RequestError:
-    """Another caller removed what this call has just created or changed."""
-    facts = {"field": "name", "value": name}
-    return RequestError(Failure(common_pb2.UNKNOWN_NAME, f"{kind} {name} was removed", facts))
 
 
 async def add_member(core: NodeCore, request: admin_pb2.AddMemberRequest, caller: Caller) -> admin_pb2.MemberList:
@@ -418,19 +415,19 @@ async def transfer_master(
 async def delete_topic(
     core: NodeCore, request: admin_pb2.DeleteTopicRequest, caller: Caller
 ) -> admin_pb2.DeleteTopicResponse:
-    job = await core.parts.deleter.topic(request)
-    return admin_pb2.DeleteTopicResponse(
-        job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered, dead=job.dead
-    )
+    return admin_pb2.DeleteTopicResponse(**_deleted(await core.parts.deleter.topic(request)))
+
+
+def _deleted(job: scheduler_pb2.Sweep) -> dict[str, Any]:
+    """What a deletion has done so far, as fields of its answer."""
+    counts = {"cancelled": job.done, "undelivered": job.undelivered, "dead": job.dead}
+    return {"job_id": job.job_id, "finished": finished(job), **counts}
 
 
 async def delete_group(
     core: NodeCore, request: admin_pb2.DeleteGroupRequest, caller: Caller
 ) -> admin_pb2.DeleteGroupResponse:
-    job = await core.parts.deleter.group(request)
-    return admin_pb2.DeleteGroupResponse(
-        job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered, dead=job.dead
-    )
+    return admin_pb2.DeleteGroupResponse(**_deleted(await core.parts.deleter.group(request)))
 
 
 async def settle(node: Node, request: consumer_pb2.SettleBatch, caller: Caller) -> consumer_pb2.SettleReceipt:
@@ -444,14 +441,9 @@ async def extend(core: NodeCore, request: consumer_pb2.ExtendBatch, caller: Call
 # -- bulk load
 
 
-def bundle_state(held: Held) -> bulk_pb2.BundleState:
-    """How much of a bundle the node has."""
-    return bulk_pb2.BundleState(name=held.name, bytes=held.bytes, held=held.held)
-
-
 async def send_bundle(node: Node, pieces: AsyncIterator[bulk_pb2.BundleData]) -> bulk_pb2.BundleState:
     """Take the pieces of one bundle."""
-    state: Held | None = None
+    state: bulk_pb2.BundleState | None = None
     async for piece in pieces:
         if state is not None and piece.name != state.name:
             raise invalid("name", piece.name, f"{state.name}, as before in this stream")
@@ -460,10 +452,10 @@ async def send_bundle(node: Node, pieces: AsyncIterator[bulk_pb2.BundleData]) ->
             break
     if state is None:
         raise invalid("pieces", 0, "one or more")
-    return bundle_state(state)
+    return state
 
 
-async def _take_piece(piece: bulk_pb2.BundleData, core: NodeCore) -> Held:
+async def _take_piece(piece: bulk_pb2.BundleData, core: NodeCore) -> bulk_pb2.BundleState:
     size = piece.total_bytes
     return await answer_of(
         lambda reply: core.parts.bulk.take(piece.name, size, piece.offset, piece.data, piece.crc32c, reply)
@@ -474,10 +466,17 @@ async def _take_piece(piece: bulk_pb2.BundleData, core: NodeCore) -> Held:
 
 
 async def pin(node: Node, request: snapshot_pb2.PinRequest, caller: Caller) -> snapshot_pb2.PinResponse:
-    if request.pin_id:
-        node.pins.check(request.pin_id, caller)
-    pinned = await node.calls.answer(lambda core: core.parts.pins.pin(request))
-    if not request.pin_id:
+    return await _pinned(node, request.pin_id, caller, lambda core: core.parts.pins.pin(request))
+
+
+async def _pinned(
+    node: Node, pin_id: int, caller: Caller, make: Callable[[NodeCore], Coroutine[Promise[Any], None, P]]
+) -> P:
+    """The answer about a pin. `pin_id`: of one that is there, which its owner asks about again; 0: a new one."""
+    if pin_id:
+        node.pins.check(pin_id, caller)
+    pinned = await node.calls.answer(make)
+    if not pin_id:
         node.pins.take(pinned.pin_id, caller)
     return pinned
 
@@ -497,12 +496,7 @@ async def unpin(node: Node, request: snapshot_pb2.UnpinRequest, caller: Caller) 
 async def pin_settled(
     node: Node, request: snapshot_pb2.PinSettledRequest, caller: Caller
 ) -> snapshot_pb2.PinSettledResponse:
-    if request.pin_id:
-        node.pins.check(request.pin_id, caller)
-    pinned = await node.calls.answer(lambda core: core.parts.settled_pins.pin(request))
-    if not request.pin_id:
-        node.pins.take(pinned.pin_id, caller)
-    return pinned
+    return await _pinned(node, request.pin_id, caller, lambda core: core.parts.settled_pins.pin(request))
 
 
 async def read_settled(
@@ -594,6 +588,6 @@ async def list_audit(node: Node, request: access_pb2.ListAuditRequest, caller: C
     try:
         records = await node.audit.newest(limit, request.before_ms)
     except DiskError as error:
-        raise RequestError(Failure(common_pb2.WRONG_STATE, f"the audit log cannot be read: {error}")) from error
+        raise refused(common_pb2.WRONG_STATE, f"the audit log cannot be read: {error}") from error
     told = fitting(records, access_pb2.AuditRecord.ByteSize, ANSWER_BYTES_MAX)
     return access_pb2.ListAuditResponse(records=told, full=len(told) < len(records))

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 import google_crc32c
 import numpy as np
 
-from tickwheel.node.core.bulk.bundle_store import BundleStore, Held
+from tickwheel.node.core.bulk.bundle_store import BundleStore
 from tickwheel.node.core.bulk.cold import ColdRequests
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.world import Now, SteadyMs
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse, refused
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.loads import IngestResult, problem_of, told
 from tickwheel.proto import bulk_pb2, common_pb2
@@ -125,17 +125,19 @@ class BulkLoad(Part):
 
     # -- clients
 
-    def offer(self, name: str, total_bytes: int) -> Held:
+    def offer(self, name: str, total_bytes: int) -> bulk_pb2.BundleState:
         """As `BundleStore.offer`. A new bundle is refused while this node's disk is above its high-water mark."""
         with self.counts.counting("offer"):
             if not self.store.held(name):
                 refuse(self._disk_room.own_refusal())
             return self.store.offer(name, total_bytes)
 
-    def take(self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, reply: Reply[Held]) -> None:
+    def take(
+        self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, reply: Reply[bulk_pb2.BundleState]
+    ) -> None:
         """As `BundleStore.take`. A master checks a whole bundle at once, because a takeover will follow."""
 
-        def taken(held: Held) -> None:
+        def taken(held: bulk_pb2.BundleState) -> None:
             if held.held and self._core.leading:
                 self._check(name)
             reply.done(held)
@@ -204,7 +206,7 @@ class BulkLoad(Part):
             raise RequestError(limit_reached("messages_nearly_due", LOADED_UNITS_MAX, 200))
         if not self.store.held(name):
             text = f"the master does not hold bundle {name}; send it to every node, then try again"
-            raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "name", "retry_after_ms": "200"}))
+            raise refused(common_pb2.WRONG_STATE, text, field="name", retry_after_ms=200)
 
     def end(self, failure: Failure) -> None:
         """Answer the takeover under way with `failure`."""
@@ -264,7 +266,7 @@ class BulkLoad(Part):
             topic_id = state.topic_id(name)
             if topic_id is None:
                 text = f"topics: {name}: there is no such topic; create it first"
-                raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topics", "value": name}))
+                raise refused(common_pb2.UNKNOWN_NAME, text, field="topics", value=name)
             topic_ids.append(topic_id)
         command = Ingest(
             job_id=request.job_id,
@@ -340,7 +342,7 @@ class BulkLoad(Part):
                 fetch.bytes = 0
                 fetch.asked_until_ms = self._core.steady_ms() + PIECE_MS
 
-        def taken(held: Held) -> None:
+        def taken(held: bulk_pb2.BundleState) -> None:
             if self._fetch is not fetch:
                 return
             fetch.bytes = held.bytes

@@ -19,8 +19,9 @@ import google_crc32c
 
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import SteadyMs
-from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refused
 from tickwheel.proto import common_pb2
+from tickwheel.proto.bulk_pb2 import BundleState
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.bundle import DIRECTORY, FILE_BYTES_MAX, SUFFIX, bundle_path, is_name
 from tickwheel.storage.disk import Disk, DiskFullError, File, FsyncFailedError
@@ -37,16 +38,7 @@ CHECK_PERIOD_MS = 30_000
 PART_SUFFIX = ".part"
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """How much of a bundle this node has."""
-
-    name: str
-    bytes: int
-    held: bool
-
-
-Taken = Reply[Held]
+Taken = Reply[BundleState]
 
 
 @dataclass(slots=True)
@@ -134,7 +126,7 @@ class BundleStore:
         """Size of a complete bundle in bytes."""
         return self._disk.size(bundle_path(name))
 
-    def offer(self, name: str, total_bytes: int) -> Held:
+    def offer(self, name: str, total_bytes: int) -> BundleState:
         """How much of the bundle this node has; it then accepts the rest. Raises RequestError: it has no room."""
         if self._stopped:
             raise RequestError(_starts_anew())
@@ -143,7 +135,7 @@ class BundleStore:
         if not 0 < total_bytes <= FILE_BYTES_MAX:
             raise invalid("bytes", total_bytes, f"1 to {FILE_BYTES_MAX}")
         if self.held(name):
-            return Held(name, total_bytes, True)
+            return BundleState(name=name, bytes=total_bytes, held=True)
         part = self._parts.get(name)
         if part is None:
             if len(self._parts) >= PARTS_MAX:
@@ -151,12 +143,12 @@ class BundleStore:
             wanted = total_bytes + sum(p.total_bytes - p.bytes for p in self._parts.values())
             if self._disk.space_left() < wanted + SPACE_RESERVE_BYTES:
                 text = f"no room for a bundle of {total_bytes} bytes: make some, the load goes on where it was"
-                raise RequestError(Failure(common_pb2.DISK_FULL, text, {"retry_after_ms": "5000"}))
+                raise refused(common_pb2.DISK_FULL, text, retry_after_ms=5_000)
             part = self._parts[name] = _Part(name, total_bytes, self._steady_ms())
         if part.total_bytes != total_bytes:
             raise invalid("bytes", total_bytes, f"{part.total_bytes}, as was said before")
         part.touched_ms = self._steady_ms()
-        return Held(name, part.bytes, False)
+        return BundleState(name=name, bytes=part.bytes)
 
     def take(self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, reply: Taken) -> None:
         """Append a piece. A piece that does not follow the bytes so far is ignored. `reply` gets how much of the bundle
@@ -197,7 +189,7 @@ class BundleStore:
                 self._parts.pop(name, None)
                 self._whole[name] = self._steady_ms()
                 self.counts.received += 1
-            reply.done(Held(name, part.bytes, whole))
+            reply.done(BundleState(name=name, bytes=part.bytes, held=whole))
 
         last = offset + len(data) == total_bytes
         self._executor.submit(lambda: self._write(part, data, crc32c, last=last), ended)

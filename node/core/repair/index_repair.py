@@ -17,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import google_crc32c
 import numpy as np
 
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.repair.record_answers import UNITS_ASKED_MAX
+from tickwheel.node.core.repair.record_answers import UNITS_ASKED_MAX, unit_in
 from tickwheel.node.core.world import Now, Reported
 from tickwheel.node.metrics import MetricValue
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, LogEntry
@@ -30,7 +29,6 @@ from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordF
 from tickwheel.storage.disk import DiskFullError, FsyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.repair_jobs import RepairJob, SurveyJob, UnlikeUnitError
-from tickwheel.wheel.units import UNIT, UNIT_BYTES, ids_of
 
 HOURS_MAX = 16
 ASK_PERIOD_MS = 100
@@ -219,9 +217,9 @@ class IndexRepair(Part):
             case = self._cases.get(found.id >> 32)
             if case is None or case.working or found.state != RecordFound.READABLE:
                 continue
-            unit = _checked(found)
+            unit = unit_in(found)
             if unit is not None and found.id not in case.units:
-                case.units[found.id] = unit
+                case.units[found.id] = unit[0]
                 self._later(case, 0)
 
     def _write(self, case: _Case) -> None:
@@ -254,13 +252,3 @@ class IndexRepair(Part):
                 self._over(case)
 
         core.background.write(job.run, written)
-
-
-def _checked(found: RecordFound) -> np.void | None:
-    """The unit in a member's answer, if all its checks hold."""
-    if len(found.unit) != UNIT_BYTES:
-        return None
-    if google_crc32c.extend(google_crc32c.value(found.unit), found.record) != found.crc32c:
-        return None
-    unit = np.frombuffer(found.unit, UNIT)
-    return unit[0] if int(ids_of(unit)[0]) == found.id else None

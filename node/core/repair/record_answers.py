@@ -13,6 +13,7 @@ import numpy as np
 from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
+from tickwheel.wheel.units import UNIT, UNIT_BYTES, Units, ids_of
 
 ASKED_MAX = 64
 UNITS_ASKED_MAX = 2_048
@@ -64,3 +65,13 @@ def _answer(ids: list[int], found: ReadRows, *, units_only: bool) -> RecordAnswe
         crc32c = google_crc32c.extend(google_crc32c.value(unit), record)
         answer.records.add(id=id, state=RecordFound.READABLE, unit=unit, record=record, crc32c=crc32c)
     return answer
+
+
+def unit_in(found: RecordFound) -> Units | None:
+    """The unit in a member's answer, if all its checks hold."""
+    if len(found.unit) != UNIT_BYTES:
+        return None
+    if google_crc32c.extend(google_crc32c.value(found.unit), found.record) != found.crc32c:
+        return None
+    unit: Units = np.frombuffer(found.unit, UNIT).copy()
+    return unit if int(ids_of(unit)[0]) == found.id else None

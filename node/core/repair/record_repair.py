@@ -21,7 +21,6 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import google_crc32c
 import numpy as np
 
 from tickwheel.node.core.delivery.channel import Channel
@@ -31,7 +30,7 @@ from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.repair.record_answers import ASKED_MAX
+from tickwheel.node.core.repair.record_answers import ASKED_MAX, unit_in
 from tickwheel.node.core.world import Now, Reported
 from tickwheel.node.failure import Failure
 from tickwheel.node.metrics import MetricValue
@@ -39,7 +38,7 @@ from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SettleColumns
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
-from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, Units, ids_of
+from tickwheel.wheel.units import HOUR_MS, Units
 
 TRIES = 7
 """Failed reads of this node, and of each other member, before a record counts as lost. With the pauses that takes over
@@ -307,10 +306,6 @@ class RecordRepair(Part):
 
 
 def _checked(found: RecordFound) -> Units | None:
-    """The unit in a member's answer, if all its checks hold."""
-    if google_crc32c.extend(google_crc32c.value(found.unit), found.record) != found.crc32c:
-        return None
-    if len(found.unit) != UNIT_BYTES:
-        return None
-    unit: Units = np.frombuffer(found.unit, UNIT).copy()
-    return unit if int(ids_of(unit)[0]) == found.id and int(unit["size"][0]) == len(found.record) else None
+    """The unit in a member's answer, if all its checks hold and the record is its own."""
+    unit = unit_in(found)
+    return unit if unit is not None and int(unit["size"][0]) == len(found.record) else None

@@ -6,18 +6,17 @@ nothing, and reads the record that a reschedule takes along.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.intake import cancel_checksum, check_unique_key, reschedule_checksum
-from tickwheel.node.core.schedule.publisher import Rescheduled
 from tickwheel.node.core.schedule.senders import Senders
-from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.failure import Permitted, RequestError, invalid, limit_reached, refuse, refused
 from tickwheel.node.state.key_holders import Holder
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.node.state.producers import Sender
-from tickwheel.node.state.results import CancelResult
+from tickwheel.node.state.results import CancelResult, RescheduleResult
 from tickwheel.node.state.unique_keys import digest_of
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import Cancel, Command
@@ -27,58 +26,48 @@ TRIES = 16
 BUSY_HINT_MS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class CancelledByKey:
-    """`id`: the message that held the key; 0: none did. `remembered`: the sender's sequence counts as accepted."""
-
-    outcome: scheduler_pb2.CancelOutcome.ValueType
-    id: int = 0
-    remembered: bool = False
-
-
 class KeyRequests:
     def __init__(self, core: Kernel, requests: ClientRequests, senders: Senders) -> None:
         self._core = core
         self._requests = requests
         self._senders = senders
 
-    async def cancel(self, key: common_pb2.TopicKey, permitted: Permitted, sender: Sender) -> CancelledByKey:
+    async def cancel(self, key: common_pb2.TopicKey, permitted: Permitted, sender: Sender) -> CancelResult:
         """Cancel the message that holds a key. A repeat of the same sender's sequence gets the first answer."""
         core = self._core
         self._check(key, permitted)
         sender = replace(sender, checksum=cancel_checksum((key.topic, key.unique_key)))
         known = self._senders.known(sender, 1)
         if known is not None:
-            return CancelledByKey(scheduler_pb2.CANCELLED, int(known.ids[0]), remembered=True)
+            return CancelResult(scheduler_pb2.CANCELLED, int(known.ids[0]), remembered=True)
         with self._senders.following(sender):
             topic_id = core.state.topic_id(key.topic)
             if topic_id is None or not core.state.unique_keys.used:
                 require_current(core)
-                return CancelledByKey(scheduler_pb2.NOT_FOUND)
+                return CancelResult(scheduler_pb2.NOT_FOUND)
             command = Cancel(unique_key=digest_of(key.unique_key), topic_id=topic_id)
             stated = self._senders.stated(sender, 1)
             if stated.HasField("checksum"):
                 command.request.CopyFrom(stated)
-            result = await core.proposer.propose(Command(cancel=command), CancelResult)
-            return CancelledByKey(result.outcome, result.id, result.remembered)
+            return await core.proposer.propose(Command(cancel=command), CancelResult)
 
     async def reschedule(
         self, key: common_pb2.TopicKey, when: int, kind: int, permitted: Permitted, sender: Sender
-    ) -> Rescheduled:
+    ) -> RescheduleResult:
         """Move the message that holds a key. `when`, `kind` and `sender` as in `ClientRequests.reschedule`."""
         self._check(key, permitted)
         sender = replace(sender, checksum=reschedule_checksum(0, kind, when, (key.topic, key.unique_key)))
         known = self._senders.known(sender, 1)
         if known is not None:
-            return Rescheduled(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)
+            return RescheduleResult(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)
         with self._senders.following(sender):
             due_ms = self._requests.one_due(when, kind)
             for _ in range(TRIES):
                 holder = self._holder(key)
                 if holder is None:
-                    return Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0)
+                    return RescheduleResult(scheduler_pb2.RESCHEDULE_NOT_FOUND)
                 if holder.dispatched:
-                    return Rescheduled(scheduler_pb2.RESCHEDULE_ALREADY_DISPATCHED, 0, 0)
+                    return RescheduleResult(scheduler_pb2.RESCHEDULE_ALREADY_DISPATCHED)
                 moved = await self._requests.move(holder.id, due_ms, permitted, sender, digest_of(key.unique_key))
                 if not moved.stale:
                     return moved
@@ -90,8 +79,7 @@ class KeyRequests:
         holder = self._holder(key)
         if holder is None:
             text = f"no message of topic {key.topic} holds the unique key {key.unique_key}"
-            facts = {"field": "key.unique_key", "value": key.unique_key}
-            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, facts))
+            raise refused(common_pb2.UNKNOWN_NAME, text, field="key.unique_key", value=key.unique_key)
         return await self._requests.get(holder.id, content, permitted)
 
     def _check(self, key: common_pb2.TopicKey, permitted: Permitted) -> None:

@@ -22,7 +22,7 @@ from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.schedule.pending import PendingRequests, deletion_query
 from tickwheel.node.core.schedule.sweeper import Sweeper
 from tickwheel.node.core.world import Now, SteadyMs
-from tickwheel.node.failure import Failure, RequestError
+from tickwheel.node.failure import Failure, refused
 from tickwheel.node.state.schema import TOPIC_DEAD_LEVEL
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
@@ -90,8 +90,7 @@ class Deleter(Part):
         if begun is not None:
             return await self._ended(begun)
         if target_id is None:
-            text = f"{what} {name} does not exist"
-            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": what, "value": name[:127]}))
+            raise refused(common_pb2.UNKNOWN_NAME, f"{what} {name} does not exist", field=what, value=name[:127])
         wanted.target_id = target_id
         running = next((job.job_id for job in core.state.sweeps if _deletes(job, wanted)), None)
         if running is not None:
@@ -109,10 +108,10 @@ class Deleter(Part):
                 words = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in found.items() if count)
                 text = f"{what} {name} still has {words}: confirm that they are to go with it"
                 facts = {word: str(count) for word, count in found.items()}
-                raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": what, "value": name, **facts}))
+                raise refused(common_pb2.WRONG_STATE, text, field=what, value=name, **facts)
         if what == "topic" and not wanted.with_dead and owed["dead"]:
             text = "a member of the cluster runs a version that leaves dead letters behind, or has not been heard yet"
-            raise RequestError(Failure(common_pb2.RECOVERING, text, {"field": "members", "retry_after_ms": "200"}))
+            raise refused(common_pb2.RECOVERING, text, field="members", retry_after_ms=200)
         job = await self._sweeper.begin_deletion(wanted)
         return await self._ended(job.job_id)
 

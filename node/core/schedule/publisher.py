@@ -46,7 +46,6 @@ from tickwheel.node.state.unique_keys import DIGEST
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand, Command
-from tickwheel.proto.scheduler_pb2 import RescheduleOutcome
 
 EMPTY = b""
 ROWS = "rows"
@@ -83,19 +82,6 @@ class BatchOutcome:
     """Set if the request asked for a level and is not a repetition."""
     keys: KeyOutcomes | None = None
     """As in RequestOutcome."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rescheduled:
-    """Outcome of a reschedule: the message's new id and due time."""
-
-    outcome: RescheduleOutcome.ValueType
-    id: int
-    due_ms: int
-    remembered: bool = False
-    """The sender's sequence number was recorded, so a repetition gets this answer again."""
-    stale: bool = False
-    """As in RescheduleResult."""
 
 
 @dataclass(slots=True, eq=False)

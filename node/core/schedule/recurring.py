@@ -22,7 +22,7 @@ from tickwheel.node.core.schedule.calendar import Calendar, calendar_of
 from tickwheel.node.core.schedule.flow import FlowControl
 from tickwheel.node.core.schedule.intake import JITTER_MS_MAX, META_BYTES_MAX, from_batch
 from tickwheel.node.core.schedule.planner import Planner, batch_of_runs, calendar_of_schedule, calendar_of_spec
-from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
+from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse, refused
 from tickwheel.node.state.names import check_open_topic, check_producer_id
 from tickwheel.node.state.publishing import DUE_MS_MAX
 from tickwheel.node.state.recurring import run_of
@@ -129,7 +129,7 @@ class ScheduleRequests:
         name = request.definition.name
         if not core.state.schedules.used and not self._all_understand(SCHEDULES_LEVEL):
             text = "a member of the cluster runs a version without recurring schedules, or has not been heard yet"
-            raise RequestError(Failure(pb.RECOVERING, text, {"field": "members", "retry_after_ms": "200"}))
+            raise refused(pb.RECOVERING, text, field="members", retry_after_ms=200)
         await self._need_topic(request.definition.topic, actor)
         for tries in range(TRIES):
             old = self._current(name)
@@ -140,7 +140,7 @@ class ScheduleRequests:
                 return schedules_pb2.PutScheduleResponse(schedule=self._described(old))
             if old is not None and request.if_absent:
                 text = f"schedule {name} exists with another definition"
-                raise RequestError(Failure(pb.NAME_TAKEN, text, {"field": "definition.name", "value": name}))
+                raise refused(pb.NAME_TAKEN, text, field="definition.name", value=name)
             _expect(request.expected_revision, old)
             from_ms = self._from_ms(old)
             if old is not None and await self._was_behind(old, from_ms, tries):
@@ -319,8 +319,7 @@ class ScheduleRequests:
         if state.topic_id(name) is not None:
             return
         if not state.settings.topics_auto_create:
-            facts = {"field": "definition.topic", "value": name}
-            raise RequestError(Failure(pb.UNKNOWN_NAME, f"topic {name} does not exist", facts))
+            raise refused(pb.UNKNOWN_NAME, f"topic {name} does not exist", field="definition.topic", value=name)
         await self._requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=actor))
 
     def _now_ms(self) -> int:
@@ -525,13 +524,12 @@ def _expect(expected: int, old: Schedule | None) -> None:
     present = 0 if old is None else old.revision
     if expected and expected != present:
         text = f"expected_revision: {expected}: the schedule has revision {present}" if present else "no such schedule"
-        facts = {"field": "expected_revision", "value": str(expected), "limit": str(present)}
-        raise RequestError(Failure(pb.WRONG_STATE, text, facts))
+        raise refused(pb.WRONG_STATE, text, field="expected_revision", value=expected, limit=present)
 
 
 def _contended(name: str) -> RequestError:
     text = f"schedule {name} changes faster than this request can be carried out; repeat it"
-    return RequestError(Failure(pb.WRONG_STATE, text, {"field": "name", "value": name, "retry_after_ms": "100"}))
+    return refused(pb.WRONG_STATE, text, field="name", value=name, retry_after_ms=100)
 
 
 def _range(schedule: Schedule, from_ms: int, until_ms: int) -> tuple[list[int], int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tickwheel.node.core.promise import Promise
-from tickwheel.node.core.requests import id_of
+from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.watch.events import RUN_OF, Events, FindJob
 from tickwheel.node.core.work import read
@@ -89,5 +89,4 @@ class Tracer:
         return event
 
     def _id(self, number: int) -> common_pb2.MessageId:
-        group = self._identity.wheel_group
-        return common_pb2.MessageId(wheel_group=group, hour=number >> 32, index=number & 0xFFFF_FFFF)
+        return message_id_of(number, self._identity.wheel_group)

@@ -8,7 +8,6 @@ import google_crc32c
 import numpy as np
 
 from tests.node.core.trio import MS, Client, Node, World, digests
-from tickwheel.node.core.bulk.bundle_store import Held
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.state.results import AdminResult
@@ -56,7 +55,7 @@ class Loader:
         bulk, name = node.host.core.parts.bulk, name_of(data)
         boot = node.boot
 
-        def go_on(state: Held | Failure) -> None:
+        def go_on(state: bulk_pb2.BundleState | Failure) -> None:
             if isinstance(state, Failure):
                 self.failures.append(state)
             elif not state.held and boot == node.boot:

@@ -18,11 +18,11 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.promise import UNHEARD, Promise
 from tickwheel.node.core.schedule.intake import KIND_DUE
-from tickwheel.node.core.schedule.publisher import Rescheduled
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.failure import Failure
 from tickwheel.node.state import cold
 from tickwheel.node.state.cold_parts import cold_id
+from tickwheel.node.state.results import RescheduleResult
 from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage import bundle
@@ -148,8 +148,8 @@ def cancel(world: World, number: int) -> int:
     return outcome
 
 
-def move(world: World, number: int, due_ms: int) -> Rescheduled:
-    moved: Rescheduled = insist(world, lambda core: core.parts.requests.reschedule(number, due_ms, KIND_DUE))
+def move(world: World, number: int, due_ms: int) -> RescheduleResult:
+    moved: RescheduleResult = insist(world, lambda core: core.parts.requests.reschedule(number, due_ms, KIND_DUE))
     return moved
 
 
@@ -162,7 +162,7 @@ def test_cancels_and_moves_before_the_load_hold_after_it(world: World) -> None:
     register(world, [part])
     assert cancel(world, part.id(3)) == cancel(world, part.id(3)) == scheduler_pb2.CANCELLED
     nearer = move(world, part.id(4), now_ms + 1_500)
-    assert (nearer.outcome, nearer.id) == (scheduler_pb2.RESCHEDULED, part.id(4))
+    assert (nearer.outcome, nearer.new_id) == (scheduler_pb2.RESCHEDULED, part.id(4))
     move(world, part.id(5), now_ms + 9_000)
     assert move(world, part.id(3), now_ms + 9_000).outcome == scheduler_pb2.RESCHEDULE_CANCELLED
     assert load_moved(world, [part]) is not None
@@ -201,7 +201,7 @@ def test_after_the_load_a_cold_id_means_the_loaded_message(world: World) -> None
     assert cancel(world, part.id(2)) == scheduler_pb2.CANCELLED
     assert state_of(part.id(2)) == scheduler_pb2.MESSAGE_CANCELLED
     moved = move(world, part.id(3), now_ms + 6_000)
-    assert moved.outcome == scheduler_pb2.RESCHEDULED and moved.id != part.id(3)
+    assert moved.outcome == scheduler_pb2.RESCHEDULED and moved.new_id != part.id(3)
     assert cancel(world, part.id(10)) == cancel(world, cold_id(77, 0)) == scheduler_pb2.NOT_FOUND
     refusal = Failure(common_pb2.RIGHT_REQUIRED, "not yours")
     asked: list[str] = []
@@ -477,7 +477,7 @@ def test_no_answer_is_overtaken_by_a_load(seed: int) -> None:
     assert cancelled and not cancelled & client.got.keys()
     assert everything - cancelled - unsure <= client.got.keys()
     for record in client.got.keys() - unsure:
-        moved = [r.due_ms for kind, r in answers.get(record, []) if kind == "move" and isinstance(r, Rescheduled)]
+        moved = [r.due_ms for kind, r in answers.get(record, []) if kind == "move" and isinstance(r, RescheduleResult)]
         due_ms = moved[-1] if moved else next(part.due[record] for part in parts if record in part.due)
         assert client.got[record][0][0] >= due_ms
     for node in world.nodes.values():
