@@ -433,10 +433,19 @@ class LocalCluster:
             await asyncio.sleep(POLL_S)
 
 
-def run_to_end(main: Coroutine[Any, Any, T]) -> T:
-    """Like asyncio.run, but SIGTERM cancels `main` as Ctrl-C does, so that it can stop its nodes.
+def on_end(act: Callable[[], None]) -> None:
+    """Call `act` on the running loop when this process gets a SIGTERM, or a SIGHUP because its terminal is gone; not
+    under nohup, which ignores that."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, act)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, act)
 
-    Raises KeyboardInterrupt after either.
+
+def run_to_end(main: Coroutine[Any, Any, T]) -> T:
+    """Like asyncio.run, but SIGTERM and SIGHUP cancel `main` as Ctrl-C does, so that it can stop its nodes.
+
+    Raises KeyboardInterrupt after any of them.
     """
     told = False
 
@@ -449,7 +458,7 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
             told = True
             task.cancel()
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated)
+        on_end(terminated)
         return await main
 
     try:

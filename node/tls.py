@@ -91,6 +91,9 @@ def _read_port(config: NodeConfig, name: str, problems: list[Problem]) -> PortFi
             contents[part] = Path(path).read_bytes()
         except OSError as error:
             problems.append(Problem(f"tls.{field}", path, f"cannot be read: {error.strerror}"))
+            continue
+        if not contents[part]:  # not the same as no file: that would turn TLS off, or the check of callers
+            problems.append(Problem(f"tls.{field}", path, "is empty"))
     if not contents["cert"] or len(problems) > found_before:
         return None
     files = PortFiles(contents["key"], contents["cert"], contents["ca"])

@@ -17,7 +17,7 @@ from tickwheel.node.cli.contexts import ADDRESSES_FALLBACK
 from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import Asked, Commands
 from tickwheel.node.cli.output import err, fail, out, print_json, print_table, table
-from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
+from tickwheel.node.local_cluster import LocalCluster, LocalNode, on_end, run_to_end
 from tickwheel.node.made_files import LocalClusterError, MadeFiles
 
 local_app = Commands(ask_cluster=False)
@@ -90,8 +90,8 @@ async def _run_until_told(cluster: LocalCluster, *, quiet: bool, only: str = "")
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    on_end(stop.set)
 
     def told(text: str) -> None:
         if not (quiet or Asked.json):

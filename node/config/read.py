@@ -61,7 +61,7 @@ def _from_file(path: Path) -> tuple[dict[str, object], list[Problem]]:
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError([Problem("--config", path, f"is larger than {FILE_BYTES_MAX:,} bytes")])
     try:
-        tree = tomllib.loads(data.decode("utf-8"))
+        tree = tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also a number of too many digits, and what nests too deep
         raise ConfigError([Problem("--config", path, f"is not TOML: {error}")]) from None
     known = specs()

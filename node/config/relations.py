@@ -55,6 +55,8 @@ def _required(config: NodeConfig) -> Iterator[Problem]:
         yield Problem("node.id", "", "required: the name of this node")
     if not config.node.data_dir:
         yield Problem("node.data_dir", "", "required: a directory for this node's data")
+    elif config.node.data_dir[0] in "~$":
+        yield Problem("node.data_dir", config.node.data_dir, "~ and variables are not replaced: give the whole path")
 
 
 def _times(config: NodeConfig) -> Iterator[Problem]:
@@ -138,9 +140,10 @@ def _members(config: NodeConfig) -> Iterator[Problem]:
         return
     own = next((member for member in members if member.node_id == config.node.id), None)
     if own is None:
-        yield Problem(
-            "node.id", config.node.id, "must be one of cluster.members: " + ", ".join(m.node_id for m in members)
-        )
+        if config.node.id:
+            yield Problem(
+                "node.id", config.node.id, "must be one of cluster.members: " + ", ".join(m.node_id for m in members)
+            )
         return
     for field, ours, theirs in (
         ("listen.peer_advertised", config.peer_address, own.peer_address),

@@ -10,9 +10,11 @@ were acknowledged.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
+import socket
 import ssl
 import sys
 from collections import Counter
@@ -104,6 +106,7 @@ class NodeProcess:
         self._host: NodeHost | None = None
         self._stopping = asyncio.Event()
         self._signals = 0
+        self._on_terminal = os.isatty(0)
         self._exit_code = 0
         self._faults = FaultLog(self._clock)
         self._descriptors = DescriptorReserve()
@@ -200,9 +203,7 @@ class NodeProcess:
             peers=config.peer_address,
             data=config.node.data_dir,
         )
-        if tls.current.client is not None or tls.current.peer is not None:
-            # Without certificates to reload the signal keeps its usual meaning, that the terminal is gone.
-            loop.add_signal_handler(signal.SIGHUP, lambda: _say(tls.reload()))
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up, tls)
         keeping = [
             loop.create_task(self._keep_house(host, health, tls)),
             loop.create_task(self._watch_rights(host, node.consumers)),
@@ -268,8 +269,8 @@ class NodeProcess:
         if bind:
             try:
                 await metrics.start(bind)
-            except OSError:
-                raise StartError(_cannot_listen("metrics_bind", bind), EXIT_CONFIG) from None
+            except (OSError, UnicodeError) as error:
+                raise StartError(_cannot_listen("metrics_bind", bind, error), EXIT_CONFIG) from None
 
     def _take_descriptors(self) -> None:
         # Before the reserve is taken: the rest might not suffice to end the process in order.
@@ -287,15 +288,16 @@ class NodeProcess:
             disk = LocalDisk(str(path), space_reserve=reserve_bytes, descriptors=self._descriptors)
             disk.lock()
         except (OSError, DiskError) as error:
-            raise StartError(f"node.data_dir: {path}: {error}", EXIT_DATA) from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise StartError(f"node.data_dir: {path}: {why}", EXIT_DATA) from None
         return disk
 
     def _bind(self, server: Server, name: str, address: str, tls: ssl.SSLContext | None) -> int:
         host, _, port = address.rpartition(":")
         try:
             bound = bind(host.strip("[]"), int(port))
-        except OSError:
-            raise StartError(_cannot_listen(name, address), EXIT_CONFIG) from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: of a host that cannot be a name
+            raise StartError(_cannot_listen(name, address, error), EXIT_CONFIG) from None
         server.listen(bound, tls)
         return int(bound.getsockname()[1])
 
@@ -361,6 +363,14 @@ class NodeProcess:
         log.info("stopping", signal=signal.Signals(number).name)
         self._stopping.set()
         asyncio.get_running_loop().call_later(self._config.limits.stop_ms / 1_000, self._stop_took_too_long)
+
+    def _hung_up(self, tls: Certificates) -> None:
+        if tls.current.client is not None or tls.current.peer is not None:
+            _say(tls.reload())
+        elif self._on_terminal:
+            self._signalled(signal.SIGHUP)  # the terminal is gone
+        else:
+            log.warning("nothing to read again: this node has no certificates", signal=signal.SIGHUP.name)
 
     def _stop_took_too_long(self) -> None:
         log.error("the stop took too long and is forced", stop_ms=self._config.limits.stop_ms)
@@ -583,8 +593,16 @@ def _report(line: Reported) -> None:
     getattr(log, line.level)(line.event, **line.fields)
 
 
-def _cannot_listen(name: str, address: str) -> str:
-    return f"listen.{name}: {address}: cannot listen there; is another process using the port?"
+def _cannot_listen(name: str, address: str, error: OSError | UnicodeError) -> str:
+    number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
+    # Beside the number asyncio's errors have a sentence of their own.
+    why = os.strerror(number) if number else getattr(error, "strerror", None) or error
+    advice = {
+        errno.EADDRINUSE: "; is another process using the port?",
+        errno.EADDRNOTAVAIL: "; it must be an address of this machine",
+        errno.EACCES: "; ports below 1024 need a right that this user lacks",
+    }.get(number or 0, "")
+    return f"listen.{name}: {address}: cannot listen there: {why}{advice}"
 
 
 def _exit_now(code: int) -> None:
@@ -604,8 +622,12 @@ def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
 
-    # Until the node is up there is nothing to stop in order, and its journal may take long to read: exit at once.
+    # Until the node is up there is nothing to stop in order, and its journal may take long to read: exit at once. The
+    # first process of a container gets only signals that it has handlers for.
     signal.signal(signal.SIGINT, lambda *_: _exit_now(EXIT_INTERRUPTED))
+    signal.signal(signal.SIGTERM, lambda *_: _exit_now(0))
+    if not os.isatty(0):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # new certificates are found without it
 
     async def main() -> int:
         return await NodeProcess(config, clock).run()

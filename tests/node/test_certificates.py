@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_wrong_files_are_named(directory: Path) -> None:
         read_tls(configured(directory, "n1", "n1", "n2"))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_tls(configured(directory, "n1", "missing"))
+
+
+@pytest.mark.parametrize("part", ["cert", "key", "ca"])
+def test_an_empty_file_does_not_turn_tls_off(directory: Path, tmp_path: Path, part: str) -> None:
+    """A disk that was full, or a secret that is not there yet, leaves one: no port may be open to everybody then."""
+    empty = tmp_path / "empty"
+    empty.touch()
+    config = configured(directory, "n1", "n1")
+    for port in ("client", "peer"):
+        field = f"{port}_{part}_file"
+        with pytest.raises(ConfigError, match=f"tls.{field} = {empty}: is empty"):
+            read_tls(replace(config, tls=replace(config.tls, **{field: str(empty)})))
 
 
 def test_files_that_tls_refuses_are_named(directory: Path, tmp_path: Path) -> None:

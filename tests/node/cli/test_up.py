@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from tickwheel.client import Client
 
 COMMAND = [sys.executable, "-m", "tickwheel.node.cli.main", "up", "--nodes", "1", "--port", "0", "--json", "--data"]
+LOOK_S = 0.02
+"""Between two looks at what a process has done."""
 
 
 def started(data: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
@@ -95,16 +98,18 @@ def run_up(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, str(data), *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_before_it_is_ready_ends_it_and_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
-    """Exit code 130, no traceback, no process left."""
+    """Exit code 130, no traceback, no process left. SIGHUP comes when its terminal is closed."""
     process = subprocess.Popen([*COMMAND, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "n1" / "node.log"
     while not log.exists():
         assert process.poll() is None
+        time.sleep(LOOK_S)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (nodes := children.read_text().split()):
         assert process.poll() is None
+        time.sleep(LOOK_S)
     process.send_signal(number)
     said, complaint = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "")
@@ -127,6 +132,7 @@ def test_one_node_that_was_killed_starts_again(tmp_path: Path) -> None:
         os.kill(said["nodes"][1]["pid"], signal.SIGKILL)
         while "up --node n2" not in errors.read_text():
             assert first.poll() is None
+            time.sleep(LOOK_S)
         again = subprocess.Popen([*command, "--node", "n2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert again.stdout is not None
         while (line := again.stdout.readline()) and "Ready" not in line:

@@ -26,9 +26,9 @@ def problems(**flags: object) -> dict[str, str]:
 
 
 def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
-    """Each source overrides the one before, field by field."""
+    """Each source overrides the one before, field by field. Editors may have put a byte order mark before the file."""
     file = tmp_path / "node.toml"
-    file.write_text('[cluster]\nid = "file"\n[node]\nid = "file"\ndata_dir = "file"\n')
+    file.write_text('\ufeff[cluster]\nid = "file"\n[node]\nid = "file"\ndata_dir = "file"\n')
     config = read_config(
         file, {"TICKWHEEL_NODE_ID": "env", "TICKWHEEL_NODE_DATA_DIR": "env"}, {"node.data_dir": "flag"}
     )
@@ -52,6 +52,7 @@ def test_relations_are_checked() -> None:
     assert "below raft.election_timeout_min_ms" in problems(raft__lease_ms=400)["raft.lease_ms"]
     assert "above" in problems(raft__election_timeout_max_ms=400)["raft.election_timeout_max_ms"]
     assert "go together" in problems(tls__peer_cert_file="x")["tls.peer_key_file"]
+    assert "are not replaced" in problems(node__data_dir="~/data")["node.data_dir"]
     assert "1000, 500" in problems(seed__slot_ms=300)["seed.slot_ms"]
     assert "one of cluster.members" in problems(cluster__members="n2=h:1/h:2")["node.id"]
     assert "must be equal" in problems(cluster__members="n1=h:1/h:2")["listen.peer_advertised"]
@@ -112,7 +113,7 @@ def test_round_trip(
     """What `to_toml` writes reads back to an equal configuration."""
     flags: dict[str, object] = {
         **BASE,
-        "node.data_dir": data_dir,
+        "node.data_dir": f"./{data_dir}",
         "raft.lease_ms": lease_ms,
         "delivery.order": order,
         "tls.admin_names": "root,ops",

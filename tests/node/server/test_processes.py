@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -81,6 +83,11 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
         assert "\nok    master: this node, in term " in await probed(node, "/healthz", code=200)
         lives = health_command(node)
         assert is_healthy(lives)
+        # systemctl reload, although there are no certificates to read again: no reason to end.
+        cluster.signal_node(node, signal.SIGHUP)
+        while "nothing to read again" not in node.log_file.read_text(encoding="utf-8"):
+            assert node.running
+            await asyncio.sleep(0.02)
         client, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
         own_data = f"node.data_dir={node.directory / 'data'}"
         here = (f"listen.client_bind={client}", f"listen.peer_bind={peer}", "listen.metrics_bind=")
@@ -88,6 +95,11 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
         taken = (f"listen.client_bind={node.client_address}", *here[1:])
         used = start("cluster.id=c", "node.id=x", f"node.data_dir={tmp_path / 'x'}", *taken)
         assert used.returncode == 2 and node.client_address in used.stderr, used.stderr
+        assert "is another process using the port?" in used.stderr
+        away = ("listen.client_bind=192.0.2.1:7700", *here[1:], "listen.insecure=true")
+        elsewhere = start("cluster.id=c", "node.id=x", f"node.data_dir={tmp_path / 'x'}", *away)
+        said = "listen.client_bind: 192.0.2.1:7700: cannot listen there: Cannot assign requested address; it must be"
+        assert elsewhere.returncode == 2 and said in elsewhere.stderr, elsewhere.stderr
         watched = start("cluster.id=c", "node.id=x", f"node.data_dir={tmp_path / 'y'}", *here[:2], metrics)
         assert watched.returncode == 2 and "listen.metrics_bind" in watched.stderr, watched.stderr
         locked = start("cluster.id=c", "node.id=x", own_data, *here)
@@ -96,8 +108,27 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
         assert not is_healthy(lives)
         foreign = start("cluster.id=other", f"node.id={node.node_id}", own_data, *here)
         assert foreign.returncode == 3 and "cluster" in foreign.stderr, foreign.stderr
-        for refused in (used, watched, locked, foreign):
+        for refused in (used, elsewhere, watched, locked, foreign):
             assert "Traceback" not in refused.stderr
+
+
+def test_a_node_that_still_starts_ends_in_order_and_is_not_ended_by_a_reload(tmp_path: Path) -> None:
+    """By handlers of its own: the first process of a container gets no other signals. It waits for a certificate."""
+    certificate = tmp_path / "n1.crt"
+    os.mkfifo(certificate)
+    settings = {
+        "cluster.id": "c",
+        "node.id": "n1",
+        "node.data_dir": tmp_path / "data",
+        "listen.metrics_bind": "",
+        **{f"tls.client_{part}_file": certificate for part in ("cert", "key", "ca")},
+    }
+    flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "tickwheel.node.cli.main", "node", *flags]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as node, certificate.open("wb"):
+        node.send_signal(signal.SIGHUP)
+        node.terminate()
+        assert node.communicate(timeout=30) == (None, b"") and node.returncode == 0
 
 
 async def test_dropped_links_are_counted_and_a_node_without_majority_is_alive_and_not_ready(tmp_path: Path) -> None:
