@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from tests.gateway.gateways import SOON_S, api, running
-from tests.process.test_recovery import COMMAND
+from tests.process.commands import COMMAND
 from tickwheel.client import AsyncClient, ExponentialBackoff, RetryPolicy
 from tickwheel.gateway.signing import secret_of, signature_headers
 from tickwheel.node.local_cluster import LocalCluster

@@ -5,7 +5,10 @@ A command takes some 0.7 s of processor to import itself. Tests that run dozens 
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -18,12 +21,16 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
+COMMAND = (sys.executable, "-m", "tickwheel.node.cli.main")
+"""A command as a process of its own."""
 SERVER = r"""
 import importlib, json, os, sys
 
 os.environ["GRPC_VERBOSITY"] = "NONE"  # as a command sets it before it imports gRPC
 for name in ("program", "output", "messages", "cluster", "sweeps", "schedules", "pending", "trace", "dead"):
     importlib.import_module(f"tickwheel.node.cli.{name}")
+for name in ("backup_files", "refound", "server.process"):  # of backup, recover and node
+    importlib.import_module(f"tickwheel.node.{name}")
 answers = os.dup(1)
 for line in sys.stdin:
     asked = json.loads(line)
@@ -81,3 +88,20 @@ class Commands:
             code = int(self._server.stdout.readline())
             said, told = (path.read_text(encoding="utf-8") for path in paths[1:])
         return subprocess.CompletedProcess(list(words), code, said, told)
+
+
+@functools.cache
+def commands_here() -> Commands:
+    """Those of today's version, for all tests of this process."""
+    made = Commands()
+    atexit.register(made.close)
+    return made
+
+
+async def command(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run `tickwheel ...`; it must end with `code` and never show a traceback."""
+    environment = {**os.environ, "COLUMNS": "160"}
+    done = await asyncio.to_thread(commands_here().run, words, folder=Path.cwd(), environment=environment)
+    assert done.returncode == code, (words, done)
+    assert "Traceback" not in done.stderr
+    return done

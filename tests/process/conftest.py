@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.process.commands import Commands
+from tests.process.commands import Commands, commands_here
 
 
 @pytest.fixture(scope="session")
-def commands() -> Iterator[Commands]:
+def commands() -> Commands:
     """Of today's version."""
-    with Commands() as made:
-        yield made
+    return commands_here()

@@ -8,18 +8,21 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator
+import urllib.request
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import Self
 
 import grpc
 import pytest
 import pytest_asyncio
 
-from tests.process.commands import Commands
+from tests.process.commands import COMMAND, Commands
 from tickwheel.client import AsyncClient, NodeRole, NodeState, NodeStatus, PermissionRefused, TickwheelError
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.node.local_cluster import free_ports
@@ -28,8 +31,40 @@ from tickwheel.proto.peer_pb2_grpc import PeerStub
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "tickwheel.node.cli.main"]
+PAGE = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
+SHOWN = [line.strip() for line in PAGE.splitlines() if re.match(r" +tickwheel [a-z]", line)]
+"""The commands that the page shows, without those in its sentences."""
+EXPORTS = re.findall(r"\b(TICKWHEEL_\w+)=(\S+)", PAGE)
+ELSEWHERE = {
+    "tickwheel status -a 127.0.0.1:7700,127.0.0.1:7710,127.0.0.1:7720": "tests/project/test_deployment.py",
+    "tickwheel rebuild --config /etc/tickwheel/node.toml": "tests/process/test_damaged_index.py",
+    "tickwheel recover --config /etc/tickwheel/node.toml": "tests/process/test_recovery.py",
+    "tickwheel recover --config /etc/tickwheel/node.toml --skip-entry 48213": "tests/node/core/test_poison.py",
+}
+"""Commands of the page that need another cluster, by the test that runs them."""
 ANY_DISK = "\n[storage]\nhigh_water_percent = 0\n"  # the disk that tests run on may well be nearly full
+
+
+TYPED: set[str] = set()
+
+
+def shown(start: str) -> str:
+    """The one command of the page that begins so."""
+    [line] = [line for line in SHOWN if line.startswith(start) and line not in ELSEWHERE]
+    TYPED.add(line)
+    return line
+
+
+CERTS = shown("tickwheel certs --out certs --node n1")
+CHECK = shown("tickwheel config check")
+NODE = shown("tickwheel node")
+STATUS = shown("tickwheel status")
+MORE_CERTS = shown("tickwheel certs --out certs --node n4")
+REMOVE = shown("tickwheel member remove n3")
+ADD = shown("tickwheel member add n4")
+BACKUP = shown("tickwheel backup")
+RESTORE = shown("tickwheel restore")
+CONFIG = "/etc/tickwheel/node.toml"
 
 
 class Hosts:
@@ -71,12 +106,26 @@ class Hosts:
         path.write_text(text + ANY_DISK, encoding="utf-8")
         return path
 
-    def start(self, number: str, config: Path) -> subprocess.Popen[bytes]:
-        """`tickwheel node --config`."""
-        with (config.parent / "node.log").open("ab") as log:
-            command = [*COMMAND, "node", "--config", str(config)]
+    def start(self, number: str) -> subprocess.Popen[bytes]:
+        """The node of a host, by the command of the page."""
+        folder = self.root / f"n{number}"
+        program, *words = shlex.split(NODE.replace(CONFIG, str(folder / "node.toml")))
+        assert program == "tickwheel"
+        with (folder / "node.log").open("ab") as log:
+            command = [*COMMAND, *words]
             self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         return self.processes[number]
+
+    async def serves(self, number: str) -> None:
+        """Until /readyz of a host's node answers 200, as the page says of each step of an upgrade."""
+        url = f"http://127.0.0.1:{self.metrics[number]}/readyz"
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(OSError):  # also of 503
+                    (await asyncio.to_thread(urllib.request.urlopen, url, timeout=5)).close()
+                    return
+                assert self.processes[number].poll() is None
+                await asyncio.sleep(0.05)
 
     async def ready(self, ops: AsyncClient, count: int) -> NodeStatus:
         """Until so many nodes serve, with a master among them that has its peers without lag. The master."""
@@ -95,9 +144,8 @@ class Hosts:
 
     @property
     def admin(self) -> dict[str, str]:
-        """The environment of a command with an administrator's certificate."""
-        parts = (("CA", "ca.crt"), ("CERT", "ops.crt"), ("KEY", "ops.key"))
-        return {f"TICKWHEEL_TLS_{part}": f"certs/{name}" for part, name in parts}
+        """What the page exports for its commands: addresses, and an administrator's certificate."""
+        return {name: self.here(value) for name, value in EXPORTS}
 
     def address(self, number: str, port: str = "7700") -> str:
         """Where a node is reached."""
@@ -114,24 +162,18 @@ class Hosts:
         return AsyncClient([self.address(number) for number in "123"], tls=self.tls(name), timeout_s=timeout_s)
 
 
-def command_in_docs(start: str) -> str:
-    """The line of the document that begins so."""
-    text = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
-    return next(line.strip() for line in text.splitlines() if line.strip().startswith(start))
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hosts(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> AsyncIterator[Hosts]:
     """The cluster of the document, up and with a master."""
     made = Hosts(tmp_path_factory.mktemp("hosts"), commands)
-    done = made.run(command_in_docs("tickwheel certs"))
+    done = made.run(CERTS)
     assert done.returncode == 0, done.stderr
     try:
         for number in "123":
             config = made.configure(number)
-            checked = made.run(f"tickwheel config check {config}")
+            checked = made.run(CHECK.replace(CONFIG, str(config)))
             assert checked.returncode == 0, checked.stderr + checked.stdout
-            made.start(number, config)
+            made.start(number)
         async with made.client("ops") as client, asyncio.timeout(30):
             while True:
                 with suppress(TickwheelError):
@@ -168,10 +210,7 @@ async def test_a_client_certificate_schedules_and_consumes_but_changes_nothing(h
 
 async def test_status_as_the_document_says(hosts: Hosts) -> None:
     """Its environment variables and its command show three nodes of which one is master."""
-    environment = dict(
-        word.split("=", 1) for word in command_in_docs("export TICKWHEEL_TLS_CA").split()[1:] if "=" in word
-    )
-    done = hosts.run(command_in_docs("tickwheel status --addresses"), **environment)
+    done = hosts.run(STATUS, **hosts.admin)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("slave") == 2 and "master" in done.stdout, done.stdout
 
@@ -203,18 +242,17 @@ async def test_a_peer_must_be_the_member_of_its_certificate(hosts: Hosts) -> Non
 
 async def test_a_backup_over_tls_restores(hosts: Hosts) -> None:
     """The document's backup and restore; refused with advice where a node runs."""
-    backup = command_in_docs("tickwheel backup").replace("/backups/", "")
-    done = hosts.run(backup, **hosts.admin)
+    done = hosts.run(BACKUP.replace("/backups/", ""), **hosts.admin)
     assert done.returncode == 0, done.stderr
-    restore = command_in_docs("tickwheel restore").replace("/backups/", "")
+    restore = RESTORE.replace("/backups/", "")
     config = hosts.configure("9", cluster='[cluster]\nid = "orders-2"\n')
-    assert 'id = "orders-2"' in (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
-    done = hosts.run(restore.replace("/etc/tickwheel/node.toml", str(config)))
+    assert 'id = "orders-2"' in PAGE
+    done = hosts.run(restore.replace(CONFIG, str(config)))
     assert done.returncode == 0, done.stderr
     assert "cluster orders-2, until now orders (n1, n2, n3)" in done.stdout
     running = config.with_name("running.toml")
     running.write_text(config.read_text(encoding="utf-8").replace("n9/data", "n1/data"), encoding="utf-8")
-    refused = hosts.run(restore.replace("/etc/tickwheel/node.toml", str(running)))
+    refused = hosts.run(restore.replace(CONFIG, str(running)))
     assert refused.returncode == 1 and "a node is running" in refused.stderr, refused.stderr
 
 
@@ -274,50 +312,114 @@ async def test_contexts_carry_certificates_and_tokens(hosts: Hosts, tmp_path: Pa
         assert run("settings set rights=false").returncode == 0
 
 
-async def test_one_after_the_other_is_restarted_without_an_error(hosts: Hosts) -> None:
-    """A rolling upgrade: SIGTERM ends with 0, slaves first, the master last; nothing is lost, repeated or refused."""
-    got: list[bytes] = []
-    sent: list[bytes] = []
-    stop = asyncio.Event()
-    gaps_ms = [0.0]
+async def until(holds: Callable[[], bool]) -> None:
+    """Until it is true."""
+    async with asyncio.timeout(20):
+        while True:
+            if holds():
+                return
+            await asyncio.sleep(0.02)
 
-    async def produce(client: AsyncClient) -> None:
-        while not stop.is_set():
-            payload = b"%d" % len(sent)
+
+class Load:
+    """Schedules one message after the other, each due 20 ms later, and consumes them. Left once all have come."""
+
+    def __init__(self, client: AsyncClient, topic: str, lease: timedelta | None = None) -> None:
+        self.sent: list[bytes] = []
+        self.got: list[bytes] = []
+        self.gap_ms_max = 0.0
+        """The longest wait of the producer."""
+        self._client = client
+        self._topic = topic
+        self._lease = lease
+        self._stop = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(work()) for work in (self._produce, self._consume)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await self._tasks[0]
+        await until(lambda: set(self.got) >= set(self.sent))
+        self._tasks[1].cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def more(self, count: int) -> None:
+        """Until so many more have come."""
+        enough = len(self.got) + count
+        await until(lambda: len(self.got) >= enough or self._tasks[1].done())
+        assert not self._tasks[1].done()
+
+    async def _produce(self) -> None:
+        while not self._stop.is_set():
+            payload = b"%d" % len(self.sent)
             before = time.monotonic()
-            await client.schedule("rolling", payload, delay_ms=20)
-            gaps_ms.append((time.monotonic() - before) * 1_000)
-            sent.append(payload)
+            await self._client.schedule(self._topic, payload, delay_ms=20)
+            self.gap_ms_max = max(self.gap_ms_max, (time.monotonic() - before) * 1_000)
+            self.sent.append(payload)
             await asyncio.sleep(0.01)
 
-    async def consume(client: AsyncClient) -> None:
-        async with client.consumer("rolling", "rolling") as consumer:
+    async def _consume(self) -> None:
+        async with self._client.consumer(self._topic, self._topic, lease=self._lease) as consumer:
             async for delivery in consumer:
-                got.append(delivery.payload)
+                self.got.append(delivery.payload)
                 await delivery.ack()
 
+
+async def test_one_after_the_other_is_restarted_without_an_error(hosts: Hosts) -> None:
+    """A rolling upgrade: SIGTERM ends with 0, slaves first, the master last; nothing is lost, repeated or refused."""
     async with hosts.client("app") as client, hosts.client("ops") as ops:
-        tasks = [asyncio.create_task(work(client)) for work in (produce, consume)]
         master = (await hosts.ready(ops, 3)).node_id[1:]
-        for number in [*sorted({"1", "2", "3"} - {master}), master]:
-            hosts.processes[number].terminate()
-            assert await asyncio.to_thread(hosts.processes[number].wait, 20) == 0
-            hosts.start(number, hosts.root / f"n{number}" / "node.toml")
-            await hosts.ready(ops, 3)
-        async with asyncio.timeout(20):
-            enough = len(sent) + 10
-            while not stop.is_set() or len(set(got)) < len(sent):
-                await asyncio.sleep(0.05)
-                assert not tasks[1].done()
-                if len(sent) >= enough and not stop.is_set():
-                    stop.set()
-                    await tasks[0]
-        tasks[1].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert sorted(got) == sorted(sent), "delivered twice"
-    assert max(gaps_ms) < 2_000, f"a producer waited {max(gaps_ms):.0f} ms"
+        async with Load(client, "rolling") as load:
+            for number in [*sorted({"1", "2", "3"} - {master}), master]:
+                hosts.processes[number].terminate()
+                assert await asyncio.to_thread(hosts.processes[number].wait, 20) == 0
+                hosts.start(number)
+                await hosts.serves(number)
+            await load.more(10)
+    assert sorted(load.got) == sorted(load.sent), "delivered twice"
+    assert load.gap_ms_max < 2_000, f"a producer waited {load.gap_ms_max:.0f} ms"
     log = (hosts.root / f"n{master}" / "node.log").read_text(encoding="utf-8")
     assert "was not handed over" not in log and "nobody took" not in log
+
+
+async def test_a_master_is_killed_and_started_again(hosts: Hosts) -> None:
+    """By SIGKILL, under load: the other two go on; the page's command starts it again, and it may lead again. Nothing
+    is lost."""
+    async with hosts.client("app") as client, hosts.client("ops") as ops:
+        master = (await hosts.ready(ops, 3)).node_id[1:]
+        kept = hosts.run("tickwheel schedule kept hello --delay 1h", **hosts.admin).stdout.split()[0]
+        # What the killed master had sent and did not arrive comes again once its lease is over.
+        async with Load(client, "killed", timedelta(seconds=2)) as load:
+            await load.more(10)
+            hosts.processes[master].kill()
+            await asyncio.to_thread(hosts.processes[master].wait)
+            await load.more(10)
+            told = hosts.run(STATUS, **hosts.admin).stdout
+            assert "no answer" in told and "master*" in told, told
+            hosts.start(master)
+            await hosts.serves(master)
+            assert hosts.run(STATUS, **hosts.admin).stdout.count("slave") == 2
+            assert "`tickwheel transfer`" in PAGE
+            done = hosts.run(f"tickwheel transfer n{master}", **hosts.admin)
+            assert f"n{master} is master in term " in done.stdout, done
+            await load.more(10)
+    assert set(load.got) == set(load.sent)
+    assert kept in hosts.run("tickwheel list kept", **hosts.admin).stdout
+    used = hosts.run("tickwheel disk", **hosts.admin)
+    assert "`tickwheel disk`" in PAGE and "journal" in used.stdout, used
+
+
+async def test_certificates_are_read_again_when_told(hosts: Hosts) -> None:
+    """SIGHUP, as `systemctl reload` sends it."""
+    log = hosts.root / "n1" / "node.log"
+    hosts.processes["1"].send_signal(signal.SIGHUP)
+
+    def read_again() -> bool:
+        return "certificates were read again" in log.read_text(encoding="utf-8")
+
+    await until(read_again)
 
 
 async def until_disk_is_recorded(hosts: Hosts, ops: AsyncClient, number: str) -> None:
@@ -337,27 +439,25 @@ async def test_a_member_is_replaced_as_the_document_says(hosts: Hosts) -> None:
     async with hosts.client("ops") as ops:
         await until_disk_is_recorded(hosts, ops, "3")
     shutil.rmtree(hosts.root / "n3" / "data")
-    wiped = hosts.start("3", hosts.root / "n3" / "node.toml")
+    wiped = hosts.start("3")
     assert await asyncio.to_thread(wiped.wait, 20) == 3
     said = (hosts.root / "n3" / "node.log").read_text(encoding="utf-8")
     assert "remove the member and add it anew under a new id" in said
     del hosts.processes["3"]
-    assert hosts.run(command_in_docs("tickwheel certs --out certs --node n4")).returncode == 0
-    environment = {**hosts.admin, "TICKWHEEL_ADDRESSES": hosts.address("1")}
-    text = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
-    block = next(part for part in text.split("\n\n") if 'join = "existing"' in part and "[cluster]" in part)
-    config = hosts.configure("4", cluster="\n".join(line.strip() for line in block.splitlines()) + "\n")
-    hosts.start("4", config)
-    for line in ("tickwheel member remove n3", "tickwheel member add n4"):
-        done = hosts.run(command_in_docs(line), **environment)
+    assert hosts.run(MORE_CERTS).returncode == 0
+    block = next(part for part in PAGE.split("\n\n") if 'join = "existing"' in part and "[cluster]" in part)
+    hosts.configure("4", cluster="\n".join(line.strip() for line in block.splitlines()) + "\n")
+    hosts.start("4")
+    for line in (REMOVE, ADD):
+        done = hosts.run(line, **hosts.admin)
         assert done.returncode == 0, done.stderr
     assert "n4" in done.stdout and "n3" not in done.stdout
     async with AsyncClient([hosts.address("1"), hosts.address("4")], tls=hosts.tls("ops")) as ops:
         await hosts.ready(ops, 3)
-    listed = hosts.run("tickwheel member list --json", **environment)
+    listed = hosts.run("tickwheel member list --json", **hosts.admin)
     assert json.loads(listed.stdout)["master_id"] in {"n1", "n2", "n4"}
     again = hosts.run(
-        f"tickwheel member add n3 --peer {hosts.address('3', '7701')} --client {hosts.address('3')}", **environment
+        f"tickwheel member add n3 --peer {hosts.address('3', '7701')} --client {hosts.address('3')}", **hosts.admin
     )
     assert again.returncode == 1 and "was removed" in again.stderr
 
@@ -372,3 +472,9 @@ async def test_without_tls_only_loopback_unless_told(hosts: Hosts, tmp_path: Pat
     done = hosts.run("tickwheel node " + " ".join(f"--set {setting}" for setting in settings))
     assert done.returncode == 2
     assert "--insecure" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+async def test_every_command_of_the_page_is_typed() -> None:
+    """Here, or by another test."""
+    assert set(SHOWN) == TYPED | set(ELSEWHERE)
+    assert all((ROOT / test).exists() for test in ELSEWHERE.values())

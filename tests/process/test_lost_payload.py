@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from tests.process.test_recovery import command
+from tests.process.commands import command
 from tickwheel.client import Delivery
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -18,24 +16,12 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from tests.process.commands import command
 from tickwheel.client import AsyncClient
 from tickwheel.node.backup_files import BackupWriter
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports, write_toml
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
-
-COMMAND = [sys.executable, "-m", "tickwheel.node.cli.main"]
-
-
-async def command(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run `tickwheel ...`; it must end with `code` and never show a traceback."""
-    done = await asyncio.to_thread(
-        subprocess.run, [*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False,
-        stdin=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "160"},
-    )  # fmt: skip
-    assert done.returncode == code, (words, done)
-    assert "Traceback" not in done.stderr
-    return done
 
 
 async def digest_of(node: LocalNode) -> admin_pb2.StateDigest:

@@ -6,7 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from tests.process.test_recovery import command, join, until_equal
+from tests.process.commands import command
+from tests.process.test_recovery import join, until_equal
 from tickwheel.client import AsyncClient
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 from tickwheel.node.server.process import EXIT_REMOVED

@@ -10,7 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.process.test_recovery import command, digest_of, until_equal
+from tests.process.commands import command
+from tests.process.test_recovery import digest_of, until_equal
 from tickwheel.client import AsyncClient, Client, Delivery, ExponentialBackoff, RetryPolicy
 from tickwheel.client.admin import AdminClient
 from tickwheel.node.local_cluster import LocalCluster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.test_recovery import command
+from tests.process.commands import command
 from tickwheel.client import AsyncClient, Grant, Quotas, Right, Selection
 from tickwheel.client.errors import ClusterUnavailable, Fault, PermissionRefused, RequestRefused
 from tickwheel.client.staging import StagedState

@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from tests.process.test_recovery import COMMAND, until_equal
+from tests.process.commands import COMMAND
+from tests.process.test_recovery import until_equal
 from tickwheel.client import AsyncClient, Client, Delivery, Selection, Sweep
 from tickwheel.client.producer import Producer
 from tickwheel.node.cli import program as cli

@@ -9,12 +9,17 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_string
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.project.imports import FOLDERS, ROOT, modules
 
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 LEFT_BEHIND = shutil.ignore_patterns(
     ".git", ".venv*", "__pycache__", "*.egg-info", "build", "dist", "node_modules", ".*_cache", ".hypothesis"
 )
@@ -57,12 +62,23 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
     assert not {f"src/{name}" for name in expected} - held
     assert {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt"} <= held
 
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    run(*pip, "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
-    assert run(tmp_path / "venv" / "bin" / "tickwheel", "--version", cwd=tmp_path).strip().endswith(version_of(wheel))
-    tickwheel = tmp_path / "venv" / "bin" / "tickwheel"
+    python = fresh_environment(tmp_path / "venv", message_from_string(metadata).get_all("Requires-Dist") or [])
+    run(*PIP, "--python", python, "install", "-q", "--no-deps", "--no-compile", wheel, cwd=tmp_path)
+    # bench, traces, what runs on Spark and what writes for it draw on extras, the fixtures on pytest; the rest must
+    # come up without them.
+    extras = (
+        *("tickwheel.bench", "tickwheel.pipeline.", "tickwheel.chaos.live.audit_export", "tickwheel.client.tracing"),
+        *("tickwheel.console.", "tickwheel.gateway.", "tickwheel.testing.fixtures"),
+    )
+    importable = [name for name, _ in names if not name.startswith(extras)]
+    importable += ["tickwheel.pipeline", "pyspark_tickwheel"]
+    # The commands below need not compile what this has compiled.
+    importing = ["import sys", "sys.dont_write_bytecode = False"]
+    importing += [f"import {name}" for name in importable if not name.endswith("__main__")]
+    run(python, "-c", "\n".join(importing), cwd=tmp_path)
+
+    tickwheel = python.with_name("tickwheel")
+    assert run(tickwheel, "--version", cwd=tmp_path).strip().endswith(version_of(wheel))
     with subprocess.Popen(
         [tickwheel, "up", "--nodes", "1", "--port", "0", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as up:  # as `pipx run tickwheel up` does
@@ -74,15 +90,29 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
         finally:
             up.send_signal(signal.SIGINT)
     assert up.returncode == 0
-    # bench, traces, what runs on Spark and what writes for it draw on extras, the fixtures on pytest; the rest must
-    # come up without them.
-    extras = (
-        *("tickwheel.bench", "tickwheel.pipeline.", "tickwheel.chaos.live.audit_export", "tickwheel.client.tracing"),
-        *("tickwheel.console.", "tickwheel.gateway.", "tickwheel.testing.fixtures"),
-    )
-    importable = [name for name, _ in names if not name.startswith(extras)]
-    importable += ["tickwheel.pipeline", "pyspark_tickwheel"]
-    run(python, "-c", "\n".join(f"import {name}" for name in importable if not name.endswith("__main__")), cwd=tmp_path)
+
+
+def fresh_environment(path: Path, requirements: list[str]) -> Path:
+    """An environment with what is required, and what that requires in turn, and nothing else; its Python.
+
+    The files are those of this environment, where pip has put them.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", path, cwd=path.parent)
+    [packages] = path.glob("lib/python*/site-packages")
+    wanted, seen = list(requirements), set[str]()
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        name = canonicalize_name(requirement.name)
+        if name in seen or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        found = distribution(name)
+        wanted += found.requires or []
+        for file in found.files or []:
+            if ".." not in file.parts:
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                (packages / file).symlink_to(file.locate())
+    return path / "bin" / "python"
 
 
 def version_of(wheel: Path) -> str:

@@ -6,22 +6,22 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.process.commands import COMMAND, commands_here
 from tickwheel.client import Client
 
-COMMAND = [sys.executable, "-m", "tickwheel.node.cli.main", "up", "--nodes", "1", "--port", "0", "--json", "--data"]
+UP = ("up", "--nodes", "1", "--port", "0", "--json", "--data")
 LOOK_S = 0.02
 """Between two looks at what a process has done."""
 
 
 def started(data: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
     """The process, and what it printed once ready."""
-    process = subprocess.Popen([*COMMAND, str(data)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*COMMAND, *UP, str(data)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -95,13 +95,15 @@ def refused(data: Path, *arguments: str) -> str:
 
 def run_up(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`up` until it ends, which it must."""
-    return subprocess.run([*COMMAND, str(data), *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return commands_here().run([*UP, str(data), *arguments], folder=data.parent, environment=os.environ)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_before_it_is_ready_ends_it_and_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
     """Exit code 130, no traceback, no process left. SIGHUP comes when its terminal is closed."""
-    process = subprocess.Popen([*COMMAND, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, *UP, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     log = tmp_path / "n1" / "node.log"
     while not log.exists():
         assert process.poll() is None
@@ -120,7 +122,7 @@ def test_a_signal_before_it_is_ready_ends_it_and_its_nodes(tmp_path: Path, numbe
 def test_one_node_that_was_killed_starts_again(tmp_path: Path) -> None:
     """`up` says what it does while it starts, and how a node that ended comes back; the node that is started again
     joins the one that still runs. An unknown node and one that runs are refused."""
-    command = [*COMMAND[: COMMAND.index("--nodes")], "--nodes", "2", "--port", "0", "--data", str(tmp_path / "data")]
+    command = [*COMMAND, "up", "--nodes", "2", "--port", "0", "--data", str(tmp_path / "data")]
     errors = tmp_path / "errors"
     with errors.open("w") as told:
         first = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=told, text=True)
