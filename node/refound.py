@@ -31,6 +31,7 @@ from tickwheel.node.state.schema import read_entry
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.replication.entries import command_of
 from tickwheel.replication.journal import Journal
+from tickwheel.replication.journal_files import segment_sequences
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.storage.whole_file import write_whole
@@ -59,6 +60,8 @@ class Found:
     ready: int
     skipped: tuple[str, ...] = ()
     """Descriptions of the entries left out: those named in `skip`, and those that no node can decode."""
+    without_journal: bool = False
+    """There was none, as in a backup: what was written after the last checkpoint is not there."""
 
 
 def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found:
@@ -71,6 +74,7 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
     install_if_complete(disk)
     slot_ms = config.seed_settings.slot_ms or SLOT_MS_DEFAULT
     restored = restore(disk, config.core, slot_ms, 0)
+    has_journal = bool(segment_sequences(disk.list(JOURNAL_DIRECTORY)))
     journal = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
     try:
         replayed, newest_ms, skipped = _replay(journal, restored, skip)
@@ -84,6 +88,8 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
                 f"cluster.id is {cluster_id}, as before: give the new cluster an id of its own, so that no node and "
                 "no disk of the old one is ever taken for a member"
             )
+        # An interrupted run has removed the journal, and the manifest has what it held.
+        without_journal = not has_journal and state.cluster_id != cluster_id
         new = new_identity(cluster_id, node_id)
         state.refound(cluster_id, Member(node_id, config.peer_address, config.client_address, new.disk_uuid))
         checkpoint = state.begin_checkpoint()
@@ -116,6 +122,7 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
         restored.wheel.pending,
         state.backlog.total,
         tuple(skipped),
+        without_journal,
     )
 
 

@@ -128,6 +128,9 @@ def recover(
         return
     for skipped in found.skipped:
         err.print(Text.assemble(("left out for good:", "bold red"), f" entry {skipped}"), soft_wrap=True)
+    if found.without_journal:
+        text = f" this directory had none. What was written after the checkpoint of entry {found.index:,} is lost"
+        err.print(Text.assemble(("no journal:", "bold red"), text), soft_wrap=True)
     newest = f", the newest of {time_text(found.newest_ms)}" if found.newest_ms else ""
     out.print(
         f"continues from entry {found.index:,} ({found.replayed:,} of them taken from the journal{newest}); "

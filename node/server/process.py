@@ -50,7 +50,7 @@ from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.probes import Answer, Seen, health_page, live_page, ready_page
 from tickwheel.node.server.process_metrics import ProcessMetrics
-from tickwheel.node.server.resolving import resolve
+from tickwheel.node.server.resolving import in_worker, resolve
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
@@ -73,6 +73,8 @@ EXIT_INTERRUPTED = 130
 HOUSEKEEPING_S = 0.2
 HOUSEKEEPING_NS_MAX = 1_000_000_000
 """The house is kept this often even if the node stands as before."""
+FILES_S = 1.0
+"""Pause between two looks whether the data directory is still there."""
 MINUTE_MS = 60_000
 CONNECTIONS_S = 1.0
 """A connection on the peers' port is closed after this long without a stream; a member always has a stream."""
@@ -114,7 +116,6 @@ class NodeProcess:
         self._phase = ""
         self._halted = ""
         self._unfounded = ""
-        self._emptied = False
         self._addresses_known = False
         self._unsound = 0
         self._role_changed: Callable[[], None] = lambda: None
@@ -206,6 +207,7 @@ class NodeProcess:
         loop.add_signal_handler(signal.SIGHUP, self._hung_up, tls)
         keeping = [
             loop.create_task(self._keep_house(host, health, tls)),
+            loop.create_task(self._watch_files(host, reads)),
             loop.create_task(self._watch_rights(host, node.consumers)),
             loop.create_task(self._limit_connections(limiter)),
         ]
@@ -435,19 +437,20 @@ class NodeProcess:
             log.info("wheel", before=self._phase or "none", now=phase)
             self._phase = phase
 
-    def _look_at_files(self, host: NodeHost) -> None:
-        """Leave if the files that this node writes were removed: its disk would keep nothing of them."""
-        if self._emptied:
-            return
+    async def _watch_files(self, host: NodeHost, reads: ThreadExecutor) -> None:
+        """Leave if the files that this node writes were removed: its disk would keep nothing of them. A worker looks,
+        since a remote disk may take minutes to answer."""
         path = self._config.data_path / IDENTITY_PATH
-        gone = why_gone(path)
-        if gone:
-            self._emptied = True
-            reason = (
-                f"{path}: {gone}: this node's files were removed, or something was mounted over them, while it writes "
-                f"to them. If they still exist, put them back in place and start the node again. If not: {ADVICE}"
-            )
-            host.core.fatal(reason, DiskError(reason))
+        while True:
+            gone = await in_worker(reads, lambda: why_gone(path))
+            if gone:
+                break
+            await asyncio.sleep(FILES_S)
+        reason = (
+            f"{path}: {gone}: this node's files were removed, or something was mounted over them, while it writes "
+            f"to them. If they still exist, put them back in place and start the node again. If not: {ADVICE}"
+        )
+        host.core.fatal(reason, DiskError(reason))
 
     def _look_at_addresses(self, host: NodeHost) -> None:
         """Say once that others look for this node elsewhere."""
@@ -511,7 +514,6 @@ class NodeProcess:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 continue
             look_ns = now_ns + HOUSEKEEPING_NS_MAX
-            self._look_at_files(host)
             status = node_vitals(host.core)
             await health.update(status)
             self._tell_role(host)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import ssl
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,14 @@ from tickwheel.transport.limits import Limits
 from tickwheel.transport.server import Server
 
 
-def configured(directory: Path, node_id: str, cert: str, key: str | None = None) -> NodeConfig:
-    """A node with the certificate `cert` on both ports."""
+def configured(directory: Path, node_id: str, cert: str, key: str | None = None, **other: str) -> NodeConfig:
+    """A node with the certificate `cert` on both ports; `other`: settings of tls in place of these."""
     files = {
         f"tls.{port}_{part}_file": str(directory / name)
         for port in ("client", "peer")
         for part, name in (("cert", f"{cert}.crt"), ("key", f"{key or cert}.key"), ("ca", "ca.crt"))
     }
+    files |= {f"tls.{field}": path for field, path in other.items()}
     return read_config(None, {}, {"cluster.id": "c", "node.id": node_id, "node.data_dir": "d", **files})
 
 
@@ -58,11 +58,10 @@ def test_an_empty_file_does_not_turn_tls_off(directory: Path, tmp_path: Path, pa
     """A disk that was full, or a secret that is not there yet, leaves one: no port may be open to everybody then."""
     empty = tmp_path / "empty"
     empty.touch()
-    config = configured(directory, "n1", "n1")
     for port in ("client", "peer"):
         field = f"{port}_{part}_file"
         with pytest.raises(ConfigError, match=f"tls.{field} = {empty}: is empty"):
-            read_tls(replace(config, tls=replace(config.tls, **{field: str(empty)})))
+            read_tls(configured(directory, "n1", "n1", **{field: str(empty)}))
 
 
 def test_files_that_tls_refuses_are_named(directory: Path, tmp_path: Path) -> None:

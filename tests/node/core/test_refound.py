@@ -88,5 +88,21 @@ def test_it_can_be_repeated_after_a_power_loss_at_any_step(monkeypatch: pytest.M
         else:
             assert node.host is not None and node.host.core.state.cluster_id in ("", "c")
             node.kill()
-        assert refound(before, configured(node)).pending == 2_000
-    assert steps > 10 and found.pending == 2_000
+        repeated = refound(before, configured(node))
+        assert repeated.pending == 2_000 and not repeated.without_journal
+    assert steps > 10 and found.pending == 2_000 and not found.without_journal
+
+
+def test_a_lost_journal_is_told() -> None:
+    """What the disk still has is taken over, and the operator learns that the newest is missing."""
+    world = World(config=replace(CoreConfig(), checkpoint_entries=10))
+    client = Client(world)
+    node = world.elect()
+    for _ in range(20):
+        client.schedule([60_000] * 5)
+        world.run(500)
+    assert node.host is not None and node.host.core.checkpointer.written
+    node.kill()
+    store_identity(node.disk, new_identity("c", node.name))
+    node.disk.remove(JOURNAL_DIRECTORY)
+    assert refound(node.disk, configured(node)).without_journal

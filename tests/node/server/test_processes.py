@@ -8,16 +8,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
+from tests.process.commands import COMMAND, commands_here
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, free_ports
 from tickwheel.node.metrics import METRICS
 from tickwheel.node.server import process
+from tickwheel.node.server.ports import ThreadExecutor
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication.frames import FORMAT_VERSION
 from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
@@ -26,8 +30,7 @@ from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
 def start(*settings: str) -> subprocess.CompletedProcess[str]:
     """Start a node that is expected to refuse; its exit code and what it says."""
     flags = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "tickwheel.node.cli.main", "node", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return commands_here().run(["node", *flags], folder=Path.cwd(), environment=os.environ)
 
 
 async def page(node: LocalNode, path: str = "/metrics") -> str:
@@ -123,12 +126,16 @@ def test_a_node_that_still_starts_ends_in_order_and_is_not_ended_by_a_reload(tmp
         "listen.metrics_bind": "",
         **{f"tls.client_{part}_file": certificate for part in ("cert", "key", "ca")},
     }
-    flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "tickwheel.node.cli.main", "node", *flags]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as node, certificate.open("wb"):
+    command = [*COMMAND, "node"]
+    for name, value in settings.items():
+        command += ["--set", f"{name}={value}"]
+    with (
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as node,
+        certificate.open("wb"),  # once the node reads it
+    ):
         node.send_signal(signal.SIGHUP)
         node.terminate()
-        assert node.communicate(timeout=30) == (None, b"") and node.returncode == 0
+        assert node.communicate(timeout=30)[1] == b"" and node.returncode == 0
 
 
 async def test_dropped_links_are_counted_and_a_node_without_majority_is_alive_and_not_ready(tmp_path: Path) -> None:
@@ -165,6 +172,28 @@ async def test_dropped_links_are_counted_and_a_node_without_majority_is_alive_an
         listed = await probed(node, "/healthz", code=503)
         assert "\nok    loop: it turns\n" in listed and "\nfails takes part: ALONE: it " in listed, listed
         assert await probed(node, "/livez", code=200) == "alive\n"
+
+
+async def test_a_disk_that_does_not_answer_holds_up_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at files of a remote disk may take minutes: a worker waits for it, and the node ends if they are gone."""
+    asked, answers = threading.Event(), threading.Event()
+
+    def hanging(path: Path) -> str:
+        asked.set()
+        assert answers.wait(30)
+        return "No such file or directory"
+
+    monkeypatch.setattr(process, "why_gone", hanging)
+    node, host = object.__new__(process.NodeProcess), Mock()
+    node._config = Mock(data_path=tmp_path)
+    reads = ThreadExecutor("read", 1, asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
+    watching = asyncio.ensure_future(node._watch_files(host, reads))
+    assert await asyncio.to_thread(asked.wait, 30), "the loop would not get here"
+    assert not watching.done()
+    answers.set()
+    await watching
+    reads.stop()
+    assert "files were removed" in host.core.fatal.call_args.args[0]
 
 
 @pytest.mark.parametrize(
