@@ -843,6 +843,7 @@ class PutSchedule(_message.Message):
     TAG_MASK_FIELD_NUMBER: _builtins.int
     KEY_HASH_FIELD_NUMBER: _builtins.int
     META_FIELD_NUMBER: _builtins.int
+    COUNTS_WHAT_STAYS_FIELD_NUMBER: _builtins.int
     read_revision: _builtins.int
     """Of the schedule of this name when the master read it; 0: there was none."""
     from_ms: _builtins.int
@@ -857,6 +858,8 @@ class PutSchedule(_message.Message):
     key_hash: _builtins.int
     meta: _builtins.bytes
     """A serialized MessageMeta."""
+    counts_what_stays: _builtins.bool
+    """A run that this cancels is not the one that a run without overlap waits for: that is the newest one that stays."""
     @_builtins.property
     def definition(self) -> _schedules_pb2.ScheduleDefinition:
         """Without its meta, which stands below: its bytes become part of records."""
@@ -874,10 +877,11 @@ class PutSchedule(_message.Message):
         tag_mask: _builtins.int = ...,
         key_hash: _builtins.int = ...,
         meta: _builtins.bytes = ...,
+        counts_what_stays: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "from_ms", b"from_ms", "key_hash", b"key_hash", "meta", b"meta", "next_ms", b"next_ms", "owner", b"owner", "paused", b"paused", "read_revision", b"read_revision", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts_what_stays", b"counts_what_stays", "definition", b"definition", "from_ms", b"from_ms", "key_hash", b"key_hash", "meta", b"meta", "next_ms", b"next_ms", "owner", b"owner", "paused", b"paused", "read_revision", b"read_revision", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1019,16 +1023,22 @@ class MakeRuns(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    now_ms: _builtins.int
+    """The master's time. Runs planned for later are remembered as made ahead, those too that are dispatched already.
+    0, as all masters wrote it once: those that are dispatched are forgotten.
+    """
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleRuns]: ...
     def __init__(
         self,
         *,
         rows: _abc.Iterable[Global___ScheduleRuns] | None = ...,
+        now_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["now_ms", b"now_ms", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,7 +94,7 @@ class Parts:
             lambda: self.sync.roomy_peers(self.voters()),
         )
         self.publisher = Publisher(core, self.creations, self.senders, self.flow, self.disk_room)
-        self.planner = Planner(core, self.flow, self.publisher.full)
+        self.planner = Planner(core, self.flow, self.publisher.full, self._all_understand)
 
         # Events and counts.
         self.events = Events(

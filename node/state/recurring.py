@@ -138,6 +138,9 @@ class Recurring:
                 last_id=old.last_id,
                 last_due_ms=old.last_due_ms,
             )
+            if put.counts_what_stays and any(note.run.id == old.last_id for note in notes):
+                last_id, last_due_ms = _newest_made(old)
+                new = new._replace(last_id=last_id, last_due_ms=last_due_ms)
         new = new._replace(revision=schedules.next_revision())
         new = new._replace(next_ms=0 if new.paused or not new.runs_left else put.next_ms)
         schedules.put(new)
@@ -237,7 +240,7 @@ class Recurring:
                 continue
             seen.add(row.name)
             plans.append(self._plan(schedule, row, times))
-        notes = self._carry_out(plans, stamped_ms)
+        notes = self._carry_out(plans, stamped_ms, make.now_ms or DUE_MS_MAX)
         return ScheduleResult(notes=tuple(notes), stale_rows=stale)
 
     def _plan(self, schedule: Schedule, row: ScheduleRuns, times: list[_Times]) -> _Plan:
@@ -284,7 +287,7 @@ class Recurring:
             return ScheduleResult(failure=invalid("due_ms", extra.due_ms, f"0 to {DUE_MS_MAX}").failure)
         planned = np.frombuffer(extra.planned_ms, "<i8").tolist()
         runs = [Run(planned_ms, extra.due_ms, 0, extra.outcome) for planned_ms in planned]
-        notes = self._carry_out([_Plan(schedule, topic, runs)], stamped_ms)
+        notes = self._carry_out([_Plan(schedule, topic, runs)], stamped_ms, DUE_MS_MAX)
         packed = pack_run(notes[-1].run) if extra.outcome == RUN_TRIGGERED and notes else b""
         answer = Answer(
             extra.request_id, extra.outcome, extra.from_ms, extra.until_ms, count, extra.next_from_ms, packed
@@ -295,8 +298,11 @@ class Recurring:
         self._state.schedules.put(done)
         return ScheduleResult(done, notes=tuple(notes), answer=answer)
 
-    def _carry_out(self, plans: list[_Plan], stamped_ms: int) -> list[RunNote]:
-        """Append the messages of all runs, then note the runs. Returns the notes, in the order of the plans."""
+    def _carry_out(self, plans: list[_Plan], stamped_ms: int, now_ms: int) -> list[RunNote]:
+        """Append the messages of all runs, then note the runs. Returns the notes, in the order of the plans.
+
+        A run that was made ahead is forgotten once it is dispatched and was planned for `now_ms` or earlier: a change
+        must take effect after one that is dispatched ahead of its planned time."""
         ids, due_ms = self._append(plans, stamped_ms)
         notes: list[RunNote] = []
         at = 0
@@ -313,7 +319,7 @@ class Recurring:
                         made.append(Ahead(run.planned_ms, run.at_ms, run.id))
                 runs.append(run)
             if made:
-                waiting = [row for row in schedule.runs_ahead() if not self._gone(row)]
+                waiting = [row for row in schedule.runs_ahead() if row.planned_ms > now_ms or not self._gone(row)]
                 last = made[-1]
                 schedule = schedule._replace(
                     ahead=pack_ahead([*waiting, *made]), last_id=last.id, last_due_ms=last.due_ms
@@ -387,6 +393,14 @@ def _times_of(row: ScheduleRuns) -> list[_Times] | None:
     if due_ms and not 0 <= min(due_ms) <= max(due_ms) <= DUE_MS_MAX:
         return None
     return [_Times(*pair) for pair in zip(np.frombuffer(row.planned_ms, "<i8").tolist(), due_ms, strict=True)]
+
+
+def _newest_made(schedule: Schedule) -> tuple[int, int]:
+    """Id and due time of the newest run of the plan that is not cancelled, as far as it is remembered; zeros: none."""
+    ahead = [(row.planned_ms, row.id, row.due_ms) for row in schedule.runs_ahead()]
+    kept = [(run.planned_ms, run.id, run.at_ms) for run in schedule.last_runs() if run.outcome == RUN_MADE]
+    _, last_id, last_due_ms = max(ahead + kept, default=(0, 0, 0))
+    return last_id, last_due_ms
 
 
 def run_of(answer: Answer) -> Run:

@@ -69,7 +69,10 @@ PRODUCER_SHARES_LEVEL = 5
 """Producers are forgotten by the shares of their owners."""
 REPLAYS_LEVEL = 6
 """Replayed dead letters hold no unique key; a filter ends the pauses of the messages that it skips."""
-LOG_LEVEL = REPLAYS_LEVEL
+RUNS_AHEAD_LEVEL = 7
+"""Runs of schedules that are dispatched ahead of their planned time stay known until then; a run that a change cancels
+holds up no other."""
+LOG_LEVEL = RUNS_AHEAD_LEVEL
 """What this version reads."""
 
 _TAIL = bytes([LogEntry.DESCRIPTOR.fields_by_name["schema"].number << 3 | 5]) + ENTRY_SCHEMA.to_bytes(4, "little")

@@ -38,6 +38,7 @@ from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.publishing import DUE_MS_MAX
 from tickwheel.node.state.results import ScheduleResult
 from tickwheel.node.state.schedules import AHEAD_MS, NEVER, Schedule
+from tickwheel.node.state.schema import RUNS_AHEAD_LEVEL
 from tickwheel.proto.log_pb2 import Command, MakeRuns, ScheduleCommand, ScheduleRuns
 from tickwheel.proto.schedules_pb2 import MISSED_ALL, MISSED_LAST, ScheduleDefinition, ScheduleSpec
 
@@ -88,9 +89,16 @@ def calendar_of_schedule(definition: ScheduleDefinition) -> Calendar:
 
 
 class Planner(Part):
-    def __init__(self, core: Kernel, flow: FlowControl, full: Callable[[], Failure | None]) -> None:
-        """`full`: why no message is accepted now."""
+    def __init__(
+        self,
+        core: Kernel,
+        flow: FlowControl,
+        full: Callable[[], Failure | None],
+        all_understand: Callable[[int], bool],
+    ) -> None:
+        """`full`: why no message is accepted now. `all_understand`: every member reads a log of a level."""
         self._core = core
+        self._all_understand = all_understand
         self._flow = flow
         self._full = full
         self._under_way = False
@@ -131,7 +139,7 @@ class Planner(Part):
         if self._full() is not None:
             self._pause(now)
             return
-        look = _Look(self._core, self._flow, now.cluster_ms)
+        look = self._look(now.cluster_ms)
         for schedule in schedules.wanting(now.cluster_ms + GATHER_MS, ROWS_MAX):
             # Whether a run overlaps is known at its planned time only.
             if not schedule.overlap and schedule.next_ms > now.cluster_ms:
@@ -150,7 +158,7 @@ class Planner(Part):
         """Before a change that holds from `until_ms` on: pass the planned times of a schedule up to then by their runs,
         as a look would. Not `make`, or no room: by a note that they were missed. False: neither is possible, since this
         node does not know the zone or cron text."""
-        look = _Look(self._core, self._flow, self._core.clock.now_ms())
+        look = self._look(self._core.clock.now_ms())
         if make and self._full() is None:
             look.take(schedule)
         try:
@@ -165,6 +173,12 @@ class Planner(Part):
             for batch in look.admitted:
                 self._flow.answered(batch)
         return True
+
+    def _look(self, now_ms: int) -> _Look:
+        look = _Look(self._core, self._flow, now_ms)
+        if self._all_understand(RUNS_AHEAD_LEVEL):
+            look.make.now_ms = now_ms
+        return look
 
     def _pause(self, now: Now) -> None:
         self.held_up += 1

@@ -35,7 +35,7 @@ from tickwheel.node.state.schedules import (
     made_of,
     unknown_schedule,
 )
-from tickwheel.node.state.schema import SCHEDULES_LEVEL
+from tickwheel.node.state.schema import RUNS_AHEAD_LEVEL, SCHEDULES_LEVEL
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import schedules_pb2
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
@@ -160,6 +160,7 @@ class ScheduleRequests:
                 tag_mask=checked.tag_mask,
                 key_hash=checked.key_hash,
                 meta=checked.meta,
+                counts_what_stays=self._all_understand(RUNS_AHEAD_LEVEL),
             )
             result = await self._propose(ScheduleCommand(put=command))
             if result.schedule is not None:

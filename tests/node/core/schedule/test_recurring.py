@@ -385,6 +385,36 @@ def test_an_overlapping_run_is_skipped_until_the_last_is_settled() -> None:
     world.run_until(lambda: len(digests(world)) == 1, 1_000)
 
 
+def test_a_plan_changed_to_skip_waits_for_the_newest_run_that_stays() -> None:
+    """The change cancels the run that was made ahead; those before it are unsettled still."""
+    world = trio(12)
+    client = Client(world)
+    client.settle = False
+    client.consume(lease_ms=60_000)
+    put(world, definition())
+    world.run(3_500)
+    before = planned(client)
+    put(world, definition(overlap=s.OVERLAP_SKIP))
+    world.run(3_000)
+    assert len(before) >= 3 and planned(client) == before
+    assert {run.outcome for run in list(shown(world).runs)[-2:]} == {s.RUN_SKIPPED_OVERLAP}
+
+
+def test_a_change_respects_runs_that_are_dispatched_ahead_of_their_time() -> None:
+    """P12: the dispatch comes 400 ms ahead here. A change within that time takes effect after the run, which would
+    otherwise come beside one of the new plan. Also if another run was made since the dispatch."""
+    world = World(13, config=replace(CoreConfig(), segment_bytes=1 << 20, dispatch_ahead_ms=400))
+    world.elect()
+    world.run(2_000)
+    client = consume(world)
+    for number in range(60):
+        put(world, definition(payload=b"xy"[number % 2 :][:1]))
+        world.run(137)
+    world.run(3_000)
+    times = planned(client)
+    assert times == list(range(times[0], times[0] + 1_000 * len(times), 1_000))
+
+
 def test_a_schedule_ends_with_its_count_and_its_end() -> None:
     """After so many runs, or behind its last time, no run comes; it is still shown. Put again it counts anew."""
     world = trio()
