@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Positions
 from tickwheel.node.core.delivery.partial_read import ReadRows
-from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.subscription import ATTEMPT_MAX, Subscription
 from tickwheel.wheel.units import Ids, Units, ids_of, join_units, picked
 
 FETCHES_MAX = 8
@@ -210,6 +210,16 @@ class Channel:
         """The lease of these positions is over. Unsettled ones come back as returned messages."""
         self._held.difference_update(positions.tolist())
 
+    def came_back(self, positions: Positions) -> None:
+        """These positions were given back: nobody holds them. At ATTEMPT_MAX their attempt does not tell that."""
+        self.release_hold(positions)
+        for position in positions[self.subscription.attempts_of(positions) >= ATTEMPT_MAX].tolist():
+            self._end_attempt(position)
+
+    def _end_attempt(self, position: int) -> None:
+        """Let a position go out again under the attempt under which it was out."""
+        self._claimed_again.pop(position, None)
+
     def claims(self, position: int, attempt: int) -> bool:
         """Whether a returned message is held, or is prefetched or out again in this attempt or a later one."""
         return self._claimed_again.get(position, 0) >= attempt or position in self._held
@@ -252,7 +262,12 @@ class Channel:
             here = np.searchsorted(positions, np.uint64(self.next_position))
             for position, attempt in zip(positions[:here].tolist(), attempts[:here].tolist(), strict=True):
                 below -= not self.claims(position, attempt)
-        return max(0, below - self._claimed_unsettled())
+        return max(0, below - self._claimed_unsettled()) + self._held_ahead()
+
+    def _held_ahead(self) -> int:
+        """Held messages that are still to be claimed: a topic that nobody reads now may have some."""
+        ahead = [position for position in self._held if position >= self.next_position]
+        return int(np.count_nonzero(~self.subscription.is_settled(np.array(ahead, np.uint64)))) if ahead else 0
 
     def _claimed_unsettled(self) -> int:
         """Claimed messages that no consumer holds, without those that were settled since, as by a changed filter."""

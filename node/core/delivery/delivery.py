@@ -582,7 +582,7 @@ class Delivery(Part):
         state = self._state
         picky = any(session.topic for session in sessions)
         served: list[tuple[Channel, list[Session]]] = []
-        # A limit of what is out counts what an earlier master handed out, which a channel knows once it has advanced.
+        # With a limit each part of a pass would count anew what is out in all topics.
         limited = state.settings.group_in_flight_max > 0
         for channel in self._channels_in(group_id, begun.slice(None if limited else SLICE_TOPICS_MAX)):
             topic_id = channel.key[1]
@@ -696,7 +696,7 @@ class Delivery(Part):
         if channel is not None:
             given = np.frombuffer(columns.positions, "<u8") if columns.positions else None
             positions, known = channel.subscription.locate(np.frombuffer(columns.ids, "<u8"), given)
-            channel.release_hold(positions[known])
+            channel.came_back(positions[known])
         self._has_work(*key)
         self._dirty.add(key[0])
 

@@ -133,6 +133,12 @@ class FifoChannel(Channel):
         self._blocked.clear()
         self._stirred = True
 
+    def _end_attempt(self, position: int) -> None:
+        for name in self._out:
+            lane = self._lanes[name]
+            if lane.waiting[0].position == position:
+                lane.out = 0
+
     def advance(self, demand: int, ready_count: int) -> None:
         if demand <= 0:
             return

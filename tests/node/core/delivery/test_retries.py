@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from tests.node.core.trio import MS, Client, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.delivery import channel
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.retries import Leaving
 from tickwheel.node.core.promise import UNHEARD, Reply
 from tickwheel.node.failure import Failure
+from tickwheel.node.state import subscription
 from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command
 
@@ -369,3 +372,30 @@ def test_a_settlement_that_apply_refused_is_tried_again() -> None:
     assert len(added) == 2
     assert attempts_of(client) == {b"m0": [1, 2]}
     assert not client.lost()
+
+
+@pytest.mark.parametrize("fifo", [True, False], ids=["fifo", "plain"])
+def test_a_message_that_comes_back_without_end_still_goes_out(fifo: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts are counted up to a limit, here 3. Under that last number it is handed out as often as it comes back."""
+    monkeypatch.setattr(subscription, "ATTEMPT_MAX", 3)
+    monkeypatch.setattr(channel, "ATTEMPT_MAX", 3)
+    world = World(13)
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t", fifo=fifo))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"]))
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=60_000)
+    client.schedule([50])
+    for times in range(1, 8):
+        world.run_until(lambda: len(client.got.get(b"m0", ())) == times, 2_000)  # noqa: B023
+        assert client.session is not None
+        client.session.close()
+        client.closed = True
+        master.wake()
+    assert [attempt for _, attempt, _ in client.got[b"m0"]] == [1, 2, 3, 3, 3, 3, 3]
+    client.settle = True
+    world.run(1_000)
+    assert len(client.got[b"m0"]) == 8
+    world.run(1_000)
+    assert master.host is not None and master.host.core.state.backlog.total == 0 and len(digests(world)) == 1
