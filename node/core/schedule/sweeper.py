@@ -27,6 +27,7 @@ from tickwheel.node.failure import Failure, RequestError, invalid, no_agreed_tim
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
+from tickwheel.proto.common_pb2 import NAME_TAKEN
 from tickwheel.proto.log_pb2 import Command, DeadRange, Publish, PublishRequest, SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
 from tickwheel.wheel.queries import Wanted
@@ -62,8 +63,14 @@ class Sweeper(Part):
     # -- requests
 
     async def begin_sweep(self, request: BeginSweepRequest) -> Sweep:
-        """Begin a job; a repeated request gets the state of the job that has begun."""
-        return await self._propose(SweepCommand(begin=self._checked(request)))
+        """Begin a job; a repeated request gets the state of the job that has begun. Raises RequestError if that moves
+        to another time. A repeated delay means the time that the first one came to."""
+        begun = await self._propose(SweepCommand(begin=self._checked(request)))
+        action = request.WhichOneof("action")
+        if action in ("due_ms", "shift_ms") and getattr(begun, action) != getattr(request, action):
+            text = f"sweep {request.job_id} has begun with another {action}: {getattr(begun, action)}"
+            raise RequestError(Failure(NAME_TAKEN, text, {"field": "job_id", "value": request.job_id}))
+        return begun
 
     def _checked(self, request: BeginSweepRequest) -> Sweep:
         core = self._core

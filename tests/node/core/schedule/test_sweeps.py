@@ -200,6 +200,9 @@ def test_stopped_refused_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(full, Failure) and full.metadata["field"] == "sweeps_running"
     other = begun(world, "a", selection=selection, shift_ms=5)
     assert isinstance(other, Failure) and other.metadata["field"] == "job_id"
+    elsewhere = begun(world, "b", selection=selection, shift_ms=2_000)
+    assert isinstance(elsewhere, Failure) and "another shift_ms: 1000" in elsewhere.message
+    assert begun(world, "b", selection=selection, shift_ms=1_000).job_id == "b"
     for job_id in ("a", "b"):
         stopped = ask(world, core_of(world).parts.sweeper.stop(job_id))
         assert stopped.state == scheduler_pb2.SWEEP_STOPPED
