@@ -43,6 +43,7 @@ from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import ScheduleResult
+from tickwheel.proto.admin_pb2 import Settings
 from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.proto.peer_pb2 import CheckpointChunk, LeaseRange, PeerFrame
@@ -252,7 +253,7 @@ class CoreProcess:
             self._raft_config,
             NodeIdentity(CLUSTER_ID, machine.name, disk_uuid=machine.disk_uuid),
             ports,
-            seed=None,
+            seed=Settings(group_in_flight_max=shape.in_flight_max) if shape.in_flight_max else None,
             members=[] if machine.joining else members_of(names),
             joining=machine.joining,
             on_fatal=machine.fatal,

@@ -49,6 +49,8 @@ class RunBegan(Record):
     """Whole hours before the present one that no message is removed from."""
     loop_gap_ns: int = 0
     """Least time between two turns of a node's loop."""
+    in_flight_max: int = 0
+    """Most messages that a group may have out with its consumers; 0: no limit that holds for the whole run."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,9 @@ from tickwheel.chaos.sim.aims import Aim
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.core.delivery import fifo
 from tickwheel.node.core.delivery.broadcast import Broadcasts
+from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.fifo import FifoChannel
+from tickwheel.node.core.delivery.sessions import CREDITS_MAX
 from tickwheel.node.core.schedule import sweeper
 from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
@@ -123,6 +125,42 @@ def sweeps_count_too_late(original: Any, self: Sweeps, step: SweepStep, *args: A
     if job is not None:
         job.done, job.too_late = job.done + job.too_late, 0
     return result
+
+
+# -- retries and dead letters
+
+
+@mutation(
+    "a nack settles the delivery, and its retry is not appended",
+    Retrying,
+    "_retry",
+    aim=Aim(("kill",), nodes=3),
+)
+def retries_lost(original: Any, self: Retrying, *args: Any) -> None:
+    pass
+
+
+@mutation(
+    "a replay removes dead letters and appends nothing",
+    Retrying,
+    "revive",
+    aim=Aim(("kill",), nodes=3, shape=(("parcels", 1),)),
+)
+def replays_lost(original: Any, self: Retrying, *args: Any) -> None:
+    pass
+
+
+# -- limits of what is out
+
+
+@mutation(
+    "a limit of what a group has out holds for each pass by itself",
+    Delivery,
+    "_room",
+    aim=Aim(("kill", "handover"), nodes=3, shape=(("in_flight_max", 30),)),
+)
+def in_flight_not_counted(original: Any, self: Delivery, group_id: int) -> int:
+    return self._state.settings.group_in_flight_max or CREDITS_MAX
 
 
 # -- filters, broadcasting, resets

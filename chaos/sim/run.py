@@ -159,6 +159,7 @@ class Cluster:
                 self.shape.dispatch_ahead_ms,
                 self.shape.hours_kept,
                 self.shape.loop_gap_us * MS // 1_000,
+                self.shape.in_flight_max,
             )
         )
         rng = world.stream("boot")

@@ -46,12 +46,12 @@ SETTINGS = (
     Settings(delay_levels="1s 5s 10s 30s 1m"),
     Settings(window_messages_max=1_000_000),
     Settings(window_messages_max=2_000),
-    Settings(group_in_flight_max=50),
-    Settings(group_in_flight_max=0),
     Settings(producer_window_batches=128),
     Settings(staging_memory_ms=3_600_000),
 )
 """None that makes another promise than those that the checkers know."""
+IN_FLIGHT_MAX = (Settings(group_in_flight_max=50), Settings(group_in_flight_max=0))
+"""Further ones, in runs without a limit that holds for the whole run."""
 
 
 class Stewards(AskingClients):
@@ -60,6 +60,7 @@ class Stewards(AskingClients):
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "stewards")
         self._made = 0
+        self._settings = SETTINGS if wires.shape.in_flight_max else SETTINGS + IN_FLIGHT_MAX
 
     def start(self) -> None:
         self._world.after(SECOND, self._act)
@@ -72,7 +73,7 @@ class Stewards(AskingClients):
             return
         self._world.after(self._wires.pause_ns(EVERY_NS, self._rng, cheap=True), self._act)
         if self._rng.random() < 0.4:
-            command = AdminCommand(settings=self._rng.choice(SETTINGS))
+            command = AdminCommand(settings=self._rng.choice(self._settings))
             self._ask("settings", lambda core, answer: serve(core, core.parts.requests.admin(command), answer))
         else:
             self._found()

@@ -16,13 +16,16 @@ from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p9_deletions import DeletionsHold
 from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
+from tickwheel.chaos.sim.checkers.p11_in_flight import InFlightBounded
 from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_machines import Booted, SyncHeard
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
     Label,
     Row,
     ScheduleAcknowledged,
     ScheduleSent,
+    SessionClosed,
     SessionOpened,
     SessionOver,
     Settled,
@@ -82,6 +85,7 @@ def deleted(
     ]
 
 
+TWO_AT_ONCE = RunBegan(0, WALL_MS, (), ("g",), in_flight_max=2)
 BEGAN_AHEAD = RunBegan(0, WALL_MS, (), ("g",), dispatch_ahead_ms=200)
 ACCEPTED = PassingAccepted(5 * MS, "t", (ID + 1,), (WALL_MS,))
 LATER = PassingAccepted(5 * MS, "t", (ID + 1,), (WALL_MS + 1_000,))
@@ -448,6 +452,61 @@ BAD |= {
         [*came_and_due(500), *reset(4_000, 3_900), delivered(4_100, 1, due_in_ms=500)],
     ),
     "again after a reset to what comes next": (ResetsHold, [*came_and_due(500), *reset(600, None), delivered(700, 1)]),
+}
+
+
+HEARD = SyncHeard(30 * MS, "n2", 1, "n1", 1, 25 * MS)
+"""By then n2 knows what n1 had delivered."""
+UNHEARD = SyncHeard(30 * MS, "n2", 1, "n1", 1, 1 * MS)
+
+
+def by_next(at_ms: int, uid: int) -> Delivered:
+    """Delivered by n2, the master of the next term."""
+    return replace(delivered(at_ms, uid, node="n2"), term=2)
+
+
+GOOD |= {
+    "as many out as may be": (
+        InFlightBounded,
+        [TWO_AT_ONCE, delivered(5, 1), delivered(6, 2), settled(7, 1), delivered(8, 3), delivered(3_010, 4)],
+    ),
+    "one is delivered again": (InFlightBounded, [TWO_AT_ONCE, delivered(5, 1), delivered(6, 2), delivered(9, 2)]),
+    "a consumer has left": (
+        InFlightBounded,
+        [
+            TWO_AT_ONCE,
+            delivered(5, 1),
+            delivered(6, 2),
+            SessionClosed(7 * MS, "g", 1),
+            delivered(8, 3, session=2),
+            delivered(8, 4, session=2),
+        ],
+    ),
+    "a reset takes back what is out": (
+        InFlightBounded,
+        [TWO_AT_ONCE, delivered(5, 1), delivered(6, 2), ResetAsked(7 * MS, "g", 0, "t"), delivered(8, 3)],
+    ),
+    "the next master has not heard of them": (
+        InFlightBounded,
+        [TWO_AT_ONCE, Booted(0, "n2", 1), delivered(5, 1), delivered(6, 2), UNHEARD, by_next(40, 3), by_next(40, 4)],
+    ),
+}
+BAD |= {
+    "more out than may be": (InFlightBounded, [TWO_AT_ONCE, delivered(5, 1), delivered(6, 2), delivered(8, 3)]),
+    "a node that cut a consumer off counts what that holds": (
+        InFlightBounded,
+        [
+            TWO_AT_ONCE,
+            delivered(5, 1),
+            delivered(6, 2),
+            SessionClosed(7 * MS, "g", 1, by_node=True),
+            delivered(8, 3, session=2),
+        ],
+    ),
+    "the next master has heard of them": (
+        InFlightBounded,
+        [TWO_AT_ONCE, Booted(0, "n2", 1), delivered(5, 1), delivered(6, 2), HEARD, by_next(40, 3)],
+    ),
 }
 
 

@@ -35,6 +35,7 @@ from tickwheel.chaos.sim.checkers.p9_deletions import DeletionsHold
 from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
+from tickwheel.chaos.sim.checkers.p11_in_flight import InFlightBounded
 from tickwheel.chaos.sim.checkers.p12_runs import RunsOnce
 from tickwheel.chaos.sim.checkers.p13_keys import KeysHeld
 from tickwheel.chaos.sim.checkers.staged_writes import WritesOnce
@@ -58,6 +59,7 @@ ALL: tuple[type[Checker], ...] = (
     DefiniteCancel,
     Live,
     Bounded,
+    InFlightBounded,
     InOrder,
     PausesHold,
     SweepsDone,

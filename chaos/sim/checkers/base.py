@@ -8,6 +8,9 @@ from typing import ClassVar, NoReturn, get_args, get_type_hints
 from tickwheel.chaos.sim.history import History, Record, RunBegan
 from tickwheel.chaos.sim.world import MS
 
+AHEAD_SLACK_MS = 88
+"""By true time a dispatch may be proposed this much earlier than its lead says: the error of the clock."""
+
 
 class BrokenPromise(BaseException):
     """A promise of docs/PROMISES.md does not hold; raised at the moment it shows.
@@ -50,6 +53,11 @@ class Checker:
     def wall_ms(self, at_ns: int) -> int:
         """True wall time in ms."""
         return self.run.start_wall_ms + at_ns // MS
+
+    @property
+    def ahead_ms(self) -> int:
+        """How long before its due time a message may be dispatched, by true time."""
+        return self.run.dispatch_ahead_ms + AHEAD_SLACK_MS
 
     def owed(self, at_ns: int) -> Sequence[object]:
         """What had to come by then and has not."""

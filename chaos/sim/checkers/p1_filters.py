@@ -13,9 +13,6 @@ from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged
 from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked
 from tickwheel.chaos.sim.world import MS
 
-AHEAD_MS = 100
-"""A dispatch may be proposed this long before its due time, the error of the clock included."""
-
 
 @dataclass(slots=True)
 class _Filter:
@@ -87,7 +84,7 @@ class FiltersHold(Checker):
             for uid, due_ms in self._due_ms.items():
                 if uid in delivered or due_ms > wall_ms or self._topic_of[uid] != self._topics[group]:
                     continue
-                since_ns = (due_ms - AHEAD_MS - self.run.start_wall_ms) * MS
+                since_ns = (due_ms - self.ahead_ms - self.run.start_wall_ms) * MS
                 if all(one.takes(self._tags[uid]) for one in filters if not one.over_ns or one.over_ns >= since_ns):
                     owed.append((group, uid))
         return owed

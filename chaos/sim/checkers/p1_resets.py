@@ -18,8 +18,8 @@ from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 
 TICK_MS = 1_000
-AHEAD_MS = 100
-"""A dispatch may be proposed this long before its due time, the error of the clock included."""
+CLOCK_SLACK_MS = 100
+"""The cluster's time may be behind the true one by this."""
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class ResetsHold(Checker):
             uid
             for uid, due_ms in self._due_ms.items()
             if self._topics[uid] == record.topic
-            and record.from_ms + TICK_MS <= due_ms <= wall_ms - AHEAD_MS
+            and record.from_ms + TICK_MS <= due_ms <= wall_ms - CLOCK_SLACK_MS
             and came_ns.get(uid, 0) < judged.asked_ns
         }
 

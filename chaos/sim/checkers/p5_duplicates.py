@@ -18,7 +18,7 @@ alone, or any duplicate could hide behind a new one: that is judged too.
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeasesGathered, LeasesKept, LeasesUnread, SyncHeard
+from tickwheel.chaos.sim.checkers.known_leases import KnownLeases, Telling
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
     Extended,
@@ -30,15 +30,7 @@ from tickwheel.chaos.sim.history_messages import (
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.world import MS
 
-# A lease given while a sync was being put together may be in that sync or in the next.
-SYNC_SLACK_NS = 2 * MS
-TOLD_AGAIN_NS = 200 * MS
-"""From the first sync after lost ones (as while a slave installs a checkpoint): a sync that leaves later has told what
-they told. The master learns of the loss by the answer to that first one."""
 FIRST = -1
-
-_Known = dict[tuple[str, int], int]
-"""By (master, term): leases that it gave before then are known."""
 
 _Message = tuple[str, int, int]
 """(group, uid, epoch)"""
@@ -72,23 +64,14 @@ class FewDuplicates(Checker):
         """By group and topic: the highest epoch seen."""
         self._may_rise: set[tuple[str, str]] = set()
         """Groups and topics with a reset asked for or under way since that epoch was seen."""
-        self._known: dict[str, _Known] = {}
-        """By node: its knowledge of leases in its present boot."""
-        self._heard: dict[str, dict[tuple[str, int], tuple[int, int]]] = {}
-        """By node, in its present boot, and by (master, term): when the newest sync left, and from when on syncs have
-        told again what was lost."""
-        self._gathered: dict[str, _Known] = {}
-        self._kept: dict[str, _Known] = {}
-        """By node: the knowledge of leases on its disk."""
-        self._led: dict[str, set[int]] = {}
-        """Terms in which a node delivered or extended in its present boot."""
+        self._leases = KnownLeases()
         self._extended: dict[tuple[str, int], Extended] = {}
         self._ids: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def _on_delivered(self, record: Delivered) -> None:
         if record.broadcast:
             return  # see broadcasts.py
-        self._led.setdefault(record.node, set()).add(record.term)
+        self._leases.take(record)
         self._check_epoch(record)
         chain = self._chain(record)
         before = self._last.get(chain)
@@ -120,26 +103,11 @@ class FewDuplicates(Checker):
         elif record.session not in self._cut:
             self._left.add(record.session)
 
-    def _on_booted(self, record: Booted) -> None:
-        self._heard.pop(record.node, None)
-        self._known[record.node] = dict(self._kept.get(record.node, {}))
-        self._led[record.node] = set()
-
-    def _on_disk_wiped(self, record: DiskWiped) -> None:
-        self._kept.pop(record.node, None)
-
-    def _on_leases_unread(self, record: LeasesUnread) -> None:
-        self._known[record.node] = {}
-
-    def _on_leases_gathered(self, record: LeasesGathered) -> None:
-        own = {(record.node, term): record.at_ns for term in self._led.get(record.node, ())}
-        self._gathered[record.node] = self._known.get(record.node, {}) | own
-
-    def _on_leases_kept(self, record: LeasesKept) -> None:
-        self._kept[record.node] = self._gathered[record.node]
+    def _on_known(self, record: Telling) -> None:
+        self._leases.take(record)
 
     def _on_extended(self, record: Extended) -> None:
-        self._led.setdefault(record.node, set()).add(record.term)
+        self._leases.take(record)
         self._extended[record.group, record.uid] = record
 
     def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
@@ -215,23 +183,9 @@ class FewDuplicates(Checker):
             self.broken(again.at_ns, f"{what}: no nack, lease holds, same term")
         if (again.node, again.boot) == (before.node, before.boot):
             self.broken(again.at_ns, f"{what}: {again.node} gave out the lease itself, and has not stopped since")
-        if self._knows(again.node, before.node, before.term, before.at_ns):
+        if self._leases.knows(again.node, before.node, before.term, before.at_ns):
             self.broken(again.at_ns, f"{what}: {again.node} had heard of its lease, or had it on its disk")
         return "failover"
-
-    def _on_sync_heard(self, record: SyncHeard) -> None:
-        known, heard = self._known.setdefault(record.node, {}), self._heard.setdefault(record.node, {})
-        source = record.master, record.term
-        newest_ns, whole_from_ns = heard.get(source, (record.before_ns, 0))
-        if record.before_ns > newest_ns:
-            whole_from_ns = record.at_ns + TOLD_AGAIN_NS
-        heard[source] = record.sent_ns, whole_from_ns
-        if record.sent_ns >= whole_from_ns:
-            known[source] = max(record.sent_ns, known.get(source, 0))
-
-    def _knows(self, node: str, giver: str, term: int, given_ns: int) -> bool:
-        """Whether a node has heard in this boot, or had on its disk, what another gave in a term."""
-        return given_ns < self._known.get(node, {}).get((giver, term), 0) - SYNC_SLACK_NS
 
     def _judge_extension(self, before: Delivered, again: Delivered, what: str) -> None:
         """The lease that was given is over: so must that be to which it was extended, as far as that is known."""
@@ -241,7 +195,7 @@ class FewDuplicates(Checker):
         clock_error_ms = held.clock_error_ms + again.clock_error_ms + 2 * self.run.clock_allowance_ms
         holds = (held.until_ms - self.run.start_wall_ms - clock_error_ms) * MS > again.at_ns
         own = (held.node, held.boot) == (again.node, again.boot)
-        if holds and (own or self._knows(again.node, held.node, held.term, held.at_ns)):
+        if holds and (own or self._leases.knows(again.node, held.node, held.term, held.at_ns)):
             self.broken(
                 again.at_ns, f"{what}: {held.node} extended its lease before {held.at_ns / 1e9:.6f} s, and it holds"
             )

@@ -15,9 +15,6 @@ from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history_messages import Delivered, Label, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
 
-AHEAD_MS = 100
-"""A dispatch may be proposed this long before its due time, the error of the clock included."""
-
 
 @dataclass(slots=True)
 class _Message:
@@ -123,7 +120,7 @@ class SweepsDone(Checker):
         if not record.finished:
             return
         alone = sweep.covered - self._met_by_others(sweep)
-        pending = sum(self._messages[uid].due_ms > sweep.ended_ms + AHEAD_MS for uid in alone)
+        pending = sum(self._messages[uid].due_ms > sweep.ended_ms + self.ahead_ms for uid in alone)
         if met < pending:
             text = f"{record.job} met {met} messages; {pending} that it means were pending until it had ended"
             self.broken(record.at_ns, text)
@@ -150,7 +147,7 @@ class SweepsDone(Checker):
                 sweep.selected.cancel == cancel
                 and sweep.finished
                 and uid in sweep.covered
-                and self._messages[uid].due_ms > sweep.ended_ms + AHEAD_MS
+                and self._messages[uid].due_ms > sweep.ended_ms + self.ahead_ms
                 and uid not in self._met_by_others(sweep, cancels=False)
             ):
                 return job
