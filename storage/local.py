@@ -126,7 +126,10 @@ class LocalFile:
         if size <= end:
             return
         descriptor = self._open_descriptor()
-        before = os.fstat(descriptor).st_size
+        try:
+            before = os.fstat(descriptor).st_size
+        except OSError as error:
+            raise _translated(error, "examine", self._path) from error
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
@@ -234,7 +237,13 @@ class LocalDisk:
             raise _translated(error, "open", path) from error
 
     def exists(self, path: str) -> bool:
-        return self._below_root(path).exists()
+        try:
+            os.stat(self._below_root(path))  # Path.exists of Python 3.14 takes any error for an absent file
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise _translated(error, "examine", path) from error
+        return True
 
     def size(self, path: str) -> int:
         try:
@@ -289,9 +298,9 @@ class LocalDisk:
         if not source or not target:
             raise DiskError("cannot rename '': it is the root")
         origin = self._below_root(source)
-        if origin.is_dir():
-            self._anchored.clear()
         try:
+            if origin.is_dir():
+                self._anchored.clear()
             origin.replace(self._below_root(target))
         except OSError as error:
             raise _translated(error, f"rename to {target!r}", source) from error

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,28 @@ def test_failed_fdatasync_has_its_own_error(tmp_path: Path, monkeypatch: pytest.
         file.fsync()
     with pytest.raises(FsyncFailedError):
         disk.fsync_dir("")
+
+
+def test_a_file_that_cannot_be_examined_is_not_taken_for_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without its vote would vote again in the same term. Absent ones are still absent."""
+    disk = LocalDisk(tmp_path)
+    disk.open("vote", create=True).close()
+    real = os.stat
+
+    def broken(path: Any, *args: Any, **named: Any) -> os.stat_result:
+        if Path(path).name == "vote":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(os, "stat", broken)
+    for ask in (disk.exists, disk.size):
+        with pytest.raises(DiskError, match="cannot examine 'vote': Input/output error"):
+            ask("vote")
+    assert not disk.exists("other") and not disk.exists("other/below")
+    monkeypatch.undo()
+    assert disk.exists("vote") and not disk.exists("vote/below")
 
 
 def test_sync_dir_syncs_what_leads_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
