@@ -39,7 +39,7 @@ from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import LogListener
 from tickwheel.replication.plausible import ImplausibleFrameError, check_echo, check_frame
 from tickwheel.replication.ports import Clock, Network, Random
-from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine, Message
+from tickwheel.replication.pysyncobj_seam import CANDIDATE, FOLLOWER, LEADER, NS_PER_MS, Engine, Message
 from tickwheel.replication.stable_storage import StableStorage
 
 BESIDE = frozenset(
@@ -371,23 +371,45 @@ class Conversation:
         if engine.term == frame.term:
             self._caught_up.look(engine.term, engine.applied_index, leads=False)
         commit_index = engine.commit_index
-        judgement = judge(frame.term, append, self._journal, commit_index, self._guards)
         self._owed.keep(frame.term, peer_id)
         self._answering = (peer_id, append.sent_ns, frame.connection_id)
         try:
-            if judgement.hand_on is not None:
-                check_readable(judgement.hand_on.get("entries", ()), self._listener.problem_of)
-                engine.deliver(peer_id, judgement.hand_on)
-                engine.prolong_election(self._lateness.added_ns(now_ns))
-            if judgement.next_index:
-                self._answer(peer_id, judgement.next_index, judgement.success, judgement.reset)
-            elif not append.HasField("previous_index"):
-                # The master no longer holds our next entry. Tell it where we stand: a checkpoint may have moved us on.
-                self._answer(peer_id, engine.commit_index + 1, success=False, reset=True)
+            if self._repeats(peer_id, frame):
+                engine.master_lives(self._lateness.added_ns(now_ns))
+                self._answer(peer_id, append.previous_index + 1, success=True, reset=False)
+            else:
+                self._take_append(peer_id, frame)
         finally:
             self._answering = None
         self._storage.fsync()
         return bool(append.entries) or engine.commit_index != commit_index
+
+    def _repeats(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Whether an append_entries says what this slave knows: its master, the end of its log, what is committed."""
+        engine, journal, append = self.engine, self._journal, frame.append_entries
+        return (
+            not append.entries
+            and append.HasField("previous_index")
+            and append.previous_index == journal.last_index
+            and append.previous_term == journal.last_term
+            and append.commit_index == engine.commit_index
+            and frame.term == engine.term
+            and engine.leader_id == peer_id
+            and engine.state == FOLLOWER
+        )
+
+    def _take_append(self, peer_id: str, frame: PeerFrame) -> None:
+        engine, append = self.engine, frame.append_entries
+        judgement = judge(frame.term, append, self._journal, engine.commit_index, self._guards)
+        if judgement.hand_on is not None:
+            check_readable(judgement.hand_on.get("entries", ()), self._listener.problem_of)
+            engine.deliver(peer_id, judgement.hand_on)
+            engine.prolong_election(self._lateness.added_ns(self.master_heard_ns))
+        if judgement.next_index:
+            self._answer(peer_id, judgement.next_index, judgement.success, judgement.reset)
+        elif not append.HasField("previous_index"):
+            # The master no longer holds our next entry. Tell it where we stand: a checkpoint may have moved us on.
+            self._answer(peer_id, engine.commit_index + 1, success=False, reset=True)
 
     def _hears_master(self, append: AppendEntries, now_ns: int) -> None:
         self.master_heard_ns, self._master_left = now_ns, False

@@ -343,6 +343,10 @@ class Engine(SyncObj):  # type: ignore[misc]
         if self.state != LEADER or peer not in following:
             return False
         before, matched = following[peer], matching[peer]
+        if not message["reset"] and message["next_node_idx"] - 1 <= matched:
+            self._SyncObj__lastResponseTime[peer] = self.now_s()  # all that pysyncobj would note
+            self._feed.acknowledged(peer_id, matched)
+            return False
         self.deliver(peer_id, message)
         if peer not in following:
             return True
@@ -433,6 +437,14 @@ class Engine(SyncObj):  # type: ignore[misc]
         """Stand for election from `from_ns`, unless that is due earlier. What was postponed stays postponed."""
         from_s = max(from_ns / 1e9, self._postponed_s)
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, from_s)
+
+    def master_lives(self, added_ns: int) -> None:
+        """A heartbeat of the known master says nothing new: set the election timeout anew, longer by `added_ns`. What
+        pysyncobj does with such a message, and no more."""
+        if not self._SyncObj__transferInProgress:
+            with entered(self):
+                self._SyncObj__raftElectionDeadline = self.now_s() + self._SyncObj__generateRaftTimeout()
+        self.prolong_election(added_ns)
 
     def prolong_election(self, added_ns: int) -> None:
         """A heartbeat has just set the election timeout: add to it."""
