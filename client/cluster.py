@@ -521,7 +521,9 @@ class Cluster:
                     request = admin_pb2.AwaitMasterRequest(
                         term=said.term, master_address=said.master_address, wait_ms=round(wait_s * 1_000)
                     )
-                    answer = await self.stub(AdminStub, channel).AwaitMaster(request, timeout=wait_s + STATUS_TIMEOUT_S)
+                    # Without gRPC's own time limit, which differs each time: the server need not decode the header.
+                    async with asyncio.timeout(wait_s + STATUS_TIMEOUT_S):
+                        answer = await self.stub(AdminStub, channel).AwaitMaster(request)
                     news, said = answer != said, answer
                     named = address if said.leads else said.master_address
                     self._heard(named, said.term, leads=said.leads)
@@ -531,6 +533,8 @@ class Cluster:
                 said = admin_pb2.AwaitMasterResponse()
                 if self._older.note(channel, error):
                     continue
+            except TimeoutError:
+                said = admin_pb2.AwaitMasterResponse()
             await asyncio.sleep(WATCH_PERIOD_S)
 
     # -- one call at the master
