@@ -124,7 +124,7 @@ def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
     write = file.write
     under_way: list[int] = []
 
-    def observed(groups: Callable[[], Iterable[Iterable[LeaseRange]]]) -> None:
+    def observed(groups: Callable[[], Iterable[Iterable[LeaseRange]]] | None) -> None:
         if not file.writing:
             under_way[:] = [file.failures]
             machine.history.add(LeasesGathered(machine.world.now_ns, machine.name, machine.boot))

@@ -734,11 +734,13 @@ class Delivery(Part):
             if not lease.given_back and not self._state.group_broadcasting(lease.channel[0]):
                 yield lease
 
-    def lease_ranges(self) -> Callable[[], list[Iterator[LeaseRange]]]:
-        """A function that returns the lease ranges known now, of each group those that end last first. Any thread may
-        call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX` leases."""
+    def lease_ranges(self) -> Callable[[], list[Iterator[LeaseRange]]] | None:
+        """A function that returns the lease ranges known now, of each group those that end last first; None if there
+        are none. Any thread may call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX` leases."""
         if not self.active:
             ranges = list(self.heard.ranges())
+            if not ranges:
+                return None
             return lambda: [iter(sorted(some, key=_end_of, reverse=True)) for some in _by(ranges, lambda r: r.group_id)]
         groups = _by(self.held_leases(), lambda lease: lease.channel[0])
         # Copies, because leases in the table may change; arrays of positions never do. The latest ends come last,
@@ -748,6 +750,8 @@ class Delivery(Part):
             for some, most in zip(groups, shares(groups), strict=True)
             if most
         ]
+        if not held:
+            return None
         return lambda: [
             (r for lease in sorted(some, key=_end_of, reverse=True) for r in ranges_of(lease)) for some in held
         ]

@@ -61,16 +61,16 @@ class LeaseFile:
         self.writing = False
         self.failures = 0
 
-    def write(self, groups: Callable[[], Iterable[Iterable[LeaseRange]]]) -> None:
-        """Start writing the ranges (as for `encode`), unless they are on disk already or a write is under way. `groups`
-        is called in a worker: it may read only data that never changes."""
-        if self.writing:
+    def write(self, groups: Callable[[], Iterable[Iterable[LeaseRange]]] | None) -> None:
+        """Start writing the ranges (as for `encode`; None: there are none), unless they are on disk already or a write
+        is under way. `groups` is called in a worker: it may read only data that never changes."""
+        if self.writing or (groups is None and self._written == b""):
             return
         self.writing = True
         written = self._written
 
         def work() -> bytes:
-            content = encode(groups())
+            content = b"" if groups is None else encode(groups())
             if content != written:
                 write_whole(self._disk, PATH, content)
             return content
