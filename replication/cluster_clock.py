@@ -141,6 +141,8 @@ class ClusterClock:
         """This node has been master, so the first agreement steers its time instead of setting it."""
         self._heard = HeardTime()
         self._started_ns = clock.monotonic_ns()
+        self.steers = 0
+        """Count of times that the time was steered or set."""
         self.jumps_refused = 0
         self.cursors_ahead = 0
         """Count of applied dispatches that were too early by this node's time."""
@@ -342,6 +344,7 @@ class ClusterClock:
             self._drift.add(now_ns, time_ns + off_ns, agreement.error_ns)
         if first and not self._acted:
             self._time.put(now_ns, time_ns + off_ns)
+            self.steers += 1
         else:
             self._steer(now_ns, off_ns, CALM_NS if off_ns <= 0 <= agreement.high_ns else QUICK_NS)
         self._error_ns, self._error_at_ns = agreement.error_ns, now_ns
@@ -349,6 +352,7 @@ class ClusterClock:
         self._dispatch_until_ns = self._until()
 
     def _steer(self, now_ns: int, off_ns: int, over_ns: int) -> None:
+        self.steers += 1
         self._time.steer(
             now_ns,
             off_ns,

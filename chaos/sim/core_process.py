@@ -273,8 +273,8 @@ class CoreProcess:
         self.watch.role(status.role.value, status.term, self.log.voters)
         self.host.start()
 
-    def tick(self) -> int:
-        return self.host.tick()
+    def tick(self, *, woken: bool) -> int:
+        return self.host.tick(woken=woken)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         return self.watch.received(raft_of(self.host.core), peer_id, frame, self.host.receive)

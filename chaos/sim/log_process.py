@@ -96,7 +96,7 @@ class LogProcess:
         self.role_changed(self.log.status())
         self.log.start()
 
-    def tick(self) -> int:
+    def tick(self, *, woken: bool) -> int:
         wanted_ns = self.log.tick()
         if self._applied[0] - self._checkpointed >= self._checkpoint_every:
             self._checkpoint()

@@ -39,8 +39,9 @@ class Process(Callee, Protocol):
 
     def start(self) -> None: ...
 
-    def tick(self) -> int:
-        """Work; returns the machine's monotonic_ns of the next call at the latest."""
+    def tick(self, *, woken: bool) -> int:
+        """Work; returns the machine's monotonic_ns of the next call at the latest. `woken` False: nothing has come
+        since the last call but frames for which `receive` returned False."""
         ...
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
@@ -301,7 +302,7 @@ class Machine:
             inbox, self._inbox = inbox[:read], inbox[read:]
         self.unread = len(self._inbox)
         self.turns += 1
-        woken = not inbox
+        woken = False
         if len(inbox) > self.inbox_most:
             self.inbox_most = len(inbox)
         try:
@@ -310,8 +311,8 @@ class Machine:
                 if self.fatal_reason is not None:
                     break
             self.late_ns = self.clock.monotonic_ns() - self._wanted_ns
-            if self.fatal_reason is None and (woken or self.late_ns >= 0):
-                self._wanted_ns = process.tick()
+            if self.fatal_reason is None and (woken or not inbox or self.late_ns >= 0):
+                self._wanted_ns = process.tick(woken=woken)
         except PowerLost:
             self.power_lost()
             return

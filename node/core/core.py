@@ -92,6 +92,10 @@ class NodeCore:
         self.started_ns = ports.clock.monotonic_ns()
         self.stopped = False
         self.recover_to, self._recovered = 0, False
+        self._rests_until_ns = 0
+        """When a part or the clock wants its next tick, as of the last one that all of them had."""
+        self._stood: tuple[object, ...] = ()
+        """What the parts found then, of what the log and the clock change by themselves."""
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
         restored = restore(ports.disk, config, slot_ms, identity.wheel_group)
@@ -163,8 +167,9 @@ class NodeCore:
         """Another thread is writing to files of a checkpoint or the journal. This can outlast `stop`."""
         return self.checkpointer.running or self.background.jobs_running > 0 or self.log.fsyncing
 
-    def tick(self) -> int:
-        """Do what is due; returns the monotonic_ns at which the next call is needed at the latest."""
+    def tick(self, *, woken: bool = True) -> int:
+        """Do what is due; returns the monotonic_ns at which the next call is needed at the latest. `woken` False: no
+        input has come since the last call but frames for which `receive` returned False."""
         parts, serving = self.parts, self.serving
         if serving.damage and not self.stopped:
             parts.mastership.leave(serving.damage)
@@ -175,12 +180,14 @@ class NodeCore:
             first = parts.mastership.leave_stuck()
             return self.monotonic_ns() if first else log_wants_ns  # at once: the log begins the handover
         now_ns = self.monotonic_ns()
+        if not woken and now_ns < self._rests_until_ns and self._stands() == self._stood:
+            return min(log_wants_ns, self._rests_until_ns)  # the log had a heartbeat to send, or looked at a timeout
         parts.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
         self.clock.tick(now_ns, parts.voters, self.log.send_beside)
         if self.leading and not parts.delivery.active and self.clock.known:
             parts.begin_mastership()
         now = self._now(now_ns)
-        for part in parts.ordered:
+        for part in parts.ticking:
             part.tick(now)
         if parts.mastership.elected:
             parts.mastership.tick()
@@ -202,7 +209,13 @@ class NodeCore:
         waits = (*parts.waits_ms(now), self.background.wait_ms(now), self.checkpointer.wait_ms(now))
         wait_ms = min(IDLE_MS_MAX, *(wait for wait in waits if wait is not None))
         wake_ns = self.monotonic_ns() + max(0, wait_ms) * 1_000_000
-        return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
+        self._rests_until_ns, self._stood = min(wake_ns, self.clock.wanted_ns()), self._stands()
+        return min(log_wants_ns, self._rests_until_ns)
+
+    def _stands(self) -> tuple[object, ...]:
+        mastership = self.parts.mastership
+        leads = mastership.term, mastership.changes, mastership.begun, self.log.lease_held()
+        return (self.applied.index, *leads, self.clock.steers)
 
     def _now(self, now_ns: int) -> Now:
         cluster_ms, steady_ms = ClusterMs(self.clock.at_ms(now_ns)), SteadyMs(now_ns // 1_000_000)

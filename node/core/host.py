@@ -205,11 +205,11 @@ class NodeHost:
             self._journal.close()
             self._journal = None
 
-    def tick(self) -> int:
+    def tick(self, *, woken: bool = True) -> int:
         """As `NodeCore.tick`; also carries on the copy of a checkpoint."""
         self._install()
         self._tidy()
-        return self.core.serving.attempt("a tick", 0, self.core.tick)
+        return self.core.serving.attempt("a tick", 0, self.core.tick, woken=woken)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         """As `NodeCore.receive`."""

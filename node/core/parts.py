@@ -189,6 +189,9 @@ class Parts:
             self.counts,
         )
         """In the order in which parts tick and end; they begin in reverse order."""
+        self.ticking = tuple(part for part in self.ordered if type(part).tick is not Part.tick)
+        """Those of them that do something in a tick."""
+        self._waiting = tuple(part for part in self.ordered if type(part).wait_ms is not Part.wait_ms)
 
     def _create_cluster(self) -> None:
         founders = [replace(member, disk_uuid=self.founding.disk_of(member.node_id)) for member in self._founders]
@@ -224,7 +227,7 @@ class Parts:
 
     def waits_ms(self, now: Now) -> list[int | None]:
         """`Part.wait_ms` of each part that ticks."""
-        waits = [part.wait_ms(now) for part in self.ordered]
+        waits = [part.wait_ms(now) for part in self._waiting]
         return [*waits, self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
 
     def voters(self) -> list[str]:

@@ -29,13 +29,14 @@ interpreter for each event; without the rest it would get it too seldom while a 
 
 
 class LoopDriver:
-    """Calls `tick` on the loop. `tick` returns the monotonic_ns of its next call at the latest."""
+    """Calls `tick` on the loop: it gets whether input has come since the last call, and returns the monotonic_ns of its
+    next call at the latest."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        tick: Callable[[], int],
+        tick: Callable[[bool], int],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._loop = loop
@@ -47,6 +48,8 @@ class LoopDriver:
         self._deadline_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._drain_passes_left = 0
+        self._woken = False
+        """Whether `wake` was called since the last tick began."""
         self._ticked_ns = 0
         self.lag = TimeCounts()
         """How late the loop ran due work."""
@@ -73,6 +76,7 @@ class LoopDriver:
 
     def wake(self) -> None:
         """Input has come: tick once the rest of this pass of the loop has run, or TICK_GAP_NS after the last tick."""
+        self._woken = True
         if not self._running or self._queued:
             return
         self._queued = True
@@ -109,8 +113,9 @@ class LoopDriver:
                 self.wake()
                 return
         self._ticked_ns = now_ns
+        woken, self._woken = self._woken, False
         try:
-            self._deadline_ns = self._tick()
+            self._deadline_ns = self._tick(woken)
         except Exception as error:  # a bug, or a fault that must stop the node: `failed` ends the process
             self.stop()
             self._failed(error)

@@ -163,7 +163,7 @@ class NodeProcess:
         ports = Ports(disk, self._clock, reads, syncs, network, system_random())
         host = self._host = self._make_host(ports, disk_uuid, network)
         limiter = ConnectionLimiter(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
-        driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
+        driver = LoopDriver(loop, self._clock, lambda woken: self._tick(host, woken=woken), self._failed)
         wakers.append(driver.wake)
         port = ClientPort(
             config,
@@ -416,8 +416,8 @@ class NodeProcess:
         if failure is not None:
             log.warning("the master role was not handed over; the others will elect", reason=failure.message)
 
-    def _tick(self, host: NodeHost) -> int:
-        wants_ns = host.tick()
+    def _tick(self, host: NodeHost, *, woken: bool) -> int:
+        wants_ns = host.tick(woken=woken)
         core = host.core
         stands = (core.term, core.parts.mastership.changes, core.parts.dispatcher.phase)
         if stands != self._stood:

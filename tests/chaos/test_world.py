@@ -29,7 +29,7 @@ class Greeter:
     def start(self) -> None:
         self.machine.network.set_peers(self.peers)
 
-    def tick(self) -> int:
+    def tick(self, *, woken: bool) -> int:
         now_ns = self.machine.clock.monotonic_ns()
         if now_ns >= self.next_ns:
             self.next_ns = now_ns + PERIOD_NS

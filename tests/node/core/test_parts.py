@@ -7,10 +7,11 @@ import pkgutil
 
 import pytest
 
-from tests.node.core.trio import World
+from tests.node.core.trio import MS, World
 from tickwheel.node import core as package
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.world import Now
 
 
 def a_core(world: World) -> NodeCore:
@@ -52,3 +53,33 @@ def test_all_end_in_order_and_begin_the_other_way_round(monkeypatch: pytest.Monk
     core.stop()
     assert told == [("end", name) for name in order]
     assert order[0] == "Dispatcher"
+
+
+def test_a_tick_of_the_log_alone_leaves_the_parts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master sends heartbeats all the time. Its parts tick when input has come, when one of them wanted it, and when
+    the log or the clock has changed what they act by."""
+    world = World()
+    master = world.elect()
+    assert master.host is not None
+    core, ticked = master.host.core, list[Now]()
+    world.run(2_000)
+    monkeypatch.setattr(core.parts.planner, "tick", ticked.append)
+
+    def ticks(*, woken: bool = False) -> bool:
+        ticked.clear()
+        core.tick(woken=woken)
+        return bool(ticked)
+
+    assert ticks(woken=True) and not ticks()
+    core.clock.steers += 1
+    assert ticks() and not ticks()
+    monkeypatch.setattr(core.log, "lease_held", lambda: False)
+    assert ticks() and not ticks()
+    core.applied.index += 1
+    assert ticks() and not ticks()
+    monkeypatch.setattr(core.parts.planner, "wait_ms", lambda now: 20)
+    assert ticks(woken=True)
+    world.now_ns += 19 * MS
+    assert not ticks()
+    world.now_ns += MS
+    assert ticks()

@@ -135,6 +135,8 @@ class Node:
         self.disk_uuid = f"disk-{name}"
         self.disk = SimulatedDisk(random.Random(f"{name}{world.rng.random()}"))
         self.wake_ns: int | None = None
+        self.woken = True
+        """Input has come since the last tick."""
         self.fatal = ""
         self.reported: list[Reported] = []
         """What operators would read, of all its lives."""
@@ -201,8 +203,9 @@ class Node:
         boot = target.boot
 
         def arrive() -> None:
-            if target.boot == boot and target.host and self.world.connected(self.name, peer_id):
-                target.host.receive(self.name, PeerFrame.FromString(data))
+            if target.boot != boot or target.host is None or not self.world.connected(self.name, peer_id):
+                return
+            if target.host.receive(self.name, PeerFrame.FromString(data)):
                 target.wake()
 
         self.world.at(self.world.now_ns + LINK_NS, arrive)
@@ -320,6 +323,7 @@ class Node:
         self.disk = SimulatedDisk(random.Random(f"{self.name}{self.world.rng.random()}"))
 
     def wake(self) -> None:
+        self.woken = True
         if self.wake_ns is None or self.wake_ns > self.world.now_ns:
             self._sleep_until(self.world.now_ns)
 
@@ -331,7 +335,8 @@ class Node:
             if boot != self.boot or self.host is None or self.wake_ns != when_ns:
                 return
             self.wake_ns = None
-            wanted_ns = self.host.tick() - BOOT_NS
+            woken, self.woken = self.woken, False
+            wanted_ns = self.host.tick(woken=woken) - BOOT_NS
             if self.host is not None and self.wake_ns is None:
                 self._sleep_until(max(wanted_ns, self.world.now_ns + MS // 10))
 

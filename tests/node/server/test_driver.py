@@ -14,7 +14,7 @@ async def test_many_wakes_are_one_tick() -> None:
     clock, ticks, times = BootClock(), 0, list[int]()
     again = asyncio.Event()
 
-    def tick() -> int:
+    def tick(_: bool) -> int:
         nonlocal ticks
         ticks += 1
         times.append(clock.monotonic_ns())
@@ -39,7 +39,7 @@ async def test_after_a_stall_input_comes_first() -> None:
     clock, loop, order = BootClock(), asyncio.get_running_loop(), list[str]()
     ticked = asyncio.Event()
 
-    def tick() -> int:
+    def tick(_: bool) -> int:
         order.append("tick")
         if order.count("tick") == 2:
             ticked.set()
@@ -68,7 +68,7 @@ async def test_after_a_long_tick_the_loop_rests() -> None:
     clock, rests, ended_ns = BootClock(), list[int](), 0
     enough = asyncio.Event()
 
-    def tick() -> int:
+    def tick(_: bool) -> int:
         nonlocal ended_ns
         if ended_ns:
             rests.append(clock.monotonic_ns() - ended_ns)
@@ -90,7 +90,7 @@ async def test_the_time_that_ticks_take_is_counted() -> None:
     """A long tick makes no lateness of its own, but input waits for it."""
     clock, loop, ticked = BootClock(), asyncio.get_running_loop(), asyncio.Event()
 
-    def tick() -> int:
+    def tick(_: bool) -> int:
         time.sleep(0.03)
         ticked.set()
         return clock.monotonic_ns() + 10_000_000_000
@@ -101,3 +101,26 @@ async def test_the_time_that_ticks_take_is_counted() -> None:
     driver.stop()
     took = driver.took.value()
     assert sum(took.counts) == 1 and took.sum >= 0.03
+
+
+async def test_a_tick_hears_whether_input_has_come() -> None:
+    """Also of what came during the tick before. A timer alone is no input."""
+    clock, loop, told = BootClock(), asyncio.get_running_loop(), list[bool]()
+    first, timed = asyncio.Event(), asyncio.Event()
+
+    def tick(woken: bool) -> int:
+        told.append(woken)
+        first.set()
+        if len(told) == 2:
+            driver.wake()
+        if not woken:
+            timed.set()
+        return clock.monotonic_ns() + (2_000_000 if len(told) < 4 else 10_000_000_000)
+
+    driver = LoopDriver(loop, clock, tick, lambda error: None)
+    driver.start()
+    await first.wait()
+    driver.wake()
+    await timed.wait()
+    driver.stop()
+    assert told == [True, True, True, False]
