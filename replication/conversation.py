@@ -535,9 +535,13 @@ class Conversation:
         """Send the next sync with the next tick instead of at the end of the period."""
         self._next_sync_ns = 1
 
+    def sync_due(self, now_ns: int) -> bool:
+        """Whether `send_sync` would send one now."""
+        return now_ns >= self._next_sync_ns
+
     def send_sync(self, now_ns: int) -> None:
         """Master only: send a sync to every connected peer, once every `append_period_ms`."""
-        if now_ns < self._next_sync_ns:
+        if not self.sync_due(now_ns):
             return
         self._next_sync_ns = now_ns + self._config.append_period_ms * NS_PER_MS
         for peer_id in sorted(self.peers):

@@ -330,6 +330,10 @@ class Engine(SyncObj):  # type: ignore[misc]
             return self._commit == self._journal.last_index and self.now_s() <= self._SyncObj__newAppendEntriesTime
         return bool(self.now_s() <= self._SyncObj__raftElectionDeadline)
 
+    def heartbeat_now(self) -> None:
+        """As master: send a heartbeat with the next `run_due`, which is due earlier than it would be."""
+        self._SyncObj__newAppendEntriesTime = 0.0
+
     def deliver(self, peer_id: str, message: Message) -> None:
         """Give pysyncobj a message that passed the guard."""
         with entered(self):

@@ -188,6 +188,8 @@ class RaftLog:
             nonlocal notice_ns
             if self._storage.look_for_room(now_ns):
                 self._engine.postpone_election(now_ns + self._config.election_timeout_ms_min * NS_PER_MS)
+            if self._engine.state == LEADER and self._peers.sync_due(now_ns):
+                self._engine.heartbeat_now()  # with the sync: one message to each slave, and one answer
             self._engine.run_due()
             self._drive_handover(now_ns)
             self._peers.answer_overdue(now_ns)

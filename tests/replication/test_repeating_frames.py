@@ -87,3 +87,29 @@ def test_a_slave_looks_in_time_however_short_its_next_timeout_is() -> None:
         lone.clock.now_ns += lone.config.append_period_ms * MS
         assert not lone.peers["b"].append(1, (1, 1), [])
         assert lone.log.tick() <= lone.engine.election_deadline_ns
+
+
+def test_a_sync_and_a_heartbeat_leave_together() -> None:
+    """As one message, answered by one. The heartbeat's timer began a little later, when it was sent, and so it took a
+    tick, a message and an answer of its own."""
+    lone = Lone()
+    term = lone.lead()
+    lone.run(100)
+    last = lone.log.status().last_index
+    wanted_ns, together = lone.log.tick(), list[set[str | None]]()
+    read = lone.clock.monotonic_ns
+
+    def passing() -> int:
+        lone.clock.now_ns += MS // 100
+        return read()
+
+    lone.clock.monotonic_ns = passing  # type: ignore[method-assign]
+    for _ in range(20):
+        lone.drain()
+        lone.clock.now_ns = max(wanted_ns, lone.clock.now_ns)
+        wanted_ns = lone.log.tick()
+        if lone.sent:
+            together.append({frame.WhichOneof("body") for _, frame in lone.sent})
+            for name in ("b", "c"):
+                lone.peers[name].answer(term, last + 1)
+    assert len(together) > 5 and all(kinds == {"append_entries", "sync"} for kinds in together), together
