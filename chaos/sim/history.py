@@ -103,6 +103,8 @@ class History:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.newest_ns = 0
+        """True time of the newest record."""
         self._kinds: dict[type[Record], _Kind] = {}
 
     @property
@@ -119,6 +121,7 @@ class History:
         """Write a record down and let the checkers judge it."""
         known = self._kinds.get(type(record)) or self._known(type(record))
         known.count += 1
+        self.newest_ns = record.at_ns
         self._world.mark(repr(known.values(record)).encode())
         for observer in known.observers:
             observer(record)

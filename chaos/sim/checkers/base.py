@@ -40,6 +40,8 @@ class Checker:
     """By kind of record: the method that takes it."""
     run: RunBegan = RunBegan(0, 0, ("not said",), ())
     """The first record of the history: what the run is like. Without one, a run with faults."""
+    history: History
+    """The history that it watches."""
 
     def __init_subclass__(cls) -> None:
         takes = {name: get_type_hints(method)["record"] for name, method in vars(cls).items() if name[:4] == "_on_"}
@@ -59,6 +61,11 @@ class Checker:
         """How long before its due time a message may be dispatched, by true time."""
         return self.run.dispatch_ahead_ms + AHEAD_SLACK_MS
 
+    @property
+    def now_ms(self) -> int:
+        """True wall time of the newest record."""
+        return self.wall_ms(self.history.newest_ns)
+
     def owed(self, at_ns: int) -> Sequence[object]:
         """What had to come by then and has not."""
         return ()
@@ -72,16 +79,18 @@ class Checker:
         """The run is over: judge whether everything that had to happen has happened."""
         owed = self.owed(at_ns - self.owed_late_ms * MS)
         if owed:
-            self.broken(at_ns, f"{len(owed)} {self.what_is_owed} never came: {', '.join(map(str, owed[:5]))}")
+            self.broken(f"{len(owed)} {self.what_is_owed} never came: {', '.join(map(str, owed[:5]))}")
 
-    def broken(self, at_ns: int, what: str) -> NoReturn:
-        raise BrokenPromise(self.promise, at_ns, what)
+    def broken(self, what: str) -> NoReturn:
+        """The newest record breaks the promise, or shows that it is broken."""
+        raise BrokenPromise(self.promise, self.history.newest_ns, what)
 
 
 def attach(history: History, kinds: Sequence[type[Checker]]) -> list[Checker]:
     """Make one of each checker and let it watch the history."""
     checkers = [kind() for kind in kinds]
     for checker in checkers:
+        checker.history = history
         history.subscribe((RunBegan,), checker.begin)
         for kind, method in checker.judges.items():
             history.subscribe((kind,), getattr(checker, method))

@@ -39,7 +39,7 @@ class Broadcasts(Checker):
             self._due_ms.setdefault(group, {}).update(zip(record.uids, record.due_ms, strict=True))
 
     def _on_session_opened(self, record: SessionOpened) -> None:
-        self._opened_ms[record.session] = (record.group, self.wall_ms(record.at_ns))
+        self._opened_ms[record.session] = (record.group, self.now_ms)
 
     def _on_session_closed_or_session_over(self, record: SessionClosed | SessionOver) -> None:
         self._opened_ms.pop(record.session, None)
@@ -51,9 +51,9 @@ class Broadcasts(Checker):
         name = f"{record.node} delivers message {record.uid} to session {record.session} of {record.group}"
         came = self._came.setdefault(record.session, set())
         if record.uid in came:
-            self.broken(record.at_ns, f"{name} again")
+            self.broken(f"{name} again")
         if record.attempt != 1:
-            self.broken(record.at_ns, f"{name} as attempt {record.attempt}: a retry")
+            self.broken(f"{name} as attempt {record.attempt}: a retry")
         came.add(record.uid)
 
     def owed(self, at_ns: int) -> list[tuple[int, int]]:

@@ -59,7 +59,7 @@ class ColdOnce(Checker):
         if record.uid in self._due_ms:
             self._maybe_cancelled.discard(record.uid)
             if record.outcome == "NOT_FOUND" and record.uid in self._missing:
-                self.broken(record.at_ns, f"cold message {record.uid} was parked; its cancel says NOT_FOUND")
+                self.broken(f"cold message {record.uid} was parked; its cancel says NOT_FOUND")
             if record.outcome == "CANCELLED":
                 self._missing.pop(record.uid, None)
 
@@ -77,18 +77,18 @@ class ColdOnce(Checker):
         if uid not in self._missing:
             return
         if record.state == "NOT_FOUND":
-            self.broken(record.at_ns, f"cold message {uid} was parked, and now it is not found")
+            self.broken(f"cold message {uid} was parked, and now it is not found")
         if record.state == "MESSAGE_CANCELLED" and uid not in self._maybe_cancelled:
-            self.broken(record.at_ns, f"cold message {uid} is cancelled; nobody asked for that")
+            self.broken(f"cold message {uid} is cancelled; nobody asked for that")
 
     def _on_cold_listed(self, record: ColdListed) -> None:
         for part, since_ns in self._parked.items():
             known = part in record.known or part in self._loaded or self._is_gone(part)
             if since_ns < record.asked_ns and not known:
-                self.broken(record.at_ns, f"part {part} was registered, was not loaded, and is not listed")
+                self.broken(f"part {part} was registered, was not loaded, and is not listed")
         for part in record.waiting:
             if self._loaded.get(part, record.asked_ns) < record.asked_ns:
-                self.broken(record.at_ns, f"part {part} is said to wait; it was loaded before")
+                self.broken(f"part {part} is said to wait; it was loaded before")
 
     def _is_gone(self, part: int) -> bool:
         """Whether nothing of a part need be left where it was due: its load, whose answer is on its way, may have been

@@ -60,13 +60,13 @@ class InOrder(Checker):
         if before is not None and before[0] != record.uid:
             uid, last = before
             if (record.group, uid) not in self._settled:
-                self.broken(record.at_ns, f"{name} comes from {record.node} while message {uid} is not settled")
+                self.broken(f"{name} comes from {record.node} while message {uid} is not settled")
             if place < last:
-                self.broken(record.at_ns, f"{name} comes from {record.node} after message {uid}, which is behind it")
+                self.broken(f"{name} comes from {record.node} after message {uid}, which is behind it")
         waiting = self._waiting.setdefault(key, {})
         waiting.pop(record.uid, None)
         self._delivered.add((record.group, record.uid))
         for uid, other in waiting.items():
             if other < place:
-                self.broken(record.at_ns, f"{name} comes from {record.node} before message {uid}, which is due first")
+                self.broken(f"{name} comes from {record.node} before message {uid}, which is due first")
         self._out[key] = (record.uid, place)

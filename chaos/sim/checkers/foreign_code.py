@@ -10,4 +10,4 @@ class NoForeignCode(Checker):
     promise = "foreign code"
 
     def _on_unpickled(self, record: Unpickled) -> None:
-        self.broken(record.at_ns, f"{record.node} has unpickled what a peer sent, and so run its code")
+        self.broken(f"{record.node} has unpickled what a peer sent, and so run its code")

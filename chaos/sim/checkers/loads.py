@@ -49,9 +49,8 @@ class LoadsOnce(Checker):
         if self._ids.setdefault(uid, record.id) != record.id:
             job, sequence = self._owner[uid]
             self.broken(
-                record.at_ns,
                 f"{record.node} delivers message {uid} of bundle {sequence} of {job} under two ids "
-                f"({self._ids[uid]:#x}, {record.id:#x}): loaded twice",
+                f"({self._ids[uid]:#x}, {record.id:#x}): loaded twice"
             )
         self._came.setdefault(record.group, set()).add(uid)
         self._missing.setdefault(record.group, set()).discard(uid)
@@ -59,14 +58,13 @@ class LoadsOnce(Checker):
     def _on_load_answered(self, record: LoadAnswered) -> None:
         name = f"bundle {record.sequence} of {record.job}"
         if record.taken < record.sequence:
-            self.broken(record.at_ns, f"{name} was answered with {record.taken} bundles taken over")
+            self.broken(f"{name} was answered with {record.taken} bundles taken over")
         asked = [sequence for sequence in range(1, record.taken + 1) if (record.job, sequence) in self._bundles]
         units = sum(len(self._bundles[record.job, sequence]) for sequence in asked)
         if len(asked) < record.taken or units != record.units:
             self.broken(
-                record.at_ns,
                 f"{name}: {record.taken} bundles with {record.units} messages are said to be taken over; "
-                f"{len(asked)} of them, with {units}, were asked for",
+                f"{len(asked)} of them, with {units}, were asked for"
             )
         for sequence in range(self._taken.get(record.job, 0) + 1, record.taken + 1):
             for uid in self._bundles[record.job, sequence]:
@@ -80,7 +78,7 @@ class LoadsOnce(Checker):
         if uid not in self._owner:
             return
         if record.outcome == "NOT_FOUND" and not self._removed(record):
-            self.broken(record.at_ns, f"cancel of message {uid}, which was loaded as {record.id:#x}: NOT_FOUND")
+            self.broken(f"cancel of message {uid}, which was loaded as {record.id:#x}: NOT_FOUND")
         if record.outcome == "CANCELLED":
             for missing in self._missing.values():
                 missing.discard(uid)
@@ -94,7 +92,7 @@ class LoadsOnce(Checker):
     def _removed(self, record: CancelAnswered) -> bool:
         """Whether its hour may have been removed: the message came to every group, and the hour ended long enough
         ago."""
-        wall_ms = self.wall_ms(record.at_ns)
+        wall_ms = self.now_ms
         came = all(record.uid in came for came in self._came.values())
         return came and hour_may_be_gone(record.id, wall_ms, self.run.hours_kept)
 

@@ -56,13 +56,13 @@ class Live(Checker):
             self._accepted(record.at_ns)
 
     def _on_asked_unread(self, record: AskedUnread) -> None:
-        self.broken(record.at_ns, f"{record.node} asks for an election with {record.waiting} inputs unread")
+        self.broken(f"{record.node} asks for an election with {record.waiting} inputs unread")
 
     def _on_stopped(self, record: Stopped) -> None:
         self._stirred_ns = record.at_ns
         self._leases.pop(record.node, None)
         if record.why == "fatal" and not record.explained and not record.reason.startswith(RESTARTS):
-            self.broken(record.at_ns, f"{record.node} stops itself: {record.reason}")
+            self.broken(f"{record.node} stops itself: {record.reason}")
 
     def _on_disk_wiped(self, record: DiskWiped) -> None:
         self._wiped.add(record.node)
@@ -84,11 +84,11 @@ class Live(Checker):
         if record.role == "master":
             self._terms.add(record.term)
             if not self.run.faults and len(self._terms) > 1:
-                self.broken(record.at_ns, f"{record.node} was elected without any fault")
+                self.broken(f"{record.node} was elected without any fault")
 
     def _on_drained(self, record: Drained) -> None:
         if record.reason:
-            self.broken(record.at_ns, f"does not come to rest after the heal: {record.reason}")
+            self.broken(f"does not come to rest after the heal: {record.reason}")
 
     def _accepted(self, at_ns: int) -> None:
         if self._healed_ns is not None and self.resumed_after_ns is None:
@@ -104,15 +104,14 @@ class Live(Checker):
         for master, (since_ns, until_ns) in self._leases.items():
             if master != record.node and until_ns > record.at_ns and record.at_ns - since_ns >= LEASE_NS_SETTLED:
                 self.broken(
-                    record.at_ns,
                     f"{record.node} stands for election in term {record.term}; {master} has held the lease "
-                    f"since {since_ns / SECOND:.6f} s",
+                    f"since {since_ns / SECOND:.6f} s"
                 )
 
     def _on_handover_ended(self, record: HandoverEnded) -> None:
         alone = len(self._active) <= 1 and record.asked_ns - self._stirred_ns >= CALM_NS
         if alone and not record.came_about:
-            self.broken(record.at_ns, f"{record.node} was asked to hand over; no other fault was there, and it failed")
+            self.broken(f"{record.node} was asked to hand over; no other fault was there, and it failed")
         self._stirred_ns = record.at_ns
 
     def _stir(self, fault: str, at_ns: int) -> None:
@@ -123,6 +122,6 @@ class Live(Checker):
         if self._healed_ns is None:
             return
         if self.resumed_after_ns is None:
-            self.broken(at_ns, "nothing was accepted after the heal")
+            self.broken("nothing was accepted after the heal")
         if self.resumed_after_ns > RESUME_NS_MOST + COPY_TURNS * self.run.loop_gap_ns:
-            self.broken(at_ns, f"the first acknowledgement after the heal took {self.resumed_after_ns / SECOND:.3f} s")
+            self.broken(f"the first acknowledgement after the heal took {self.resumed_after_ns / SECOND:.3f} s")

@@ -17,9 +17,8 @@ class Bounded(Checker):
 
     def _on_sent_again(self, record: SentAgain) -> None:
         self.broken(
-            record.at_ns,
             f"{record.node} sends entry {record.index} to {record.peer} again; it has sent up to "
-            f"{record.sent_before} on this connection",
+            f"{record.sent_before} on this connection"
         )
 
     def _on_sizes_seen(self, record: SizesSeen) -> None:
@@ -27,4 +26,4 @@ class Bounded(Checker):
             if now > self.most.get(name, -1):
                 self.most[name] = now
             if now > limit:
-                self.broken(record.at_ns, f"{record.node}: {name} holds {now}, its limit is {limit}")
+                self.broken(f"{record.node}: {name} holds {now}, its limit is {limit}")

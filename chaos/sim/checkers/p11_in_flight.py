@@ -63,7 +63,6 @@ class InFlightBounded(Checker):
         if len(out) > limit:
             others = ", ".join(str(uid) for uid in list(out)[:5])
             self.broken(
-                record.at_ns,
                 f"{record.node} in term {record.term} delivers message {record.uid} of {record.topic} to "
                 f"{record.group}, which has {len(out) - 1} out already ({others}, ...), and may have {limit}",
             )

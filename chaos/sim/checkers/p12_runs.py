@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Healed, Record
+from tickwheel.chaos.sim.history import Healed
 from tickwheel.chaos.sim.history_schedules import RunSeen, ScheduleChanged
 from tickwheel.node.state.schedules import ANSWERS_KEPT
 
@@ -49,34 +49,34 @@ class RunsOnce(Checker):
 
     def _on_schedule_changed(self, record: ScheduleChanged) -> None:
         what = (record.name, record.change, record.from_ms, record.revision, record.next_ms)
-        if self._first(record, record.index, -1 - record.number, what):
+        if self._first(record.index, -1 - record.number, what):
             self._changed(record)
 
     def _on_run_seen(self, record: RunSeen) -> None:
         what = (record.name, record.revision, record.outcome, record.planned_ms, record.at_ms, record.id)
-        if self._first(record, record.index, record.number, what):
+        if self._first(record.index, record.number, what):
             self._ran(record)
 
     def _on_healed(self, record: Healed) -> None:
-        self._healed_ms = self.wall_ms(record.at_ns)
+        self._healed_ms = self.now_ms
 
-    def _first(self, record: Record, index: int, number: int, what: tuple[object, ...]) -> bool:
+    def _first(self, index: int, number: int, what: tuple[object, ...]) -> bool:
         """Whether no node has done this before; another one that did it otherwise breaks the promise."""
         before = self._seen.setdefault((index, number), what)
         if before is what:
             return True
         if before != what:
-            self.broken(record.at_ns, f"entry {index}: a node did {what}, another one {before}")
+            self.broken(f"entry {index}: a node did {what}, another one {before}")
         return False
 
     def _changed(self, record: ScheduleChanged) -> None:
         schedule = self._schedules.setdefault(record.name, _Schedule())
         plan = schedule.plan
         if plan is not None and plan.next_ms and plan.next_ms <= record.from_ms:
-            self.broken(record.at_ns, f"{record.name}: {plan.next_ms} was planned, and has no run and no note")
+            self.broken(f"{record.name}: {plan.next_ms} was planned, and has no run and no note")
         later = [planned_ms for planned_ms in schedule.live if planned_ms > record.from_ms]
         if later and record.change != "resume":
-            self.broken(record.at_ns, f"{record.name}: runs of {sorted(later)[:3]} outlive a {record.change}")
+            self.broken(f"{record.name}: runs of {sorted(later)[:3]} outlive a {record.change}")
         if record.change == "delete":
             schedule.plan = None
             schedule.requests.clear()
@@ -84,40 +84,40 @@ class RunsOnce(Checker):
         if record.next_ms:
             first = (record.from_ms // record.interval_ms + 1) * record.interval_ms
             if record.next_ms != first:
-                self.broken(record.at_ns, f"{record.name}: the next time is {record.next_ms} and not {first}")
+                self.broken(f"{record.name}: the next time is {record.next_ms} and not {first}")
         schedule.plan = _Plan(record.revision, record.interval_ms, record.next_ms)
 
     def _ran(self, record: RunSeen) -> None:
         schedule = self._schedules.setdefault(record.name, _Schedule())
-        at_ns, name = record.at_ns, f"{record.name} (revision {record.revision})"
+        name = f"{record.name} (revision {record.revision})"
         if record.outcome == "RUN_CANCELLED":
             if record.planned_ms not in schedule.live:
-                self.broken(at_ns, f"{name}: the run of {record.planned_ms} is cancelled, and there was none")
+                self.broken(f"{name}: the run of {record.planned_ms} is cancelled, and there was none")
             schedule.live.discard(record.planned_ms)
             return
         if record.outcome in ("RUN_TRIGGERED", "RUN_BACKFILLED"):
             before = schedule.requests.setdefault(record.request_id, record.index)
             if before != record.index:
-                self.broken(at_ns, f"{name}: request {record.request_id} of entry {before} is carried out again")
+                self.broken(f"{name}: request {record.request_id} of entry {before} is carried out again")
             if len(schedule.requests) > ANSWERS_KEPT:
                 del schedule.requests[next(iter(schedule.requests))]
             return
         plan = schedule.plan
         if plan is None or plan.revision != record.revision:
-            self.broken(at_ns, f"{name}: {record.outcome} of a plan that no longer holds")
+            self.broken(f"{name}: {record.outcome} of a plan that no longer holds")
         if record.outcome == "RUN_MADE":
             if record.planned_ms in schedule.live:
-                self.broken(at_ns, f"{name}: the run of {record.planned_ms} is made twice")
+                self.broken(f"{name}: the run of {record.planned_ms} is made twice")
             if record.at_ms < record.planned_ms:
-                self.broken(at_ns, f"{name}: the run of {record.planned_ms} is due at {record.at_ms}")
+                self.broken(f"{name}: the run of {record.planned_ms} is due at {record.at_ms}")
             schedule.live.add(record.planned_ms)
         if record.planned_ms != plan.next_ms:
-            self.broken(at_ns, f"{name}: {record.outcome} of {record.planned_ms}; next was {plan.next_ms}")
+            self.broken(f"{name}: {record.outcome} of {record.planned_ms}; next was {plan.next_ms}")
         last_ms = record.at_ms if record.outcome == "RUN_MISSED" else record.planned_ms
         count = (last_ms - record.planned_ms) // plan.interval_ms + 1
         if record.outcome == "RUN_MISSED" and record.times != min(count, COUNTED_MAX):
-            self.broken(at_ns, f"{name}: {count} planned times were missed, and {record.times} are told")
+            self.broken(f"{name}: {count} planned times were missed, and {record.times} are told")
         plan.next_ms = last_ms + plan.interval_ms
-        wall_ms = self.wall_ms(at_ns)
+        wall_ms = self.now_ms
         if self._healed_ms and wall_ms - self._healed_ms > 2 * SOON_MS and record.planned_ms < wall_ms - SOON_MS:
-            self.broken(at_ns, f"{name}: {record.planned_ms} is passed {wall_ms - record.planned_ms} ms later")
+            self.broken(f"{name}: {record.planned_ms} is passed {wall_ms - record.planned_ms} ms later")

@@ -126,10 +126,10 @@ class KeysHeld(Checker):
         self._messages[record.uid].seen.append(record)
         self._names.setdefault(record.now_id, record.uid)
         if record.now_uid != record.uid:
-            self.broken(record.at_ns, f"id {record.id:#x} of message {record.uid} names {record.now_uid} now")
+            self.broken(f"id {record.id:#x} of message {record.uid} names {record.now_uid} now")
         gone = self._hour_may_be_gone(record.uid, record.at_ns)
         if record.state == "NOT_FOUND" and not gone:
-            self.broken(record.at_ns, f"message {record.uid} was acknowledged as {record.id:#x}; not found")
+            self.broken(f"message {record.uid} was acknowledged as {record.id:#x}; not found")
 
     def _on_keys_used(self, record: KeysUsed) -> None:
         self._used[record.topic] = record
@@ -146,7 +146,7 @@ class KeysHeld(Checker):
         name = (record.producer, record.sequence)
         batch = self._batches.get(name)
         if batch is None:
-            batch = self._batches[name] = _Batch(record.at_ns, self.wall_ms(record.at_ns), record.rows)
+            batch = self._batches[name] = _Batch(record.at_ns, self.now_ms, record.rows)
             for row in record.rows:
                 label = row.label
                 assert label is not None and label.unique_key, "all messages of such a batch have keys"
@@ -159,9 +159,8 @@ class KeysHeld(Checker):
         if before is not None:
             if (before.outcomes, before.ids, before.due_ms) != (record.outcomes, record.ids, record.due_ms):
                 self.broken(
-                    record.at_ns,
                     f"batch {record.producer}/{record.sequence} is answered with {_shown(record)}; before with "
-                    f"{_shown(before)}",
+                    f"{_shown(before)}"
                 )
             return
         batch.answer = record
@@ -169,7 +168,7 @@ class KeysHeld(Checker):
             if outcome in NOT_SCHEDULED:
                 self._not_scheduled[uid] = outcome
                 if self._messages[uid].came_ns >= 0:
-                    self.broken(record.at_ns, f"message {uid} came, and its receipt says {outcome}")
+                    self.broken(f"message {uid} came, and its receipt says {outcome}")
                 continue
             self._messages[uid].id = id_
             self._names[id_] = uid
@@ -181,15 +180,14 @@ class KeysHeld(Checker):
         self._names.setdefault(record.id, record.uid)
         if record.uid in self._not_scheduled:
             why = self._not_scheduled[record.uid]
-            self.broken(record.at_ns, f"{record.node} delivers message {record.uid}, whose receipt says {why}")
+            self.broken(f"{record.node} delivers message {record.uid}, whose receipt says {why}")
         if message.came_ns >= 0:
             return
         message.came_ns = record.at_ns
         for seen in message.seen:
             if not seen.owed and seen.state != "NOT_FOUND" and not self.run.push_first:
                 self.broken(
-                    record.at_ns,
-                    f"{record.node} delivers message {record.uid}, which was {seen.state} at {seen.at_ns / 1e9:.6f} s",
+                    f"{record.node} delivers message {record.uid}, which was {seen.state} at {seen.at_ns / 1e9:.6f} s"
                 )
 
     def _on_key_answered(self, record: KeyAnswered) -> None:
@@ -199,9 +197,8 @@ class KeysHeld(Checker):
             call.answered = record
         elif (before.outcome, before.id, before.due_ms) != (record.outcome, record.id, record.due_ms):
             self.broken(
-                record.at_ns,
                 f"{call.first.what} of key {call.first.key!r} is answered with {record.outcome} {record.id:#x}, under "
-                f"the same sequence as {before.outcome} {before.id:#x} before",
+                f"the same sequence as {before.outcome} {before.id:#x} before"
             )
 
     # -- the search
@@ -217,7 +214,7 @@ class KeysHeld(Checker):
                 self.doubtful += 1
                 continue
             if wrong:
-                self.broken(at_ns, f"key {place[1]!r} of topic {place[0]}: nothing explains that {wrong}")
+                self.broken(f"key {place[1]!r} of topic {place[0]}: nothing explains that {wrong}")
 
     def _of(self, place: _Place) -> dict[int, _Message]:
         return {uid: message for uid, message in self._messages.items() if (message.topic, message.key) == place}

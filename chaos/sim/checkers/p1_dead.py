@@ -35,7 +35,7 @@ class DeadLetters(Checker):
         self._owed.discard(key)
         what = f"message {record.uid} to {record.group} attempt {record.attempt} by {record.node}"
         if key in self._purged:
-            self.broken(record.at_ns, f"{what}: it was purged from the dead letters at {self._purged[key] / 1e9:.6f} s")
+            self.broken(f"{what}: it was purged from the dead letters at {self._purged[key] / 1e9:.6f} s")
 
     def owed(self, at_ns: int) -> list[_Key]:
         return sorted(self._owed)

@@ -21,21 +21,16 @@ class Durable(Checker):
         self.commits += 1
         if record.holders <= record.voters // 2:
             self.broken(
-                record.at_ns,
                 f"{record.node} applies entry {record.index} of term {record.term}; it is on stable storage "
-                f"of {record.holders} of {record.voters} voters",
+                f"of {record.holders} of {record.voters} voters"
             )
 
     def _on_committed_cut(self, record: CommittedCut) -> None:
-        self.broken(
-            record.at_ns,
-            f"{record.node} cuts entry {record.index} of term {record.term} from its log; it was committed",
-        )
+        self.broken(f"{record.node} cuts entry {record.index} of term {record.term} from its log; it was committed")
 
     def _on_recovered(self, record: Recovered) -> None:
         if record.last_index < record.durable_before:
             self.broken(
-                record.at_ns,
                 f"the log of {record.node} (boot {record.boot}) ends at {record.last_index}; "
-                f"up to {record.durable_before} it had been on stable storage",
+                f"up to {record.durable_before} it had been on stable storage"
             )

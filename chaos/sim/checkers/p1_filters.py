@@ -71,9 +71,8 @@ class FiltersHold(Checker):
         now = [one for one in filters if not one.over_ns]
         if not any(one.takes(tags) for one in now):
             self.broken(
-                record.at_ns,
                 f"{record.node} delivers message {record.uid} with tags {tags} to {record.group}, which takes "
-                f"{' or '.join(str(one.tags) for one in now)}",
+                f"{' or '.join(str(one.tags) for one in now)}"
             )
 
     def owed(self, at_ns: int) -> list[tuple[str, int]]:

@@ -40,7 +40,7 @@ class CommittedNeverLost(Checker):
     def _on_applied(self, record: Applied) -> None:
         expected = self._next.get(record.node)
         if expected is not None and record.index != expected:
-            self.broken(record.at_ns, f"{record.node} applies {record.index} where {expected} is next")
+            self.broken(f"{record.node} applies {record.index} where {expected} is next")
         self._next[record.node] = record.index + 1
         known = self._entries.get(record.index)
         if known is None:
@@ -49,21 +49,18 @@ class CommittedNeverLost(Checker):
                 self._new_command(record)
         elif known[:2] != (record.term, record.command):
             self.broken(
-                record.at_ns,
                 f"index {record.index}: {known[2]} applied command {known[1]} of term {known[0]}, "
-                f"{record.node} applies command {record.command} of term {record.term}",
+                f"{record.node} applies command {record.command} of term {record.term}"
             )
 
     def _new_command(self, record: Applied) -> None:
         command = record.command
         if command not in self._proposed:
-            self.broken(record.at_ns, f"{record.node} applies command {command}, which nobody proposed")
+            self.broken(f"{record.node} applies command {command}, which nobody proposed")
         if command in self._index_of:
-            self.broken(
-                record.at_ns, f"command {command} is applied at {self._index_of[command]} and again at {record.index}"
-            )
+            self.broken(f"command {command} is applied at {self._index_of[command]} and again at {record.index}")
         if command in self._refused:
-            self.broken(record.at_ns, f"command {command} is applied, its proposer was told {self._refused[command]}")
+            self.broken(f"command {command} is applied, its proposer was told {self._refused[command]}")
         self._index_of[command] = record.index
 
     def _on_proposal_ended(self, record: ProposalEnded) -> None:
@@ -71,17 +68,16 @@ class CommittedNeverLost(Checker):
             self._committed[record.command] = record.index
             if self._index_of.get(record.command) != record.index:
                 self.broken(
-                    record.at_ns,
                     f"{record.node} says command {record.command} is committed at {record.index}; "
-                    f"applied at {self._index_of.get(record.command)}",
+                    f"applied at {self._index_of.get(record.command)}"
                 )
         elif record.outcome in ("NOT_MASTER", "QUEUE_FULL"):
             if record.command in self._index_of:
-                self.broken(record.at_ns, f"command {record.command} is applied, and then {record.outcome}")
+                self.broken(f"command {record.command} is applied, and then {record.outcome}")
             self._refused[record.command] = record.outcome
 
     def settle_accounts(self, at_ns: int) -> None:
         highest = self.committed_index()
         for node, following in sorted(self._next.items()):
             if following <= highest:
-                self.broken(at_ns, f"{node} has applied up to {following - 1} only; {highest} was committed")
+                self.broken(f"{node} has applied up to {following - 1} only; {highest} was committed")

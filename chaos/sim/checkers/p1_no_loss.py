@@ -100,8 +100,8 @@ class NoLoss(Checker):
         known = record.uid in self._due_ms
         doubtful = record.uid in self._cancel_open or record.uid in self._cancelled
         if known and record.state == "NOT_FOUND":
-            self.broken(record.at_ns, f"message {record.uid} was acknowledged as {record.id:#x}; now it is not found")
+            self.broken(f"message {record.uid} was acknowledged as {record.id:#x}; now it is not found")
         if known and record.state == "MESSAGE_CANCELLED" and not doubtful:
-            self.broken(record.at_ns, f"message {record.uid} is cancelled; nobody asked for that")
+            self.broken(f"message {record.uid} is cancelled; nobody asked for that")
         if known and record.state == "PENDING" and record.uid in self._cancelled:
-            self.broken(record.at_ns, f"message {record.uid} is pending after its cancel was acknowledged")
+            self.broken(f"message {record.uid} is pending after its cancel was acknowledged")

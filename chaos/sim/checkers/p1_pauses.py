@@ -36,7 +36,6 @@ class PausesHold(Checker):
         since_ns = self._since_ns.get(place)
         if since_ns is not None:
             self.broken(
-                record.at_ns,
                 f"{record.node} delivers message {record.uid} of {record.topic} to {record.group}; "
-                f"{' '.join(place)} is paused since {since_ns / 1e9:.6f} s",
+                f"{' '.join(place)} is paused since {since_ns / 1e9:.6f} s"
             )

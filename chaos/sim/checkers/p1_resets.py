@@ -80,8 +80,7 @@ class ResetsHold(Checker):
     def _on_settled(self, record: Settled) -> None:
         if self._void.get((record.group, record.uid, record.attempt, record.epoch)):
             self.broken(
-                record.at_ns,
-                f"message {record.uid} of epoch {record.epoch} is settled for {record.group}; by then it was reset",
+                f"message {record.uid} of epoch {record.epoch} is settled for {record.group}; by then it was reset"
             )
 
     def _on_schedule_sent(self, record: ScheduleSent) -> None:
@@ -127,10 +126,10 @@ class ResetsHold(Checker):
                 return
         if wrong:
             since = "" if judged.asked is None else f" (a reset is under way since {judged.asked_ns / 1e9:.6f} s)"
-            self.broken(record.at_ns, f"{record.node} delivers message {uid} to {record.group}, {wrong}{since}")
+            self.broken(f"{record.node} delivers message {uid} to {record.group}, {wrong}{since}")
 
     def _on_reset_answered(self, record: ResetAnswered) -> None:
-        wall_ms = self.wall_ms(record.at_ns)
+        wall_ms = self.now_ms
         place = (record.group, record.topic)
         judged, came_ns = self._judged[place], self._came_ns.get(place, {})
         assert judged.asked is not None, "answered and never asked for"

@@ -59,9 +59,7 @@ class RetriesCome(Checker):
         key = (record.group, record.uid)
         self._replayed.discard(key)
         if key in self._dead:
-            self.broken(
-                record.at_ns, f"message {record.uid} to {record.group} comes again after its death was committed"
-            )
+            self.broken(f"message {record.uid} to {record.group} comes again after its death was committed")
         self._newest[key] = max(record.attempt, self._newest.get(key, 0))
         if record.attempt > self._owed.get(key, record.attempt):
             del self._owed[key]
@@ -77,9 +75,8 @@ class RetriesCome(Checker):
         early_ms = (over_ns - record.at_ns) / MS - allowed_ms
         if early_ms > 0:
             self.broken(
-                record.at_ns,
                 f"message {record.uid} to {record.group}: attempt {record.attempt} comes {early_ms:.1f} ms before the "
-                f"pause of {delay_ms} ms is over",
+                f"pause of {delay_ms} ms is over"
             )
 
     def owed(self, at_ns: int) -> list[_Key]:
@@ -90,7 +87,7 @@ class RetriesCome(Checker):
         late = [key for key in self.owed(at_ns) if self._owed_from_ns[key] < at_ns - LATE_NS]
         if late:
             group, uid = late[0]
-            self.broken(at_ns, f"{len(late)} nacked messages never came again: {uid} to {group}")
+            self.broken(f"{len(late)} nacked messages never came again: {uid} to {group}")
 
 
 CLOCK_STEP_MS = 5

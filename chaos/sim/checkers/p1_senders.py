@@ -40,25 +40,21 @@ class OneContent(Checker):
         content, _ = self._accepted.setdefault(key, (record.uids[0], record.at_ns))
         if content != record.uids[0]:
             self.broken(
-                record.at_ns,
                 f"sequence {record.sequence} of {record.producer} was acknowledged with message {content}, and "
-                f"now with message {record.uids[0]}",
+                f"now with message {record.uids[0]}"
             )
 
     def _on_schedule_refused(self, record: ScheduleRefused) -> None:
         key = (record.producer, record.sequence)
         if record.reason == "SEQUENCE_TAKEN" and record.producer not in self._shared:
-            self.broken(
-                record.at_ns, f"{record.producer} is told that its sequence {record.sequence} is taken: by nobody"
-            )
+            self.broken(f"{record.producer} is told that its sequence {record.sequence} is taken: by nobody")
         if record.reason == "INVALID_FIELD" and record.uids:
-            self.broken(record.at_ns, f"sequence {record.sequence} of {record.producer} is refused as no valid request")
+            self.broken(f"sequence {record.sequence} of {record.producer} is refused as no valid request")
         if record.reason not in OTHER_ENDS or not record.uids or key not in self._accepted:
             return
         content, accepted_ns = self._accepted[key]
         if content != record.uids[0] and accepted_ns < self._sent[key][record.uids[0]]:
             self.broken(
-                record.at_ns,
                 f"{record.producer} is refused sequence {record.sequence} with {record.reason}; it was accepted with "
-                f"message {content} before",
+                f"message {content} before"
             )

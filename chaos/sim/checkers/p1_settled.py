@@ -51,14 +51,12 @@ class SettledHolds(Checker):
         if open_still:
             id64, at_ns = open_still[0]
             self.broken(
-                record.at_ns,
                 f"{record.node} holds {len(open_still)} messages of {record.group} for open that were answered as "
-                f"settled, {id64:#x} at {at_ns / 1e9:.6f} s",
+                f"settled, {id64:#x} at {at_ns / 1e9:.6f} s"
             )
         nobody = done - self._asked.get(record.group, set())
         if nobody:
             self.broken(
-                record.at_ns,
                 f"{record.node} holds {len(nobody)} messages of {record.group} for settled that no consumer has "
-                f"answered for: {min(nobody):#x}",
+                f"answered for: {min(nobody):#x}"
             )

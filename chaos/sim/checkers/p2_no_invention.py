@@ -22,23 +22,23 @@ class NoInvention(Checker):
 
     def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
         for uid, id_ in zip(record.uids, record.ids, strict=True):
-            self._own(record.at_ns, uid, id_)
+            self._own(uid, id_)
             self._ids_of.setdefault(uid, set()).add(id_)
 
     def _on_reschedule_answered(self, record: RescheduleAnswered) -> None:
         if record.outcome == "RESCHEDULED":
-            self._own(record.at_ns, record.uid, record.new_id)
+            self._own(record.uid, record.new_id)
             self._ids_of.setdefault(record.uid, set()).add(record.new_id)
 
-    def _own(self, at_ns: int, uid: int, id_: int) -> None:
+    def _own(self, uid: int, id_: int) -> None:
         owner = self._uid_of.setdefault(id_, uid)
         if owner != uid:
-            self.broken(at_ns, f"id {id_:#x} names message {owner} and message {uid}")
+            self.broken(f"id {id_:#x} names message {owner} and message {uid}")
 
     def _on_delivered(self, record: Delivered) -> None:
         topic = self._topic_of.get(record.uid)
         if topic is None:
-            self.broken(record.at_ns, f"{record.node} delivers message {record.uid}, which nobody scheduled")
+            self.broken(f"{record.node} delivers message {record.uid}, which nobody scheduled")
         if topic != record.topic:
-            self.broken(record.at_ns, f"message {record.uid} of topic {topic} is delivered in topic {record.topic}")
-        self._own(record.at_ns, record.uid, record.id)
+            self.broken(f"message {record.uid} of topic {topic} is delivered in topic {record.topic}")
+        self._own(record.uid, record.id)

@@ -31,7 +31,7 @@ class NeverEarly(Checker):
         self._maybe_due_ms: dict[int, int] = {}  # a reschedule that is not answered yet
 
     def _on_schedule_sent(self, record: ScheduleSent) -> None:
-        sent_ms = self.wall_ms(record.at_ns)
+        sent_ms = self.now_ms
         for row in record.rows:
             due_ms = row.due_ms if row.due_ms is not None else sent_ms + (row.delay_ms or 0)
             self._due_ms.setdefault(row.uid, due_ms)
@@ -63,6 +63,5 @@ class NeverEarly(Checker):
         early_ns = (earliest_ms - self.run.start_wall_ms) * MS - allowed_ns - record.at_ns
         if early_ns > 0:
             self.broken(
-                record.at_ns,
-                f"{record.node} delivers message {record.uid} {early_ns / MS:.1f} ms before its due time {due_ms}",
+                f"{record.node} delivers message {record.uid} {early_ns / MS:.1f} ms before its due time {due_ms}"
             )

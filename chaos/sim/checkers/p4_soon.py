@@ -145,9 +145,7 @@ class Soon(Checker):
         if (late_ns <= LATE_NS_CALM_MOST and not self._calm) or record.uid in self._in_order:
             return
         if after_heal and late_ns > LATE_NS_HEALED_MOST and not self.run.in_flight_max:
-            self.broken(
-                record.at_ns, f"message {record.uid} reaches {record.group} {late_ns / SECOND:.3f} s late, long healed"
-            )
+            self.broken(f"message {record.uid} reaches {record.group} {late_ns / SECOND:.3f} s late, long healed")
         if since_ns >= 0 and not record.broadcast and record.uid not in self._moved:
             self._judge_calm(record, max(expected_ns, since_ns, CALM_FROM_NS))
 
@@ -159,7 +157,6 @@ class Soon(Checker):
         self.latest_ns = max(self.latest_ns, late_ns)
         if late_ns > LATE_NS_CALM_MOST:
             self.broken(
-                record.at_ns,
                 f"message {record.uid} reaches {record.group} {late_ns / SECOND:.3f} s late, without any fault and "
-                "though a consumer has had credit",
+                "though a consumer has had credit"
             )

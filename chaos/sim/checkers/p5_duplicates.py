@@ -113,9 +113,7 @@ class FewDuplicates(Checker):
     def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
         ids = self._ids.setdefault((record.producer, record.sequence), record.ids)
         if ids != record.ids:
-            self.broken(
-                record.at_ns, f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids"
-            )
+            self.broken(f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids")
 
     def _check_epoch(self, record: Delivered) -> None:
         place = (record.group, record.topic)
@@ -124,9 +122,8 @@ class FewDuplicates(Checker):
             return
         if place not in self._may_rise:
             self.broken(
-                record.at_ns,
                 f"{record.node} delivers message {record.uid} to {record.group} in its epoch {record.epoch} of "
-                f"{record.topic}, after {known}: nobody has reset it since",
+                f"{record.topic}, after {known}: nobody has reset it since"
             )
         self._epochs[place] = record.epoch
         if place not in self._resetting:
@@ -167,9 +164,9 @@ class FewDuplicates(Checker):
         )
         if before.id != again.id and not (self.run.push_first and before.term != again.term):
             # (In push-first a dispatch may be lost after its delivery, and the message moved by the next master.)
-            self.broken(again.at_ns, f"{what}: under another id ({before.id:#x}, {again.id:#x}): dispatched twice")
+            self.broken(f"{what}: under another id ({before.id:#x}, {again.id:#x}): dispatched twice")
         if chain in self._acknowledged:
-            self.broken(again.at_ns, f"{what}: its acknowledgement was committed")
+            self.broken(f"{what}: its acknowledgement was committed")
         if self._nacked.get((again.group, again.uid, again.epoch)) == before.attempt:
             return "nack"
         # Given by one clock and ended by another.
@@ -180,11 +177,11 @@ class FewDuplicates(Checker):
         if before.session in self._left:
             return "session closed"
         if before.term == again.term:
-            self.broken(again.at_ns, f"{what}: no nack, lease holds, same term")
+            self.broken(f"{what}: no nack, lease holds, same term")
         if (again.node, again.boot) == (before.node, before.boot):
-            self.broken(again.at_ns, f"{what}: {again.node} gave out the lease itself, and has not stopped since")
+            self.broken(f"{what}: {again.node} gave out the lease itself, and has not stopped since")
         if self._leases.knows(again.node, before.node, before.term, before.at_ns):
-            self.broken(again.at_ns, f"{what}: {again.node} had heard of its lease, or had it on its disk")
+            self.broken(f"{what}: {again.node} had heard of its lease, or had it on its disk")
         return "failover"
 
     def _judge_extension(self, before: Delivered, again: Delivered, what: str) -> None:
@@ -196,6 +193,4 @@ class FewDuplicates(Checker):
         holds = (held.until_ms - self.run.start_wall_ms - clock_error_ms) * MS > again.at_ns
         own = (held.node, held.boot) == (again.node, again.boot)
         if holds and (own or self._leases.knows(again.node, held.node, held.term, held.at_ns)):
-            self.broken(
-                again.at_ns, f"{what}: {held.node} extended its lease before {held.at_ns / 1e9:.6f} s, and it holds"
-            )
+            self.broken(f"{what}: {held.node} extended its lease before {held.at_ns / 1e9:.6f} s, and it holds")

@@ -93,8 +93,7 @@ class HandedOver(Checker):
             return
         before, again = self._again[change][0]
         self.broken(
-            again.at_ns,
             f"message {again.uid} to {again.group} attempt {again.attempt} by {again.node} in term {again.term}, after "
             f"attempt {before.attempt} by {before.node} at {before.at_ns / SECOND:.6f} s: {before.node} handed over as "
-            "planned, and its lease holds",
+            "planned, and its lease holds"
         )

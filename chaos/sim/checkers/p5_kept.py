@@ -71,4 +71,4 @@ class LeasesWritten(Checker):
         if self._faults or self._disturbed_ns >= owed_ns:
             self._owed[node] = at_ns
             return
-        self.broken(at_ns, f"{node} has not written down the lease that it gave at {owed_ns / 1e9:.6f} s")
+        self.broken(f"{node} has not written down the lease that it gave at {owed_ns / 1e9:.6f} s")

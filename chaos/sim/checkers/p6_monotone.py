@@ -32,7 +32,7 @@ class Monotone(Checker):
             return
         now, before = (record.due_ms, record.index), self._cursor.get(record.node, (-1, -1))
         if now < before:
-            self.broken(record.at_ns, f"{record.node} in boot {record.boot} shows cursor {now}, had shown {before}")
+            self.broken(f"{record.node} in boot {record.boot} shows cursor {now}, had shown {before}")
         self._cursor[record.node] = now
         self._farthest_ms = max(self._farthest_ms, record.due_ms)
 
@@ -43,9 +43,8 @@ class Monotone(Checker):
         cursor_ms = self._farthest_before_ms.get(record.uid, -1)
         if record.due_ms < cursor_ms and record.attempt == 1:
             self.broken(
-                record.at_ns,
                 f"message {record.uid} is due at {record.due_ms}, behind the cursor {cursor_ms} that was shown "
-                "before it was sent",
+                "before it was sent"
             )
 
     def _on_schedule_sent(self, record: ScheduleSent) -> None:
@@ -59,18 +58,17 @@ class Monotone(Checker):
         earliest_ms = min(record.due_ms, default=cursor_ms)
         if earliest_ms < cursor_ms:
             self.broken(
-                record.at_ns,
                 f"batch {record.producer}/{record.sequence} is due at {earliest_ms}, "
-                f"behind the cursor {cursor_ms} that was shown before it was sent",
+                f"behind the cursor {cursor_ms} that was shown before it was sent"
             )
 
     def _on_synced_seen(self, record: SyncedSeen) -> None:
         term = self._synced_term.get((record.node, record.boot), 0)
         if record.term < term:
-            self.broken(record.at_ns, f"{record.node} shows what term {record.term} synced, had shown term {term}")
+            self.broken(f"{record.node} shows what term {record.term} synced, had shown term {term}")
         self._synced_term[record.node, record.boot] = record.term
         key = (record.node, record.boot, record.term)
         pair, known = (record.tick, record.local_index), self._synced.get(key, (-1, -1))
         if pair < known:
-            self.broken(record.at_ns, f"{record.node} shows synced {pair} in term {record.term}, had shown {known}")
+            self.broken(f"{record.node} shows synced {pair} in term {record.term}, had shown {known}")
         self._synced[key] = pair

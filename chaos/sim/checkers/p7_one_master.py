@@ -41,15 +41,10 @@ class OneMaster(Checker):
         if record.node not in self._wiped:
             known = self._votes.setdefault((record.node, record.term), record.voted_for)
             if known != record.voted_for:
-                self.broken(
-                    record.at_ns,
-                    f"{record.node} votes for {record.voted_for} in term {record.term}, had voted for {known}",
-                )
+                self.broken(f"{record.node} votes for {record.voted_for} in term {record.term}, had voted for {known}")
 
     def _on_term_ignored(self, record: TermIgnored) -> None:
-        self.broken(
-            record.at_ns, f"{record.node} goes on in term {record.term} after it has heard of term {record.heard}"
-        )
+        self.broken(f"{record.node} goes on in term {record.term} after it has heard of term {record.heard}")
 
     def _on_booted_or_stopped(self, record: Booted | Stopped) -> None:
         self._lease.pop(record.node, None)
@@ -57,12 +52,10 @@ class OneMaster(Checker):
     def _on_role_seen(self, record: RoleSeen) -> None:
         if record.node in self._wiped:
             if record.role == "master":
-                self.broken(record.at_ns, f"{record.node} is master of term {record.term}, with a disk that was wiped")
+                self.broken(f"{record.node} is master of term {record.term}, with a disk that was wiped")
             return
         if record.term < self._terms_seen.get(record.node, 0):
-            self.broken(
-                record.at_ns, f"{record.node} is in term {record.term}, had been in {self._terms_seen[record.node]}"
-            )
+            self.broken(f"{record.node} is in term {record.term}, had been in {self._terms_seen[record.node]}")
         self._terms_seen[record.node] = record.term
         if record.role != "master":
             return
@@ -74,17 +67,14 @@ class OneMaster(Checker):
         )
         nodes = len(voters) or self.run.nodes
         if nodes > 1 and votes <= nodes // 2:
-            self.broken(
-                record.at_ns, f"{record.node} is master of term {record.term} by {votes} votes of {nodes} nodes"
-            )
+            self.broken(f"{record.node} is master of term {record.term} by {votes} votes of {nodes} nodes")
         if voters and record.node not in voters:
-            self.broken(record.at_ns, f"{record.node} is master of term {record.term} and does not count")
+            self.broken(f"{record.node} is master of term {record.term} and does not count")
         holder = self._masters.setdefault(record.term, (record.node, record.boot))
         if holder != (record.node, record.boot):
             self.broken(
-                record.at_ns,
                 f"term {record.term} has two masters: {holder[0]} (boot {holder[1]}) "
-                f"and {record.node} (boot {record.boot})",
+                f"and {record.node} (boot {record.boot})"
             )
 
     def _on_lease_seen(self, record: LeaseSeen) -> None:
@@ -92,38 +82,31 @@ class OneMaster(Checker):
         if record.until_ns <= record.at_ns:
             return
         if record.node in self._removed:
-            self.broken(record.at_ns, f"{record.node} holds a lease (term {record.term}) after it was removed")
+            self.broken(f"{record.node} holds a lease (term {record.term}) after it was removed")
         if record.until_ns > record.refused_until_ns:
             self.broken(
-                record.at_ns,
                 f"the lease of {record.node} (term {record.term}) lasts until {record.until_ns / 1e9:.6f} s; "
-                f"a majority votes for another from {record.refused_until_ns / 1e9:.6f} s on",
+                f"a majority votes for another from {record.refused_until_ns / 1e9:.6f} s on"
             )
         for other, (term, until_ns) in self._lease.items():
             if other != record.node and until_ns > record.at_ns:
                 self.broken(
-                    record.at_ns,
                     f"{record.node} (term {record.term}) and {other} (term {term}) hold the lease at once; "
-                    f"that of {other} until {until_ns / 1e9:.6f} s",
+                    f"that of {other} until {until_ns / 1e9:.6f} s"
                 )
         if record.term < self._leading_term:
-            self.broken(
-                record.at_ns,
-                f"{record.node} holds a lease in term {record.term} after one in term {self._leading_term}",
-            )
+            self.broken(f"{record.node} holds a lease in term {record.term} after one in term {self._leading_term}")
         self._leading_term = record.term
 
     def _on_delivered(self, record: Delivered) -> None:
         term, until_ns = self._lease.get(record.node, (0, 0))
         if until_ns <= record.at_ns or term != record.term:
             self.broken(
-                record.at_ns,
                 f"{record.node} delivers message {record.uid} in term {record.term}; "
-                f"its lease was of term {term} until {until_ns / 1e9:.6f} s",
+                f"its lease was of term {term} until {until_ns / 1e9:.6f} s"
             )
         if record.term < self._leading_term:
             self.broken(
-                record.at_ns,
                 f"{record.node} delivers message {record.uid} in term {record.term}; "
-                f"term {self._leading_term} has a master",
+                f"term {self._leading_term} has a master"
             )

@@ -30,9 +30,8 @@ class SameState(Checker):
             ours, theirs = dict(record.parts), dict(known.parts)
             parts = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
             self.broken(
-                record.at_ns,
                 f"at index {record.applied_index} {record.node} (boot {record.boot}) and {known.node} "
-                f"(boot {known.boot}, at {known.at_ns / 1e9:.6f} s) differ in {', '.join(parts) or 'their digest'}",
+                f"(boot {known.boot}, at {known.at_ns / 1e9:.6f} s) differ in {', '.join(parts) or 'their digest'}"
             )
 
     def _on_content_seen(self, record: ContentSeen) -> None:
@@ -41,7 +40,6 @@ class SameState(Checker):
             self._contents.popitem(last=False)
         if known.checksum != record.checksum:
             self.broken(
-                record.at_ns,
                 f"entry {record.index} gives other units on {record.node} (boot {record.boot}) than on {known.node} "
-                f"(boot {known.boot}, at {known.at_ns / 1e9:.6f} s)",
+                f"(boot {known.boot}, at {known.at_ns / 1e9:.6f} s)"
             )

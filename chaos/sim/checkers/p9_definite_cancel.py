@@ -38,9 +38,8 @@ class DefiniteCancel(Checker):
     def _on_delivered(self, record: Delivered) -> None:
         if record.uid in self._cancelled:
             self.broken(
-                record.at_ns,
                 f"{record.node} delivers message {record.uid}, whose cancel was acknowledged "
-                f"at {self._cancelled[record.uid] / 1e9:.6f} s",
+                f"at {self._cancelled[record.uid] / 1e9:.6f} s"
             )
         self._delivered.setdefault(record.uid, record.at_ns)
 
@@ -60,27 +59,22 @@ class DefiniteCancel(Checker):
         uid = record.uid
         if record.outcome == "CANCELLED":
             if uid in self._delivered and not self.run.push_first:
-                self.broken(
-                    record.at_ns, f"message {uid} is CANCELLED; it was delivered at {self._delivered[uid] / 1e9:.6f} s"
-                )
+                self.broken(f"message {uid} is CANCELLED; it was delivered at {self._delivered[uid] / 1e9:.6f} s")
             if uid in self._too_late:
-                self.broken(record.at_ns, f"message {uid} is CANCELLED; the answer before was ALREADY_DISPATCHED")
+                self.broken(f"message {uid} is CANCELLED; the answer before was ALREADY_DISPATCHED")
             self._cancelled[uid] = record.at_ns
         elif record.outcome == "ALREADY_DISPATCHED":
             if uid in self._cancelled:
-                self.broken(record.at_ns, f"message {uid} is ALREADY_DISPATCHED; the answer before was CANCELLED")
-            wall_ms = self.wall_ms(record.at_ns)
+                self.broken(f"message {uid} is ALREADY_DISPATCHED; the answer before was CANCELLED")
+            wall_ms = self.now_ms
             ahead_ms = self.run.dispatch_ahead_ms + DISPATCH_SLACK_MS
             if uid in self._due_ms and uid not in self._moving and wall_ms < self._due_ms[uid] - ahead_ms:
-                self.broken(
-                    record.at_ns,
-                    f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time",
-                )
+                self.broken(f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time")
             self._too_late.add(uid)
         elif record.outcome == "NOT_FOUND" and uid in self._due_ms and not self._removed(record):
-            self.broken(record.at_ns, f"cancel of message {uid}, which was acknowledged: NOT_FOUND")
+            self.broken(f"cancel of message {uid}, which was acknowledged: NOT_FOUND")
 
     def _removed(self, record: CancelAnswered) -> bool:
         """Whether its hour may have been removed: the message was delivered, and the hour ended long enough ago."""
-        wall_ms = self.wall_ms(record.at_ns)
+        wall_ms = self.now_ms
         return record.uid in self._delivered and hour_may_be_gone(record.id, wall_ms, self.run.hours_kept)

@@ -73,10 +73,10 @@ class SweepsDone(Checker):
             for uid, id_, due_ms in zip(record.uids, record.ids, record.due_ms, strict=True):
                 self._messages[uid].id, self._messages[uid].due_ms = id_, due_ms
                 if uid in self._early:
-                    self._judge_time(record.at_ns, uid, *self._early.pop(uid))
+                    self._judge_time(uid, *self._early.pop(uid))
 
     def _on_sweep_began(self, record: SweepBegan) -> None:
-        self._sweeps[record.job].began_ms = self.wall_ms(record.at_ns)
+        self._sweeps[record.job].began_ms = self.now_ms
 
     def _sent(self, uid: int, topic: str, label: Label) -> None:
         if uid in self._messages:
@@ -113,17 +113,17 @@ class SweepsDone(Checker):
 
     def _on_sweep_ended(self, record: SweepEnded) -> None:
         sweep = self._sweeps[record.job]
-        sweep.ended, sweep.ended_ms = record, self.wall_ms(record.at_ns)
+        sweep.ended, sweep.ended_ms = record, self.now_ms
         met = record.done + record.too_late + record.gone + record.too_far
         if met > len(sweep.touchable):
-            self.broken(record.at_ns, f"{record.job} met {met} messages; it can mean {len(sweep.touchable)} at most")
+            self.broken(f"{record.job} met {met} messages; it can mean {len(sweep.touchable)} at most")
         if not record.finished:
             return
         alone = sweep.covered - self._met_by_others(sweep)
         pending = sum(self._messages[uid].due_ms > sweep.ended_ms + self.ahead_ms for uid in alone)
         if met < pending:
             text = f"{record.job} met {met} messages; {pending} that it means were pending until it had ended"
-            self.broken(record.at_ns, text)
+            self.broken(text)
 
     def _met_by_others(self, sweep: _Sweep, cancels: bool = True) -> set[int]:
         """Messages that other sweeps may have moved (or cancelled), before or since: this one may have missed them."""
@@ -157,16 +157,16 @@ class SweepsDone(Checker):
         uid = record.uid
         name = f"message {uid} ({message.label.key}), delivered by {record.node}"
         if uid in self._cancelled:
-            self.broken(record.at_ns, f"{name}, was cancelled in bulk")
+            self.broken(f"{name}, was cancelled in bulk")
         if uid in self._delivered:
             return
         self._delivered.add(uid)
         job = self._must_have_met(uid, cancel=True)
         if job:
-            self.broken(record.at_ns, f"{name}, was left out by {job}, which had finished before its time")
-        self._judge_time(record.at_ns, uid, record.id, record.due_ms, name)
+            self.broken(f"{name}, was left out by {job}, which had finished before its time")
+        self._judge_time(uid, record.id, record.due_ms, name)
 
-    def _judge_time(self, at_ns: int, uid: int, id_: int, due_ms: int, name: str, left_out: bool = True) -> None:
+    def _judge_time(self, uid: int, id_: int, due_ms: int, name: str, left_out: bool = True) -> None:
         """Judge if a message is where its receipt or a sweep put it; with `left_out` also if a sweep missed it."""
         message = self._messages[uid]
         if message.due_ms < 0:
@@ -175,17 +175,17 @@ class SweepsDone(Checker):
         moving = self._moving(uid)
         if id_ == message.id:
             if due_ms != message.due_ms:
-                self.broken(at_ns, f"{name}, is due at {due_ms}, not at {message.due_ms}, under the same id")
+                self.broken(f"{name}, is due at {due_ms}, not at {message.due_ms}, under the same id")
             job = self._must_have_met(uid, cancel=False) if left_out else ""
             if job and not any(sweep.ended and sweep.ended.too_far for sweep in moving):
-                self.broken(at_ns, f"{name}, was left where it was by {job}")
+                self.broken(f"{name}, was left where it was by {job}")
             return
         if not moving:
-            self.broken(at_ns, f"{name}, has another id, and nobody moved it")
+            self.broken(f"{name}, has another id, and nobody moved it")
         self._moved.add(uid)
         targets = [sweep.selected.target_ms(message.due_ms) for sweep in moving]
-        if not any(due_ms == target or (due_ms > target and target < self.wall_ms(at_ns)) for target in targets):
-            self.broken(at_ns, f"{name}, was moved to {due_ms}; asked for was {targets}")
+        if not any(due_ms == target or (due_ms > target and target < self.now_ms) for target in targets):
+            self.broken(f"{name}, was moved to {due_ms}; asked for was {targets}")
 
     def _on_swept_seen(self, record: SweptSeen) -> None:
         uid = record.uid
@@ -193,11 +193,11 @@ class SweepsDone(Checker):
         name = f"message {uid} ({message.label.key}), looked up"
         if record.state == "MESSAGE_CANCELLED":
             if not self._cancelling(uid):
-                self.broken(record.at_ns, f"{name}, is cancelled, and no sweep means it")
+                self.broken(f"{name}, is cancelled, and no sweep means it")
             if uid in self._delivered and not self.run.push_first:
-                self.broken(record.at_ns, f"{name}, is cancelled, and it was delivered")
+                self.broken(f"{name}, is cancelled, and it was delivered")
             self._cancelled.add(uid)
-            self._judge_time(record.at_ns, uid, record.id, record.due_ms, name, left_out=False)
+            self._judge_time(uid, record.id, record.due_ms, name, left_out=False)
         elif record.state == "PENDING":
             for job, sweep in self._sweeps.items():
                 if (
@@ -205,8 +205,8 @@ class SweepsDone(Checker):
                     and sweep.selected.cancel
                     and uid in sweep.covered - self._met_by_others(sweep, cancels=False)
                 ):
-                    self.broken(record.at_ns, f"{name}, was left out by {job}")
-            self._judge_time(record.at_ns, uid, record.id, record.due_ms, name)
+                    self.broken(f"{name}, was left out by {job}")
+            self._judge_time(uid, record.id, record.due_ms, name)
 
     def settle_accounts(self, at_ns: int) -> None:
         if self.run.push_first:
@@ -220,6 +220,6 @@ class SweepsDone(Checker):
                 told += sweep.ended.done
                 most = len(touched & sweep.touchable)
                 if sweep.ended.done > most:
-                    self.broken(at_ns, f"{job} tells that it {what} {sweep.ended.done}; it was {most} at most")
+                    self.broken(f"{job} tells that it {what} {sweep.ended.done}; it was {most} at most")
             if told != len(touched):
-                self.broken(at_ns, f"all sweeps together tell that they {what} {told} messages; it was {len(touched)}")
+                self.broken(f"all sweeps together tell that they {what} {told} messages; it was {len(touched)}")

@@ -86,13 +86,13 @@ class WritesOnce(Checker):
         (job, batch), run, attempt = self._owner[uid]
         what = f"{record.node} delivers message {uid} of attempt {attempt} of {run} of write {job}/{batch}"
         if self._ids.setdefault(uid, record.id) != record.id:
-            self.broken(record.at_ns, f"{what} under two ids ({self._ids[uid]:#x}, {record.id:#x}): published twice")
+            self.broken(f"{what} under two ids ({self._ids[uid]:#x}, {record.id:#x}): published twice")
         self._came.setdefault(record.group, set()).add(uid)
         known = self._known(job, batch)
         known.commits = [commit for commit in known.commits if attempt in commit.attempts]
         if not known.commits:
             why = "its run was aborted" if run in self._aborted else "no commit that can have won names that attempt"
-            self.broken(record.at_ns, f"{what}; {why}")
+            self.broken(f"{what}; {why}")
 
     def _on_commit_answered(self, record: CommitAnswered) -> None:
         known = self._known(record.job, record.batch)
@@ -101,12 +101,12 @@ class WritesOnce(Checker):
             known.committed_ns = known.committed_ns or record.at_ns
             known.told.add(record.run)
             if not known.commits:
-                self.broken(record.at_ns, f"{name} is {record.state}; no commit of it can have been carried out")
+                self.broken(f"{name} is {record.state}; no commit of it can have been carried out")
             return
         # A commit that was on its way before may have been refused before the other was carried out.
         asked_ns = known.asked_ns.get(record.run, record.at_ns)
         if known.committed_ns and (record.run in known.told or asked_ns > known.committed_ns):
-            self.broken(record.at_ns, f"{name}: a commit of {record.run} is {record.state} after one was acknowledged")
+            self.broken(f"{name}: a commit of {record.run} is {record.state} after one was acknowledged")
         # A refused commit was not carried out before, nor will it be: its rows will never be staged again.
         known.commits = [commit for commit in known.commits if commit.run != record.run]
 
@@ -116,27 +116,23 @@ class WritesOnce(Checker):
             return
         if known.committed_ns and known.committed_ns < record.asked_ns:
             self.broken(
-                record.at_ns,
-                f"write {record.job}/{record.batch} is {record.state} for an abort; its commit was acknowledged before",
+                f"write {record.job}/{record.batch} is {record.state} for an abort; its commit was acknowledged before"
             )
         self._aborted[record.run] = record.at_ns
         known.commits = [commit for commit in known.commits if commit.run != record.run]
         for uid in self._ids:
             if self._owner[uid][1] == record.run:
-                self.broken(record.at_ns, f"{record.run} was aborted; its message {uid} was delivered before")
+                self.broken(f"{record.run} was aborted; its message {uid} was delivered before")
 
     def _on_write_seen(self, record: WriteSeen) -> None:
         known = self._known(record.job, record.batch)
         name = f"write {record.job}/{record.batch}"
         if record.state not in COMMITTED:
-            self.broken(record.at_ns, f"{name} is {record.state} after its commit was acknowledged")
+            self.broken(f"{name} is {record.state} after its commit was acknowledged")
         if record.state != "STAGED_PUBLISHED" or not record.rows:
             return  # rows are counted for the last batch alone
         if record.published != record.rows or record.discarded:
-            self.broken(
-                record.at_ns,
-                f"{name}: {record.published} of {record.rows} rows published, {record.discarded} discarded",
-            )
+            self.broken(f"{name}: {record.published} of {record.rows} rows published, {record.discarded} discarded")
         known.published = record.rows
 
     def _rows(self, commit: _Commit) -> set[int]:
@@ -167,4 +163,4 @@ class WritesOnce(Checker):
             if known.committed_ns and (lacking := self._lacking(known, at_ns - LATE_NS)):
                 group, uid = lacking[0]
                 what = f"message {uid} to {group}" if uid else f"no commit of it has {known.published} messages"
-                self.broken(at_ns, f"write {job}/{batch} was committed and has not come whole: {what}")
+                self.broken(f"write {job}/{batch} was committed and has not come whole: {what}")
