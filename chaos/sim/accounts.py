@@ -102,7 +102,5 @@ class _Reading:
         assert isinstance(process, CoreProcess)
         done = tuple(sorted(id64 for id64, at in self._settled.items() if at >= self._retried.get(id64, -1)))
         kept_hour = process.host.core.state.hour_min_kept
-        machine.history.add(
-            SettledSeen(machine.world.now_ns, machine.name, self._group, self._asked_ns, kept_hour, done)
-        )
+        machine.history.note(SettledSeen, machine.name, self._group, self._asked_ns, kept_hour, done)
         self._ended()

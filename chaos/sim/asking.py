@@ -7,20 +7,35 @@ before it is answered, and more than once.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, ParamSpec
 
-from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.clients import NO_ANSWER, Call, Clients, Course, Wires, served
+from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent
+from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.world import MS
-from tickwheel.node.core.core import NodeCore, serve
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.failure import Failure
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ResetGroupRequest
 from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.scheduler_pb2 import CancelOutcome
 
 PAUSE_NS = 150 * MS
+Q = ParamSpec("Q")
 
-Call = Callable[[NodeCore, Callable[[Any], None]], None]
-"""Puts the question to a node's core; the function is for its answer."""
+
+def succeeded(answer: object) -> bool:
+    """Whether it is no refusal."""
+    return not isinstance(answer, Failure)
+
+
+def founding(topics: Sequence[str], groups: Iterable[tuple[str, Sequence[str]]]) -> list[AdminCommand]:
+    """Commands that create topics, and then groups of (name, topics)."""
+    return [
+        *(AdminCommand(create_topic=CreateTopicRequest(name=topic)) for topic in topics),
+        *(AdminCommand(create_group=CreateGroupRequest(name=name, topics=of)) for name, of in groups),
+    ]
 
 
 class Asking:
@@ -31,77 +46,48 @@ class Asking:
         self._rng = rng
         self.open = 0
 
-    def ask(self, call: Call, taken: Callable[[Any], bool]) -> None:
-        """Repeat a call until `taken` says that an answer (perhaps a Failure) is definite."""
+    async def ask(self, call: Call, definite: Callable[[Any], bool] = succeeded) -> Any:
+        """Repeat a call until its answer (perhaps a Failure) is definite."""
+        wires = self._wires
         self.open += 1
-        self._try(call, taken, self._rng.randrange(3))
-
-    def command(self, call: Call, then: Callable[[Any], None]) -> None:
-        """Repeat a call until the answer is no Failure; `then` gets it."""
-
-        def taken(answer: Any) -> bool:
+        target = self._rng.randrange(3)
+        while True:
+            answer = await wires.answer(wires.machine(target), call)
+            if answer is NO_ANSWER:
+                target += 1
+                continue
+            if definite(answer):
+                self.open -= 1
+                return answer
             if isinstance(answer, Failure):
-                return False
-            then(answer)
-            return True
+                target = wires.redirect(answer, target)
+            await wires.pause(PAUSE_NS)
 
-        self.ask(call, taken)
+    async def served(
+        self,
+        request: Callable[[NodeCore], Coroutine[Any, Any, Any]],
+        definite: Callable[[Any], bool] = succeeded,
+    ) -> Any:
+        """As `ask`, for a request that a core serves in steps."""
+        return await self.ask(served(request), definite)
 
-    def served(self, request: Callable[[NodeCore], Coroutine[Any, Any, Any]], then: Callable[[Any], None]) -> None:
-        """As `command`, for a request that a core serves in steps."""
-        self.command(lambda core, answer: serve(core, request(core), answer), then)
+    async def admin(self, *commands: AdminCommand) -> None:
+        """Commands of an operator, each once the one before is done."""
+        for command in commands:
+            await self.served(partial(_administering, command))
 
-    def admin(self, command: AdminCommand, then: Callable[[Any], None]) -> None:
-        """As `command`, for a command of an operator."""
-        self.served(lambda core: core.parts.requests.admin(command), then)
 
-    def found(
-        self, topics: Sequence[str], groups: Iterable[tuple[str, Sequence[str]]], then: Callable[[], None]
-    ) -> None:
-        """Create topics, then groups of (name, topics), one after the other; then `then`."""
-        created = [AdminCommand(create_topic=CreateTopicRequest(name=topic)) for topic in topics]
-        created += [AdminCommand(create_group=CreateGroupRequest(name=name, topics=of)) for name, of in groups]
-        self.set_up(created, then)
-
-    def set_up(self, commands: Sequence[AdminCommand], then: Callable[[], None]) -> None:
-        """Commands of an operator, each once the one before is done; then `then`."""
-        left = list(commands)
-
-        def go_on(_: object = None) -> None:
-            if not left:
-                then()
-                return
-            self.admin(left.pop(0), go_on)
-
-        go_on()
-
-    def _try(self, call: Call, taken: Callable[[Any], bool], target: int) -> None:
-        over: list[bool] = []
-
-        def take(answer: Any) -> None:
-            if over:
-                return
-            over.append(True)
-            self.open -= 1
-            if taken(answer):
-                return
-            self.open += 1
-            turn = self._wires.redirect(answer, target) if isinstance(answer, Failure) else target
-            self._wires.world.after(PAUSE_NS, self._try, call, taken, turn)
-
-        def timed_out() -> None:
-            if not over:
-                over.append(True)
-                self._try(call, taken, target + 1)
-
-        self._wires.call(
-            self._wires.machine(target), lambda core: call(core, lambda answer: self._wires.back(take, answer))
-        )
-        self._wires.world.after(TIMEOUT_NS, timed_out)
+def _administering(command: AdminCommand, core: NodeCore) -> Coroutine[Any, Any, Any]:
+    return core.parts.requests.admin(command)
 
 
 class AskingClients:
     """The base of clients that ask questions, with a stream of random numbers named after them."""
+
+    setting: Sequence[AdminCommand] = ()
+    """Commands after which they begin."""
+    asks_for = "answers"
+    """In words, what they ask for."""
 
     def __init__(self, wires: Wires, name: str) -> None:
         self._wires = wires
@@ -109,3 +95,54 @@ class AskingClients:
         self._history = wires.history
         self._rng = wires.world.stream(f"clients/{name}")
         self._asking = Asking(wires, self._rng)
+        self._members: tuple[Clients, ...] = ()
+        """Producers and consumers among them, which begin first and must be done at the end."""
+
+    def start(self) -> None:
+        self._wires.run(self._set_up())
+
+    async def _set_up(self) -> None:
+        await self._asking.admin(*self.setting)
+        for member in self._members:
+            member.start()
+        self._begin()
+
+    def _begin(self) -> None:
+        """All that they need is there."""
+
+    def unfinished(self) -> str:
+        if self._asking.open:
+            return self.asks_for
+        return next(filter(None, (member.unfinished() for member in self._members)), "")
+
+    def _later(self, wait_ns: int, act: Callable[Q, Course], *args: Q.args, **named: Q.kwargs) -> None:
+        """Act some time later."""
+        self._world.after(wait_ns, lambda: self._wires.run(act(*args, **named)))
+
+    def _every(self, mean_ns: int, act: Callable[[], Course]) -> None:
+        """Act now and, until faults are over, again: each time when the act and a pause are over."""
+        self._wires.run(self._repeat(mean_ns, act))
+
+    async def _repeat(self, mean_ns: int, act: Callable[[], Course]) -> None:
+        while not self._wires.winding_down:
+            await act()
+            await self._wires.pause(self._wires.pause_ns(mean_ns, self._rng, cheap=True))
+
+    def _keep(self, mean_ns: int, act: Callable[[], Course], cheap: bool = True) -> None:
+        """Act now and, until faults are over, after each pause. `cheap`: as of `Wires.pause_ns`."""
+        if not self._wires.winding_down:
+            self._world.after(self._wires.pause_ns(mean_ns, self._rng, cheap), self._keep, mean_ns, act, cheap)
+            self._wires.run(act())
+
+    async def _reset_group(self, request: ResetGroupRequest, from_ms: int) -> None:
+        """Reset a group in one topic. `from_ms`: as of ResetAsked."""
+        [topic] = request.topics
+        self._history.note(ResetAsked, request.name, from_ms, topic)
+        await self._asking.admin(AdminCommand(reset_group=request))
+        self._history.note(ResetAnswered, request.name, from_ms, topic)
+
+    async def _cancel(self, uid: int, id64: int) -> None:
+        """Cancel a message that nobody else cancels."""
+        self._history.note(CancelSent, uid, id64)
+        outcome = await self._asking.served(lambda core: core.parts.requests.cancel(id64))
+        self._history.note(CancelAnswered, uid, id64, CancelOutcome.Name(outcome))

@@ -14,12 +14,12 @@ from random import Random
 import google_crc32c
 import numpy as np
 
-from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.clients import NO_ANSWER, TIMEOUT_NS, Call, Wires, served
 from tickwheel.chaos.sim.history_bulk import LoadAnswered, TakeOverAsked
 from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.core import NodeCore, serve
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import common_pb2
@@ -65,7 +65,6 @@ class Load:
 
     job: str
     bundles: list[Bundle]
-    sha: str
     cold: ColdLoad | None = None
     done: Callable[[], None] = lambda: None
     """Told once all of it was taken over, and repeated if that is to be."""
@@ -76,6 +75,11 @@ class Load:
     """Index in `bundles` of the bundle under way."""
     sending: set[int] = field(default_factory=set)
     """Nodes to which it is on its way."""
+
+    @property
+    def sha(self) -> str:
+        """Names its content."""
+        return hashlib.sha256("".join(built.name for built in self.bundles).encode()).hexdigest()
 
 
 class Carrier:
@@ -92,47 +96,44 @@ class Carrier:
         self._told = taken
         self.open: list[Load] = []
 
-    def load(self, job: str, bundles: list[Bundle], cold: ColdLoad | None, done: Callable[[], None]) -> Load:
-        """Begin a load."""
-        sha = hashlib.sha256("".join(built.name for built in bundles).encode()).hexdigest()
-        load = Load(job, bundles, sha, cold, done)
-        self.begin(load)
-        return load
-
     def begin(self, load: Load) -> None:
         """A loader begins with a load."""
         self.open.append(load)
-        self._take(load, 0, load.life)
+        self._wires.run(self._carry(load, load.life))
 
     def dies(self, load: Load) -> None:
         """Kill the loader of `load` soon. Another one starts over."""
         self._world.after(self._rng.randrange(600 * MS), self._die, load)
 
     def _die(self, load: Load) -> None:
-        """Remove the loader and start the same load again with the next one."""
         if load not in self.open:
             return
         load.life += 1
         load.sending.clear()
-        self._world.after(self._rng.randrange(SECOND), self._take, load, 0, load.life)
+        self._world.after(self._rng.randrange(SECOND), self._follow, load, load.life)
 
-    def _take(self, load: Load, place: int, life: int) -> None:
-        """Bring one bundle to the nodes and have it taken over, then the next."""
-        if load.life != life:
-            return
-        if place == len(load.bundles):
-            if load.repeats:
-                load.repeats = False
-                self._world.after(self._rng.randrange(SECOND), self._take, load, 0, life)
-            else:
+    def _follow(self, load: Load, life: int) -> None:
+        """The next loader starts the same load again."""
+        self._wires.run(self._carry(load, life))
+
+    async def _carry(self, load: Load, life: int) -> None:
+        """One loader: each bundle goes to the nodes and is taken over, then the next."""
+        while load.life == life:
+            for place in range(len(load.bundles)):
+                load.place = place
+                load.sending.clear()
+                for target in range(self._wires.shape.nodes):
+                    self._bring(load, target)
+                wait_ns, target = self._rng.randrange(20 * MS, 400 * MS), self._rng.randrange(3)
+                await self._wires.pause(wait_ns)
+                if not await self._take_over(load, place, life, target):
+                    return
+            if not load.repeats:
                 self.open.remove(load)
                 load.done()
-            return
-        load.place = place
-        load.sending.clear()
-        for target in range(self._wires.shape.nodes):
-            self._bring(load, target)
-        self._world.after(self._rng.randrange(20 * MS, 400 * MS), self._ask, load, place, life, self._rng.randrange(3))
+                return
+            load.repeats = False
+            await self._wires.pause(self._rng.randrange(SECOND))
 
     # -- to the nodes
 
@@ -140,67 +141,33 @@ class Carrier:
         """Send the bundle under way to a node, until it has it or the next one is under way."""
         if target not in load.sending:
             load.sending.add(target)
-            self._exchange(load, load.life, load.place, target, -1)
+            self._wires.run(self._send(load, target))
 
-    def _exchange(self, load: Load, life: int, place: int, target: int, offset: int) -> None:
-        """The piece from there on, or below 0 the question how much the node has; and what follows from the answer."""
-        built = load.bundles[place]
-        over: list[bool] = []
-
-        def go_on(offset: int) -> None:
-            if (load.life, load.place) == (life, place) and load in self.open:
-                self._exchange(load, life, place, target, offset)
-
-        def heard(state: BundleState | Failure) -> None:
-            if over:
-                return
-            over.append(True)
-            if isinstance(state, Failure):
-                self._world.after(SEND_AGAIN_NS, go_on, -1)
+    async def _send(self, load: Load, target: int) -> None:
+        life, place, offset = load.life, load.place, -1
+        while True:
+            call = _sending(load.bundles[place], offset)
+            state = await self._wires.answer(self._wires.machine(target), call)
+            if state is NO_ANSWER:
+                offset = -1
+            elif isinstance(state, Failure):
+                offset = -1
+                await self._wires.pause(SEND_AGAIN_NS)
             elif not state.held:
-                go_on(state.bytes)
-            elif (load.life, load.place) == (life, place):
-                load.sending.discard(target)
-
-        def timed_out() -> None:
-            if not over:
-                over.append(True)
-                go_on(-1)
-
-        def call(core: NodeCore) -> None:
-            if offset < 0:
-                try:
-                    self._wires.back(heard, core.parts.bulk.offer(built.name, len(built.data)))
-                except RequestError as error:
-                    self._wires.back(heard, error.failure)
+                offset = state.bytes
+            if (load.life, load.place) != (life, place):
                 return
-            piece = built.data[offset : offset + PIECE_BYTES]
-            crc = google_crc32c.value(piece)
-            core.parts.bulk.take(
-                built.name,
-                len(built.data),
-                offset,
-                piece,
-                crc,
-                Reply.either(lambda state: self._wires.back(heard, state)),
-            )
-
-        self._wires.call(self._wires.machine(target), call)
-        self._world.after(TIMEOUT_NS, timed_out)
+            if isinstance(state, BundleState) and state.held:
+                load.sending.discard(target)
+                return
+            if load not in self.open:
+                return
 
     # -- to the master
 
-    def _ask(self, load: Load, place: int, life: int, target: int) -> None:
-        if load.life != life:
-            return
+    async def _take_over(self, load: Load, place: int, life: int, target: int) -> bool:
+        """Ask until the bundle is taken over; False: another loader is at work."""
         built, sequence = load.bundles[place], place + 1
-        now_ns = self._world.now_ns
-        if not built.asked and load.cold is None:
-            built.asked = True
-            # The checkers of deliveries count this as a schedule request made now.
-            self._history.add(ScheduleSent(now_ns, load.job, sequence, "", built.rows))
-            uids = tuple(row.uid for row in built.rows)
-            self._history.add(TakeOverAsked(now_ns, load.job, sequence, len(load.bundles), uids))
         request = TakeOverRequest(
             job_id=load.job,
             load_sha256=load.sha,
@@ -210,40 +177,48 @@ class Carrier:
             topics=[self._topic],
             cold=load.cold,
         )
-        over: list[bool] = []
-
-        def heard(state: LoadState | Failure) -> None:
-            if over:
-                return
-            over.append(True)
+        call = served(lambda core: core.parts.bulk.take_over(request))
+        while load.life == life:
+            if not built.asked and load.cold is None:
+                built.asked = True
+                # The checkers of deliveries count this as a schedule request made now.
+                self._history.note(ScheduleSent, load.job, sequence, "", built.rows)
+                uids = tuple(row.uid for row in built.rows)
+                self._history.note(TakeOverAsked, load.job, sequence, len(load.bundles), uids)
+            machine = self._wires.machine(target)
+            state = await self._wires.answer(machine, call, 4 * TIMEOUT_NS, lambda: self._rng.random() < 0.95)
+            if state is NO_ANSWER:
+                target += 1
+                continue
             if isinstance(state, LoadState):
                 if load.cold is None:
-                    self._history.add(LoadAnswered(self._world.now_ns, load.job, sequence, state.taken, state.units))
+                    self._history.note(LoadAnswered, load.job, sequence, state.taken, state.units)
                 if load.life == life:
-                    self._taken(load, place, life)
-                return
+                    self._told(built)
+                return load.life == life
             if state.reason == common_pb2.WRONG_STATE and load.life == life:
                 # Some lack it: send it again to a node that was replaced or lost it.
                 for other in range(max(self._wires.shape.nodes + 1, self._wires.machine_count)):
                     self._bring(load, other)
-            turn = self._wires.redirect(state, target) if state.reason == common_pb2.NOT_MASTER else target
-            self._world.after(TAKE_AGAIN_NS, self._ask, load, place, life, turn)
+            if state.reason == common_pb2.NOT_MASTER:
+                target = self._wires.redirect(state, target)
+            await self._wires.pause(TAKE_AGAIN_NS)
+        return False
 
-        def timed_out() -> None:
-            if not over:
-                over.append(True)
-                self._ask(load, place, life, target + 1)
 
-        def answered(state: LoadState | Failure) -> None:
-            if self._rng.random() < 0.95:  # else it is lost on its way
-                self._wires.back(heard, state)
+def _sending(built: Bundle, offset: int) -> Call:
+    """Brings the piece from there on; below 0 it asks how much the node has."""
 
-        def call(core: NodeCore) -> None:
-            serve(core, core.parts.bulk.take_over(request), answered)
+    def send(core: NodeCore, answer: Callable[[BundleState | Failure], None]) -> None:
+        bulk, size = core.parts.bulk, len(built.data)
+        if offset >= 0:
+            piece = built.data[offset : offset + PIECE_BYTES]
+            bulk.take(built.name, size, offset, piece, google_crc32c.value(piece), Reply.either(answer))
+            return
+        try:
+            held: BundleState | Failure = bulk.offer(built.name, size)
+        except RequestError as error:
+            held = error.failure
+        answer(held)
 
-        self._wires.call(self._wires.machine(target), call)
-        self._world.after(4 * TIMEOUT_NS, timed_out)
-
-    def _taken(self, load: Load, place: int, life: int) -> None:
-        self._told(load.bundles[place])
-        self._take(load, place + 1, life)
+    return send

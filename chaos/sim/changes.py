@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
-from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.clients import NO_ANSWER, Call, Wires, served
+from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.core import serve
+from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
 from tickwheel.node.server.callers import EVERYBODY
-from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.proto import scheduler_pb2
 
 CHANGED_NEWEST = 300
 """Cancels and moves pick one of this many messages acknowledged last."""
@@ -46,66 +48,43 @@ class Changes:
         del self._known[uid]
         self._open += 1
         if rng.random() < 0.6:
-            self._cancel(uid, id64, rng.randrange(3), 0)
+            self._wires.run(self._cancel(uid, id64, rng.randrange(3)))
         else:
             due_ms = self._world.wall_ms + rng.randrange(100, 4_000)
-            self._move(uid, id64, due_ms, rng.randrange(3))
+            self._wires.run(self._move(uid, id64, due_ms, rng.randrange(3)))
 
-    def _cancel(self, uid: int, id64: int, target: int, attempt: int) -> None:
-        machine = self._wires.machine(target)
-        answered: list[bool] = []
-        self._history.add(CancelSent(self._world.now_ns, uid, id64))
+    async def _cancel(self, uid: int, id64: int, target: int) -> None:
+        wires = self._wires
+        while True:
+            self._history.note(CancelSent, uid, id64)
+            call = served(lambda core: core.parts.requests.cancel(id64))
+            outcome = await wires.answer(wires.machine(target), call)
+            if outcome is NO_ANSWER:
+                target += 1
+            elif isinstance(outcome, Failure):
+                target = wires.redirect(outcome, target)
+                await wires.pause(100 * MS)
+            else:
+                break
+        self._open -= 1
+        self._history.note(CancelAnswered, uid, id64, scheduler_pb2.CancelOutcome.Name(outcome))
 
-        def done(outcome: scheduler_pb2.CancelOutcome.ValueType | Failure) -> None:
-            self._wires.back(answer, outcome)
-
-        def answer(outcome: scheduler_pb2.CancelOutcome.ValueType | Failure) -> None:
-            if answered:
-                return
-            answered.append(True)
-            if isinstance(outcome, Failure):
-                self._world.after(100 * MS, self._cancel, uid, id64, self._wires.redirect(outcome, target), attempt + 1)
-                return
-            self._open -= 1
-            name = scheduler_pb2.CancelOutcome.Name(outcome)
-            self._history.add(CancelAnswered(self._world.now_ns, uid, id64, name))
-
-        def timed_out() -> None:
-            if not answered:
-                answered.append(True)
-                self._cancel(uid, id64, target + 1, attempt + 1)
-
-        self._wires.call(machine, lambda core: serve(core, core.parts.requests.cancel(id64), done))
-        self._world.after(TIMEOUT_NS, timed_out)
-
-    def _move(self, uid: int, id64: int, due_ms: int, target: int) -> None:
+    async def _move(self, uid: int, id64: int, due_ms: int, target: int) -> None:
         """One try: a repeat could move it twice, which is allowed and would prove nothing."""
-        machine = self._wires.machine(target)
-        self._history.add(RescheduleSent(self._world.now_ns, uid, id64, due_ms))
-        request = scheduler_pb2.RescheduleRequest(
-            id=common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFF_FFFF), due_ms=due_ms
-        )
-        ended: list[bool] = []
+        self._history.note(RescheduleSent, uid, id64, due_ms)
+        answer = await self._wires.answer(self._wires.machine(target), moving(id64, due_ms))
+        self._open -= 1
+        note_moved(self._history, uid, id64, answer)
 
-        def done(outcome: scheduler_pb2.RescheduleResponse | Failure) -> None:
-            self._wires.back(answer, outcome)
 
-        def answer(outcome: scheduler_pb2.RescheduleResponse | Failure) -> None:
-            if ended:
-                return
-            if isinstance(outcome, Failure):
-                end()
-                return
-            ended.append(True)
-            self._open -= 1
-            name = scheduler_pb2.RescheduleOutcome.Name(outcome.outcome)
-            number = outcome.id.hour << 32 | outcome.id.index
-            self._history.add(RescheduleAnswered(self._world.now_ns, uid, id64, name, number, outcome.due_ms))
+def moving(id64: int, due_ms: int) -> Call:
+    """The call that moves a message."""
+    request = scheduler_pb2.RescheduleRequest(id=message_id_of(id64, 0), due_ms=due_ms)
+    return served(lambda core: handlers.reschedule(core, request, EVERYBODY))
 
-        def end() -> None:
-            if not ended:
-                ended.append(True)
-                self._open -= 1
 
-        self._wires.call(machine, lambda core: serve(core, handlers.reschedule(core, request, EVERYBODY), done))
-        self._world.after(TIMEOUT_NS, end)
+def note_moved(history: History, uid: int, id64: int, answer: Any) -> None:
+    """Write down the answer to a move, if it is one."""
+    if isinstance(answer, scheduler_pb2.RescheduleResponse):
+        name = scheduler_pb2.RescheduleOutcome.Name(answer.outcome)
+        history.note(RescheduleAnswered, uid, id64, name, id_of(answer.id, 0), answer.due_ms)

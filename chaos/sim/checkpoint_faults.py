@@ -197,7 +197,7 @@ class _Breaks:
             self._slave.copy_fault = None
 
     def _see(self, what: str) -> None:
-        self._scene.history.add(MomentSeen(self._scene.world.now_ns, self._slave.name, self._slave.boot, what))
+        self._scene.history.note(MomentSeen, self._slave.name, self._slave.boot, what)
 
     def _strike(self) -> None:
         """One of what may come between a copy that broke and the next."""

@@ -8,13 +8,12 @@ cancelled or moved by whoever names its key: at the end the cluster is asked abo
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from tickwheel.chaos.sim import couriers
-from tickwheel.chaos.sim.asking import AskingClients
-from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.asking import AskingClients, succeeded
+from tickwheel.chaos.sim.clients import NO_ANSWER, Call, Wires, served
 from tickwheel.chaos.sim.consumers import GROUPS
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_keys import KeyAnswered, KeyAsked, KeyedAnswered, KeyedSeen, KeysUsed, KeyUndone
@@ -29,8 +28,8 @@ from tickwheel.chaos.sim.history_messages import (
 )
 from tickwheel.chaos.sim.producers import TOPICS, UID, labelled_batch
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.core import NodeCore, serve
-from tickwheel.node.core.promise import Promise, Reply
+from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.node.server import handlers
@@ -91,9 +90,7 @@ class _Program:
     place: _Place = PLACES[0]
     sequence: int = 0
     rows: tuple[Row, ...] = ()
-    attempt: int = 0
     target: int = 0
-    answered: bool = False
 
     @property
     def sender(self) -> tuple[str, int]:
@@ -115,7 +112,6 @@ class _Call:
     due_ms: int = 0
     sender: str = ""
     repeats: bool = False
-    attempt: int = 0
     tries: int = 0
     answered: bool = False
 
@@ -163,12 +159,12 @@ class Claims(AskingClients):
         """Keys that were looked up at the end."""
         wires.history.subscribe((Delivered, ScheduleAcknowledged), self._observe)
 
-    def start(self) -> None:
+    def _begin(self) -> None:
         for place in self._places:
             self._use(place)
         for program in self._programs:
-            self._world.after(self._rng.randrange(SECOND), self._go_on, program)
-        self._world.after(SECOND, self._act)
+            self._later(self._rng.randrange(SECOND), self._schedule, program)
+        self._world.after(SECOND, self._keep, CALL_EVERY_NS, self._act)
         self._world.after(SECOND, self._look)
 
     def unfinished(self) -> str:
@@ -183,7 +179,7 @@ class Claims(AskingClients):
 
     def _use(self, place: _Place) -> None:
         groups = (*place.groups, *place.reset)
-        self._history.add(KeysUsed(self._world.now_ns, place.topic, groups, bool(place.reset)))
+        self._history.note(KeysUsed, place.topic, groups, bool(place.reset))
 
     def _observe(self, record: Record) -> None:
         match record:
@@ -208,18 +204,16 @@ class Claims(AskingClients):
 
     # -- batches
 
-    def _go_on(self, program: _Program) -> None:
-        """Make a batch and send it."""
-        if self._wires.winding_down:
-            return
-        rng = self._rng
-        places = [place for place in self._places if not (self._deleting and place.topic == PASSING)]
-        program.place = rng.choice(places)
-        program.sequence += 1
-        program.rows = self._new_rows(program.place.topic)
-        program.attempt = 0
-        program.answered = False
-        self._send(program)
+    async def _schedule(self, program: _Program) -> None:
+        """Make batches and place one after the other, until faults are over."""
+        while not self._wires.winding_down:
+            places = [place for place in self._places if not (self._deleting and place.topic == PASSING)]
+            program.place = self._rng.choice(places)
+            program.sequence += 1
+            program.rows = self._new_rows(program.place.topic)
+            await self._place(program)
+            program.rows = ()
+            await self._wires.pause(self._wires.pause_ns(SCHEDULE_EVERY_NS, self._rng))
 
     def _new_rows(self, topic: str) -> tuple[Row, ...]:
         rng, wall_ms = self._rng, self._world.wall_ms
@@ -242,56 +236,48 @@ class Claims(AskingClients):
             rows.append(Row(self._wires.number(), topic, due_ms, delay_ms, label))
         return tuple(rows)
 
-    def _send(self, program: _Program) -> None:
-        program.attempt += 1
-        attempt, sequence, rows = program.attempt, program.sequence, program.rows
+    async def _place(self, program: _Program) -> None:
+        """Send a batch until its receipt comes, and now and then once more; without a producer id only once."""
         producer, number = program.sender
-        machine = self._wires.machine(program.target)
-        self._history.add(ScheduleSent(self._world.now_ns, producer, number, machine.name, rows))
-        if attempt == 1:
-            for row in rows:
+        first, answered = True, False
+        while True:
+            machine = self._wires.machine(program.target)
+            self._history.note(ScheduleSent, producer, number, machine.name, program.rows)
+            for row in program.rows if first else ():
                 self._announce(row)
-        batch = labelled_batch(program.name if program.repeats else "", sequence if program.repeats else 0, rows)
-        batch.connection = program.name
-
-        def answered(outcome: BatchOutcome | Failure) -> None:
-            if self._rng.random() < 0.93:  # else the answer is lost on the way
-                self._wires.back(heard, outcome)
-
-        def heard(outcome: BatchOutcome | Failure) -> None:
-            if (program.sequence, program.attempt) != (sequence, attempt) or not program.rows:
-                return
-            program.attempt += 1  # its time-out no longer counts
+            first = False
+            outcome = await self._wires.answer(machine, self._sending(program), heard=self._heard)
+            if outcome is NO_ANSWER:
+                program.target += 1
+                if not program.repeats:
+                    return
+                continue
             if isinstance(outcome, Failure):
                 reason = common_pb2.ErrorReason.Name(outcome.reason)
-                self._history.add(ScheduleRefused(self._world.now_ns, producer, number, reason))
+                self._history.note(ScheduleRefused, producer, number, reason)
                 program.target = self._wires.redirect(outcome, program.target)
-                self._again(program, sequence)
+                if not program.repeats:
+                    return
             else:
-                self._receipt(program, outcome)
+                answers = self._receipt(program, outcome)
+                if answered:
+                    return
+                answered = True
+                self._take(program, answers, outcome.repeated)
+                if not program.repeats or self._rng.random() >= 0.2:
+                    return
+            await self._wires.pause(self._rng.randrange(20 * MS, 150 * MS))
 
-        def timed_out() -> None:
-            if (program.sequence, program.attempt) == (sequence, attempt) and program.rows:
-                program.target += 1
-                if program.repeats:
-                    self._send(program)
-                else:
-                    self._done(program)
+    def _heard(self) -> bool:
+        """Else an answer is lost on the way."""
+        return self._rng.random() < 0.93
 
-        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, Reply.either(answered)))
-        self._world.after(TIMEOUT_NS, timed_out)
-
-    def _again(self, program: _Program, sequence: int) -> None:
-        """Send the batch again, a little later; without a producer id give it up."""
-        if not program.repeats:
-            self._done(program)
-            return
-
-        def send() -> None:
-            if program.sequence == sequence and program.rows:
-                self._send(program)
-
-        self._world.after(self._rng.randrange(20 * MS, 150 * MS), send)
+    def _sending(self, program: _Program) -> Call:
+        batch = labelled_batch(
+            program.name if program.repeats else "", program.sequence if program.repeats else 0, program.rows
+        )
+        batch.connection = program.name
+        return lambda core, answer: core.parts.requests.schedule(batch, Reply.either(answer))
 
     def _announce(self, row: Row) -> None:
         """Tell the checkers that judge by due times where open calls may move a message that may soon be pending."""
@@ -306,28 +292,21 @@ class Claims(AskingClients):
                 self._may_shift(row.uid, shift_ms)
 
     def _may_move(self, uid: int, due_ms: int) -> None:
-        self._history.add(RescheduleSent(self._world.now_ns, uid, 0, due_ms))
+        self._history.note(RescheduleSent, uid, 0, due_ms)
 
     def _may_shift(self, uid: int, shift_ms: int) -> None:
         row = self._rows[uid]
         due_ms = row.due_ms if row.due_ms is not None else self._world.wall_ms + (row.delay_ms or 0)
         self._may_move(uid, due_ms + shift_ms)
 
-    def _receipt(self, program: _Program, outcome: BatchOutcome) -> None:
-        now_ns = self._world.now_ns
-        producer, number = program.sender
+    def _receipt(self, program: _Program, outcome: BatchOutcome) -> list[tuple[int, int, int, str]]:
+        """Write it down. Its rows: uid, id, due time, outcome."""
         uids = tuple(row.uid for row in program.rows)
         keys: list[Any] = [0] * len(uids) if outcome.keys is None else outcome.keys.tolist()
         outcomes = tuple(common_pb2.KeyOutcome.Name(key) for key in keys)
         ids, due_ms = tuple(outcome.ids.tolist()), tuple(outcome.due_ms.tolist())
-        self._history.add(KeyedAnswered(now_ns, producer, number, uids, outcomes, ids, due_ms))
-        if not program.answered:
-            program.answered = True
-            self._take(program, list(zip(uids, ids, due_ms, outcomes, strict=True)), outcome.repeated)
-            if program.repeats and self._rng.random() < 0.2:
-                self._again(program, program.sequence)
-                return
-        self._done(program)
+        self._history.note(KeyedAnswered, *program.sender, uids, outcomes, ids, due_ms)
+        return list(zip(uids, ids, due_ms, outcomes, strict=True))
 
     def _take(self, program: _Program, answers: list[tuple[int, int, int, str]], repeated: bool) -> None:
         """Note what was scheduled, for all checkers of messages."""
@@ -346,22 +325,14 @@ class Claims(AskingClients):
             assert row.label is not None
             if uid in self._of(row.topic, row.label.unique_key).pending:  # else it has come
                 self._messages[uid] = _Message(id64, due_ms)
-        self._history.add(ScheduleAcknowledged(self._world.now_ns, producer, number, uids, ids, due, repeated, groups))
-
-    def _done(self, program: _Program) -> None:
-        program.rows = ()
-        pause_ns = self._wires.pause_ns(SCHEDULE_EVERY_NS, self._rng)
-        self._world.after(pause_ns, self._go_on, program)
+        self._history.note(ScheduleAcknowledged, producer, number, uids, ids, due, repeated, groups)
 
     # -- calls by key and by id
 
-    def _act(self) -> None:
-        if self._wires.winding_down:
-            return
-        rng = self._rng
-        self._world.after(self._wires.pause_ns(CALL_EVERY_NS, rng, cheap=True), self._act)
+    async def _act(self) -> None:
         if self._open >= OPEN_MOST:
             return
+        rng = self._rng
         due_ms = self._world.wall_ms + rng.randrange(-200, 3_000)
         dice = rng.random()
         if dice < 0.72:
@@ -377,9 +348,9 @@ class Claims(AskingClients):
                 what = rng.choice(("cancel", "move"))
                 self._call(what, row.topic, row.label.unique_key, due_ms=due_ms, uid=uid, id64=id64)
         elif dice < 0.97:
-            self._sweep(0 if rng.random() < 0.5 else rng.randrange(1, 2_000))
+            await self._sweep(0 if rng.random() < 0.5 else rng.randrange(1, 2_000))
         else:
-            self._delete()
+            await self._delete()
 
     def _moment(self) -> tuple[int, str, str]:
         """How long to wait with a call, and the key: half of them come just when a message with it is dispatched."""
@@ -413,72 +384,54 @@ class Claims(AskingClients):
             place.moves_ms.append(due_ms)
             for pending in sorted(place.pending):
                 self._may_move(pending, due_ms)
-        self._try(call, rng.randrange(3))
+        self._wires.run(self._try(call, rng.randrange(3)))
 
-    def _try(self, call: _Call, target: int) -> None:
-        call.attempt += 1
-        call.tries += 1
-        attempt = call.attempt
-        machine = self._wires.machine(target)
-        self._history.add(
-            KeyAsked(self._world.now_ns, call.number, call.what, call.topic, call.key, call.uid, call.due_ms)
-        )
-
-        def done(answer: Any) -> None:
-            if self._rng.random() < 0.93:  # else the answer is lost on the way
-                self._wires.back(heard, answer)
-
-        def heard(answer: Any) -> None:
-            if call.attempt != attempt:
-                return
-            call.attempt += 1  # its time-out no longer counts
-            if isinstance(answer, Failure) and not (call.what == "get" and answer.reason == common_pb2.UNKNOWN_NAME):
+    async def _try(self, call: _Call, target: int) -> None:
+        while True:
+            call.tries += 1
+            self._history.note(KeyAsked, call.number, call.what, call.topic, call.key, call.uid, call.due_ms)
+            answer = await self._wires.answer(self._wires.machine(target), _asking(call), heard=self._heard)
+            if answer is NO_ANSWER:
+                if not call.repeats:
+                    self._over(call, certain=False)
+                    return
+                target += 1
+            elif isinstance(answer, Failure) and not (call.what == "get" and answer.reason == common_pb2.UNKNOWN_NAME):
                 if answer.reason != common_pb2.OUTCOME_UNKNOWN:
-                    self._history.add(KeyUndone(self._world.now_ns, call.number))
+                    self._history.note(KeyUndone, call.number)
                     call.tries -= 1
-                if call.repeats:
-                    self._world.after(100 * MS, self._try, call, self._wires.redirect(answer, target))
-                else:
+                if not call.repeats:
                     self._over(call, certain=not call.tries)
-                return
-            self._answer(call, answer, target)
-
-        def timed_out() -> None:
-            if call.attempt != attempt:
-                return
-            if call.repeats:
-                self._try(call, target + 1)
+                    return
+                target = self._wires.redirect(answer, target)
+                await self._wires.pause(100 * MS)
             else:
-                call.attempt += 1
-                self._over(call, certain=False)
+                record = self._record_of(call, answer)
+                self._history.add(record)
+                if not record.remembered or call.answered or self._rng.random() >= 0.4:
+                    self._over(call, certain=record.remembered or call.tries == 1)
+                    return
+                call.answered = True
+                await self._wires.pause(self._rng.randrange(400 * MS))
 
-        function = {"cancel": _cancel, "move": _move, "get": _get}[call.what]
-        self._wires.call(machine, lambda core: serve(core, function(core, call), done))
-        self._world.after(TIMEOUT_NS, timed_out)
-
-    def _answer(self, call: _Call, answer: Any, target: int) -> None:
+    def _record_of(self, call: _Call, answer: Any) -> KeyAnswered:
         record = KeyAnswered(self._world.now_ns, call.number)
         match answer:
             case scheduler_pb2.CancelResponse():
                 record.outcome = scheduler_pb2.CancelOutcome.Name(answer.outcome)
-                record.id = _number(answer.id)
+                record.id = id_of(answer.id, 0)
                 record.remembered = answer.remembered
             case scheduler_pb2.RescheduleResponse():
                 record.outcome = scheduler_pb2.RescheduleOutcome.Name(answer.outcome)
-                record.id, record.due_ms = _number(answer.id), answer.due_ms
+                record.id, record.due_ms = id_of(answer.id, 0), answer.due_ms
                 record.remembered = answer.remembered
             case scheduler_pb2.GetResponse():
                 record.outcome = "FOUND"
-                record.id, record.due_ms = _number(answer.message.id), answer.message.due_ms
+                record.id, record.due_ms = id_of(answer.message.id, 0), answer.message.due_ms
                 (record.uid,) = UID.unpack_from(answer.message.payload)
             case _:
                 record.outcome = "NOT_FOUND"
-        self._history.add(record)
-        if record.remembered and not call.answered and self._rng.random() < 0.4:
-            call.answered = True
-            self._world.after(self._rng.randrange(400 * MS), self._try, call, target)
-            return
-        self._over(call, certain=record.remembered or call.tries == 1)
+        return record
 
     def _over(self, call: _Call, *, certain: bool) -> None:
         """No try of it is under way; `certain`: none has an effect later."""
@@ -486,7 +439,7 @@ class Claims(AskingClients):
         if call.what == "move" and certain:
             self._of(call.topic, call.key).moves_ms.remove(call.due_ms)
 
-    def _sweep(self, shift_ms: int) -> None:
+    async def _sweep(self, shift_ms: int) -> None:
         """Cancel or move what has the tag in the first topic."""
         self._calls += 1
         call = self._calls
@@ -504,24 +457,17 @@ class Claims(AskingClients):
                         self._may_shift(uid, shift_ms)
         else:
             request.cancel = True
-        self._history.add(KeyAsked(self._world.now_ns, call, "sweep", topic, "", due_ms=shift_ms))
+        self._history.note(KeyAsked, call, "sweep", topic, "", due_ms=shift_ms)
 
-        def follow(answer: scheduler_pb2.Sweep) -> None:
-            if answer.state == scheduler_pb2.SWEEP_RUNNING:
-                self._world.after(100 * MS, ask)
-                return
-            if shift_ms:
-                self._shifts_ms.remove(shift_ms)
-            self._history.add(KeyAnswered(self._world.now_ns, call))
+        answer = await self._asking.served(lambda core: core.parts.sweeper.begin_sweep(request))
+        while answer.state == scheduler_pb2.SWEEP_RUNNING:
+            await self._wires.pause(100 * MS)
+            answer = await self._asking.served(lambda core: core.parts.sweeper.get(request.job_id))
+        if shift_ms:
+            self._shifts_ms.remove(shift_ms)
+        self._history.note(KeyAnswered, call)
 
-        def ask() -> None:
-            self._asking.command(
-                lambda core, answer: serve(core, core.parts.sweeper.get(request.job_id), answer), follow
-            )
-
-        self._asking.served(lambda core: core.parts.sweeper.begin_sweep(request), follow)
-
-    def _delete(self) -> None:
+    async def _delete(self) -> None:
         """Delete the passing topic; the next message makes it again."""
         if self._deleting:
             return
@@ -529,19 +475,17 @@ class Claims(AskingClients):
         self._calls += 1
         call = self._calls
         request = DeleteTopicRequest(name=PASSING, cancel_pending=True, request_id=call)
-        self._history.add(KeyAsked(self._world.now_ns, call, "delete", PASSING, ""))
+        self._history.note(KeyAsked, call, "delete", PASSING, "")
 
-        def taken(answer: object) -> bool:
-            if isinstance(answer, Failure) and answer.reason != common_pb2.UNKNOWN_NAME:
-                return False
-            if isinstance(answer, scheduler_pb2.Sweep) and answer.state == scheduler_pb2.SWEEP_RUNNING:
-                return False
-            if isinstance(answer, scheduler_pb2.Sweep):  # else an earlier try may still find a topic
-                self._history.add(KeyAnswered(self._world.now_ns, call))
-            self._deleting = False
-            return True
+        def definite(answer: object) -> bool:
+            if isinstance(answer, Failure):
+                return answer.reason == common_pb2.UNKNOWN_NAME
+            return not isinstance(answer, scheduler_pb2.Sweep) or answer.state != scheduler_pb2.SWEEP_RUNNING
 
-        self._asking.ask(lambda core, answer: serve(core, core.parts.deleter.topic(request), answer), taken)
+        answer = await self._asking.served(lambda core: core.parts.deleter.topic(request), definite)
+        if isinstance(answer, scheduler_pb2.Sweep):  # else an earlier try may still find a topic
+            self._history.note(KeyAnswered, call)
+        self._deleting = False
 
     # -- what became of them
 
@@ -558,57 +502,43 @@ class Claims(AskingClients):
         for uid, message in sorted(self._messages.items()):
             late = message.owed and message.due_ms < wall_ms - LATE_NS // MS and message.looked_ns < now_ns - LATE_NS
             if message.looked_ns < 0 or late:
-                self._look_up(uid, message)
+                self._wires.run(self._look_up(uid, message))
 
-    def _look_up(self, uid: int, message: _Message) -> None:
+    async def _look_up(self, uid: int, message: _Message) -> None:
         asked_ns = self._world.now_ns
-        request = scheduler_pb2.GetRequest(id=_message_id(message.id), content=True)
-
-        def taken(answer: scheduler_pb2.GetResponse | Failure) -> bool:
-            now_ns = self._world.now_ns
-            seen = KeyedSeen(now_ns, uid, message.id, asked_ns, "NOT_FOUND", uid, message.id, 0)
-            if isinstance(answer, scheduler_pb2.GetResponse):
-                seen.state = scheduler_pb2.MessageState.Name(answer.state)
-                (seen.now_uid,) = UID.unpack_from(answer.message.payload)
-                seen.now_id, seen.due_ms = _number(answer.message.id), answer.message.due_ms
-            elif answer.reason != common_pb2.UNKNOWN_NAME:
-                return False
-            self._history.add(seen)
-            message.looked_ns, message.due_ms, message.owed = now_ns, seen.due_ms, seen.owed
-            return True
-
-        self._asking.ask(lambda core, answer: serve(core, handlers.get(core, request, EVERYBODY), answer), taken)
+        request = scheduler_pb2.GetRequest(id=message_id_of(message.id, 0), content=True)
+        answer = await self._asking.served(
+            lambda core: handlers.get(core, request, EVERYBODY),
+            lambda answer: succeeded(answer) or answer.reason == common_pb2.UNKNOWN_NAME,
+        )
+        seen = KeyedSeen(self._world.now_ns, uid, message.id, asked_ns, "NOT_FOUND", uid, message.id, 0)
+        if isinstance(answer, scheduler_pb2.GetResponse):
+            seen.state = scheduler_pb2.MessageState.Name(answer.state)
+            (seen.now_uid,) = UID.unpack_from(answer.message.payload)
+            seen.now_id, seen.due_ms = id_of(answer.message.id, 0), answer.message.due_ms
+        self._history.add(seen)
+        message.looked_ns, message.due_ms, message.owed = seen.at_ns, seen.due_ms, seen.owed
 
 
-def _number(message_id: common_pb2.MessageId) -> int:
-    return message_id.hour << 32 | message_id.index
-
-
-def _message_id(number: int) -> common_pb2.MessageId:
-    return common_pb2.MessageId(hour=number >> 32, index=number & 0xFFFF_FFFF)
-
-
-def _cancel(core: NodeCore, call: _Call) -> Coroutine[Promise[Any], None, scheduler_pb2.CancelResponse]:
-    request = scheduler_pb2.CancelRequest()
-    _name(request, call)
-    return handlers.cancel(core, request, EVERYBODY)
-
-
-def _move(core: NodeCore, call: _Call) -> Coroutine[Promise[Any], None, scheduler_pb2.RescheduleResponse]:
-    request = scheduler_pb2.RescheduleRequest(due_ms=call.due_ms)
-    _name(request, call)
-    return handlers.reschedule(core, request, EVERYBODY)
-
-
-def _get(core: NodeCore, call: _Call) -> Coroutine[Promise[Any], None, scheduler_pb2.GetResponse]:
-    key = common_pb2.TopicKey(topic=call.topic, unique_key=call.key)
-    return handlers.get(core, scheduler_pb2.GetRequest(key=key, content=True), EVERYBODY)
+def _asking(call: _Call) -> Call:
+    """Puts a call to a node."""
+    if call.what == "get":
+        key = common_pb2.TopicKey(topic=call.topic, unique_key=call.key)
+        get = scheduler_pb2.GetRequest(key=key, content=True)
+        return served(lambda core: handlers.get(core, get, EVERYBODY))
+    if call.what == "cancel":
+        cancel = scheduler_pb2.CancelRequest()
+        _name(cancel, call)
+        return served(lambda core: handlers.cancel(core, cancel, EVERYBODY))
+    move = scheduler_pb2.RescheduleRequest(due_ms=call.due_ms)
+    _name(move, call)
+    return served(lambda core: handlers.reschedule(core, move, EVERYBODY))
 
 
 def _name(request: scheduler_pb2.CancelRequest | scheduler_pb2.RescheduleRequest, call: _Call) -> None:
     """Say which message is meant, and who asks."""
     if call.uid:
-        request.id.CopyFrom(_message_id(call.id))
+        request.id.CopyFrom(message_id_of(call.id, 0))
         return
     request.key.topic, request.key.unique_key = call.topic, call.key
     if call.sender:

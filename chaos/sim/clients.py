@@ -2,29 +2,42 @@
 
 Every client is simple and honest. It asks the presumed master, and then the next node if that node is not
 master or does not answer in time. Calls and answers take time. Calls open at the end of a process are never
-answered.
+answered. What takes several steps is a coroutine, which awaits pauses and answers alone (`Wires.run`).
 
 To add a kind of clients: write a `Clients` in a new module, and put it into `NodeLoad.parts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS
-from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.core import NodeCore, serve
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.failure import Failure
 
 TIMEOUT_NS = 900 * MS
 """How long a client waits for an answer."""
 PAUSE_NS_MOST = 10_000 * MS
 """Longest pause, however thin a run is. Only clients that share a run pause longer (Shape.sharing_percent)."""
+
+Call = Callable[[NodeCore, Callable[[Any], None]], None]
+"""Puts a question to a node's core; the function is for its answer."""
+Course = Coroutine[Promise[Any], None, None]
+"""What a client does, step by step."""
+NO_ANSWER = object()
+"""Instead of an answer: none has come in time."""
+
+
+def served(request: Callable[[NodeCore], Coroutine[Any, Any, Any]]) -> Call:
+    """The call of a request that a core serves in steps."""
+    return lambda core, answer: serve(core, request(core), answer)
 
 
 class Clients(Protocol):
@@ -103,6 +116,43 @@ class Wires:
     def back(self, function: Callable[..., None], *args: object) -> None:
         """Call a function of the client after the way back of an answer."""
         self.world.after(self.rng.randrange(100_000, 2 * MS), function, *args)
+
+    def run(self, course: Course) -> None:
+        """Take the steps of a coroutine, from now on."""
+
+        def step() -> None:
+            try:
+                course.send(None).when_kept(step)
+            except StopIteration:
+                return
+
+        step()
+
+    async def pause(self, pause_ns: int) -> None:
+        """Let time pass."""
+        over: Promise[None] = Promise()
+        self.world.after(pause_ns, over.keep, None)
+        await over
+
+    async def answer(
+        self, machine: Machine, call: Call, timeout_ns: int = TIMEOUT_NS, heard: Callable[[], bool] = lambda: True
+    ) -> Any:
+        """The answer of a node, perhaps a Failure; NO_ANSWER after `timeout_ns`. What comes later is ignored. `heard`:
+        whether an answer that leaves the node arrives."""
+        first: list[Promise[Any]] = [Promise()]
+
+        def take(answer: Any) -> None:
+            if first:
+                first.pop().keep(answer)
+
+        def left(answer: Any) -> None:
+            if heard():
+                self.back(take, answer)
+
+        promise = first[0]
+        self.call(machine, lambda core: call(core, left))
+        self.world.after(timeout_ns, take, NO_ANSWER)
+        return await promise
 
     def redirect(self, failure: Failure, target: int) -> int:
         """Number of the machine to ask next after a refusal."""

@@ -10,30 +10,22 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import AskingClients
-from tickwheel.chaos.sim.carriers import Bundle, Carrier, bundle_data
+from tickwheel.chaos.sim.asking import AskingClients, founding, succeeded
+from tickwheel.chaos.sim.carriers import Bundle, Carrier, Load, bundle_data
+from tickwheel.chaos.sim.changes import moving, note_moved
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_bulk import ColdListed, ColdLoaded, ColdLooked, ColdParked
-from tickwheel.chaos.sim.history_messages import (
-    CancelAnswered,
-    CancelSent,
-    RescheduleAnswered,
-    RescheduleSent,
-    Row,
-    ScheduleSent,
-)
+from tickwheel.chaos.sim.history_messages import RescheduleSent, Row, ScheduleSent
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.core import serve
-from tickwheel.node.failure import Failure
-from tickwheel.node.server import handlers
-from tickwheel.node.server.callers import EVERYBODY
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.state.cold_parts import cold_id
 from tickwheel.proto import cold_pb2, common_pb2, scheduler_pb2
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, Settings
+from tickwheel.proto.admin_pb2 import Settings
 from tickwheel.proto.log_pb2 import AdminCommand
 
 TOPIC = "ice"
@@ -59,49 +51,30 @@ class _Part:
 class Cold(AskingClients):
     """`clients.Clients`."""
 
+    setting = (AdminCommand(settings=Settings(cold_lead_ms=0)), *founding((TOPIC,), [(GROUP, (TOPIC,))]))
+    asks_for = "answers about cold messages"
+
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "cold")
-        self._consumers = Consumers(wires, CROWDS, self._rng)
+        self._members = (Consumers(wires, CROWDS, self._rng),)
         self._carrier = Carrier(wires, self._rng, TOPIC)
-        self._began = False
         self._jobs = 0
         self._parts: list[_Part] = []
         self._by_id: dict[int, Row] = {}
-        self._calm_ns = 0
-        """The time by which every move has arrived: CALM_NS after winding down began. 0 while that is unknown."""
         self._moved_left = True
 
-    def start(self) -> None:
-        """Start once topic and group exist."""
-        commands = [
-            AdminCommand(settings=Settings(cold_lead_ms=0)),
-            AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
-            AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC])),
-        ]
-
-        def begin() -> None:
-            self._began = True
-            self._consumers.start()
-            self._world.after(0, self._register_some)
-            self._world.after(MOVED_EVERY_NS, self._bring_moved)
-
-        self._asking.set_up(commands, begin)
+    def _begin(self) -> None:
+        self._world.after(0, self._keep, JOB_EVERY_NS, self._register, False)
+        self._later(MOVED_EVERY_NS, self._bring_moved)
 
     def unfinished(self) -> str:
-        if not self._began:
-            return "that freezers begin"
-        if self._asking.open:
-            return "answers about cold messages"
         if any(not part.loaded for part in self._parts) or self._moved_left:
             return "that cold parts are loaded"
-        return self._consumers.unfinished()
+        return super().unfinished()
 
     # -- parts
 
-    def _register_some(self) -> None:
-        if self._wires.winding_down:
-            return
-        self._world.after(self._wires.pause_ns(JOB_EVERY_NS, self._rng), self._register_some)
+    async def _register(self) -> None:
         self._jobs += 1
         job = f"freeze-{self._jobs}"
         parts = [self._build() for _ in range(self._rng.choice((1, 1, 2)))]
@@ -118,21 +91,19 @@ class Cold(AskingClients):
         request = cold_pb2.RegisterColdRequest(job_id=job, sha256=sha, parts=columns)
         for place, part in enumerate(parts):
             # The checkers of deliveries count this as a schedule request made now.
-            self._history.add(ScheduleSent(self._world.now_ns, job, place + 1, "", part.rows))
+            self._history.note(ScheduleSent, job, place + 1, "", part.rows)
 
-        def told(answer: cold_pb2.ColdJob) -> None:
-            for place, part in enumerate(parts):
-                part.number = answer.first_part + place
-                ids = tuple(cold_id(part.number, row) for row in range(len(part.rows)))
-                self._by_id.update(zip(ids, part.rows, strict=True))
-                uids = tuple(row.uid for row in part.rows)
-                times = tuple(row.due_ms or 0 for row in part.rows)
-                self._history.add(ColdParked(self._world.now_ns, GROUP, part.number, uids, times))
-                self._change_some(part)
-                wait_ns = 0 if self._wires.winding_down else self._rng.randrange(LOAD_AFTER_NS_MOST)
-                self._world.after(wait_ns, self._load, part)
-
-        self._asking.served(lambda core: core.parts.cold.register(request), told)
+        answer = await self._asking.served(lambda core: core.parts.cold.register(request))
+        for place, part in enumerate(parts):
+            part.number = answer.first_part + place
+            ids = tuple(cold_id(part.number, row) for row in range(len(part.rows)))
+            self._by_id.update(zip(ids, part.rows, strict=True))
+            uids = tuple(row.uid for row in part.rows)
+            times = tuple(row.due_ms or 0 for row in part.rows)
+            self._history.note(ColdParked, GROUP, part.number, uids, times)
+            self._change_some(part)
+            wait_ns = 0 if self._wires.winding_down else self._rng.randrange(LOAD_AFTER_NS_MOST)
+            self._world.after(wait_ns, self._load, part)
 
     def _build(self) -> _Part:
         """A part of messages due within the current day, most of them soon."""
@@ -153,9 +124,10 @@ class Cold(AskingClients):
 
         def loaded() -> None:
             part.loaded = True
-            self._history.add(ColdLoaded(self._world.now_ns, part.number))
+            self._history.note(ColdLoaded, part.number)
 
-        load = self._carrier.load(f"cold-{part.number}", [Bundle.of(part.rows, part.data)], cold, loaded)
+        load = Load(f"cold-{part.number}", [Bundle.of(part.rows, part.data)], cold, loaded)
+        self._carrier.begin(load)
         load.repeats = self._rng.random() < 0.3
         if self._rng.random() < 0.3:
             self._carrier.dies(load)
@@ -167,95 +139,69 @@ class Cold(AskingClients):
         rng = self._rng
         for row in rng.sample(range(len(part.rows)), min(len(part.rows), rng.randrange(CHANGES_MOST + 1))):
             uid, number = part.rows[row].uid, cold_id(part.number, row)
-            action = self._cancel if rng.random() < 0.5 else self._move
-            self._world.after(rng.randrange(5 * SECOND), action, uid, number)
+            cancels = rng.random() < 0.5
+            self._later(rng.randrange(5 * SECOND), self._change, uid, number, cancels)
         row = rng.randrange(len(part.rows))
-        self._world.after(rng.randrange(5 * SECOND), self._look, part.rows[row].uid, cold_id(part.number, row))
-        self._world.after(rng.randrange(5 * SECOND), self._list)
+        self._later(rng.randrange(5 * SECOND), self._look, part.rows[row].uid, cold_id(part.number, row))
+        self._later(rng.randrange(5 * SECOND), self._list)
 
-    def _look(self, uid: int, number: int) -> None:
-        def taken(answer: scheduler_pb2.GetResponse | Failure) -> bool:
-            if isinstance(answer, Failure) and answer.reason != common_pb2.UNKNOWN_NAME:
-                return False
-            state = "NOT_FOUND" if isinstance(answer, Failure) else scheduler_pb2.MessageState.Name(answer.state)
-            self._history.add(ColdLooked(self._world.now_ns, uid, state))
-            return True
+    async def _look(self, uid: int, number: int) -> None:
+        answer = await self._asking.served(
+            lambda core: core.parts.requests.get(number, False),
+            lambda answer: succeeded(answer) or answer.reason == common_pb2.UNKNOWN_NAME,
+        )
+        state = scheduler_pb2.MessageState.Name(answer.state) if succeeded(answer) else "NOT_FOUND"
+        self._history.note(ColdLooked, uid, state)
 
-        self._asking.ask(lambda core, answer: serve(core, core.parts.requests.get(number, False), answer), taken)
-
-    def _list(self) -> None:
+    async def _list(self) -> None:
         asked_ns = self._world.now_ns
+        page = await self._asking.served(lambda core: core.parts.cold.parts(cold_pb2.ListColdPartsRequest()))
+        waiting = tuple(part.number for part in page.parts if not part.loaded)
+        self._history.note(ColdListed, asked_ns, tuple(part.number for part in page.parts), waiting)
 
-        def told(page: cold_pb2.ColdParts) -> None:
-            waiting = tuple(part.number for part in page.parts if not part.loaded)
-            known = tuple(part.number for part in page.parts)
-            self._history.add(ColdListed(self._world.now_ns, asked_ns, known, waiting))
-
-        request = cold_pb2.ListColdPartsRequest()
-        self._asking.served(lambda core: core.parts.cold.parts(request), told)
-
-    def _cancel(self, uid: int, number: int) -> None:
+    async def _change(self, uid: int, number: int, cancels: bool) -> None:
+        """Cancel, or ask for a move once. If its answer is lost, the list of moved messages shows its effect."""
         if self._wires.winding_down:
             return
-        self._history.add(CancelSent(self._world.now_ns, uid, number))
-
-        def told(answer: scheduler_pb2.CancelOutcome.ValueType) -> None:
-            name = scheduler_pb2.CancelOutcome.Name(answer)
-            self._history.add(CancelAnswered(self._world.now_ns, uid, number, name))
-
-        self._asking.served(lambda core: core.parts.requests.cancel(number), told)
-
-    def _move(self, uid: int, number: int) -> None:
-        """Ask for a move once. If the answer is lost, the list of moved messages shows its effect."""
-        if self._wires.winding_down:
+        if cancels:
+            await self._cancel(uid, number)
             return
         due_ms = self._world.wall_ms + self._rng.randrange(500, 4_000)
-        self._history.add(RescheduleSent(self._world.now_ns, uid, number, due_ms))
-        request = scheduler_pb2.RescheduleRequest(
-            id=common_pb2.MessageId(hour=number >> 32, index=number & 0xFFFF_FFFF), due_ms=due_ms
-        )
+        self._history.note(RescheduleSent, uid, number, due_ms)
+        told = partial(self._wires.back, note_moved, self._history, uid, number)
+        self._wires.call(self._wires.machine(self._rng.randrange(3)), lambda core: moving(number, due_ms)(core, told))
 
-        def told(answer: scheduler_pb2.RescheduleResponse | Failure) -> None:
-            if isinstance(answer, Failure):
-                return
-            name = scheduler_pb2.RescheduleOutcome.Name(answer.outcome)
-            new_id = answer.id.hour << 32 | answer.id.index
-            self._history.add(RescheduleAnswered(self._world.now_ns, uid, number, name, new_id, answer.due_ms))
-
-        machine = self._wires.machine(self._rng.randrange(3))
-        self._wires.call(
-            machine,
-            lambda core: serve(
-                core, handlers.reschedule(core, request, EVERYBODY), lambda answer: self._wires.back(told, answer)
-            ),
-        )
-
-    def _bring_moved(self) -> None:
+    async def _bring_moved(self) -> None:
         """Load the moved messages that wait, as one bundle, and repeat. At the end of a run, stop once none waits."""
-        winding_down = self._wires.winding_down
-        if winding_down and not self._calm_ns:
-            self._calm_ns = self._world.now_ns + CALM_NS
-        last = winding_down and self._world.now_ns >= self._calm_ns
-
-        def again() -> None:
-            self._world.after(MOVED_EVERY_NS // 4 if winding_down else MOVED_EVERY_NS, self._bring_moved)
-
-        def listed(page: cold_pb2.ColdMoved) -> None:
-            ids, due = np.frombuffer(page.ids, "<u8").tolist(), np.frombuffer(page.due_ms, "<i8").tolist()
-            rows = sorted((due_ms, number) for due_ms, number in zip(due, ids, strict=True) if number in self._by_id)
-            if not rows:
-                if last:
-                    self._moved_left = False
-                else:
-                    again()
+        calm_ns = 0  # by when every move has arrived: CALM_NS after winding down began; 0 while that is unknown
+        while True:
+            winding_down = self._wires.winding_down
+            if winding_down and not calm_ns:
+                calm_ns = self._world.now_ns + CALM_NS
+            last = winding_down and self._world.now_ns >= calm_ns
+            below_ms = self._world.wall_ms + (DAY_MS if winding_down else 2_000)
+            rows = await self._moved(below_ms)
+            if rows:
+                await self._load_moved(rows)
+            elif last:
+                self._moved_left = False
                 return
-            moved = tuple(Row(self._by_id[number].uid, TOPIC, due_ms, None) for due_ms, number in rows)
-            cold = cold_pb2.ColdLoad(
-                ids=np.array([number for _, number in rows], "<u8").tobytes(),
-                due_ms=np.array([due_ms for due_ms, _ in rows], "<i8").tobytes(),
-            )
-            bundle = Bundle.of(moved, bundle_data(moved))
-            self._carrier.load(f"moved-{bundle.name[:16]}", [bundle], cold, again)
+            await self._wires.pause(MOVED_EVERY_NS // 4 if winding_down else MOVED_EVERY_NS)
 
-        request = cold_pb2.ListColdMovedRequest(due_below_ms=self._world.wall_ms + (DAY_MS if winding_down else 2_000))
-        self._asking.served(lambda core: core.parts.cold.moved(request), listed)
+    async def _moved(self, below_ms: int) -> list[tuple[int, int]]:
+        """(due time, id) of the moved messages that wait."""
+        request = cold_pb2.ListColdMovedRequest(due_below_ms=below_ms)
+        page = await self._asking.served(lambda core: core.parts.cold.moved(request))
+        ids, due = np.frombuffer(page.ids, "<u8").tolist(), np.frombuffer(page.due_ms, "<i8").tolist()
+        return sorted((due_ms, number) for due_ms, number in zip(due, ids, strict=True) if number in self._by_id)
+
+    async def _load_moved(self, rows: list[tuple[int, int]]) -> None:
+        moved = tuple(Row(self._by_id[number].uid, TOPIC, due_ms, None) for due_ms, number in rows)
+        cold = cold_pb2.ColdLoad(
+            ids=np.array([number for _, number in rows], "<u8").tobytes(),
+            due_ms=np.array([due_ms for due_ms, _ in rows], "<i8").tobytes(),
+        )
+        bundle = Bundle.of(moved, bundle_data(moved))
+        loaded: Promise[None] = Promise()
+        self._carrier.begin(Load(f"moved-{bundle.name[:16]}", [bundle], cold, lambda: loaded.keep(None)))
+        await loaded

@@ -86,7 +86,6 @@ def uids_of(batch: consumer_pb2.DeliverBatch) -> list[int]:
 
 
 def note_delivered(
-    wires: Wires,
     machine: Machine,
     session: int,
     batch: consumer_pb2.DeliverBatch,
@@ -100,24 +99,20 @@ def note_delivered(
     due = np.frombuffer(batch.due_ms, "<i8").tolist()
     places = [(part.topic, part.epoch, uid) for part in parts for uid in part.uids]
     for id64, attempt, due_ms, (topic, epoch, uid) in zip(ids, attempts, due, places, strict=True):
-        wires.history.add(
-            Delivered(
-                wires.world.now_ns,
-                machine.name,
-                machine.boot,
-                batch.term,
-                batch.group,
-                topic,
-                session,
-                id64,
-                uid,
-                attempt,
-                due_ms,
-                batch.lease_until_ms,
-                clock_error_ms,
-                broadcast,
-                epoch,
-            )
+        machine.note(
+            Delivered,
+            batch.term,
+            batch.group,
+            topic,
+            session,
+            id64,
+            uid,
+            attempt,
+            due_ms,
+            batch.lease_until_ms,
+            clock_error_ms,
+            broadcast,
+            epoch,
         )
 
 
@@ -208,7 +203,7 @@ class Consumers:
 
         def closed(failure: Failure) -> None:
             by_node = failure is not STREAM_BROKE
-            self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number, by_node=by_node))
+            self._history.note(SessionClosed, consumer.crowd.group, number, by_node=by_node)
             if consumer.session_number == number:
                 consumer.target = self._wires.redirect(failure, consumer.target)
                 self._session_over(consumer)
@@ -223,7 +218,7 @@ class Consumers:
                 consumer.session, consumer.session_number = session, number
                 consumer.machine, consumer.boot = machine, boot
                 session.mix(consumer.mixes)
-                self._history.add(SessionOpened(self._world.now_ns, consumer.crowd.group, number, CREDITS))
+                self._history.note(SessionOpened, consumer.crowd.group, number, CREDITS)
             else:
                 session.close()
 
@@ -238,7 +233,7 @@ class Consumers:
         self._world.after(TIMEOUT_NS, give_up)
 
     def _session_over(self, consumer: _Consumer) -> None:
-        self._history.add(SessionOver(self._world.now_ns, consumer.crowd.group, consumer.session_number))
+        self._history.note(SessionOver, consumer.crowd.group, consumer.session_number)
         consumer.session = None
         consumer.machine = None
         consumer.unanswered.clear()
@@ -254,7 +249,7 @@ class Consumers:
 
         def close() -> None:
             if machine.boot == boot:
-                self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number))
+                self._history.note(SessionClosed, consumer.crowd.group, number)
                 session.close()
 
         machine.deliver(close)
@@ -265,7 +260,7 @@ class Consumers:
             machine.process.observe_lease()
             clock_error_ms = machine.process.host.core.clock.error_ns() / MS
         parts = by_topic(batch, self._uids(batch))
-        note_delivered(self._wires, machine, number, batch, parts, clock_error_ms, consumer.crowd.broadcast)
+        note_delivered(machine, number, batch, parts, clock_error_ms, consumer.crowd.broadcast)
         if consumer.session_number != number and consumer.opening != number:
             return
         rng = self._rng
@@ -315,7 +310,7 @@ class Consumers:
         settles = not consumer.crowd.broadcast
         group = consumer.crowd.group
         for id64, uid, attempt, row_epoch in rows if settles else ():
-            self._history.add(SettleSent(self._world.now_ns, group, id64, uid, attempt, name, delay_ms, row_epoch))
+            self._history.note(SettleSent, group, id64, uid, attempt, name, delay_ms, row_epoch)
         key = self._wires.number()
         consumer.unanswered[key] = len(rows)
         settle = consumer_pb2.SettleBatch(
@@ -342,12 +337,12 @@ class Consumers:
             if isinstance(receipt, Failure) or receipt.settled != len(rows) or not settles:
                 return
             for id64, uid, attempt, row_epoch in rows:
-                self._history.add(Settled(self._world.now_ns, group, id64, uid, attempt, name, row_epoch))
+                self._history.note(Settled, group, id64, uid, attempt, name, row_epoch)
 
         def act() -> None:
             session.settle(settle, Reply.either(done))
             session.credit(len(rows))
-            self._history.add(CreditGiven(self._world.now_ns, consumer.crowd.group, number, len(rows)))
+            self._history.note(CreditGiven, consumer.crowd.group, number, len(rows))
 
         boot = consumer.boot
         self._world.after(

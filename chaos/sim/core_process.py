@@ -91,7 +91,7 @@ class _ObservedHost(NodeHost):
             note_schedules(machine, index, command, result)
             checksum = appended.taken()
             if checksum:
-                machine.history.add(ContentSeen(machine.world.now_ns, machine.name, machine.boot, index, checksum))
+                machine.note(ContentSeen, index, checksum)
             if index % DIGEST_EVERY == 0 and core.state.applied_index == index:
                 note_digest(machine, core)
             return result
@@ -127,7 +127,7 @@ def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
     def observed(groups: Callable[[], Iterable[Iterable[LeaseRange]]] | None) -> None:
         if not file.writing:
             under_way[:] = [file.failures]
-            machine.history.add(LeasesGathered(machine.world.now_ns, machine.name, machine.boot))
+            machine.note(LeasesGathered)
         write(groups)
 
     file.write = observed  # type: ignore[method-assign]
@@ -160,7 +160,7 @@ def note_schedules(machine: Machine, index: int, command: bytes, results: object
     """Write down what a node did with recurring schedules when it applied an entry."""
     if not isinstance(results, list) or not any(isinstance(result, ScheduleResult) for result in results):
         return
-    now_ns, number = machine.world.now_ns, 0
+    _now_ns, number = machine.world.now_ns, 0
     entry = LogEntry.FromString(command)
     for place, (part, result) in enumerate(zip(entry.commands, results, strict=True)):
         if not isinstance(result, ScheduleResult):
@@ -170,26 +170,24 @@ def note_schedules(machine: Machine, index: int, command: bytes, results: object
             run = note.run
             outcome = RunOutcome.Name(run.outcome)
             facts = (note.name, note.revision, outcome, run.planned_ms, run.at_ms, run.id, run.times, request_id)
-            machine.history.add(RunSeen(now_ns, machine.name, index, number, *facts))
+            machine.history.note(RunSeen, machine.name, index, number, *facts)
             number += 1
         change = part.schedule.WhichOneof("body") or ""
         if change in ("put", "pause", "resume", "delete") and result.schedule is not None:
             after = result.schedule
             from_ms = getattr(part.schedule, change).from_ms
             interval_ms = after.definition(content=False).spec.interval_ms
-            machine.history.add(
-                ScheduleChanged(
-                    now_ns,
-                    machine.name,
-                    index,
-                    place,
-                    after.name,
-                    change,
-                    from_ms,
-                    after.revision,
-                    interval_ms,
-                    after.next_ms,
-                )
+            machine.history.note(
+                ScheduleChanged,
+                machine.name,
+                index,
+                place,
+                after.name,
+                change,
+                from_ms,
+                after.revision,
+                interval_ms,
+                after.next_ms,
             )
 
 
@@ -203,9 +201,7 @@ def note_digest(machine: Machine, core: NodeCore) -> None:
     """Write the digest of a node's state down."""
     digest = core.state.digest()
     parts = tuple(sorted(digest.parts.items()))
-    machine.history.add(
-        DigestSeen(machine.world.now_ns, machine.name, machine.boot, digest.applied_index, digest.digest, parts)
-    )
+    machine.note(DigestSeen, digest.applied_index, digest.digest, parts)
 
 
 class CoreProcess:
@@ -241,7 +237,7 @@ class CoreProcess:
         )
 
         if lease_file.PATH in machine.disk.unreadable:
-            machine.history.add(LeasesUnread(machine.world.now_ns, machine.name, machine.boot))
+            machine.note(LeasesUnread)
 
         class Host(_ObservedHost):
             pass
@@ -306,29 +302,27 @@ class CoreProcess:
         cursor, recovering = core.wheel.cursor, core.recovering
         if cursor != self._cursor or recovering != self._recovering:
             self._cursor, self._recovering = cursor, recovering
-            machine.history.add(
-                CursorSeen(machine.world.now_ns, machine.name, machine.boot, core.term, *cursor, recovering)
-            )
+            machine.note(CursorSeen, core.term, *cursor, recovering)
         heard = core.parts.sync.heard
         if heard.at_ns != self._heard_ns and not core.leading:
             self._heard_ns = heard.at_ns
             synced = (heard.term, heard.tick, heard.local_index)
             if synced != self._synced:
                 self._synced = synced
-                machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
+                machine.note(SyncedSeen, *synced)
         under_way = self.host.leases_gathered
         if under_way and not core.parts.lease_file.writing and core.parts.lease_file.failures == under_way.pop():
-            machine.history.add(LeasesKept(machine.world.now_ns, machine.name, machine.boot))
+            machine.note(LeasesKept)
         if core.checkpointer.running != self._checkpointing:
             self._checkpointing = core.checkpointer.running
             if self._checkpointing:
-                machine.history.add(CheckpointBegan(machine.world.now_ns, machine.name, machine.boot))
+                machine.note(CheckpointBegan)
         if self.host.installs != self._installs:
             self._installs = self.host.installs
-            machine.history.add(CheckpointTaken(machine.world.now_ns, machine.name, machine.boot))
+            machine.note(CheckpointTaken)
         if machine.world.now_ns >= self._next_sizes_ns:
             self._next_sizes_ns = machine.world.now_ns + SIZES_EVERY_NS
-            machine.history.add(SizesSeen(machine.world.now_ns, machine.name, self._sizes()))
+            machine.history.note(SizesSeen, machine.name, self._sizes())
 
     def _sizes(self) -> tuple[tuple[str, int, int], ...]:
         """(name, held, limit) of each bounded resource. The last item taken in may exceed a limit of bytes."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from tickwheel.chaos.sim.asking import AskingClients
+from tickwheel.chaos.sim.asking import AskingClients, founding
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import Label, Row
-from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.proto.admin_pb2 import ResetGroupRequest
 from tickwheel.proto.consumer_pb2 import LATEST, TIME
-from tickwheel.proto.log_pb2 import AdminCommand
 
 TOPICS = ("north", "east", "south", "west", "harbour", "airport")
 GROUP, RESET = "riders", "depots"
@@ -23,25 +21,18 @@ CROWDS = (Crowd(GROUP, TOPICS), Crowd(RESET, TOPICS, consumers=1, nacks=0, death
 class Couriers(AskingClients):
     """`clients.Clients`. One reset is under way at a time."""
 
+    setting = founding(TOPICS, [(GROUP, TOPICS), (RESET, TOPICS)])
+    asks_for = "a reset of one topic"
+
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "couriers")
-        self._producers = Producers(wires, (PRODUCER,), self._rows, (GROUP,), self._rng)
-        self._consumers = Consumers(wires, CROWDS, self._rng)
+        self._members = (
+            Producers(wires, (PRODUCER,), self._rows, (GROUP,), self._rng),
+            Consumers(wires, CROWDS, self._rng),
+        )
 
-    def start(self) -> None:
-        """Start once topics and groups exist."""
-
-        def ready() -> None:
-            self._producers.start()
-            self._consumers.start()
-            self._world.after(2 * SECOND, self._reset)
-
-        self._asking.found(TOPICS, [(GROUP, TOPICS), (RESET, TOPICS)], ready)
-
-    def unfinished(self) -> str:
-        if self._asking.open:
-            return "a reset of one topic"
-        return self._producers.unfinished() or self._consumers.unfinished()
+    def _begin(self) -> None:
+        self._world.after(2 * SECOND, self._every, RESET_EVERY_NS, self._reset)
 
     def _rows(self) -> tuple[Row, ...]:
         """Messages of several topics, most of them due in the same moment."""
@@ -54,9 +45,7 @@ class Couriers(AskingClients):
             rows.append(Row(self._wires.number(), rng.choice(TOPICS), due_ms, None, Label()))
         return tuple(rows)
 
-    def _reset(self) -> None:
-        if self._wires.winding_down:
-            return
+    async def _reset(self) -> None:
         topic = self._rng.choice(TOPICS)
         request = ResetGroupRequest(name=RESET, topics=[topic])
         if self._rng.random() < 0.3:
@@ -64,11 +53,4 @@ class Couriers(AskingClients):
         else:
             from_ms = self._world.wall_ms + self._rng.randrange(-4_000, 500)
             request.start_from, request.start_ms = TIME, from_ms
-        self._history.add(ResetAsked(self._world.now_ns, RESET, from_ms, topic))
-
-        def done(_: object) -> None:
-            self._history.add(ResetAnswered(self._world.now_ns, RESET, from_ms, topic))
-            self._world.after(self._wires.pause_ns(RESET_EVERY_NS, self._rng, cheap=True), self._reset)
-
-        command = AdminCommand(reset_group=request)
-        self._asking.admin(command, done)
+        await self._reset_group(request, from_ms)

@@ -192,7 +192,7 @@ class Injector:
             names = {m.name: m for m in scene.machines}
             machine = names.get(planned.target) or scene.machines[planned.seed % len(scene.machines)]
         name = f"#{planned.number} {planned.kind} {machine.name}"
-        scene.history.add(FaultBegan(scene.world.now_ns, name))
+        scene.history.note(FaultBegan, name)
         scene.world.tell("fault", f"begins: {name} for {planned.length_ns / SECOND:.3f} s")
         active = Active(KINDS[planned.kind].begin(scene, machine, planned, random.Random(planned.seed)))
         self._active[planned.number] = (planned, name, active)
@@ -207,7 +207,7 @@ class Injector:
         evidence = active.evidence
         tally = self.tallies.setdefault(planned.kind, Tally(unit=KINDS[planned.kind].unit))
         tally.add(Tally(1, int(evidence > 0), evidence))
-        self.scene.history.add(FaultEnded(self.scene.world.now_ns, name))
+        self.scene.history.note(FaultEnded, name)
         self.scene.world.tell("fault", f"ends: {name}; {evidence} {KINDS[planned.kind].unit}")
 
     def end_all(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
+from typing import Concatenate, ParamSpec
 
 from tickwheel.chaos.sim.world import World
 
@@ -84,6 +85,7 @@ class Drained(Record):
     reason: str
 
 
+P = ParamSpec("P")
 Observer = Callable[[Record], None]
 
 
@@ -116,6 +118,10 @@ class History:
         """`observer` gets every record of these kinds from now on."""
         for kind in kinds:
             self._known(kind).observers.append(observer)
+
+    def note(self, kind: Callable[Concatenate[int, P], Record], *args: P.args, **named: P.kwargs) -> None:
+        """`add` a record of now."""
+        self.add(kind(self._world.now_ns, *args, **named))
 
     def add(self, record: Record) -> None:
         """Write a record down and let the checkers judge it."""

@@ -110,7 +110,7 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     number = next(_numbers)
 
     def ran() -> None:
-        scene.history.add(Unpickled(scene.world.now_ns, machine.name, machine.boot))
+        machine.note(Unpickled)
 
     _witnesses[number] = ran
 

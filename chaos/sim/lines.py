@@ -13,30 +13,23 @@ from tickwheel.proto.log_pb2 import AdminCommand
 TOPIC = "steps"
 GROUP = "assembly"
 LANES = ("", "red", "green", "blue", "grey")
+POLICY = RetryPolicy(exponential=ExponentialBackoff(initial_ms=200, factor=2, max_ms=1_000, jitter=0.2))
 
 
 class Lines(AskingClients):
-    """`clients.Clients`."""
+    """`clients.Clients`. Topic and group exist before: no schedule or consumer may create them implicitly."""
+
+    setting = (
+        AdminCommand(create_topic=CreateTopicRequest(name=TOPIC, fifo=True)),
+        AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC], retry=POLICY)),
+    )
 
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "lines")
-        self._producers = Producers(wires, ("fifo",), self._rows, (GROUP,), self._rng)
-        self._consumers = Consumers(wires, (Crowd(GROUP, (TOPIC,), nacks=0.1, deaths=0.01),), self._rng)
-
-    def start(self) -> None:
-        """Start once topic and group exist: no schedule or consumer may create them implicitly."""
-        policy = RetryPolicy(exponential=ExponentialBackoff(initial_ms=200, factor=2, max_ms=1_000, jitter=0.2))
-        topic = AdminCommand(create_topic=CreateTopicRequest(name=TOPIC, fifo=True))
-        group = AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC], retry=policy))
-
-        def created() -> None:
-            self._producers.start()
-            self._consumers.start()
-
-        self._asking.set_up([topic, group], created)
-
-    def unfinished(self) -> str:
-        return self._producers.unfinished() or self._consumers.unfinished()
+        self._members = (
+            Producers(wires, ("fifo",), self._rows, (GROUP,), self._rng),
+            Consumers(wires, (Crowd(GROUP, (TOPIC,), nacks=0.1, deaths=0.01),), self._rng),
+        )
 
     def _rows(self) -> tuple[Row, ...]:
         rng = self._rng

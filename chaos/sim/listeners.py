@@ -6,7 +6,7 @@ from tickwheel.chaos.sim.asking import AskingClients
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_messages import Label, Row
-from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked, ResetAnswered, ResetAsked
+from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest, SetGroupFilterRequest
@@ -16,6 +16,8 @@ from tickwheel.proto.log_pb2 import AdminCommand
 TOPIC = "news"
 FILTERED, BROADCAST, RESET = "editors", "screens", "archivists"
 TAGS = ("sport", "weather", "culture", "trade")
+FIRST = TAGS[:2]
+"""Tags of the first filter."""
 CHANGE_EVERY_NS = 1_500 * MS
 
 CROWDS = (
@@ -28,34 +30,31 @@ CROWDS = (
 class Listeners(AskingClients):
     """`clients.Clients`. One change of the filter, and one reset, is under way at a time."""
 
-    def __init__(self, wires: Wires) -> None:
-        super().__init__(wires, "listeners")
-        self._producers = Producers(wires, ("news",), self._rows, (BROADCAST,), self._rng)
-        self._consumers = Consumers(wires, CROWDS, self._rng)
-
-    def start(self) -> None:
-        """Start once all groups exist."""
-        first = TAGS[:2]
-        groups = (
+    setting = tuple(
+        AdminCommand(create_group=group)
+        for group in (
             CreateGroupRequest(name=RESET, topics=[TOPIC]),
             CreateGroupRequest(name=BROADCAST, topics=[TOPIC], broadcasting=True),
-            CreateGroupRequest(name=FILTERED, topics=[TOPIC], filter=" || ".join(first)),
+            CreateGroupRequest(name=FILTERED, topics=[TOPIC], filter=" || ".join(FIRST)),
         )
-        self._history.add(FilterAsked(self._world.now_ns, FILTERED, first, TOPIC))
+    )
+    asks_for = "a filter or a reset"
 
-        def created() -> None:
-            self._history.add(FilterAnswered(self._world.now_ns, FILTERED, first))
-            self._producers.start()
-            self._consumers.start()
-            self._world.after(2 * SECOND, self._filter)
-            self._world.after(2 * SECOND, self._reset)
+    def __init__(self, wires: Wires) -> None:
+        super().__init__(wires, "listeners")
+        self._members = (
+            Producers(wires, ("news",), self._rows, (BROADCAST,), self._rng),
+            Consumers(wires, CROWDS, self._rng),
+        )
 
-        self._asking.set_up([AdminCommand(create_group=group) for group in groups], created)
+    def start(self) -> None:
+        self._history.note(FilterAsked, FILTERED, FIRST, TOPIC)
+        super().start()
 
-    def unfinished(self) -> str:
-        if self._asking.open:
-            return "a filter or a reset"
-        return self._producers.unfinished() or self._consumers.unfinished()
+    def _begin(self) -> None:
+        self._history.note(FilterAnswered, FILTERED, FIRST)
+        self._world.after(2 * SECOND, self._every, CHANGE_EVERY_NS, self._filter)
+        self._world.after(2 * SECOND, self._every, CHANGE_EVERY_NS, self._reset)
 
     def _rows(self) -> tuple[Row, ...]:
         rng = self._rng
@@ -70,26 +69,14 @@ class Listeners(AskingClients):
             rows.append(Row(self._wires.number(), TOPIC, due_ms, delay_ms, Label(tags=tags)))
         return tuple(rows)
 
-    def _pause_ns(self) -> int:
-        return self._wires.pause_ns(CHANGE_EVERY_NS, self._rng, cheap=True)
-
-    def _filter(self) -> None:
-        if self._wires.winding_down:
-            return
+    async def _filter(self) -> None:
         tags = tuple(tag for tag in TAGS if self._rng.random() < 0.5)
         request = SetGroupFilterRequest(name=FILTERED, filter=" || ".join(tags) or "*")
-        self._history.add(FilterAsked(self._world.now_ns, FILTERED, tags, TOPIC))
+        self._history.note(FilterAsked, FILTERED, tags, TOPIC)
+        await self._asking.admin(AdminCommand(set_group_filter=request))
+        self._history.note(FilterAnswered, FILTERED, tags)
 
-        def done(_: object) -> None:
-            self._history.add(FilterAnswered(self._world.now_ns, FILTERED, tags))
-            self._world.after(self._pause_ns(), self._filter)
-
-        command = AdminCommand(set_group_filter=request)
-        self._asking.admin(command, done)
-
-    def _reset(self) -> None:
-        if self._wires.winding_down:
-            return
+    async def _reset(self) -> None:
         request = ResetGroupRequest(name=RESET, topics=[TOPIC])
         dice = self._rng.random()
         if dice < 0.2:
@@ -99,11 +86,4 @@ class Listeners(AskingClients):
         else:
             from_ms = self._world.wall_ms + self._rng.randrange(-5_000, 1_000)
             request.start_from, request.start_ms = TIME, from_ms
-        self._history.add(ResetAsked(self._world.now_ns, RESET, from_ms, TOPIC))
-
-        def done(_: object) -> None:
-            self._history.add(ResetAnswered(self._world.now_ns, RESET, from_ms, TOPIC))
-            self._world.after(self._pause_ns(), self._reset)
-
-        command = AdminCommand(reset_group=request)
-        self._asking.admin(command, done)
+        await self._reset_group(request, from_ms)

@@ -7,15 +7,14 @@ after it is due.
 
 from __future__ import annotations
 
-import hashlib
-
-from tickwheel.chaos.sim.asking import AskingClients
+from tickwheel.chaos.sim.asking import AskingClients, founding
 from tickwheel.chaos.sim.carriers import Bundle, Carrier, Load, bundle_data
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
-from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Row
+from tickwheel.chaos.sim.history_messages import Row
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
+from tickwheel.node.core.requests import id_of
 from tickwheel.proto import scheduler_pb2
 
 TOPIC = "catalogue"
@@ -29,47 +28,33 @@ CANCELS_MOST = 6
 class Loads(AskingClients):
     """`clients.Clients`."""
 
+    setting = founding((TOPIC,), [(group, (TOPIC,)) for group in reversed(GROUPS)])
+    asks_for = "answers about loaded messages"
+
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "loads")
-        self._consumers = Consumers(wires, CROWDS, self._rng)
+        self._members = (Consumers(wires, CROWDS, self._rng),)
         self._carrier = Carrier(wires, self._rng, TOPIC, self._taken)
         self._jobs = 0
-        self._began = False
         self._cancelled: set[int] = set()
         """Messages for which a cancel was asked."""
 
-    def start(self) -> None:
-        """Start once topic and groups exist."""
-
-        def begin() -> None:
-            self._began = True
-            self._consumers.start()
-            self._world.after(0, self._begin_some)
-
-        self._asking.found((TOPIC,), [(group, (TOPIC,)) for group in reversed(GROUPS)], begin)
+    def _begin(self) -> None:
+        self._world.after(0, self._keep, LOAD_EVERY_NS, self._begin_one, False)
 
     def unfinished(self) -> str:
-        if not self._began:
-            return "that loaders begin"
         for load in self._carrier.open:
             return f"the end of load {load.job}"
-        if self._asking.open:
-            return "answers about loaded messages"
-        return self._consumers.unfinished()
+        return super().unfinished()
 
     # -- loads
 
-    def _begin_some(self) -> None:
-        if self._wires.winding_down:
-            return
-        rng = self._rng
-        self._world.after(self._wires.pause_ns(LOAD_EVERY_NS, rng), self._begin_some)
+    async def _begin_one(self) -> None:
         if len(self._carrier.open) >= OPEN_MOST:
             return
+        rng = self._rng
         self._jobs += 1
-        bundles = [self._build() for _ in range(rng.choice((1, 1, 2, 3)))]
-        sha = hashlib.sha256("".join(built.name for built in bundles).encode()).hexdigest()
-        load = Load(f"load-{self._jobs}", bundles, sha)
+        load = Load(f"load-{self._jobs}", [self._build() for _ in range(rng.choice((1, 1, 2, 3)))])
         dies, load.repeats = rng.random() < 0.25, rng.random() < 0.2
         if dies:
             self._carrier.dies(load)
@@ -94,34 +79,19 @@ class Loads(AskingClients):
 
     def _taken(self, built: Bundle) -> None:
         if self._rng.random() < 0.3:
-            self._world.after(self._rng.randrange(300 * MS), self._look_for_some, built)
+            self._later(self._rng.randrange(300 * MS), self._cancel_some, built)
 
-    # -- cancels
-
-    def _look_for_some(self, built: Bundle) -> None:
+    async def _cancel_some(self, built: Bundle) -> None:
         """Find some loaded messages in the list of pending ones, and cancel each a little later."""
         if self._wires.winding_down:
             return
         request = scheduler_pb2.ListPendingRequest(topic=TOPIC, page_size=100, content=True)
         wanted = {row.uid for row in built.rows}
-
-        def told(answer: scheduler_pb2.ListPendingResponse) -> None:
-            # Not the retries among them: these were delivered, and are cancelled for one group.
-            first = (message for message in answer.messages if not message.group)
-            found = [(UID.unpack_from(message.payload)[0], message.id) for message in first]
-            mine = [(uid, id_) for uid, id_ in found if uid in wanted and uid not in self._cancelled]
-            for uid, id_ in self._rng.sample(mine, min(len(mine), CANCELS_MOST)):
-                self._cancelled.add(uid)
-                wait_ns = self._rng.randrange(3 * SECOND)
-                self._world.after(wait_ns, self._cancel, uid, id_.hour << 32 | id_.index)
-
-        self._asking.served(lambda core: core.parts.pending.page(request), told)
-
-    def _cancel(self, uid: int, id64: int) -> None:
-        self._history.add(CancelSent(self._world.now_ns, uid, id64))
-
-        def told(answer: scheduler_pb2.CancelOutcome.ValueType) -> None:
-            name = scheduler_pb2.CancelOutcome.Name(answer)
-            self._history.add(CancelAnswered(self._world.now_ns, uid, id64, name))
-
-        self._asking.served(lambda core: core.parts.requests.cancel(id64), told)
+        answer = await self._asking.served(lambda core: core.parts.pending.page(request))
+        # Not the retries among them: these were delivered, and are cancelled for one group.
+        first = (message for message in answer.messages if not message.group)
+        found = [(UID.unpack_from(message.payload)[0], message.id) for message in first]
+        mine = [(uid, id_) for uid, id_ in found if uid in wanted and uid not in self._cancelled]
+        for uid, id_ in self._rng.sample(mine, min(len(mine), CANCELS_MOST)):
+            self._cancelled.add(uid)
+            self._later(self._rng.randrange(3 * SECOND), self._cancel, uid, id_of(id_, 0))

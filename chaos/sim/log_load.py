@@ -117,7 +117,7 @@ class LogLoad:
         process = machine.process
         if not isinstance(process, LogProcess):
             return
-        self._history.add(Proposed(self._world.now_ns, machine.name, number))
+        self._history.note(Proposed, machine.name, number)
         process.log.propose(command, self._ended(machine, number))
 
     def _ended(self, machine: Machine, number: int) -> Callable[[ProposalResult], None]:
@@ -129,9 +129,7 @@ class LogLoad:
             if result.outcome.name == "COMMITTED":
                 self.committed += 1
                 self.committed_late += self._winding_down
-            self._history.add(
-                ProposalEnded(self._world.now_ns, machine.name, number, result.outcome.name, result.index)
-            )
+            self._history.note(ProposalEnded, machine.name, number, result.outcome.name, result.index)
 
         return done
 

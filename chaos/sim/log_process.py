@@ -122,7 +122,7 @@ class LogProcess:
         now_ns = self.machine.world.now_ns
         if now_ns >= self._next_sizes_ns:
             self._next_sizes_ns = now_ns + SIZES_EVERY_NS
-            self.machine.history.add(SizesSeen(now_ns, self.machine.name, self._sizes()))
+            self.machine.history.note(SizesSeen, self.machine.name, self._sizes())
 
     def _sizes(self) -> tuple[tuple[str, int, int], ...]:
         config, watch = self._config, self.watch
@@ -147,7 +147,7 @@ class LogProcess:
         machine.may_apply()
         self._applied = (index, term)
         self.watch.applied(index, term, self.log)
-        machine.history.add(Applied(machine.world.now_ns, machine.name, machine.boot, index, term, number))
+        machine.note(Applied, index, term, number)
         return number
 
     def problem_of(self, entry: bytes, start: int) -> str:
@@ -204,7 +204,7 @@ class LogProcess:
         if _parse(data)[0] <= self._applied[0]:
             return
         self._write_checkpoint(data)
-        self.machine.history.add(CheckpointTaken(self.machine.world.now_ns, self.machine.name, self.machine.boot))
+        self.machine.note(CheckpointTaken)
         self.machine.fatal(f"{RESTART_FROM_CHECKPOINT} of {peer_id}")
 
     def fatal(self, reason: str) -> None:
@@ -255,5 +255,4 @@ def note_sync_sent(machine: Machine, peer_id: str, frame: PeerFrame) -> None:
 def note_sync(machine: Machine, peer_id: str, frame: PeerFrame) -> None:
     """Write down that a sync was heard, with the true times of its sending and of that of the one before it."""
     sent_ns, before_ns = machine.fabric.machines[peer_id].syncs_sent[machine.name, frame.sync.sent_ns]
-    now_ns = machine.world.now_ns
-    machine.history.add(SyncHeard(now_ns, machine.name, machine.boot, peer_id, frame.term, sent_ns, before_ns))
+    machine.note(SyncHeard, peer_id, frame.term, sent_ns, before_ns)

@@ -83,7 +83,7 @@ class LogWatch:
         if not machine.wiped:  # entries on a disk other than the one it joined with do not count
             if before is not None:
                 durable_before = self._census.durable(before)
-                self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, durable_before))
+                machine.note(Recovered, journal.last_index, durable_before)
             self._census.journals[machine.name] = journal
         self._timeout_ns = log.config.election_timeout_ms_min * NS_PER_MS
         self._stall_ns = log.config.stall_ms * NS_PER_MS
@@ -95,7 +95,7 @@ class LogWatch:
         def observed_cut(index: int) -> None:
             before_cut(index)
             if self._census.applied_term.get(index) == journal.term_at(index):
-                self._add(CommittedCut(self._now_ns, machine.name, machine.boot, index, journal.term_at(index)))
+                machine.note(CommittedCut, index, journal.term_at(index))
 
         engine.before_cut = observed_cut  # type: ignore[method-assign]
         voters_written = log.voters_written
@@ -109,14 +109,6 @@ class LogWatch:
         machine.network.sent = self.sent
 
     @property
-    def _now_ns(self) -> int:
-        return self._machine.world.now_ns
-
-    @property
-    def _add(self) -> Callable[..., None]:
-        return self._machine.history.add
-
-    @property
     def term(self) -> int:
         """As last told."""
         return self._standing[1]
@@ -128,7 +120,7 @@ class LogWatch:
         if (role, term) != self._standing:
             self._standing = (role, term)
             machine = self._machine
-            self._add(RoleSeen(self._now_ns, machine.name, machine.boot, role, term, voters))
+            machine.note(RoleSeen, role, term, voters)
             machine.world.tell(machine.name, f"is {role} in term {term}")
 
     def lease(self, term: int, until_ns: int, others: tuple[str, ...]) -> None:
@@ -139,7 +131,7 @@ class LogWatch:
         machine = self._machine
         true_ns = machine.clock.true_ns(until_ns) if until_ns else 0
         refused_ns = self._refused_until_ns(term, others) if until_ns and others else 1 << 63
-        self._add(LeaseSeen(self._now_ns, machine.name, machine.boot, term, true_ns, refused_ns))
+        machine.note(LeaseSeen, term, true_ns, refused_ns)
 
     def _refused_until_ns(self, term: int, others: tuple[str, ...]) -> int:
         refuses = self._census.refuses_until_ns
@@ -165,7 +157,7 @@ class LogWatch:
         if vote != self._vote:
             self._vote = vote
             if vote[1]:
-                self._add(VoteSeen(self._now_ns, self._machine.name, self._machine.boot, *vote))
+                self._machine.note(VoteSeen, *vote)
 
     # -- entries
 
@@ -181,7 +173,7 @@ class LogWatch:
         if index > committed or not voters:
             voters = log.voters  # a newcomer knew none before
         holders = census.holders(index, term, voters)
-        self._add(CommitSeen(self._now_ns, self._machine.name, index, term, holders, len(voters)))
+        self._machine.history.note(CommitSeen, self._machine.name, index, term, holders, len(voters))
 
     # -- frames
 
@@ -209,7 +201,7 @@ class LogWatch:
             sent_on, highest = self._sent[peer_id]
             self._sent[peer_id] = (sent_on, min(highest, frame.append_result.next_index - 1))
         if engine.term < frame.term and kind != "request_vote" and log.heeds and peer_id in log.voters:
-            self._add(TermIgnored(self._now_ns, machine.name, machine.boot, engine.term, frame.term))
+            machine.note(TermIgnored, engine.term, frame.term)
 
     def sent(self, peer_id: str, frame: PeerFrame) -> None:
         """A frame was put on its way."""
@@ -221,8 +213,8 @@ class LogWatch:
             if known_on != sent_on:
                 highest = 0
             if first <= highest:
-                self._add(SentAgain(self._now_ns, self._machine.name, peer_id, first, highest))
+                self._machine.history.note(SentAgain, self._machine.name, peer_id, first, highest)
             self._sent[peer_id] = (sent_on, max(highest, entries[-1].index))
         elif frame.HasField("ping") and self._machine.unread and self._machine.late_ns > self._stall_ns:
             machine = self._machine
-            self._add(AskedUnread(self._now_ns, machine.name, machine.boot, machine.unread))
+            machine.note(AskedUnread, machine.unread)

@@ -185,12 +185,12 @@ class _StaleFounders:
         alone = all(one.process is None for one in self._rest)
         if alone and self._lost.turned_away and not self._refused:
             self._refused = True
-            self._scene.history.add(MomentSeen(world.now_ns, self._lost.name, self._lost.boot, FOUNDER_REFUSED))
+            self._scene.history.note(MomentSeen, self._lost.name, self._lost.boot, FOUNDER_REFUSED)
         lost = self._lost.name
         between = [link for one in self._away for link in (links[one.name, lost], links[lost, one.name])]
         if alone and all(link.up for link in between) and not self._connected:
             self._connected = True
-            self._scene.history.add(MomentSeen(world.now_ns, self._lost.name, self._lost.boot, FOUNDERS_CONNECTED))
+            self._scene.history.note(MomentSeen, self._lost.name, self._lost.boot, FOUNDERS_CONNECTED)
         world.after(LOOK_NS, self._look)
 
     def end(self) -> None:

@@ -31,7 +31,7 @@ def watch(machine: Machine, wheel: Wheel) -> None:
     begin_checkpoint, finish, remove_hours = wheel.begin_checkpoint, wheel.finish, wheel.remove_hours
 
     def see(what: str) -> None:
-        machine.history.add(MomentSeen(machine.world.now_ns, machine.name, machine.boot, what))
+        machine.note(MomentSeen, what)
 
     def observed_begin_checkpoint() -> CheckpointJob:
         if wheel.files.merging is not None:

@@ -11,11 +11,11 @@ in a process stops it, and is a broken promise unless a fault on this machine ex
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 from tickwheel.chaos.sim.clock import SimulatedClock
 from tickwheel.chaos.sim.executor import SimulatedExecutor, WorkFaults
-from tickwheel.chaos.sim.history import History
+from tickwheel.chaos.sim.history import History, Record
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, Stopped
 from tickwheel.chaos.sim.network import Callee, Fabric, NetworkPort
 from tickwheel.chaos.sim.world import MS, World
@@ -24,6 +24,7 @@ from tickwheel.replication.frames import Refusal
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.simulated import PowerLost, SimulatedDisk
 
+P = ParamSpec("P")
 TURN_NS = 200_000
 INPUT_NS = 20_000
 # A process that asks to be called at once, again and again, without input, gets this pause.
@@ -148,6 +149,10 @@ class Machine:
         """Inputs that no turn has taken yet."""
         return len(self._inbox) + len(self._thaw)
 
+    def note(self, kind: Callable[Concatenate[int, str, int, P], Record], *args: P.args, **named: P.kwargs) -> None:
+        """Add a record of this boot, of now, to the history."""
+        self.history.add(kind(self.world.now_ns, self.name, self.boot, *args, **named))
+
     # -- the process and its end
 
     def start(self) -> None:
@@ -161,7 +166,7 @@ class Machine:
         self._wanted_ns = self.clock.monotonic_ns()
         self.executor = SimulatedExecutor(self.world, self, self.world.stream(f"executor/{self.name}/{self.boot}"))
         self.network = NetworkPort(self.fabric, self.name)
-        self.history.add(Booted(self.world.now_ns, self.name, self.boot))
+        self.note(Booted)
         self.world.tell(self.name, f"boots, number {self.boot}")
         try:
             self.process = self._builder(self)
@@ -194,7 +199,7 @@ class Machine:
         self.wiped = True
         self.disk_uuid += ", another one"
         self.excuses += 1
-        self.history.add(DiskWiped(self.world.now_ns, self.name))
+        self.history.note(DiskWiped, self.name)
         self.world.tell(self.name, "has an empty disk")
 
     def turn_away(self, refusal: Refusal) -> None:
@@ -334,7 +339,7 @@ class Machine:
             self._wake(max(self._busy_until_ns, now_ns + max(sleep_ns, IDLE_NS_LEAST)))
 
     def _die(self, reason: str) -> None:
-        self.history.add(Stopped(self.world.now_ns, self.name, self.boot, "fatal", reason, self.excused))
+        self.note(Stopped, "fatal", reason, self.excused)
         self.world.tell(self.name, f"stops itself: {reason}")
         self._end("", silent=False)
         if self.restart_after_fatal_ns:
@@ -342,7 +347,7 @@ class Machine:
 
     def _end(self, why: str, silent: bool) -> None:
         if why:
-            self.history.add(Stopped(self.world.now_ns, self.name, self.boot, why, "", self.excused))
+            self.note(Stopped, why, "", self.excused)
             self.world.tell(self.name, f"is gone: {why}")
         self.process = None
         self.disk.kill()

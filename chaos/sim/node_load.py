@@ -193,7 +193,7 @@ class NodeLoad:
                 state = "NOT_FOUND"
             else:
                 return  # not the master: it names who is
-            self._wires.history.add(Looked(self._world.now_ns, uid, id64, state))
+            self._wires.history.note(Looked, uid, id64, state)
 
         process = machine.process
         assert isinstance(process, CoreProcess)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import Asking, succeeded
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_machines import MemberRemoved
@@ -17,7 +17,6 @@ from tickwheel.chaos.sim.log_process import members_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import MS
-from tickwheel.node.core.core import serve
 from tickwheel.node.failure import Failure
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import Member, RemoveMemberRequest
@@ -84,7 +83,7 @@ class Operators:
             if self.lost == machine.name:
                 self.lost = ""
             self._learning.discard(machine.name)
-            self._wires.history.add(MemberRemoved(self._wires.world.now_ns, machine.name))
+            self._wires.history.note(MemberRemoved, machine.name)
             self._wires.world.after(self._wires.rng.randrange(STOPPED_NS_MOST), machine.retire)
             self._stage.leave(machine)
 
@@ -112,20 +111,21 @@ class Operators:
             self.remove(self._leave_rng.choice([machine for machine in counts if machine.name not in leaving]))
 
     def _ask(self, what: str, name: str, command: AdminCommand, then: Callable[[], None]) -> None:
-        if (what, name) in self._asked:
-            return  # the same change is being asked for already
-        self._asked.add((what, name))
-        self._wires.world.tell("run", f"asks to {what} {name}")
+        if (what, name) not in self._asked:  # else the same change is being asked for already
+            self._asked.add((what, name))
+            self._wires.world.tell("run", f"asks to {what} {name}")
+            self._wires.run(self._until_done(what, name, command, then))
 
-        def taken(answer: object) -> bool:
+    async def _until_done(self, what: str, name: str, command: AdminCommand, then: Callable[[], None]) -> None:
+        def definite(answer: object) -> bool:
             lost_before = what == "remove" and isinstance(answer, Failure) and answer.reason == common_pb2.UNKNOWN_NAME
-            left_since = what == "add" and name in self.removed
-            if isinstance(answer, Failure) and not (lost_before or left_since):
-                return False
-            self._asked.remove((what, name))
-            self._wires.world.tell("run", f"{name}: {what} is done")
-            if not left_since:
-                then()
-            return True
+            return succeeded(answer) or lost_before or self._left_since(what, name)
 
-        self._asking.ask(lambda core, answer: serve(core, core.parts.requests.admin(command), answer), taken)
+        await self._asking.served(lambda core: core.parts.requests.admin(command), definite)
+        self._asked.remove((what, name))
+        self._wires.world.tell("run", f"{name}: {what} is done")
+        if not self._left_since(what, name):
+            then()
+
+    def _left_since(self, what: str, name: str) -> bool:
+        return what == "add" and name in self.removed

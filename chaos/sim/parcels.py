@@ -5,13 +5,15 @@ They declare many messages dead; operators replay some of these and purge others
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import AskingClients
-from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.asking import AskingClients, founding
+from tickwheel.chaos.sim.clients import NO_ANSWER, TIMEOUT_NS, Call, Wires
 from tickwheel.chaos.sim.consumers import by_topic, note_delivered, uids_of
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_messages import (
@@ -23,10 +25,12 @@ from tickwheel.chaos.sim.history_messages import (
     Settled,
     SettleSent,
 )
+from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.core import NodeCore, serve
 from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.requests import id_of
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.proto import consumer_pb2, dead_pb2
 
@@ -43,8 +47,6 @@ LETTERS_MOST = 5
 @dataclass(eq=False)
 class _Puller:
     target: int = 0
-    asked: int = 0
-    """Number of the pull under way; an answer to an earlier one finds nobody."""
     open: set[int] = field(default_factory=set)
     """Batches that it works on."""
 
@@ -52,31 +54,26 @@ class _Puller:
 class Parcels(AskingClients):
     """`clients.Clients`."""
 
+    setting = founding((TOPIC,), [(GROUP, (TOPIC,))])
+    asks_for = "answers about dead letters"
+
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "parcels")
-        self._producers = Producers(wires, ("depot",), self._rows, (GROUP,), self._rng)
+        self._members = (Producers(wires, ("depot",), self._rows, (GROUP,), self._rng),)
         self._pullers = [_Puller(target=number) for number in range(PULLERS)]
         self._last: dict[int, tuple[int, int]] = {}
         """By message id: the uid and the last attempt that came."""
         self._named: set[int] = set()
         """Dead letters that were replayed or purged, or may have been."""
 
-    def start(self) -> None:
-        """Start once topic and group exist."""
-
-        def begin() -> None:
-            self._producers.start()
-            for puller in self._pullers:
-                self._world.after(self._rng.randrange(SECOND), self._pull, puller)
-            self._world.after(2 * SECOND, self._look_at_dead)
-
-        self._asking.found((TOPIC,), [(GROUP, (TOPIC,))], begin)
+    def _begin(self) -> None:
+        for puller in self._pullers:
+            self._later(self._rng.randrange(SECOND), self._pull, puller)
+        self._later(2 * SECOND, self._look_at_dead)
 
     def unfinished(self) -> str:
-        if self._asking.open:
-            return "answers about dead letters"
         held = sum(len(puller.open) for puller in self._pullers)
-        return self._producers.unfinished() or (f"{held} pulled batches" if held else "")
+        return super().unfinished() or (f"{held} pulled batches" if held else "")
 
     def _rows(self) -> tuple[Row, ...]:
         rng = self._rng
@@ -88,48 +85,47 @@ class Parcels(AskingClients):
 
     # -- pulling
 
-    def _pull(self, puller: _Puller) -> None:
-        machine = self._wires.machine(puller.target)
-        puller.asked = number = self._wires.number()
-        session = self._wires.session()
+    async def _pull(self, puller: _Puller) -> None:
+        """Pull for ever."""
+        wires = self._wires
         request = consumer_pb2.PullRequest(
             group=GROUP, messages_max=PULL_MOST, wait_ms=WAIT_MS, lease_ms=LEASE_MS, topics=[TOPIC]
         )
-
-        def left(answer: consumer_pb2.DeliverBatch | Failure) -> None:
-            process = machine.process
-            if not isinstance(answer, Failure) and answer.ids and isinstance(process, CoreProcess):
-                process.observe_lease()
-                uids = uids_of(answer)
-                for uid, (id64, attempt) in zip(uids, _rows_of(answer), strict=True):
-                    self._last[id64] = (uid, attempt)
-                clock_error_ms = process.host.core.clock.error_ns() / MS
-                note_delivered(self._wires, machine, session, answer, by_topic(answer, uids), clock_error_ms)
-            self._wires.back(arrived, answer)
-
-        def arrived(answer: consumer_pb2.DeliverBatch | Failure) -> None:
-            if puller.asked != number:
-                return
-            if isinstance(answer, Failure):
-                puller.target = self._wires.redirect(answer, puller.target)
-                again(100 * MS)
-                return
-            if answer.ids:
-                puller.open.add(number)
-                self._work(puller, number, answer, self._rng.choice((0, 0, 1, 3)))
-            again(self._wires.pause_ns(20 * MS, self._rng))
-
-        def again(pause_ns: int) -> None:
-            puller.asked = 0
-            self._world.after(pause_ns, self._pull, puller)
-
-        def timed_out() -> None:
-            if puller.asked == number:
+        while True:
+            machine = wires.machine(puller.target)
+            number = wires.number()
+            call = self._pulling(machine, wires.session(), request)
+            answer = await wires.answer(machine, call, TIMEOUT_NS + WAIT_MS * MS)
+            if answer is NO_ANSWER:
                 puller.target += 1
-                again(0)
+                await wires.pause(0)
+            elif isinstance(answer, Failure):
+                puller.target = wires.redirect(answer, puller.target)
+                await wires.pause(100 * MS)
+            else:
+                if answer.ids:
+                    puller.open.add(number)
+                    self._work(puller, number, answer, self._rng.choice((0, 0, 1, 3)))
+                await wires.pause(wires.pause_ns(20 * MS, self._rng))
 
-        self._wires.call(machine, lambda core: serve(core, core.parts.consumers.pull(request), left))
-        self._world.after(TIMEOUT_NS + WAIT_MS * MS, timed_out)
+    def _pulling(self, machine: Machine, session: int, request: consumer_pb2.PullRequest) -> Call:
+        """Pulls one batch, and writes down that it leaves the node."""
+
+        def pull(core: NodeCore, answer: Callable[[Any], None]) -> None:
+            def left(batch: consumer_pb2.DeliverBatch | Failure) -> None:
+                process = machine.process
+                if not isinstance(batch, Failure) and batch.ids and isinstance(process, CoreProcess):
+                    process.observe_lease()
+                    uids = uids_of(batch)
+                    for uid, (id64, attempt) in zip(uids, _rows_of(batch), strict=True):
+                        self._last[id64] = (uid, attempt)
+                    clock_error_ms = process.host.core.clock.error_ns() / MS
+                    note_delivered(machine, session, batch, by_topic(batch, uids), clock_error_ms)
+                answer(batch)
+
+            serve(core, core.parts.consumers.pull(request), left)
+
+        return pull
 
     def _work(self, puller: _Puller, number: int, batch: consumer_pb2.DeliverBatch, extensions: int) -> None:
         """Think, and extend the lease meanwhile; then settle, or forget."""
@@ -169,7 +165,7 @@ class Parcels(AskingClients):
         def arrived(by: tuple[str, int, int, int, float]) -> None:
             for id64, attempt in rows:
                 uid = self._last[id64][0]
-                self._history.add(Extended(self._world.now_ns, GROUP, uid, attempt, *by, batch.epoch))
+                self._history.note(Extended, GROUP, uid, attempt, *by, batch.epoch)
 
         self._wires.call(machine, extend)
         self._work(puller, number, batch, extensions - 1)
@@ -180,7 +176,7 @@ class Parcels(AskingClients):
         name = consumer_pb2.Outcome.Name(outcome)
         rows = [(id64, self._last[id64][0], attempt) for id64, attempt in _rows_of(batch)]
         for id64, uid, attempt in rows:
-            self._history.add(SettleSent(self._world.now_ns, GROUP, id64, uid, attempt, name, 0, batch.epoch))
+            self._history.note(SettleSent, GROUP, id64, uid, attempt, name, 0, batch.epoch)
         request = consumer_pb2.SettleBatch(
             sequence=1,
             group=GROUP,
@@ -196,7 +192,7 @@ class Parcels(AskingClients):
             puller.open.discard(number)
             if not isinstance(answer, Failure) and answer.settled == len(rows):
                 for id64, uid, attempt in rows:
-                    self._history.add(Settled(self._world.now_ns, GROUP, id64, uid, attempt, name, batch.epoch))
+                    self._history.note(Settled, GROUP, id64, uid, attempt, name, batch.epoch)
 
         def timed_out() -> None:
             puller.open.discard(number)
@@ -211,46 +207,36 @@ class Parcels(AskingClients):
 
     # -- dead letters
 
-    def _look_at_dead(self) -> None:
+    async def _look_at_dead(self) -> None:
         if self._wires.winding_down:
             return
         request = dead_pb2.ListDeadRequest(group=GROUP, page_size=50)
+        answer = await self._asking.served(lambda core: core.parts.dead.list(request))
+        self._later(self._wires.pause_ns(DEAD_EVERY_NS, self._rng, cheap=True), self._look_at_dead)
+        letters = [letter for letter in answer.letters if letter.number not in self._named]
+        if self._wires.winding_down or not letters:
+            return
+        chosen = self._rng.sample(letters, min(len(letters), self._rng.randint(1, LETTERS_MOST)))
+        self._named.update(letter.number for letter in chosen)
+        self._wires.run((self._replay if self._rng.random() < 0.7 else self._purge)(chosen))
 
-        def told(answer: dead_pb2.ListDeadResponse) -> None:
-            pause_ns = self._wires.pause_ns(DEAD_EVERY_NS, self._rng, cheap=True)
-            self._world.after(pause_ns, self._look_at_dead)
-            letters = [letter for letter in answer.letters if letter.number not in self._named]
-            if self._wires.winding_down or not letters:
-                return
-            chosen = self._rng.sample(letters, min(len(letters), self._rng.randint(1, LETTERS_MOST)))
-            self._named.update(letter.number for letter in chosen)
-            (self._replay if self._rng.random() < 0.7 else self._purge)(chosen)
-
-        self._asking.served(lambda core: core.parts.dead.list(request), told)
-
-    def _replay(self, letters: list[dead_pb2.DeadLetter]) -> None:
+    async def _replay(self, letters: list[dead_pb2.DeadLetter]) -> None:
         known = [(id64, *self._last[id64]) for id64 in map(_id_of, letters)]
         uids = tuple(uid for _, uid, _ in known)
-        self._history.add(DeadReplayAsked(self._world.now_ns, GROUP, uids))
+        self._history.note(DeadReplayAsked, GROUP, uids)
         for id64, uid, attempt in known:
             # The checkers of deliveries count this as a consumer handing the message back.
-            self._history.add(SettleSent(self._world.now_ns, GROUP, id64, uid, attempt, "RETRY"))
+            self._history.note(SettleSent, GROUP, id64, uid, attempt, "RETRY")
         request = dead_pb2.ReplayDeadRequest(group=GROUP, numbers=[letter.number for letter in letters])
+        answer = await self._asking.served(lambda core: core.parts.dead.replay(request))
+        if not answer.kept and not answer.more:
+            self._history.note(DeadReplayed, GROUP, uids)
 
-        def told(answer: dead_pb2.ChangeDeadResponse) -> None:
-            if not answer.kept and not answer.more:
-                self._history.add(DeadReplayed(self._world.now_ns, GROUP, uids))
-
-        self._asking.served(lambda core: core.parts.dead.replay(request), told)
-
-    def _purge(self, letters: list[dead_pb2.DeadLetter]) -> None:
+    async def _purge(self, letters: list[dead_pb2.DeadLetter]) -> None:
         uids = tuple(self._last[_id_of(letter)][0] for letter in letters)
         request = dead_pb2.PurgeDeadRequest(group=GROUP, numbers=[letter.number for letter in letters])
-
-        def told(_: object) -> None:
-            self._history.add(DeadPurged(self._world.now_ns, GROUP, uids))
-
-        self._asking.served(lambda core: core.parts.dead.purge(request), told)
+        await self._asking.served(lambda core: core.parts.dead.purge(request))
+        self._history.note(DeadPurged, GROUP, uids)
 
 
 def _rows_of(batch: consumer_pb2.DeliverBatch) -> list[tuple[int, int]]:
@@ -260,4 +246,4 @@ def _rows_of(batch: consumer_pb2.DeliverBatch) -> list[tuple[int, int]]:
 
 
 def _id_of(letter: dead_pb2.DeadLetter) -> int:
-    return letter.id.hour << 32 | letter.id.index
+    return id_of(letter.id, 0)

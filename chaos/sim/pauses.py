@@ -25,9 +25,9 @@ class Pauses(AskingClients):
         self._paused: set[tuple[str, str]] = set()
         """Paused, or asked for."""
 
-    def start(self) -> None:
+    def _begin(self) -> None:
         for place in self._places:
-            self._world.after(SECOND + self._pause_ns(), self._pause, place)
+            self._later(SECOND + self._pause_ns(), self._pause_and_resume, place)
 
     def unfinished(self) -> str:
         for kind, name in sorted(self._paused):
@@ -37,31 +37,22 @@ class Pauses(AskingClients):
     def _pause_ns(self) -> int:
         return self._wires.pause_ns(len(self._places) * PAUSE_EVERY_NS, self._rng, cheap=True)
 
-    def _pause(self, place: tuple[str, str]) -> None:
-        if self._wires.winding_down:
-            return
-        self._paused.add(place)
-        self._set(place, True)
+    async def _pause_and_resume(self, place: tuple[str, str]) -> None:
+        """Again and again, until faults are over."""
+        while not self._wires.winding_down:
+            self._paused.add(place)
+            await self._set(place, True)
+            until_ns = self._world.now_ns + self._rng.randrange(PAUSED_NS_MOST)
+            while self._world.now_ns < until_ns and not self._wires.winding_down:
+                await self._wires.pause(min(until_ns - self._world.now_ns, 100 * MS))
+            await self._set(place, False)
+            self._paused.discard(place)
+            await self._wires.pause(self._pause_ns())
 
-    def _set(self, place: tuple[str, str], paused: bool) -> None:
+    async def _set(self, place: tuple[str, str], paused: bool) -> None:
         kind, name = place
         request = SetPausedRequest(name=name, paused=paused)
         command = AdminCommand(set_topic_paused=request) if kind == "topic" else AdminCommand(set_group_paused=request)
-        self._history.add(PauseAsked(self._world.now_ns, kind, name, paused))
-
-        def done(_: object) -> None:
-            self._history.add(PauseAnswered(self._world.now_ns, kind, name, paused))
-            if paused:
-                self._go_on_at(place, self._world.now_ns + self._rng.randrange(PAUSED_NS_MOST))
-            else:
-                self._paused.discard(place)
-                self._world.after(self._pause_ns(), self._pause, place)
-
-        self._asking.admin(command, done)
-
-    def _go_on_at(self, place: tuple[str, str], at_ns: int) -> None:
-        """Resume the place at `at_ns`, or once the faults are over."""
-        if self._world.now_ns >= at_ns or self._wires.winding_down:
-            self._set(place, False)
-        else:
-            self._world.at(min(at_ns, self._world.now_ns + 100 * MS), self._go_on_at, place, at_ns)
+        self._history.note(PauseAsked, kind, name, paused)
+        await self._asking.admin(command)
+        self._history.note(PauseAnswered, kind, name, paused)

@@ -92,7 +92,7 @@ class Producers:
         producer.attempt += 1
         attempt, sequence = producer.attempt, producer.sequence
         machine = self._wires.machine(producer.target)
-        self._history.add(ScheduleSent(self._world.now_ns, producer.name, sequence, machine.name, producer.rows))
+        self._history.note(ScheduleSent, producer.name, sequence, machine.name, producer.rows)
         batch = self._batch(producer)
         batch.connection = producer.name
         relative = tuple(row.uid for row in producer.rows if row.due_ms is None)
@@ -113,7 +113,7 @@ class Producers:
     def _note_delays(self, machine: Machine, uids: tuple[int, ...]) -> None:
         if uids and isinstance(machine.process, CoreProcess):
             error_ms = machine.process.host.core.clock.error_ns() / MS
-            self._history.add(DelayCounted(self._world.now_ns, machine.name, uids, error_ms))
+            self._history.note(DelayCounted, machine.name, uids, error_ms)
 
     def _timed_out(self, producer: _Producer, sequence: int, attempt: int) -> None:
         if producer.sequence == sequence and producer.attempt == attempt and producer.rows:
@@ -123,19 +123,16 @@ class Producers:
     def _receipt(self, producer: _Producer, sequence: int, outcome: BatchOutcome | Failure) -> None:
         if producer.sequence != sequence or not producer.rows:
             return
-        now_ns = self._world.now_ns
         if isinstance(outcome, Failure):
-            self._history.add(
-                ScheduleRefused(now_ns, producer.name, sequence, common_pb2.ErrorReason.Name(outcome.reason))
-            )
+            self._history.note(ScheduleRefused, producer.name, sequence, common_pb2.ErrorReason.Name(outcome.reason))
             producer.target = self._wires.redirect(outcome, producer.target)
             producer.attempt += 1  # its time-out no longer counts
             self._world.after(self._rng.randrange(20 * MS, 150 * MS), self._again, producer, sequence)
             return
         uids = tuple(row.uid for row in producer.rows)
         ids, due = tuple(outcome.ids.tolist()), tuple(outcome.due_ms.tolist())
-        self._history.add(
-            ScheduleAcknowledged(now_ns, producer.name, sequence, uids, ids, due, outcome.repeated, self._groups)
+        self._history.note(
+            ScheduleAcknowledged, producer.name, sequence, uids, ids, due, outcome.repeated, self._groups
         )
         for uid, id64 in zip(uids, ids, strict=True):
             self.known[uid] = id64

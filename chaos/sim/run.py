@@ -122,7 +122,7 @@ class Cluster:
         asked_ns = self.world.now_ns
 
         def ended(came_about: bool) -> None:
-            self.history.add(HandoverEnded(self.world.now_ns, master.name, asked_ns, came_about))
+            self.history.note(HandoverEnded, master.name, asked_ns, came_about)
             done(came_about)
 
         self.load.hand_over(master, others[self.world.steps % len(others)], ended)
@@ -175,7 +175,7 @@ class Cluster:
             machine.start()
         for machine in self._machines:
             machine.work_faults.slow_work_ns = {}
-        history.add(Healed(world.now_ns))
+        history.note(Healed)
         world.tell("run", "all faults have ended: drain")
         self.load.wind_down()
         begun_ns = world.now_ns
@@ -192,7 +192,7 @@ class Cluster:
             for checker in self.checkers:
                 if checker.missing(world.now_ns):
                     checker.settle_accounts(world.now_ns)
-        history.add(Drained(world.now_ns, waits_for))
+        history.note(Drained, waits_for)
         for checker in self.checkers:
             checker.settle_accounts(world.now_ns)
 

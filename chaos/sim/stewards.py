@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import AskingClients, Call
-from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.asking import AskingClients, founding, succeeded
+from tickwheel.chaos.sim.clients import TIMEOUT_NS, Call, Wires, served
 from tickwheel.chaos.sim.history_messages import Row
 from tickwheel.chaos.sim.history_operators import (
     Administered,
@@ -57,72 +57,58 @@ IN_FLIGHT_MAX = (Settings(group_in_flight_max=50), Settings(group_in_flight_max=
 class Stewards(AskingClients):
     """`clients.Clients`."""
 
+    asks_for = "answers about settings, topics or groups"
+
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "stewards")
         self._made = 0
         self._settings = SETTINGS if wires.shape.in_flight_max else SETTINGS + IN_FLIGHT_MAX
 
-    def start(self) -> None:
-        self._world.after(SECOND, self._act)
+    def _begin(self) -> None:
+        self._world.after(SECOND, self._keep, EVERY_NS, self._act)
 
-    def unfinished(self) -> str:
-        return "answers about settings, topics or groups" if self._asking.open else ""
-
-    def _act(self) -> None:
-        if self._wires.winding_down:
-            return
-        self._world.after(self._wires.pause_ns(EVERY_NS, self._rng, cheap=True), self._act)
+    async def _act(self) -> None:
         if self._rng.random() < 0.4:
             command = AdminCommand(settings=self._rng.choice(self._settings))
-            self._ask("settings", lambda core, answer: serve(core, core.parts.requests.admin(command), answer))
+            await self._ask("settings", served(lambda core: core.parts.requests.admin(command)))
         else:
-            self._found()
+            await self._found()
 
-    def _ask(self, what: str, request: Call) -> None:
+    async def _ask(self, what: str, call: Call) -> None:
         """Until it is done or refused by name: a repeat of a deletion that was done finds nothing."""
+        answer = await self._asking.ask(call, lambda answer: succeeded(answer) or "field" in answer.metadata)
+        self._history.note(Administered, what, succeeded(answer))
 
-        def taken(answer: object) -> bool:
-            refused = isinstance(answer, Failure)
-            if isinstance(answer, Failure) and "field" not in answer.metadata:
-                return False
-            self._history.add(Administered(self._world.now_ns, what, not refused))
-            return True
-
-        self._asking.ask(request, taken)
-
-    def _delete(self, kind: str, name: str, request: Call) -> None:
-        self._history.add(DeletionAsked(self._world.now_ns, kind, name))
+    async def _delete(self, kind: str, name: str, request: Call) -> None:
+        self._history.note(DeletionAsked, kind, name)
 
         def call(core: NodeCore, answer: Callable[[Any], None]) -> None:
             def left(outcome: Sweep | Failure) -> None:
                 if not isinstance(outcome, Failure) and outcome.state == SWEEP_FINISHED:
                     error_ms = core.clock.error_ns() / MS
-                    self._history.add(DeletionAnswered(self._world.now_ns, kind, name, outcome.done, error_ms))
+                    self._history.note(DeletionAnswered, kind, name, outcome.done, error_ms)
                 answer(outcome)
 
             request(core, left)
 
-        self._ask(f"delete {kind}", call)
+        await self._ask(f"delete {kind}", call)
 
-    def _found(self) -> None:
+    async def _found(self) -> None:
         """A topic and its group, for a while; one of both goes first."""
         self._made += 1
         topic, group = f"passing-{self._made}", f"guests-{self._made}"
-
-        def filled() -> None:
-            for _ in range(self._rng.randint(1, 3)):
-                self._fill(topic)
-                self._world.after(self._rng.randrange(LIVES_NS_MOST), self._pull, topic, group)
-            topic_request = DeleteTopicRequest(name=topic, cancel_pending=True)
-            group_request = DeleteGroupRequest(name=group, discard=True)
-            ends: list[tuple[str, str, Call]] = [
-                ("topic", topic, lambda core, answer: serve(core, core.parts.deleter.topic(topic_request), answer)),
-                ("group", group, lambda core, answer: serve(core, core.parts.deleter.group(group_request), answer)),
-            ]
-            for kind, name, request in ends:
-                self._world.after(self._rng.randrange(LIVES_NS_MOST), self._delete, kind, name, request)
-
-        self._asking.found((topic,), [(group, (topic,))], filled)
+        await self._asking.admin(*founding((topic,), [(group, (topic,))]))
+        for _ in range(self._rng.randint(1, 3)):
+            self._fill(topic)
+            self._world.after(self._rng.randrange(LIVES_NS_MOST), self._pull, topic, group)
+        topic_request = DeleteTopicRequest(name=topic, cancel_pending=True)
+        group_request = DeleteGroupRequest(name=group, discard=True)
+        ends = (
+            ("topic", topic, served(lambda core: core.parts.deleter.topic(topic_request))),
+            ("group", group, served(lambda core: core.parts.deleter.group(group_request))),
+        )
+        for kind, name, request in ends:
+            self._later(self._rng.randrange(LIVES_NS_MOST), self._delete, kind, name, request)
 
     def _fill(self, topic: str) -> None:
         """Some messages, once: nobody asks what became of them."""
@@ -136,7 +122,7 @@ class Stewards(AskingClients):
         machine = self._wires.machine(self._rng.randrange(3))
 
         def accepted(ids: Sequence[int], due_ms: Sequence[int]) -> None:
-            self._history.add(PassingAccepted(self._world.now_ns, topic, tuple(ids), tuple(due_ms)))
+            self._history.note(PassingAccepted, topic, tuple(ids), tuple(due_ms))
 
         def answered(outcome: BatchOutcome | Failure) -> None:
             if not isinstance(outcome, Failure):
@@ -176,7 +162,7 @@ class Stewards(AskingClients):
         def left(answer: consumer_pb2.DeliverBatch | Failure) -> None:
             if not isinstance(answer, Failure) and answer.ids:
                 ids = tuple(np.frombuffer(answer.ids, "<u8").tolist())
-                self._history.add(PassingDelivered(self._world.now_ns, machine.name, topic, ids))
+                self._history.note(PassingDelivered, machine.name, topic, ids)
             self._wires.back(answered, answer)
 
         self._wires.call(machine, lambda core: serve(core, core.parts.consumers.pull(request), left))

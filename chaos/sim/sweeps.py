@@ -6,7 +6,7 @@ the end every message that may have been swept and never came is looked up.
 
 from __future__ import annotations
 
-from tickwheel.chaos.sim.asking import AskingClients
+from tickwheel.chaos.sim.asking import AskingClients, founding
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history import Record
@@ -14,8 +14,8 @@ from tickwheel.chaos.sim.history_messages import Delivered, Label, RescheduleSen
 from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
+from tickwheel.node.core.requests import id_of
 from tickwheel.proto import scheduler_pb2
-from tickwheel.proto.common_pb2 import MessageId
 
 TOPIC = "notes"
 GROUP = "readers"
@@ -29,10 +29,12 @@ SERIES_NEWEST = 6
 class Sweeps(AskingClients):
     """`clients.Clients`."""
 
+    setting = founding((), [(GROUP, (TOPIC,))])
+
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "sweeps")
         self._producers = Producers(wires, ("bulk",), self._rows, (GROUP,), self._rng)
-        self._consumers = Consumers(wires, (Crowd(GROUP, (TOPIC,)),), self._rng)
+        self._members = (self._producers, Consumers(wires, (Crowd(GROUP, (TOPIC,)),), self._rng))
         self._series = 0
         self._moved: set[int] = set()
         self._rows_of: dict[int, Row] = {}
@@ -45,22 +47,16 @@ class Sweeps(AskingClients):
         """Messages whose fate is known."""
         wires.history.subscribe((Delivered, ScheduleSent), self._observe)
 
-    def start(self) -> None:
-
-        def created() -> None:
-            self._producers.start()
-            self._consumers.start()
-            self._world.after(SECOND, self._sweep)
-            self._world.after(SECOND, self._look)
-
-        self._asking.found((), [(GROUP, (TOPIC,))], created)
+    def _begin(self) -> None:
+        self._world.after(SECOND, self._keep, SWEEP_EVERY_NS, self._sweep)
+        self._world.after(SECOND, self._look)
 
     def unfinished(self) -> str:
         if self._running:
             return f"the end of sweep {min(self._running)}"
         if in_doubt := self._in_doubt():
             return f"what became of {len(in_doubt)} messages that were to be swept"
-        return self._producers.unfinished() or self._consumers.unfinished()
+        return next(filter(None, (member.unfinished() for member in self._members)), "")
 
     def _observe(self, record: Record) -> None:
         match record:
@@ -96,27 +92,31 @@ class Sweeps(AskingClients):
 
     # -- sweeps
 
-    def _sweep(self) -> None:
-        if self._wires.winding_down:
-            return
-        self._world.after(self._wires.pause_ns(SWEEP_EVERY_NS, self._rng, cheap=True), self._sweep)
+    async def _sweep(self) -> None:
         if not self._series or len(self._running) > 4:
             return
         job = f"sweep-{len(self._jobs) + 1}"
         selected = self._selected()
         self._jobs[job] = selected
         self._running.add(job)
-        self._history.add(SweepAsked(self._world.now_ns, job, selected))
+        self._history.note(SweepAsked, job, selected)
         for uid in sorted(self._undelivered):
             self._may_move(selected, self._rows_of[uid])
         request = request_of(job, selected)
-
-        def begun(_: object) -> None:
-            self._history.add(SweepBegan(self._world.now_ns, job))
-            stops = self._rng.random() < 0.1
-            self._world.after(self._rng.randrange(20 * MS) if stops else 50 * MS, self._follow, job, stops)
-
-        self._asking.served(lambda core: core.parts.sweeper.begin_sweep(request), begun)
+        await self._asking.served(lambda core: core.parts.sweeper.begin_sweep(request))
+        self._history.note(SweepBegan, job)
+        stops = self._rng.random() < 0.1
+        await self._wires.pause(self._rng.randrange(20 * MS) if stops else 50 * MS)
+        if stops:
+            answer = await self._asking.served(lambda core: core.parts.sweeper.stop(job))
+        else:
+            answer = await self._asking.served(lambda core: core.parts.sweeper.get(job))
+        while answer.state == scheduler_pb2.SWEEP_RUNNING:
+            await self._wires.pause(100 * MS)
+            answer = await self._asking.served(lambda core: core.parts.sweeper.get(job))
+        finished = answer.state == scheduler_pb2.SWEEP_FINISHED
+        self._history.note(SweepEnded, job, finished, answer.done, answer.too_late, answer.gone, answer.too_far)
+        self._running.discard(job)
 
     def _selected(self) -> Selected:
         rng = self._rng
@@ -140,24 +140,7 @@ class Sweeps(AskingClients):
         if selected.cancel or row.label is None or not selected.by_text(row.topic, row.label):
             return
         target_ms = selected.target_ms(self._due_ms[row.uid])
-        self._history.add(RescheduleSent(self._world.now_ns, row.uid, 0, target_ms))
-
-    def _follow(self, job: str, stops: bool) -> None:
-        """Ask until it is over."""
-
-        def told(answer: scheduler_pb2.Sweep) -> None:
-            if answer.state == scheduler_pb2.SWEEP_RUNNING:
-                self._world.after(100 * MS, self._follow, job, False)
-                return
-            finished = answer.state == scheduler_pb2.SWEEP_FINISHED
-            counts = (answer.done, answer.too_late, answer.gone, answer.too_far)
-            self._history.add(SweepEnded(self._world.now_ns, job, finished, *counts))
-            self._running.discard(job)
-
-        if stops:
-            self._asking.served(lambda core: core.parts.sweeper.stop(job), told)
-        else:
-            self._asking.served(lambda core: core.parts.sweeper.get(job), told)
+        self._history.note(RescheduleSent, row.uid, 0, target_ms)
 
     # -- what became of them
 
@@ -177,17 +160,13 @@ class Sweeps(AskingClients):
         if not self._wires.winding_down or self._running or self._asking.open:
             return
         for uid in self._in_doubt()[:LOOKED_AT_ONCE]:
-            self._look_up(uid, self._producers.known[uid])
+            self._wires.run(self._look_up(uid, self._producers.known[uid]))
 
-    def _look_up(self, uid: int, id64: int) -> None:
-        def told(answer: scheduler_pb2.GetResponse) -> None:
-            state = scheduler_pb2.MessageState.Name(answer.state)
-            now: MessageId = answer.message.id
-            seen = SweptSeen(self._world.now_ns, uid, now.hour << 32 | now.index, state, answer.message.due_ms)
-            self._history.add(seen)
-            self._told.add(uid)
-
-        self._asking.served(lambda core: core.parts.requests.get(id64, False), told)
+    async def _look_up(self, uid: int, id64: int) -> None:
+        answer = await self._asking.served(lambda core: core.parts.requests.get(id64, False))
+        state = scheduler_pb2.MessageState.Name(answer.state)
+        self._history.note(SweptSeen, uid, id_of(answer.message.id, 0), state, answer.message.due_ms)
+        self._told.add(uid)
 
 
 def request_of(job: str, selected: Selected) -> scheduler_pb2.BeginSweepRequest:

@@ -71,7 +71,7 @@ class Twins:
         machine = self._wires.machine(program.target)
         program.asked = asked = self._wires.number()
         id, sequence, rows = program.id, program.sequence, program.rows
-        self._history.add(ScheduleSent(self._world.now_ns, id, sequence, machine.name, rows))
+        self._history.note(ScheduleSent, id, sequence, machine.name, rows)
         batch = plain_batch(id, sequence, rows)
         batch.owner, batch.connection = program.owner, program.connection
 
@@ -99,8 +99,7 @@ class Twins:
     def _accepted(self, program: _Program, outcome: BatchOutcome) -> None:
         uids = tuple(row.uid for row in program.rows)
         ids, due = tuple(outcome.ids.tolist()), tuple(outcome.due_ms.tolist())
-        now_ns = self._world.now_ns
-        self._history.add(ScheduleAcknowledged(now_ns, program.id, program.sequence, uids, ids, due, outcome.repeated))
+        self._history.note(ScheduleAcknowledged, program.id, program.sequence, uids, ids, due, outcome.repeated)
         program.rows = ()
         program.sequence += 1
         self._world.after(self._wires.pause_ns(EVERY_NS, self._rng, cheap=True), self._go_on, program)
@@ -108,7 +107,7 @@ class Twins:
     def _refused(self, program: _Program, failure: Failure) -> None:
         uids = tuple(row.uid for row in program.rows)
         reason = common_pb2.ErrorReason.Name(failure.reason)
-        self._history.add(ScheduleRefused(self._world.now_ns, program.id, program.sequence, reason, uids))
+        self._history.note(ScheduleRefused, program.id, program.sequence, reason, uids)
         if failure.reason == common_pb2.SEQUENCE_TAKEN:
             if failure.metadata["field"] == "producer_id":
                 program.id, program.sequence = f"{program.id}-{self._wires.number()}", 1

@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.asking import AskingClients
-from tickwheel.chaos.sim.clients import Wires
+from tickwheel.chaos.sim.asking import AskingClients, founding, succeeded
+from tickwheel.chaos.sim.clients import Call, Wires, served
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history_bulk import AbortAnswered, BlockStaged, CommitAnswered, CommitAsked, WriteSeen
 from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS
-from tickwheel.node.core.core import NodeCore, serve
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, common_pb2, staging_pb2
-from tickwheel.proto.admin_pb2 import CreateGroupRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.proto.staging_pb2 import STAGED_PUBLISHED, STAGED_PUBLISHING, StagedJob, StagedState
 
@@ -41,8 +40,6 @@ OPEN_MOST = 4
 """Drivers at a time."""
 ANSWERS_LOST = 0.05
 REFUSED = "REFUSED"
-
-Answer = Callable[[StagedJob | Failure], None]
 
 
 @dataclass(slots=True)
@@ -77,9 +74,16 @@ class _Driver:
 class Writes(AskingClients):
     """`clients.Clients`."""
 
+    setting = (
+        AdminCommand(settings=admin_pb2.Settings(staging_expiry_ms=EXPIRY_MS)),
+        *founding((), [(group, (TOPIC,)) for group in reversed(GROUPS)]),
+    )
+    """With it staged rows expire quickly."""
+
     def __init__(self, wires: Wires) -> None:
         super().__init__(wires, "writes")
         self._consumers = Consumers(wires, CROWDS, self._rng)
+        self._members = (self._consumers,)
         self._drivers: list[_Driver] = []
         self._done: list[tuple[str, int]] = []
         """Jobs that happened once and were committed."""
@@ -87,19 +91,9 @@ class Writes(AskingClients):
         self._runs = 0
         self._began = False
 
-    def start(self) -> None:
-        """Start once staged rows expire quickly and the groups exist."""
-        commands = [
-            AdminCommand(settings=admin_pb2.Settings(staging_expiry_ms=EXPIRY_MS)),
-            *(AdminCommand(create_group=CreateGroupRequest(name=group, topics=[TOPIC])) for group in reversed(GROUPS)),
-        ]
-
-        def begin() -> None:
-            self._began = True
-            self._consumers.start()
-            self._world.after(0, self._begin_some)
-
-        self._asking.set_up(commands, begin)
+    def _begin(self) -> None:
+        self._began = True
+        self._world.after(0, self._keep, JOB_EVERY_NS, self._begin_one, False)
 
     def unfinished(self) -> str:
         if not self._began:
@@ -110,25 +104,22 @@ class Writes(AskingClients):
 
     # -- jobs
 
-    def _begin_some(self) -> None:
-        if self._wires.winding_down:
-            return
-        rng = self._rng
-        self._world.after(self._wires.pause_ns(JOB_EVERY_NS, rng), self._begin_some)
+    async def _begin_one(self) -> None:
         if len(self._drivers) >= OPEN_MOST:
             return
+        rng = self._rng
         dice = rng.random()
         if dice < 0.15 and self._done:
             job, batch = rng.choice(self._done)
-            self._begin(job, batch, stream=False)
+            self._drive(job, batch, stream=False)
             return
         self._jobs += 1
-        self._begin(f"write-{self._jobs}", 0, stream=dice > 0.75)
+        self._drive(f"write-{self._jobs}", 0, stream=dice > 0.75)
         if dice < 0.35:
             # A second driver starts for the same job, as if the first was believed dead.
-            self._world.after(rng.randrange(800 * MS), self._begin, f"write-{self._jobs}", 0, False)
+            self._world.after(rng.randrange(800 * MS), self._drive, f"write-{self._jobs}", 0, False)
 
-    def _begin(self, job: str, batch: int, stream: bool) -> None:
+    def _drive(self, job: str, batch: int, stream: bool) -> None:
         rng = self._rng
         self._runs += 1
         plan = "commit" if stream else rng.choices(("commit", "abort", "late", "leave"), (70, 10, 10, 10))[0]
@@ -142,7 +133,7 @@ class Writes(AskingClients):
             if again > 0.85:  # a slow one gets a twin
                 self._attempt(driver, partition)
         for attempt in driver.attempts:
-            self._world.after(rng.randrange(100 * MS), self._stage_next, driver, attempt)
+            self._later(rng.randrange(100 * MS), self._stage, driver, attempt)
 
     def _attempt(self, driver: _Driver, partition: int, gives_up: int = 1 << 30) -> None:
         count = self._rng.choice((1, 1, 2, self._wires.shape.write_blocks))
@@ -166,16 +157,28 @@ class Writes(AskingClients):
 
     # -- tasks
 
-    def _stage_next(self, driver: _Driver, attempt: _Attempt) -> None:
-        if driver.over or attempt.staged >= min(len(attempt.blocks), attempt.gives_up):
-            return
-        sequence = attempt.staged
+    async def _stage(self, driver: _Driver, attempt: _Attempt) -> None:
+        """Stage block after block."""
+        while not driver.over and attempt.staged < min(len(attempt.blocks), attempt.gives_up):
+            answer = await self._stage_block(driver, attempt, attempt.staged)
+            if driver.over:
+                return
+            if isinstance(answer, Failure):
+                self._give_up(driver)
+                return
+            attempt.staged += 1
+            if answer.state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
+                attempt.staged = len(attempt.blocks)  # another run has committed: nothing is left to write
+            wait_ns = self._rng.randrange(60 * MS)
+            self._decide(driver)
+            await self._wires.pause(wait_ns)
+
+    async def _stage_block(self, driver: _Driver, attempt: _Attempt, sequence: int) -> StagedJob | Failure:
         rows = attempt.blocks[sequence]
-        now_ns = self._world.now_ns
         # The checkers of deliveries count this as a schedule request.
-        self._history.add(ScheduleSent(now_ns, f"{driver.run}/{attempt.number}", sequence, "", rows))
+        self._history.note(ScheduleSent, f"{driver.run}/{attempt.number}", sequence, "", rows)
         uids = tuple(row.uid for row in rows)
-        self._history.add(BlockStaged(now_ns, driver.job, driver.batch, driver.run, attempt.number, uids))
+        self._history.note(BlockStaged, driver.job, driver.batch, driver.run, attempt.number, uids)
         request = staging_pb2.StageRequest(
             job_id=driver.job,
             batch=driver.batch,
@@ -184,26 +187,11 @@ class Writes(AskingClients):
             attempt=attempt.number,
             sequence=sequence,
         )
-
-        def call(core: NodeCore, answer: Answer) -> None:
-            serve(core, core.parts.staging.stage(request, block_of(rows)), self._lossy(answer))
-
-        def taken(answer: StagedJob | Failure) -> bool:
-            if driver.over:
-                return True
-            if _refused(answer):
-                self._give_up(driver)
-                return True
-            if isinstance(answer, Failure):
-                return False
-            attempt.staged += 1
-            if answer.state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
-                attempt.staged = len(attempt.blocks)  # another run has committed: nothing is left to write
-            self._world.after(self._rng.randrange(60 * MS), self._stage_next, driver, attempt)
-            self._decide(driver)
-            return True
-
-        self._asking.ask(call, taken)
+        call = self._lossy(served(lambda core: core.parts.staging.stage(request, block_of(rows))))
+        answer: StagedJob | Failure = await self._asking.ask(
+            call, lambda answer: driver.over or succeeded(answer) or _refused(answer)
+        )
+        return answer
 
     def _decide(self, driver: _Driver) -> None:
         """Carry out the driver's plan once every partition has a complete attempt."""
@@ -217,16 +205,15 @@ class Writes(AskingClients):
         wait_ns = self._rng.randrange(200 * MS)
         if driver.plan == "leave":
             self._end(driver)
-        elif driver.plan == "commit":
-            self._world.after(wait_ns, self._commit, driver, list(whole.values()))
         else:
-            self._world.after(wait_ns, self._abort, driver, list(whole.values()))
+            act = self._commit if driver.plan == "commit" else self._abort
+            self._later(wait_ns, act, driver, list(whole.values()))
 
     # -- drivers
 
-    def _commit(self, driver: _Driver, attempts: list[_Attempt]) -> None:
+    async def _commit(self, driver: _Driver, attempts: list[_Attempt]) -> None:
         numbers = tuple(attempt.number for attempt in attempts)
-        self._history.add(CommitAsked(self._world.now_ns, driver.job, driver.batch, driver.run, numbers))
+        self._history.note(CommitAsked, driver.job, driver.batch, driver.run, numbers)
         named = [
             staging_pb2.StagedAttempt(
                 partition=attempt.partition, attempt=attempt.number, blocks=len(attempt.blocks), rows=attempt.rows
@@ -236,88 +223,70 @@ class Writes(AskingClients):
         request = staging_pb2.CommitStagedRequest(
             job_id=driver.job, batch=driver.batch, run_id=driver.run, attempts=named
         )
+        answer = await self._ask_to_commit(driver, request)
+        if isinstance(answer, Failure):
+            self._give_up(driver)
+            return
+        self._wires.run(self._follow(driver))
+        if self._rng.random() < 0.2:  # the answer is lost: the asker does not know of it
+            await self._ask_to_commit(driver, request)
 
-        def told(answer: StagedJob | Failure) -> bool:
-            if isinstance(answer, Failure) and not _refused(answer):
-                return False
-            state = REFUSED if isinstance(answer, Failure) else StagedState.Name(answer.state)
-            self._history.add(CommitAnswered(self._world.now_ns, driver.job, driver.batch, driver.run, state))
-            return True
+    async def _ask_to_commit(self, driver: _Driver, request: staging_pb2.CommitStagedRequest) -> StagedJob | Failure:
+        call = self._lossy(served(lambda core: core.parts.staging.commit(request)))
+        answer: StagedJob | Failure = await self._asking.ask(call, lambda answer: succeeded(answer) or _refused(answer))
+        state = REFUSED if isinstance(answer, Failure) else StagedState.Name(answer.state)
+        self._history.note(CommitAnswered, driver.job, driver.batch, driver.run, state)
+        return answer
 
-        def taken(answer: StagedJob | Failure) -> bool:
-            if not told(answer):
-                return False
-            if isinstance(answer, Failure):
-                self._give_up(driver)
-            else:
-                self._follow(driver)
-                if self._rng.random() < 0.2:  # the answer is lost: the asker does not know of it
-                    self._asking.ask(call, told)
-            return True
-
-        def call(core: NodeCore, answer: Answer) -> None:
-            serve(core, core.parts.staging.commit(request), self._lossy(answer))
-
-        self._asking.ask(call, taken)
-
-    def _follow(self, driver: _Driver) -> None:
+    async def _follow(self, driver: _Driver) -> None:
         """Ask until all of it is scheduled."""
         request = staging_pb2.GetStagedJobRequest(job_id=driver.job, batch=driver.batch)
-
-        def told(answer: StagedJob) -> None:
-            state = StagedState.Name(answer.state)
+        while True:
+            answer: StagedJob = await self._asking.served(lambda core: core.parts.staging.job(request))
             counts = (answer.rows, answer.rows_published, answer.rows_discarded)
-            self._history.add(WriteSeen(self._world.now_ns, driver.job, driver.batch, state, *counts))
-            if answer.state != STAGED_PUBLISHED:
-                self._world.after(50 * MS, self._follow, driver)
-                return
-            self._end(driver)
-            if not driver.stream:
-                self._done.append((driver.job, driver.batch))
-            else:
-                pause_ns = self._wires.pause_ns(BATCH_EVERY_NS, self._rng)
-                self._world.after(pause_ns, self._begin_next, driver)
+            self._history.note(WriteSeen, driver.job, driver.batch, StagedState.Name(answer.state), *counts)
+            if answer.state == STAGED_PUBLISHED:
+                break
+            await self._wires.pause(50 * MS)
+        self._end(driver)
+        if not driver.stream:
+            self._done.append((driver.job, driver.batch))
+            return
+        await self._wires.pause(self._wires.pause_ns(BATCH_EVERY_NS, self._rng))
+        if not self._wires.winding_down:  # the next batch of the stream
+            self._drive(driver.job, driver.batch + 1, True)
 
-        self._asking.served(lambda core: core.parts.staging.job(request), told)
-
-    def _begin_next(self, driver: _Driver) -> None:
-        """The next batch of a stream."""
-        if not self._wires.winding_down:
-            self._begin(driver.job, driver.batch + 1, True)
-
-    def _abort(self, driver: _Driver, attempts: list[_Attempt]) -> None:
+    async def _abort(self, driver: _Driver, attempts: list[_Attempt]) -> None:
         asked_ns = self._world.now_ns
         request = staging_pb2.AbortStagedRequest(job_id=driver.job, batch=driver.batch, run_id=driver.run)
-
-        def told(answer: StagedJob) -> None:
-            state = StagedState.Name(answer.state)
-            at = (self._world.now_ns, driver.job, driver.batch, driver.run)
-            self._history.add(AbortAnswered(*at, state, asked_ns))
-            if driver.plan == "late" and self._world.now_ns - asked_ns < EXPIRY_MS * MS // 2:
-                self._commit(driver, attempts)
-            else:
-                self._end(driver)
-
-        self._asking.command(
-            lambda core, answer: serve(core, core.parts.staging.abort(request), self._lossy(answer)), told
-        )
+        call = self._lossy(served(lambda core: core.parts.staging.abort(request)))
+        answer: StagedJob = await self._asking.ask(call)
+        state = StagedState.Name(answer.state)
+        self._history.note(AbortAnswered, driver.job, driver.batch, driver.run, state, asked_ns)
+        if driver.plan == "late" and self._world.now_ns - asked_ns < EXPIRY_MS * MS // 2:
+            await self._commit(driver, attempts)
+        else:
+            self._end(driver)
 
     def _give_up(self, driver: _Driver) -> None:
         """Its run is over; a batch of a stream has to happen before the next one may."""
         self._end(driver)
         if driver.stream:
-            self._begin(driver.job, driver.batch, True)
+            self._drive(driver.job, driver.batch, True)
 
     def _end(self, driver: _Driver) -> None:
         driver.over = True
         if driver in self._drivers:
             self._drivers.remove(driver)
 
-    def _lossy(self, answer: Answer) -> Answer:
-        """Wrap a handler so that the answer may be lost on its way, though the request took effect."""
-        if self._rng.random() < ANSWERS_LOST:
-            return lambda lost: None
-        return answer
+    def _lossy(self, call: Call) -> Call:
+        """The same call, whose answer may be lost on its way though the request took effect."""
+
+        def lossy(core: NodeCore, answer: Callable[[Any], None]) -> None:
+            lost = self._rng.random() < ANSWERS_LOST
+            call(core, (lambda lost: None) if lost else answer)
+
+        return lossy
 
 
 def _refused(answer: Any) -> bool:
