@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.executor import HELD_NS
-from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
-from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene, lost_on, other_than_master
 from tickwheel.chaos.sim.history_machines import CheckpointTaken, MomentSeen
 from tickwheel.chaos.sim.moments import COPY_OF_LATER, COPY_RESUMED, HOURS_REMOVED
 from tickwheel.chaos.sim.network_faults import block, links_of
@@ -31,15 +30,13 @@ CHECKPOINT_WORK = Checkpointer._write.__qualname__  # noqa: SLF001  (its name al
 def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave takes a checkpoint of a peer, and a moment later the master dies: the slave must still know all that it
     had heard before."""
-    slave = _slave(scene, machine)
-    going = Going()
+    slave = other_than_master(scene, machine)
+    going = Going(scene)
 
-    def taken(record: Record) -> None:
-        assert isinstance(record, CheckpointTaken)
-        if behind.over or record.node != slave.name or going.hits:
-            return
-        going.hits = 1
-        scene.world.after(rng.randrange(20 * MS, 400 * MS), strike)
+    def taken(record: CheckpointTaken) -> None:
+        if record.node == slave.name and not going.hits:
+            going.hits = 1
+            scene.world.after(rng.randrange(20 * MS, 400 * MS), strike)
 
     def strike() -> None:
         master = scene.master()
@@ -51,9 +48,10 @@ def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
             link.reset()
         scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
-    scene.history.subscribe((CheckpointTaken,), taken)
+    going.when(CheckpointTaken, taken)
     behind = _Behind(scene, slave, rng)
     yield
+    going.over = True
     behind.end()
     for one in scene.machines:
         one.start()
@@ -63,7 +61,7 @@ def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
 def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave's own checkpoint hangs in its disk while one of a peer arrives. In the end it gets through to the disk,
     and the process dies before it hears of that."""
-    slave = _slave(scene, machine)
+    slave = other_than_master(scene, machine)
     before = slave.work_faults.hung
     slave.work_faults.hung_work = CHECKPOINT_WORK
     _ask_for_checkpoint(slave)
@@ -80,7 +78,7 @@ def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
 def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave is far behind, and its copies of a peer's checkpoint break midway, several times. Meanwhile the slave or
     the peer dies, or the peer's checkpoint is replaced by a later one."""
-    slave = _slave(scene, machine)
+    slave = other_than_master(scene, machine)
     breaks = _Breaks(scene, slave, rng)
     behind = _Behind(scene, slave, rng)
     yield
@@ -93,27 +91,22 @@ def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
 
 def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Again and again a checkpoint of the target hangs in its disk until the machine loses power."""
-    going = Going()
+    going = Going(scene)
 
-    def again() -> None:
-        if going.over:
-            return
+    def hang() -> None:
         machine.work_faults.hung_work = CHECKPOINT_WORK
         _ask_for_checkpoint(machine)
-        scene.world.after(rng.randrange(20 * MS, 200 * MS), strike, machine.work_faults.hung)
+        going.after(rng.randrange(20 * MS, 200 * MS), strike, machine.work_faults.hung)
 
     def strike(before: int) -> None:
-        if going.over:
-            return
         if machine.work_faults.hung > before:
-            counted = machine.disk.counters()
+            lost = lost_on(machine)
             machine.lose_power()
-            after = machine.disk.counters()
-            going.hits += after.pages_lost + after.dir_changes_lost - counted.pages_lost - counted.dir_changes_lost
+            going.hits += lost_on(machine) - lost
             scene.world.after(rng.randrange(10 * MS, 100 * MS), machine.start)
-        scene.world.after(rng.randrange(200 * MS, 700 * MS), again)
+        going.after(rng.randrange(200 * MS, 700 * MS), hang)
 
-    again()
+    hang()
     yield
     going.over = True
     machine.work_faults.hung_work = ""
@@ -126,28 +119,21 @@ def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     """A node that removes an hour is made to write a checkpoint at once, and loses power in the middle of it."""
     machines = scene.fabric.machines
     before = sum(one.powers_lost for one in machines.values())
-    going = Going()
+    going = Going(scene)
 
-    def removed(record: Record) -> None:
-        assert isinstance(record, MomentSeen)
-        if record.what == HOURS_REMOVED and not going.over:
+    def removed(record: MomentSeen) -> None:
+        if record.what == HOURS_REMOVED:
             one = machines[record.node]
             _ask_for_checkpoint(one)
             one.disk.lose_power_after(rng.randrange(STEPS_MOST))
 
-    scene.history.subscribe((MomentSeen,), removed)
+    going.when(MomentSeen, removed)
     yield
     going.over = True
     for one in scene.machines:
         one.disk.lose_power_after(-1)
         scene.world.after(1, one.start)
     return sum(one.powers_lost for one in machines.values()) - before
-
-
-def _slave(scene: Scene, machine: Machine) -> Machine:
-    """The target, or another if that is the master."""
-    master = scene.master()
-    return machine if machine is not master else next(one for one in scene.machines if one is not master)
 
 
 def _ask_for_checkpoint(machine: Machine) -> None:
@@ -226,7 +212,6 @@ class _Behind:
         self._links = links_of(scene, slave)
         self._cut = Active(block(self._links))
         self._back = False
-        self.over = False
         cut_ns = rng.randrange(500 * MS, 1_200 * MS)
         scene.world.after(cut_ns // 2, self._checkpoints)
         scene.world.after(cut_ns, self._connect)
@@ -245,5 +230,4 @@ class _Behind:
 
     def end(self) -> None:
         """Connect the slave and do nothing more."""
-        self.over = True
         self._connect()

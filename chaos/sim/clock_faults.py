@@ -8,13 +8,10 @@ tests (tests/chaos/test_clock_cases.py) cover the rest: all clocks wrong, or non
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
+from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene
+from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
-
-if TYPE_CHECKING:
-    from tickwheel.chaos.sim.fault import Course, PlannedFault, Scene
-    from tickwheel.chaos.sim.node import Machine
 
 SKEWS_MS = (-3_600_000, -600_000, -5_000, -200, -20, 20, 200, 5_000, 600_000, 3_600_000)
 DRIFTS_PPM = (-20_000, -1_000, -100, 100, 1_000, 20_000)
@@ -82,14 +79,12 @@ def drift(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ran
 def steps(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The wall clock steps forth and back, again and again."""
     struck = _strike(scene, machine, rng)
-    over = False
+    going = Going(scene)
 
     def step() -> None:
-        if not over:
-            struck.clock.skew_ms = rng.choice((0, *SKEWS_MS))
-            scene.world.after(rng.randrange(20 * MS, 1_500 * MS), step)
+        struck.clock.skew_ms = rng.choice((0, *SKEWS_MS))
 
-    step()
+    going.again(step, lambda: rng.randrange(20 * MS, 1_500 * MS))
     evidence = yield from _wrong(scene, struck)
-    over = True
+    going.over = True
     return evidence

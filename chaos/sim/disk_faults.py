@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Course, Going, PlannedFault, Scene, excuse_over
+from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene, excused
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
@@ -23,21 +23,19 @@ def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
 
 def failed_sync(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     before = machine.disk.counters().fsyncs_failed
-    machine.excuses += 1
-    machine.disk.fail_fsync(1)
-    yield
-    machine.disk.fail_fsync(0)
-    scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+    with excused(scene, machine):
+        machine.disk.fail_fsync(1)
+        yield
+        machine.disk.fail_fsync(0)
     return machine.disk.counters().fsyncs_failed - before
 
 
 def disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     before = machine.disk.counters().writes_refused
-    machine.excuses += 1
-    machine.disk.fill(rng.choice((0, 4_096, 100_000)))
-    yield
-    machine.disk.make_room()
-    scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+    with excused(scene, machine):
+        machine.disk.fill(rng.choice((0, 4_096, 100_000)))
+        yield
+        machine.disk.make_room()
     return machine.disk.counters().writes_refused - before
 
 
@@ -54,14 +52,12 @@ def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     """Again and again the machine loses power between two writes or syncs, wherever it is: what a worker does as one
     piece is cut in the middle too."""
     before = machine.powers_lost
-    going = Going()
+    going = Going(scene)
 
     def arm() -> None:
-        if not going.over:
-            machine.disk.lose_power_after(rng.randrange(STEPS_MOST))
-            scene.world.after(rng.randrange(300 * MS, 1_500 * MS), arm)
+        machine.disk.lose_power_after(rng.randrange(STEPS_MOST))
 
-    arm()
+    going.again(arm, lambda: rng.randrange(300 * MS, 1_500 * MS))
     yield
     going.over = True
     machine.disk.lose_power_after(-1)
@@ -72,15 +68,14 @@ def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
 def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Some existing files cannot be read. Half of the time the process restarts and must read them."""
     before = machine.disk.counters().reads_failed
-    machine.excuses += 1
-    paths = machine.disk.paths()
-    for path in rng.sample(paths, rng.randint(1, len(paths)) if rng.random() < 0.5 else 1) if paths else []:
-        machine.disk.read_error(path)
-    if rng.random() < 0.5:
-        machine.kill()
-        scene.world.after(rng.randrange(1, 100 * MS), machine.start)
-    yield
-    machine.disk.heal_reads()
-    scene.world.after(1, machine.start)
-    scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+    with excused(scene, machine):
+        paths = machine.disk.paths()
+        for path in rng.sample(paths, rng.randint(1, len(paths)) if rng.random() < 0.5 else 1) if paths else []:
+            machine.disk.read_error(path)
+        if rng.random() < 0.5:
+            machine.kill()
+            scene.world.after(rng.randrange(1, 100 * MS), machine.start)
+        yield
+        machine.disk.heal_reads()
+        scene.world.after(1, machine.start)
     return machine.disk.counters().reads_failed - before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
-from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_log import VoteSeen
 from tickwheel.chaos.sim.history_machines import RoleSeen
 from tickwheel.chaos.sim.network_faults import bridge, links_of
@@ -14,7 +13,7 @@ from tickwheel.chaos.sim.world import MS
 
 
 def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
-    going = Going()
+    going = Going(scene)
 
     def ended(came_about: bool) -> None:
         going.hits += int(came_about)
@@ -26,18 +25,16 @@ def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.
 
 def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node that votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
-    going = Going()
+    going = Going(scene)
     machines = scene.fabric.machines
 
-    def voted(record: Record) -> None:
-        assert isinstance(record, VoteSeen)
+    def voted(record: VoteSeen) -> None:
         voter = machines[record.node]
-        if going.over or record.voted_for == record.node or rng.random() < 0.2:
-            return
-        scene.world.after(rng.randrange(0, 20 * MS), strike, voter, voter.boot)
+        if record.voted_for != record.node and rng.random() >= 0.2:
+            going.after(rng.randrange(0, 20 * MS), strike, voter, voter.boot)
 
     def strike(voter: Machine, boot: int) -> None:
-        if voter.boot != boot or voter.process is None or going.over:
+        if voter.boot != boot or voter.process is None:
             return
         going.hits += 1
         if rng.random() < 0.5:
@@ -46,20 +43,19 @@ def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
             voter.lose_power()
         scene.world.after(rng.randrange(10 * MS, 400 * MS), voter.start)
 
-    scene.history.subscribe((VoteSeen,), voted)
+    going.when(VoteSeen, voted)
     if machine.process is not None:
         machine.kill()  # else there would be no election
-    return (yield from going.until_end(scene))
+    return (yield from going.until_end())
 
 
 def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The connections of a candidate break at once: its requests for votes are lost."""
-    going = Going()
+    going = Going(scene)
     machines = scene.fabric.machines
 
-    def stands(record: Record) -> None:
-        assert isinstance(record, RoleSeen)
-        if not going.over and record.role == "candidate":
+    def stands(record: RoleSeen) -> None:
+        if record.role == "candidate":
             scene.world.after(0, strike, machines[record.node])
 
     def strike(candidate: Machine) -> None:
@@ -68,7 +64,7 @@ def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
             if rng.random() < 0.8:
                 link.reset()
 
-    scene.history.subscribe((RoleSeen,), stands)
+    going.when(RoleSeen, stands)
     if machine.process is not None:
         machine.kill()
     yield
@@ -81,18 +77,16 @@ def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     """Only the target sees both sides of a cut, and it restarts in a moment, now and then: what it had promised to
     one side it must not forget towards the other."""
     cut = Active(bridge(scene, machine, planned, rng))
-    going = Going()
+    going = Going(scene)
 
-    def again() -> None:
-        if going.over:
-            return
+    def restart() -> None:
         if machine.process is not None and not machine.frozen:
             going.hits += 1
             machine.kill()
             scene.world.after(rng.randrange(5 * MS, 100 * MS), machine.start)
-        scene.world.after(rng.randrange(300 * MS, 1_500 * MS), again)
 
-    scene.world.after(rng.randrange(600 * MS, 1_200 * MS), again)
+    first_ns = rng.randrange(600 * MS, 1_200 * MS)
+    scene.world.after(first_ns, going.again, restart, lambda: rng.randrange(300 * MS, 1_500 * MS))
     yield
     going.over = True
     cut.end()

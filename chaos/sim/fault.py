@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from tickwheel.chaos.sim.history import History
+from tickwheel.chaos.sim.history import History, Record
 from tickwheel.chaos.sim.network import Fabric
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import SECOND, World
 
+R = TypeVar("R", bound=Record)
 EXCUSE_ECHO_NS = 3 * SECOND
 """A process may stop itself because of a fault this long after the fault has ended."""
 
@@ -88,18 +90,42 @@ effect. One that cannot strike returns 0 at once."""
 
 @dataclass(slots=True)
 class Going:
-    """What the callbacks of one fault share, if it strikes at moments of its own."""
+    """What the callbacks of one fault share, if it strikes at moments of its own: none of them acts once it is over."""
 
+    scene: Scene
     hits: int = 0
     """Evidence of its effect so far."""
     over: bool = False
-    """It has ended: no callback may strike any more."""
 
-    def until_end(self, scene: Scene) -> Course:
+    def when(self, kind: type[R], act: Callable[[R], None]) -> None:
+        """Act on each record of a kind."""
+
+        def seen(record: Any) -> None:
+            if not self.over:
+                act(record)
+
+        self.scene.history.subscribe((kind,), seen)
+
+    def after(self, delay_ns: int, act: Callable[..., None], *args: Any) -> None:
+        """Act some time later."""
+
+        def strike() -> None:
+            if not self.over:
+                act(*args)
+
+        self.scene.world.after(delay_ns, strike)
+
+    def again(self, act: Callable[[], None], pause_ns: Callable[[], int]) -> None:
+        """Act now, and after each pause."""
+        if not self.over:
+            act()
+            self.scene.world.after(pause_ns(), self.again, act, pause_ns)
+
+    def until_end(self) -> Course:
         """The rest of the fault's course, if nothing but nodes that are down is to be undone."""
         yield
         self.over = True
-        for one in scene.machines:
+        for one in self.scene.machines:
             one.start()
         return self.hits
 
@@ -159,10 +185,30 @@ class Kind:
     """Needs whole nodes: a run of the log alone has no target for it."""
 
 
-def excuse_over(machine: Machine) -> None:
-    """The after-effect of a fault is over: a stop of the machine's process is a broken promise again. A process that is
-    frozen meanwhile has the time again when it wakes: it may stop only then."""
+@contextmanager
+def excused(scene: Scene, machine: Machine) -> Iterator[None]:
+    """The process on a machine may stop itself, until a moment after the end."""
+    machine.excuses += 1
+    yield
+    scene.world.after(EXCUSE_ECHO_NS, _excuse_over, machine)
+
+
+def _excuse_over(machine: Machine) -> None:
+    """A stop of the machine's process is a broken promise again. A process that is frozen meanwhile has the time again
+    when it wakes: it may stop only then."""
     if machine.frozen:
-        machine.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+        machine.world.after(EXCUSE_ECHO_NS, _excuse_over, machine)
         return
     machine.excuses -= 1
+
+
+def lost_on(*machines: Machine) -> int:
+    """Pages and directory changes that the disks of machines have lost so far."""
+    counters = [machine.disk.counters() for machine in machines]
+    return sum(one.pages_lost + one.dir_changes_lost for one in counters)
+
+
+def other_than_master(scene: Scene, machine: Machine) -> Machine:
+    """The target, or another if that is the master."""
+    master = scene.master()
+    return machine if machine is not master else next(one for one in scene.machines if one is not master)

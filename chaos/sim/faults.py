@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tickwheel.chaos.sim import (
     checkpoint_faults,
@@ -33,6 +34,10 @@ from tickwheel.chaos.sim.world import MS, SECOND, World
 MASTER = "master"
 
 
+_directed = partial(Kind, default=False)
+_of_nodes = partial(Kind, node_only=True)
+_directed_of_nodes = partial(_directed, node_only=True)
+
 KINDS: dict[str, Kind] = {
     "reset": Kind(network_faults.reset, (1, 2), "frames lost, connections broken"),
     "delay": Kind(network_faults.delay, (300, 5_000), "frames late"),
@@ -43,18 +48,16 @@ KINDS: dict[str, Kind] = {
     "bridge": Kind(network_faults.bridge, (500, 6_000), "frames held or lost"),
     "flap": Kind(network_faults.flap, (500, 5_000), "frames held or lost"),
     # Directed: a node far behind hears of commits that it cannot judge.
-    "left-behind": Kind(network_faults.left_behind, (3_000, 6_000), "copies that failed", default=False),
+    "left-behind": _directed(network_faults.left_behind, (3_000, 6_000), "copies that failed"),
     "kill": Kind(process_faults.kill, (20, 4_000), "processes killed"),
     "power": Kind(process_faults.power, (20, 4_000), "pages and directory changes lost"),
     "kill-all": Kind(process_faults.kill_all, (60, 2_000), "processes killed"),
     "power-all": Kind(process_faults.power_all, (60, 2_000), "pages and directory changes lost"),
     # Directed: finds acknowledgements that came before their fdatasync. Not in the default set.
-    "power-slaves": Kind(
-        process_faults.power_slaves, (1_500, 3_000), "pages and directory changes lost", default=False
-    ),
+    "power-slaves": _directed(process_faults.power_slaves, (1_500, 3_000), "pages and directory changes lost"),
     # Directed: leads to a term that is not stored.
-    "full-voter": Kind(process_faults.full_voter, (1_000, 2_500), "writes refused", default=False),
-    "wrong-start": Kind(process_faults.wrong_start, (1_500, 4_000), "readings of a wrong clock", default=False),
+    "full-voter": _directed(process_faults.full_voter, (1_000, 2_500), "writes refused"),
+    "wrong-start": _directed(process_faults.wrong_start, (1_500, 4_000), "readings of a wrong clock"),
     "restart": Kind(process_faults.restart, (20, 2_000), "processes stopped"),
     "freeze": Kind(process_faults.freeze, (100, 4_000), "inputs that waited"),
     "slow-disk": Kind(disk_faults.slow_disk, (500, 5_000), "syncs slowed"),
@@ -68,55 +71,33 @@ KINDS: dict[str, Kind] = {
     "read-error": Kind(disk_faults.read_error, (200, 3_000), "reads failed"),
     "power-in-work": Kind(disk_faults.power_in_work, (500, 4_000), "powers lost between two writes"),
     # Directed: ways of pysyncobj's that nothing in a node takes.
-    "library-calls": Kind(library_faults.library_calls, (1_000, 4_000), "calls", default=False),
-    "foreign-entry": Kind(library_faults.foreign_entry, (200, 2_000), "entries read", default=False),
-    "pickled-frame": Kind(library_faults.pickled_frame, (500, 2_000), "frames", default=False),
+    "library-calls": _directed(library_faults.library_calls, (1_000, 4_000), "calls"),
+    "foreign-entry": _directed(library_faults.foreign_entry, (200, 2_000), "entries read"),
+    "pickled-frame": _directed(library_faults.pickled_frame, (500, 2_000), "frames"),
     # Directed: what the envelope of a frame would drop.
-    "votes-twice": Kind(repeated_faults.votes_twice, (1_500, 3_000), "votes twice", default=False),
-    "old-answers": Kind(repeated_faults.old_answers, (4_000, 6_000), "answers of before", default=False),
-    "late-syncs": Kind(repeated_faults.late_syncs, (5_000, 8_000), "frames late", default=False, node_only=True),
+    "votes-twice": _directed(repeated_faults.votes_twice, (1_500, 3_000), "votes twice"),
+    "old-answers": _directed(repeated_faults.old_answers, (4_000, 6_000), "answers of before"),
+    "late-syncs": _directed_of_nodes(repeated_faults.late_syncs, (5_000, 8_000), "frames late"),
     "handover": Kind(election_faults.handover, (1_000, 3_000), "handovers done"),
-    "power-checkpoint": Kind(
-        moment_faults.power_checkpoint, (1_000, 6_000), "pages and directory changes lost", node_only=True
+    "power-checkpoint": _of_nodes(moment_faults.power_checkpoint, (1_000, 6_000), "pages and directory changes lost"),
+    "kill-returning": _of_nodes(moment_faults.kill_returning, (1_000, 6_000), "masters killed"),
+    "kill-installed": _directed_of_nodes(checkpoint_faults.kill_installed, (3_000, 5_000), "masters killed"),
+    "power-in-checkpoint": _directed_of_nodes(
+        checkpoint_faults.power_in_checkpoint, (1_000, 6_000), "pages and directory changes lost"
     ),
-    "kill-returning": Kind(moment_faults.kill_returning, (1_000, 6_000), "masters killed", node_only=True),
-    "kill-installed": Kind(
-        checkpoint_faults.kill_installed, (3_000, 5_000), "masters killed", default=False, node_only=True
+    "power-removing": _directed_of_nodes(
+        checkpoint_faults.power_removing, (8_000, 10_000), "powers lost between two writes"
     ),
-    "power-in-checkpoint": Kind(
-        checkpoint_faults.power_in_checkpoint,
-        (1_000, 6_000),
-        "pages and directory changes lost",
-        default=False,
-        node_only=True,
-    ),
-    "power-removing": Kind(
-        checkpoint_faults.power_removing,
-        (8_000, 10_000),
-        "powers lost between two writes",
-        default=False,
-        node_only=True,
-    ),
-    "handover-delivering": Kind(
-        moment_faults.handover_delivering, (3_000, 5_000), "handovers done", default=False, node_only=True
-    ),
-    "kill-left": Kind(moment_faults.kill_left, (1_000, 3_000), "masters killed", default=False, node_only=True),
-    "hung-install": Kind(
-        checkpoint_faults.hung_install, (2_000, 4_000), "works that hung", default=False, node_only=True
-    ),
-    "newcomer": Kind(member_faults.newcomer, (3_000, 8_000), "members that came to count", node_only=True),
-    "replace": Kind(member_faults.replace_member, (3_000, 10_000), "members removed", node_only=True),
-    "wiped-disk": Kind(member_faults.wiped_disk, (500, 3_000), "starts refused", apart=True, node_only=True),
-    "broken-copy": Kind(
-        checkpoint_faults.broken_copy, (4_000, 8_000), "copies broken midway", apart=True, node_only=True
-    ),
-    "stale-founders": Kind(
-        member_faults.stale_founders, (3_500, 6_000), "meetings", apart=True, at_start=True, node_only=True
-    ),
+    "handover-delivering": _directed_of_nodes(moment_faults.handover_delivering, (3_000, 5_000), "handovers done"),
+    "kill-left": _directed_of_nodes(moment_faults.kill_left, (1_000, 3_000), "masters killed"),
+    "hung-install": _directed_of_nodes(checkpoint_faults.hung_install, (2_000, 4_000), "works that hung"),
+    "newcomer": _of_nodes(member_faults.newcomer, (3_000, 8_000), "members that came to count"),
+    "replace": _of_nodes(member_faults.replace_member, (3_000, 10_000), "members removed"),
+    "wiped-disk": _of_nodes(member_faults.wiped_disk, (500, 3_000), "starts refused", apart=True),
+    "broken-copy": _of_nodes(checkpoint_faults.broken_copy, (4_000, 8_000), "copies broken midway", apart=True),
+    "stale-founders": _of_nodes(member_faults.stale_founders, (3_500, 6_000), "meetings", apart=True, at_start=True),
     # Directed: which nodes are let in by one that knows no member.
-    "strangers": Kind(
-        member_faults.strangers, (6_000, 12_000), "slaves that came back to strangers", default=False, node_only=True
-    ),
+    "strangers": _directed_of_nodes(member_faults.strangers, (6_000, 12_000), "slaves that came back to strangers"),
     "skew": Kind(clock_faults.skew, (500, 10_000), "readings of a wrong clock"),
     "drift": Kind(clock_faults.drift, (2_000, 20_000), "readings of a wrong clock"),
     "clock-steps": Kind(clock_faults.steps, (500, 8_000), "readings of a wrong clock"),

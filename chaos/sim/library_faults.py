@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Course, Going, PlannedFault, Scene, excuse_over
+from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene, excused
 from tickwheel.chaos.sim.history_log import Unpickled
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -32,53 +32,42 @@ def log_of(machine: Machine) -> RaftLog | None:
 
 def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """pysyncobj is told to write a dump, and to take a command into its own queue: both must come to nothing."""
-    going = Going()
+    going = Going(scene)
 
     def call() -> None:
         log = log_of(machine)
-        if going.over:
-            return
         if log is not None:
             going.hits += 1
             machine.deliver(log.engine.forceLogCompaction)
             machine.deliver(log.engine._applyCommand, REGULAR + UNPROPOSED, None)  # noqa: SLF001  (pysyncobj's own)
-        scene.world.after(rng.randrange(50 * MS, 500 * MS), call)
 
-    call()
+    going.again(call, lambda: rng.randrange(50 * MS, 500 * MS))
     yield
     going.over = True
     return going.hits
 
 
-def _excuse(scene: Scene, machine: Machine) -> Callable[[], None]:
-    """The process on a machine may stop itself until a moment after what is returned was called."""
-    machine.excuses += 1
-    return lambda: scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
-
-
 def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A node reads a command of pysyncobj's own in its log where there is one of a client: it must stop, once."""
-    going = Going()
-    log, excuse_ends = log_of(machine), _excuse(scene, machine)
+    going = Going(scene)
+    log = log_of(machine)
+    with excused(scene, machine):
+        if log is None:
+            yield
+            return 0
+        apply_entry = log.apply_entry
+        foreign = MEMBERSHIP + pickle.dumps(["add", "stranger:1", None])
 
-    if log is None:
+        def altered(index: int, term: int, command: bytes) -> object:
+            if command[:1] == REGULAR and not going.over:
+                going.over = True
+                going.hits += 1
+                command = foreign
+            return apply_entry(index, term, command)
+
+        log.apply_entry = altered  # type: ignore[method-assign]
         yield
-        excuse_ends()
-        return 0
-    apply_entry = log.apply_entry
-    foreign = MEMBERSHIP + pickle.dumps(["add", "stranger:1", None])
-
-    def altered(index: int, term: int, command: bytes) -> object:
-        if command[:1] == REGULAR and not going.over:
-            going.over = True
-            going.hits += 1
-            command = foreign
-        return apply_entry(index, term, command)
-
-    log.apply_entry = altered  # type: ignore[method-assign]
-    yield
-    going.over = True
-    excuse_ends()
+        going.over = True
     return going.hits
 
 
@@ -105,8 +94,7 @@ def _run(number: int) -> tuple[()]:
 def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave's pysyncobj gets what a pysyncobj of the shelf would send: an entry in pieces, pickled. It must not read
     it: the process stops, once."""
-    going = Going()
-    excuse_ends = _excuse(scene, machine)
+    going = Going(scene)
     number = next(_numbers)
 
     def ran() -> None:
@@ -115,12 +103,9 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     _witnesses[number] = ran
 
     def attempt() -> None:
-        if going.over:
-            return
         log = log_of(machine)
         if log is not None:
             machine.deliver(take, log)
-        scene.world.after(rng.randrange(20 * MS, 200 * MS), attempt)
 
     def take(log: RaftLog) -> None:
         engine = log.engine
@@ -138,9 +123,9 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
         engine.deliver(master, {**message, "transmission": "start", "data": pickle.dumps(_Stranger(number))})
         log.run_checked(lambda: engine.deliver(master, {**message, "transmission": "finish", "data": b""}))
 
-    attempt()
-    yield
-    going.over = True
-    del _witnesses[number]
-    excuse_ends()
+    with excused(scene, machine):
+        going.again(attempt, lambda: rng.randrange(20 * MS, 200 * MS))
+        yield
+        going.over = True
+        del _witnesses[number]
     return going.hits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Active, Course, Going, Operators, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Course, Going, Operators, PlannedFault, Scene, other_than_master
 from tickwheel.chaos.sim.history_machines import MomentSeen
 from tickwheel.chaos.sim.moments import FOUNDER_REFUSED, FOUNDERS_CONNECTED
 from tickwheel.chaos.sim.network_faults import block, links_of
@@ -40,7 +40,7 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     operators = scene.operators
     if operators is None or len(scene.machines) >= MEMBERS_MOST:
         return 0
-    going = Going()
+    going = Going(scene)
     first = rng.random() < 0.3 and len(scene.machines) >= MEMBERS_LEAST
     waits = rng.random() < 0.7
     if first:
@@ -49,15 +49,15 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     operators.add(joined)
 
     def follow() -> None:
-        if going.over or machine not in scene.machines:
+        if machine not in scene.machines:
             return
         if not waits or joined.name in operators.promoted:
             operators.remove(machine)
-            return
-        scene.world.after(LOOK_NS, follow)
+        else:
+            going.after(LOOK_NS, follow)
 
     if not first:
-        scene.world.after(rng.randrange(500 * MS), follow)
+        going.after(rng.randrange(500 * MS), follow)
     yield
     going.over = True
     return int(machine.name in operators.removed)
@@ -74,7 +74,7 @@ def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
     machine.wipe()
     scene.world.after(rng.randrange(1, 500 * MS), machine.start)
     operators.lost = machine.name
-    going = Going()
+    going = Going(scene)
 
     def replaced() -> None:
         if not going.hits:
@@ -208,9 +208,7 @@ def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
     operators = scene.operators
     if operators is None or operators.unfinished() or any(link.blocked for link in scene.fabric.links.values()):
         return 0
-    master = scene.master()
-    slave = machine if machine is not master else next(one for one in scene.machines if one is not master)
-    fault = _Strangers(scene, operators, slave, rng)
+    fault = _Strangers(scene, operators, other_than_master(scene, machine), rng)
     yield
     fault.end()
     return fault.came_back

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene
-from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene, lost_on
 from tickwheel.chaos.sim.history_machines import CheckpointBegan
 from tickwheel.chaos.sim.history_messages import STREAM_BROKE, Delivered, SessionClosed, SettleSent
 from tickwheel.chaos.sim.node import Machine
@@ -17,82 +16,74 @@ from tickwheel.node.core.promise import Reply
 
 def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Backups are asked for, and a node that begins a checkpoint loses power before it is durable, or just then."""
-    going = Going()
+    going = Going(scene)
     machines = scene.fabric.machines
 
-    def begun(record: Record) -> None:
-        assert isinstance(record, CheckpointBegan)
-        if not going.over and rng.random() < 0.5:
-            scene.world.after(rng.randrange(10 * MS), strike, machines[record.node], record.boot)
+    def begun(record: CheckpointBegan) -> None:
+        if rng.random() < 0.5:
+            going.after(rng.randrange(10 * MS), strike, machines[record.node], record.boot)
 
     def strike(struck: Machine, boot: int) -> None:
-        if struck.boot != boot or struck.process is None or going.over:
+        if struck.boot != boot or struck.process is None:
             return
-        before = struck.disk.counters()
+        before = lost_on(struck)
         struck.lose_power()
-        after = struck.disk.counters()
-        going.hits += after.pages_lost + after.dir_changes_lost - before.pages_lost - before.dir_changes_lost
+        going.hits += lost_on(struck) - before
         scene.world.after(rng.randrange(10 * MS, 400 * MS), struck.start)
 
     def ask() -> None:
-        if going.over:
-            return
         asked = rng.choice(scene.machines)
         host = getattr(asked.process, "host", None)
         if host is not None:
             checkpointer = host.core.checkpointer
             asked.deliver(checkpointer.request, Reply.either(checkpointer.copied))
-        scene.world.after(rng.randrange(100 * MS, 500 * MS), ask)
 
-    scene.history.subscribe((CheckpointBegan,), begun)
-    ask()
-    return (yield from going.until_end(scene))
+    going.when(CheckpointBegan, begun)
+    going.again(ask, lambda: rng.randrange(100 * MS, 500 * MS))
+    return (yield from going.until_end())
 
 
 def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The master dies a moment after consumers left or handed back: its slaves may not have heard of it all."""
-    going = Going()
+    going = Going(scene)
     last_ns = 0
 
-    def returned(record: Record) -> None:
+    def returned(record: SessionClosed | SettleSent) -> None:
         nonlocal last_ns
         if isinstance(record, SettleSent) and record.outcome == "ACK":
             return
-        if not going.over and rng.random() < 0.3 and scene.world.now_ns - last_ns > 1_500 * MS:
+        if rng.random() < 0.3 and scene.world.now_ns - last_ns > 1_500 * MS:
             last_ns = scene.world.now_ns
-            scene.world.after(rng.randrange(50 * MS), strike)
+            going.after(rng.randrange(50 * MS), strike)
 
     def strike() -> None:
         master = scene.master()
-        if going.over or master is None or master.process is None:
+        if master is None or master.process is None:
             return
         going.hits += 1
         master.kill()
         scene.world.after(rng.randrange(10 * MS, 400 * MS), master.start)
 
-    scene.history.subscribe((SessionClosed, SettleSent), returned)
-    return (yield from going.until_end(scene))
+    going.when(SessionClosed, returned)
+    going.when(SettleSent, returned)
+    return (yield from going.until_end())
 
 
 def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Planned handovers, each just after a delivery: of its lease no sync has told yet."""
-    going = Going()
+    going = Going(scene)
     next_ns = 0
 
-    def delivered(record: Record) -> None:
+    def delivered(record: Delivered) -> None:
         nonlocal next_ns
-        if not going.over and scene.world.now_ns >= next_ns:
+        if scene.world.now_ns >= next_ns:
             next_ns = scene.world.now_ns + rng.randrange(600 * MS, 1_200 * MS)
-            scene.world.after(rng.randrange(5 * MS), strike)
-
-    def strike() -> None:
-        if not going.over:
-            scene.hand_over(ended)
+            going.after(rng.randrange(5 * MS), scene.hand_over, ended)
 
     def ended(came_about: bool) -> None:
         going.hits += int(came_about)
 
-    scene.history.subscribe((Delivered,), delivered)
+    going.when(Delivered, delivered)
     yield
     going.over = True
     return going.hits
@@ -100,17 +91,17 @@ def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, r
 
 def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """The streams of all consumers break; what they held comes back, and before anybody takes it the master dies."""
-    going = Going()
+    going = Going(scene)
 
     def leave() -> None:
         master = scene.master()
-        if going.over or master is None or not master.running:
+        if master is None or not master.running:
             return
         process = master.process
         assert isinstance(process, CoreProcess)
         core = process.host.core
         master.deliver(close, core)
-        scene.world.after(rng.randrange(15 * MS, 60 * MS), strike, master, master.boot)
+        going.after(rng.randrange(15 * MS, 60 * MS), strike, master, master.boot)
 
     def close(core: NodeCore) -> None:
         for group_id in sorted(core.parts.delivery.sessions.groups()):
@@ -119,11 +110,11 @@ def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
                 session.closed(STREAM_BROKE)
 
     def strike(master: Machine, boot: int) -> None:
-        if going.over or master.boot != boot or master.process is None:
+        if master.boot != boot or master.process is None:
             return
         going.hits += 1
         master.kill()
         scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
     leave()
-    return (yield from going.until_end(scene))
+    return (yield from going.until_end())

@@ -101,7 +101,7 @@ def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     cut = Active(block(links_of(scene, alone)))
     before = alone.copies_failed
     alone.copies_fail += 1
-    going = Going()
+    going = Going(scene)
 
     def back() -> None:
         if not going.over:
@@ -118,22 +118,19 @@ def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
 def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     links = links_of(scene, machine)
     before = frames_hit(links)
-    going = Going()
+    going = Going(scene)
     blocked = False
 
     def turn() -> None:
         nonlocal blocked
-        if going.over:
-            return
         for link in links:
             if blocked:
                 link.unblock()
             else:
                 link.block()
         blocked = not blocked
-        scene.world.after(rng.randrange(20 * MS, 600 * MS), turn)
 
-    turn()
+    going.again(turn, lambda: rng.randrange(20 * MS, 600 * MS))
     yield
     if blocked:
         for link in links:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim import clock_faults
-from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, Course, Going, PlannedFault, Scene, excuse_over
+from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene, excused, lost_on, other_than_master
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -20,10 +20,9 @@ def kill(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Rand
 
 
 def power(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
-    before = machine.disk.counters()
+    before = lost_on(machine)
     machine.lose_power()
-    after = machine.disk.counters()
-    lost = after.pages_lost + after.dir_changes_lost - before.pages_lost - before.dir_changes_lost
+    lost = lost_on(machine) - before
     yield
     machine.start()
     return lost
@@ -49,10 +48,10 @@ def kill_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.
 
 
 def power_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
-    before = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in scene.machines)
+    before = lost_on(*scene.machines)
     for one in scene.machines:
         one.lose_power()
-    lost = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in scene.machines) - before
+    lost = lost_on(*scene.machines) - before
     yield
     start_all(scene, rng)
     return lost
@@ -62,11 +61,11 @@ def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
     """All but the master lose power and come back to elect one of themselves: the master is cut off and dies."""
     isolation = Active(block(links_of(scene, machine)))
     slaves = [one for one in scene.machines if one is not machine]
-    before = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in slaves)
+    before = lost_on(*slaves)
     for one in slaves:
         one.lose_power()
         scene.world.after(rng.randrange(1, 200 * MS), one.start)
-    lost = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in slaves) - before
+    lost = lost_on(*slaves) - before
     yield
     machine.lose_power()
     isolation.end()
@@ -102,7 +101,7 @@ def freeze(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ra
     if machine.process is None or machine.frozen:
         return 0
     turns, boot = machine.turns, machine.boot
-    going = Going()
+    going = Going(scene)
     machine.freeze()
     yield
     if machine.boot == boot and machine.frozen:
@@ -114,33 +113,31 @@ def freeze(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ra
 def failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A bug of ours: what a log entry does to the state raises. The process must stop, once."""
     before = machine.applies_failed
-    machine.excuses += 1
-    machine.fail_applies = 1
-    yield
-    machine.fail_applies = 0
-    scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+    with excused(scene, machine):
+        machine.fail_applies = 1
+        yield
+        machine.fail_applies = 0
     return machine.applies_failed - before
 
 
 def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """A slave's disk is full when the others go on to another term; killed, it comes back with room on its disk."""
-    slave = machine if machine is not scene.master() else next(one for one in scene.machines if one is not machine)
+    slave = other_than_master(scene, machine)
     before = slave.disk.counters().writes_refused
-    going = Going()
-    slave.excuses += 1
-    slave.disk.fill(0)
+    going = Going(scene)
 
     def lose_master() -> None:
         master = scene.master()
-        if not going.over and master is not None and master is not slave:
+        if master is not None and master is not slave:
             master.kill()
             scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
-    scene.world.after(rng.randrange(1, 200 * MS), lose_master)
-    yield
-    going.over = True
-    slave.kill()
-    slave.disk.make_room()
-    scene.world.after(rng.randrange(1, 100 * MS), slave.start)
-    scene.world.after(EXCUSE_ECHO_NS, excuse_over, slave)
+    with excused(scene, slave):
+        slave.disk.fill(0)
+        going.after(rng.randrange(1, 200 * MS), lose_master)
+        yield
+        going.over = True
+        slave.kill()
+        slave.disk.make_room()
+        scene.world.after(rng.randrange(1, 100 * MS), slave.start)
     return slave.disk.counters().writes_refused - before

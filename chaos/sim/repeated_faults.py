@@ -35,12 +35,12 @@ def _others(scene: Scene, *machines: Machine) -> list[Machine]:
 def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
     """Nobody hears the master, whose connections hold: again and again another one is elected, and a moment after it
     leads, what the deposed one had sent arrives at last."""
-    going = Going()
+    going = Going(scene)
     held: list[Link] = []
 
     def hold() -> None:
         master = scene.master()
-        if going.over or master is None or held:
+        if master is None or held:
             return
         held.extend(scene.fabric.links[master.name, one.name] for one in _others(scene, master))
         for link in held:
@@ -52,14 +52,13 @@ def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
             link.unblock()
         going.hits += sum(link.delivered for link in held) - before
         held.clear()
-        scene.world.after(rng.randrange(100 * MS, 400 * MS), hold)
+        going.after(rng.randrange(100 * MS, 400 * MS), hold)
 
-    def elected(record: Record) -> None:
-        assert isinstance(record, RoleSeen)
+    def elected(record: RoleSeen) -> None:
         if held and record.role == "master" and record.node != held[0].sender:
             scene.world.after(rng.randrange(SYNCED_NS, 3 * SYNCED_NS), arrive)
 
-    scene.history.subscribe((RoleSeen,), elected)
+    going.when(RoleSeen, elected)
     hold()
     yield
     going.over = True
@@ -75,7 +74,7 @@ def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     near = machine if machine is not master else rng.choice(_others(scene, machine))
     links = list(scene.fabric.links.values())
     far = [link for link in links if near.name not in (link.sender, link.receiver)]
-    going = Going()
+    going = Going(scene)
 
     def twice(link: Link, data: bytes) -> None:
         if PeerFrame.FromString(data).HasField("vote"):
