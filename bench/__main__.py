@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tickwheel.bench.bulk import t14
-from tickwheel.bench.cases import CASES, t16
+from tickwheel.bench.cases import t1, t2, t3, t4, t5, t6, t7, t8, t9, t16
 from tickwheel.bench.console import t22
 from tickwheel.bench.document import results_table, with_table
 from tickwheel.bench.figures import Figure, loads_table, medians, others_table, plot
@@ -34,8 +34,8 @@ from tickwheel.bench.wheel_alone import t10
 RESULTS = Path("bench/results/latest.json")
 DOCUMENT = Path("docs/BENCHMARK.md")
 """Its table is written anew with the results, where there is such a document."""
-_OTHERS = (t10, t11, t12, t13, t14, t15, t16, t17, t18, t19, t20, t21, t22)
-ALL = CASES | {case.__name__.upper(): case for case in _OTHERS}
+_CASES = (t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14, t15, t16, t17, t18, t19, t20, t21, t22)
+ALL = {case.__name__.upper(): case for case in _CASES}
 """By number."""
 ONCE = {"T6", "T7", "T8", "T14", "T16", "T22"}
 WIDEST = 1_000

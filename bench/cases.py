@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import grpc
 import numpy as np
@@ -31,6 +30,7 @@ from tickwheel.bench.load import (
 from tickwheel.bench.served import (
     DRAIN_S,
     TIMELINES,
+    call_figures,
     cluster,
     cost_figures,
     costing,
@@ -38,7 +38,7 @@ from tickwheel.bench.served import (
     digests_equal,
     through_figures,
 )
-from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.cluster import ChaosCluster, anonymous_bytes
 from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.network import Spoiling
 from tickwheel.client import AsyncClient
@@ -96,14 +96,7 @@ async def t2(quick: bool) -> list[Figure]:
             await asyncio.gather(*(one.schedule("bench", b"first", delay_ms=HOUR_MS) for one in clients))
             async with costing(nodes, client) as cost:
                 result = await call_unary(clients, 1.0 if quick else 10.0, spread(HOUR_MS, DAY_MS))
-            p50, p99 = np.percentile(result.call_ms, (50, 99))
-            figures += [
-                Figure("rate", result.rate, "call/s", target, load),
-                *cost_figures(cost, result.messages, load),
-                Figure("call_p50", float(p50), "ms", load=load),
-                Figure("call_p99", float(p99), "ms", "20", load),
-                Figure("failed", result.failed, "call", "0", load),
-            ]
+            figures += call_figures(result, cost, load, {"rate": target, "call_p99": "20"})
     return figures
 
 
@@ -209,14 +202,6 @@ async def t7(quick: bool) -> list[Figure]:
     return await _losses(Kind.HANDOVER, quick, "silence_ms", ("", "0.2"))
 
 
-def private_bytes(pid: int) -> int:
-    """The private memory (RssAnon) of a process, in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    raise ValueError(f"/proc/{pid}/status has no RssAnon")
-
-
 async def t8(quick: bool) -> list[Figure]:
     """One million, then ten million pending messages of 100 bytes: memory, schedule rate, restart, failover."""
     unit = 100_000 if quick else 1_000_000
@@ -229,7 +214,7 @@ async def t8(quick: bool) -> list[Figure]:
             return result.rate
 
         def memory() -> float:
-            return max(private_bytes(node.pid) for node in nodes.nodes if node.pid is not None) / (1 << 20)
+            return max(anonymous_bytes(node.pid) or 0 for node in nodes.nodes if node.pid is not None) / (1 << 20)
 
         empty_rate = await grow(unit)
         await asyncio.sleep(2)
@@ -297,16 +282,3 @@ async def t9(quick: bool) -> list[Figure]:
         Figure("one_at_a_time_default", await _drain_rate({"in_flight_max": 1}, 10 * count), "msg/s"),
         Figure("pipelined_default", await _drain_rate({}, 10 * count), "msg/s"),
     ]
-
-
-CASES: dict[str, Callable[[bool], Coroutine[Any, Any, list[Figure]]]] = {
-    "T1": t1,
-    "T2": t2,
-    "T3": t3,
-    "T4": t4,
-    "T5": t5,
-    "T6": t6,
-    "T7": t7,
-    "T8": t8,
-    "T9": t9,
-}

@@ -9,7 +9,7 @@ import numpy as np
 
 from tickwheel.bench.figures import Figure
 from tickwheel.bench.load import DAY_MS, HOUR_MS, Consumed, Metas, call_unary, consuming, schedule_columns, spread
-from tickwheel.bench.served import DRAIN_S, cluster, cost_figures, costing, through_figures
+from tickwheel.bench.served import DRAIN_S, call_figures, cluster, costing, through_figures
 from tickwheel.client import AsyncClient
 from tickwheel.proto.common_pb2 import MessageMeta
 
@@ -53,15 +53,7 @@ async def _calls(load: str, quick: bool) -> list[Figure]:
         seconds, due = QUICK_CALLS_S if quick else CALLS_S, spread(HOUR_MS, DAY_MS)
         async with costing(nodes, client) as cost:
             result = await call_unary([client], seconds, due, unique_keys=load == KEYED)
-        p50, p99 = np.percentile(result.call_ms, (50, 99))
-    name = f"calls, {load}"
-    return [
-        Figure("rate", result.rate, "call/s", load=name),
-        *cost_figures(cost, result.messages, name),
-        Figure("call_p50", float(p50), "ms", load=name),
-        Figure("call_p99", float(p99), "ms", load=name),
-        Figure("failed", result.failed, "call", "0", name),
-    ]
+    return call_figures(result, cost, f"calls, {load}")
 
 
 async def _stream(load: str, quick: bool) -> list[Figure]:

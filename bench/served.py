@@ -100,6 +100,21 @@ def cost_figures(cost: Cost, messages: int, load: str = "", targets: Mapping[str
     return [*figures, Figure("others_cores", cost.others_s / cost.seconds, "cores", load=load)]
 
 
+def call_figures(
+    scheduled: Scheduled, cost: Cost, load: str = "", targets: Mapping[str, str] | None = None
+) -> list[Figure]:
+    """Rate, cost and duration of calls that schedule one message each."""
+    targets = targets or {}
+    p50, p99 = np.percentile(scheduled.call_ms, (50, 99))
+    return [
+        Figure("rate", scheduled.rate, "call/s", targets.get("rate", ""), load),
+        *cost_figures(cost, scheduled.messages, load),
+        Figure("call_p50", float(p50), "ms", load=load),
+        Figure("call_p99", float(p99), "ms", targets.get("call_p99", ""), load),
+        Figure("failed", scheduled.failed, "call", "0", load),
+    ]
+
+
 def delivery_figures(
     consumed: Consumed, lost: int, load: str = "", targets: Mapping[str, str] | None = None
 ) -> list[Figure]:
