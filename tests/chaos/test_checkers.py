@@ -8,19 +8,16 @@ import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
-from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
-from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
+from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss, RetriesCome
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
-from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
-from tickwheel.chaos.sim.checkers.p5_kept import LeasesWritten
+from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates, LeasesWritten
 from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
-from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
-from tickwheel.chaos.sim.checkers.p10_live import Live
-from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
+from tickwheel.chaos.sim.checkers.p9_cancels import DefiniteCancel
+from tickwheel.chaos.sim.checkers.p10_live import Bounded, Live
 from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, Healed, Record, RunBegan
 from tickwheel.chaos.sim.history_log import Applied, ProposalEnded, Proposed, VoteSeen
 from tickwheel.chaos.sim.history_machines import (

@@ -20,10 +20,9 @@ from tests.chaos.test_checkers_of_groups import (
     reset,
     sent,
 )
-from tickwheel.chaos.sim.checkers.loads import LoadsOnce
-from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
+from tickwheel.chaos.sim.checkers.bulk import LoadsOnce, WritesOnce
+from tickwheel.chaos.sim.checkers.p1_groups import ResetsHold
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
-from tickwheel.chaos.sim.checkers.staged_writes import WritesOnce
 from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.history_bulk import (
     AbortAnswered,

@@ -8,14 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
-from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
-from tickwheel.chaos.sim.checkers.fifo import InOrder
-from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
-from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
-from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
+from tickwheel.chaos.sim.checkers.p1_groups import Broadcasts, FiltersHold, InOrder, PausesHold, ResetsHold
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
-from tickwheel.chaos.sim.checkers.p9_deletions import DeletionsHold
-from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
+from tickwheel.chaos.sim.checkers.p9_cancels import DeletionsHold, SweepsDone
 from tickwheel.chaos.sim.checkers.p11_in_flight import InFlightBounded
 from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.history_machines import Booted, SyncHeard

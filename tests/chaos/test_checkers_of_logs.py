@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
-from tickwheel.chaos.sim.checkers.foreign_code import NoForeignCode
-from tickwheel.chaos.sim.checkers.p1_durable import Durable
+from tickwheel.chaos.sim.checkers.p1_log import Durable, NoForeignCode
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
-from tickwheel.chaos.sim.checkers.p10_live import RESTARTS, Live
-from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
+from tickwheel.chaos.sim.checkers.p10_live import RESTARTS, Bounded, Live
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded
 from tickwheel.chaos.sim.history_log import (
     AskedUnread,

@@ -7,15 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
-from tickwheel.chaos.sim.checkers.cold import ColdOnce
-from tickwheel.chaos.sim.checkers.p1_dead import DeadLetters
-from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
-from tickwheel.chaos.sim.checkers.p1_senders import OneContent
-from tickwheel.chaos.sim.checkers.p1_settled import SettledHolds
-from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
-from tickwheel.chaos.sim.checkers.p5_handover import HandedOver
+from tickwheel.chaos.sim.checkers.bulk import ColdOnce
+from tickwheel.chaos.sim.checkers.p1_no_loss import DeadLetters, OneContent, RetriesCome, SettledHolds
+from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates, HandedOver
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
-from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
+from tickwheel.chaos.sim.checkers.p9_cancels import DefiniteCancel
 from tickwheel.chaos.sim.history import FaultBegan, HandoverEnded, RunBegan
 from tickwheel.chaos.sim.history_bulk import ColdListed, ColdLoaded, ColdLooked, ColdParked
 from tickwheel.chaos.sim.history_log import VoteSeen

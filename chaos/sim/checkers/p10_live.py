@@ -1,15 +1,11 @@
-"""P10: with everything healed, work resumes soon and all due messages are delivered.
-
-Also, nothing happens without a cause: no election while a master holds its lease, none with unread input, no process
-that stops itself, no planned handover that fails in a cluster without a fault.
-"""
+"""P10 and P11: work resumes and goes on, and everything stays within its limits."""
 
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, HandoverEnded, Healed
-from tickwheel.chaos.sim.history_log import AskedUnread, ProposalEnded
-from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, RoleSeen, Stopped
+from tickwheel.chaos.sim.history_log import AskedUnread, ProposalEnded, SentAgain
+from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, RoleSeen, SizesSeen, Stopped
 from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
 
@@ -25,7 +21,13 @@ RESTARTS = "restart from the checkpoint"
 
 
 class Live(Checker):
-    """`resumed_after_ns` is how long the first acknowledgement after the heal took, since it was asked for."""
+    """P10: with everything healed, work resumes soon and all due messages are delivered.
+
+    Also, nothing happens without a cause: no election while a master holds its lease, none with unread input, no
+    process that stops itself, no planned handover that fails in a cluster without a fault.
+
+    `resumed_after_ns` is how long the first acknowledgement after the heal took, since it was asked for.
+    """
 
     promise = "P10"
 
@@ -125,3 +127,28 @@ class Live(Checker):
             self.broken("nothing was accepted after the heal")
         if self.resumed_after_ns > RESUME_NS_MOST + COPY_TURNS * self.run.loop_gap_ns:
             self.broken(f"the first acknowledgement after the heal took {self.resumed_after_ns / SECOND:.3f} s")
+
+
+class Bounded(Checker):
+    """P11: every queue, buffer, batch and map stays within its limit; nothing is sent twice unasked.
+
+    `most` is the highest fill seen of each thing.
+    """
+
+    promise = "P11"
+
+    def __init__(self) -> None:
+        self.most: dict[str, int] = {}
+
+    def _on_sent_again(self, record: SentAgain) -> None:
+        self.broken(
+            f"{record.node} sends entry {record.index} to {record.peer} again; it has sent up to "
+            f"{record.sent_before} on this connection"
+        )
+
+    def _on_sizes_seen(self, record: SizesSeen) -> None:
+        for name, now, limit in record.sizes:
+            if now > self.most.get(name, -1):
+                self.most[name] = now
+            if now > limit:
+                self.broken(f"{record.node}: {name} holds {now}, its limit is {limit}")

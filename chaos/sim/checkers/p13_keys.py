@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.key_search import Doubtful, Event, Facts, Kind, Operation, Put, What, explain
-from tickwheel.chaos.sim.checkers.p9_definite_cancel import DISPATCH_SLACK_MS, hour_may_be_gone
+from tickwheel.chaos.sim.checkers.p9_cancels import DISPATCH_SLACK_MS, hour_may_be_gone
 from tickwheel.chaos.sim.history_keys import KeyAnswered, KeyAsked, KeyedAnswered, KeyedSeen, KeysUsed, KeyUndone
 from tickwheel.chaos.sim.history_messages import (
     SETTLING,

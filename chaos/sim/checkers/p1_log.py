@@ -1,17 +1,27 @@
-"""P1 and P8 of the replicated log alone: a committed entry stays in the same place on every node.
-
-Needs `Applied`, `Proposed` and `ProposalEnded` records; silent without them.
-"""
+"""P1 and P8 of the replicated log: a committed entry stays, in all logs and on the disks; and no foreign code in it."""
 
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history_log import Applied, ProposalEnded, Proposed
+from tickwheel.chaos.sim.history_log import (
+    Applied,
+    CommitSeen,
+    CommittedCut,
+    ProposalEnded,
+    Proposed,
+    Recovered,
+    Unpickled,
+)
 from tickwheel.chaos.sim.history_machines import Booted
 
 
 class CommittedNeverLost(Checker):
-    """One sequence of entries for all nodes and boots; committed proposals are in it, refused ones are not."""
+    """P1 and P8 of the replicated log alone: a committed entry stays in the same place on every node.
+
+    Needs `Applied`, `Proposed` and `ProposalEnded` records; silent without them.
+
+    One sequence of entries for all nodes and boots; committed proposals are in it, refused ones are not.
+    """
 
     promise = "P1/P8 (log)"
 
@@ -81,3 +91,45 @@ class CommittedNeverLost(Checker):
         for node, following in sorted(self._next.items()):
             if following <= highest:
                 self.broken(f"{node} has applied up to {following - 1} only; {highest} was committed")
+
+
+class Durable(Checker):
+    """P1, at the disks: a committed entry is on stable storage of a majority, stays in every log it is in, and
+    survives.
+
+    Judges the moment from which an entry could be lost, whether or not it is lost.
+
+    `commits` counts the entries that were looked for on all disks.
+    """
+
+    promise = "P1"
+
+    def __init__(self) -> None:
+        self.commits = 0
+
+    def _on_commit_seen(self, record: CommitSeen) -> None:
+        self.commits += 1
+        if record.holders <= record.voters // 2:
+            self.broken(
+                f"{record.node} applies entry {record.index} of term {record.term}; it is on stable storage "
+                f"of {record.holders} of {record.voters} voters"
+            )
+
+    def _on_committed_cut(self, record: CommittedCut) -> None:
+        self.broken(f"{record.node} cuts entry {record.index} of term {record.term} from its log; it was committed")
+
+    def _on_recovered(self, record: Recovered) -> None:
+        if record.last_index < record.durable_before:
+            self.broken(
+                f"the log of {record.node} (boot {record.boot}) ends at {record.last_index}; "
+                f"up to {record.durable_before} it had been on stable storage"
+            )
+
+
+class NoForeignCode(Checker):
+    """No input from outside runs as code: a node never unpickles."""
+
+    promise = "foreign code"
+
+    def _on_unpickled(self, record: Unpickled) -> None:
+        self.broken(f"{record.node} has unpickled what a peer sent, and so run its code")

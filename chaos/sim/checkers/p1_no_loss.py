@@ -1,23 +1,36 @@
-"""P1: an acknowledged schedule is delivered to every group, or cancelled, or still pending because it is not due."""
+"""P1 of messages: what was acknowledged comes, a nacked message comes again, and what is settled stays so."""
 
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history_keys import KeyedSeen
 from tickwheel.chaos.sim.history_messages import (
+    SETTLING,
     CancelAnswered,
     CancelSent,
+    DeadPurged,
+    DeadReplayAsked,
+    DeadReplayed,
     Delivered,
     Looked,
     RescheduleAnswered,
     RescheduleSent,
     ScheduleAcknowledged,
+    ScheduleRefused,
+    ScheduleSent,
+    Settled,
+    SettledSeen,
+    SettleSent,
 )
 from tickwheel.chaos.sim.history_operators import SweptSeen
+from tickwheel.chaos.sim.world import MS
 
 
 class NoLoss(Checker):
-    """Also tells the drain which messages are still missing."""
+    """P1: an acknowledged schedule is delivered to every group, or cancelled, or still pending because it is not due.
+
+    Also tells the drain which messages are still missing.
+    """
 
     promise = "P1"
     what_is_owed = "acknowledged messages (group, message)"
@@ -105,3 +118,243 @@ class NoLoss(Checker):
             self.broken(f"message {record.uid} is cancelled; nobody asked for that")
         if known and record.state == "PENDING" and record.uid in self._cancelled:
             self.broken(f"message {record.uid} is pending after its cancel was acknowledged")
+
+
+CLOCK_STEP_MS = 5
+"""Most difference between two masters' readings of the cluster's time, beyond the errors that they report."""
+LATE_NS = 2_000 * MS
+"""Time allowed for a retry at the end: a slow consumer may nack when the run is nearly over."""
+
+_Key = tuple[str, int]
+"""(group, uid)"""
+
+
+class RetriesCome(Checker):
+    """P1 and P3 of retries: a nacked message comes again, not before its pause is over; a dead one does not.
+
+    Judged by the consumer's requests and by committed receipts, in true time.
+    """
+
+    promise = "P1"
+    what_is_owed = "retries (group, message)"
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[_Key, int], tuple[int, int, int]] = {}
+        """By attempt nacked with a delay: end of the earliest pause asked for, its delay in ms, and the longest delay.
+        Two masters in a row may both deliver an attempt, and it is not known which of two nacks counts."""
+        self._committed: set[tuple[_Key, int]] = set()
+        self._owed: dict[_Key, int] = {}
+        """Attempts whose nack was committed, until the next one comes."""
+        self._owed_from_ns: dict[_Key, int] = {}
+        """End of the pause of each owed retry."""
+        self._dead: dict[_Key, int] = {}
+        self._replayed: set[_Key] = set()
+        """Dead ones that were asked to be replayed, until they come."""
+        self._newest: dict[_Key, int] = {}
+        self._error_ms: dict[tuple[_Key, int], float] = {}
+        """Clock error that the master reported at each delivery. The error at the nack was about the same."""
+
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        if record.outcome == "RETRY" and record.delay_ms:
+            asked = (record.group, record.uid), record.attempt
+            over = record.at_ns + record.delay_ms * MS, record.delay_ms
+            over_ns, delay_ms, longest_ms = self._asked.get(asked, (*over, 0))
+            self._asked[asked] = (*min(over, (over_ns, delay_ms)), max(longest_ms, record.delay_ms))
+
+    def _on_settled(self, record: Settled) -> None:
+        key = (record.group, record.uid)
+        if record.outcome == "RETRY" and (key, record.attempt) in self._asked:
+            self._committed.add((key, record.attempt))
+            if self._newest.get(key, 0) <= record.attempt:
+                self._owed[key] = record.attempt
+                self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][2] * MS
+        elif record.outcome == "DEAD" and key not in self._replayed:
+            self._dead[key] = record.attempt  # not the late answer of a settlement from before the replay
+
+    def _on_dead_replay_asked(self, record: DeadReplayAsked) -> None:
+        for uid in record.uids:
+            self._dead.pop((record.group, uid), None)
+            self._replayed.add((record.group, uid))
+
+    def _on_delivered(self, record: Delivered) -> None:
+        key = (record.group, record.uid)
+        self._replayed.discard(key)
+        if key in self._dead:
+            self.broken(f"message {record.uid} to {record.group} comes again after its death was committed")
+        self._newest[key] = max(record.attempt, self._newest.get(key, 0))
+        if record.attempt > self._owed.get(key, record.attempt):
+            del self._owed[key]
+        nacked_ms = self._error_ms.get((key, record.attempt - 1), 0.0)
+        before_ms = self._error_ms.get((key, record.attempt), 0.0)
+        self._error_ms[key, record.attempt] = max(record.clock_error_ms, before_ms)
+        asked = self._asked.get((key, record.attempt - 1))
+        if asked is None or (key, record.attempt - 1) not in self._committed:
+            return  # it may have come back on another way: given back, or its lease ran out
+        over_ns, delay_ms, _ = asked
+        error_ms = max(record.clock_error_ms, nacked_ms)
+        allowed_ms = 2 * self.run.clock_allowance_ms + 2 * error_ms + CLOCK_STEP_MS
+        early_ms = (over_ns - record.at_ns) / MS - allowed_ms
+        if early_ms > 0:
+            self.broken(
+                f"message {record.uid} to {record.group}: attempt {record.attempt} comes {early_ms:.1f} ms before the "
+                f"pause of {delay_ms} ms is over"
+            )
+
+    def owed(self, at_ns: int) -> list[_Key]:
+        """Also while their pause lasts: the drain waits for them."""
+        return sorted(self._owed)
+
+    def settle_accounts(self, at_ns: int) -> None:
+        late = [key for key in self.owed(at_ns) if self._owed_from_ns[key] < at_ns - LATE_NS]
+        if late:
+            group, uid = late[0]
+            self.broken(f"{len(late)} nacked messages never came again: {uid} to {group}")
+
+
+class SettledHolds(Checker):
+    """P1 of settlements: at the end each node lists every message with a final receipt as settled, and no others.
+
+    Judged by receipts: ACK, SKIP and DEAD end a message for a group. Replayed dead letters are left out.
+
+    Judges groups that are never reset, and hours that are kept.
+    """
+
+    promise = "P1"
+
+    def __init__(self) -> None:
+        self._asked: dict[str, set[int]] = {}
+        """By group: ids for which a consumer has sent a final answer."""
+        self._settled: dict[str, dict[int, int]] = {}
+        """By group and id: time of the first receipt for such an answer."""
+        self._ids: dict[tuple[str, int], set[int]] = {}
+        """By group and message: the ids for which a consumer has answered."""
+        self._replayed: dict[str, set[int]] = {}
+        """By group: ids of dead letters of which a replay was asked."""
+
+    def _on_dead_replay_asked(self, record: DeadReplayAsked) -> None:
+        for uid in record.uids:
+            self._replayed.setdefault(record.group, set()).update(self._ids.get((record.group, uid), ()))
+
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        self._ids.setdefault((record.group, record.uid), set()).add(record.id)
+        if record.outcome in SETTLING:
+            self._asked.setdefault(record.group, set()).add(record.id)
+
+    def _on_settled(self, record: Settled) -> None:
+        if record.outcome in SETTLING:
+            self._settled.setdefault(record.group, {}).setdefault(record.id, record.at_ns)
+
+    def _on_settled_seen(self, record: SettledSeen) -> None:
+        replayed = self._replayed.get(record.group, set())
+        done = set(record.done) - replayed
+        open_still = [
+            (id64, at_ns)
+            for id64, at_ns in self._settled.get(record.group, {}).items()
+            if at_ns <= record.asked_ns
+            and id64 not in done
+            and id64 not in replayed
+            and id64 >> 32 >= record.hour_min_kept
+        ]
+        if open_still:
+            id64, at_ns = open_still[0]
+            self.broken(
+                f"{record.node} holds {len(open_still)} messages of {record.group} for open that were answered as "
+                f"settled, {id64:#x} at {at_ns / 1e9:.6f} s"
+            )
+        nobody = done - self._asked.get(record.group, set())
+        if nobody:
+            self.broken(
+                f"{record.node} holds {len(nobody)} messages of {record.group} for settled that no consumer has "
+                f"answered for: {min(nobody):#x}"
+            )
+
+
+class DeadLetters(Checker):
+    """P1 of dead letters: replayed messages come again, purged ones do not."""
+
+    promise = "P1"
+    what_is_owed = "replayed dead letters (group, message)"
+
+    def __init__(self) -> None:
+        self._replaying: set[_Key] = set()
+        """Messages whose replay was asked for, not delivered since."""
+        self._owed: set[_Key] = set()
+        """Replayed messages not delivered since."""
+        self._purged: dict[_Key, int] = {}
+
+    def _on_dead_replay_asked(self, record: DeadReplayAsked) -> None:
+        self._replaying.update((record.group, uid) for uid in record.uids)
+
+    def _on_dead_replayed(self, record: DeadReplayed) -> None:
+        self._owed |= self._replaying & {(record.group, uid) for uid in record.uids}
+
+    def _on_dead_purged(self, record: DeadPurged) -> None:
+        self._purged.update(((record.group, uid), record.at_ns) for uid in record.uids)
+
+    def _on_delivered(self, record: Delivered) -> None:
+        key = (record.group, record.uid)
+        self._replaying.discard(key)
+        self._owed.discard(key)
+        what = f"message {record.uid} to {record.group} attempt {record.attempt} by {record.node}"
+        if key in self._purged:
+            self.broken(f"{what}: it was purged from the dead letters at {self._purged[key] / 1e9:.6f} s")
+
+    def owed(self, at_ns: int) -> list[_Key]:
+        return sorted(self._owed)
+
+
+OTHER_ENDS = ("SEQUENCE_GAP", "SEQUENCE_FORGOTTEN")
+"""Refusals for other reasons of the sequence."""
+
+_Sequence = tuple[str, int]
+"""(producer, sequence)"""
+
+
+class OneContent(Checker):
+    """P1 of producers: one id and sequence accept one content, and a sender of another content is told so.
+
+    A sequence accepted with other messages is answered with SEQUENCE_TAKEN: never with a receipt, nor with another
+    refusal that a program would take as final. A program that does not share its id is never told SEQUENCE_TAKEN.
+
+    The uid of its first message identifies a content: no message is in two.
+    """
+
+    promise = "P1"
+
+    def __init__(self) -> None:
+        self._sent: dict[_Sequence, dict[int, int]] = {}
+        """Contents, and the time at which each was first sent."""
+        self._shared: set[str] = set()
+        """Ids under which one sequence was sent with several contents."""
+        self._accepted: dict[_Sequence, tuple[int, int]] = {}
+        """The content accepted, and the time of its first receipt."""
+
+    def _on_schedule_sent(self, record: ScheduleSent) -> None:
+        sent = self._sent.setdefault((record.producer, record.sequence), {})
+        sent.setdefault(record.rows[0].uid, record.at_ns)
+        if len(sent) > 1:
+            self._shared.add(record.producer)
+
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        key = (record.producer, record.sequence)
+        content, _ = self._accepted.setdefault(key, (record.uids[0], record.at_ns))
+        if content != record.uids[0]:
+            self.broken(
+                f"sequence {record.sequence} of {record.producer} was acknowledged with message {content}, and "
+                f"now with message {record.uids[0]}"
+            )
+
+    def _on_schedule_refused(self, record: ScheduleRefused) -> None:
+        key = (record.producer, record.sequence)
+        if record.reason == "SEQUENCE_TAKEN" and record.producer not in self._shared:
+            self.broken(f"{record.producer} is told that its sequence {record.sequence} is taken: by nobody")
+        if record.reason == "INVALID_FIELD" and record.uids:
+            self.broken(f"sequence {record.sequence} of {record.producer} is refused as no valid request")
+        if record.reason not in OTHER_ENDS or not record.uids or key not in self._accepted:
+            return
+        content, accepted_ns = self._accepted[key]
+        if content != record.uids[0] and accepted_ns < self._sent[key][record.uids[0]]:
+            self.broken(
+                f"{record.producer} is refused sequence {record.sequence} with {record.reason}; it was accepted with "
+                f"message {content} before"
+            )

@@ -1,34 +1,28 @@
-"""P5: a message is dispatched once, and a group sees it again only for a reason.
-
-Reasons: a nack; the lease ran out; the consumer that had it left; a reset of the group; another term, and the new
-master did not know of the lease. A master knows a lease if it gave it itself in the boot it leads in, or if a
-sync of the old term that left after the delivery reached it in that boot, whoever has led in between. It also knows
-a lease if one of these held in an earlier boot when it last wrote its leases down (lease_file.py), and it could read
-them as it started. The same rules tell whether it knows the extension of a lease. A deposed node that closes the
-sessions of its consumers takes nothing from them: that is no reason. After a receipt for an acknowledgement there is
-no reason at all. Broadcasts are not judged here.
-
-A reset begins a new epoch of its group, which deliveries name and settlements repeat: deliveries, nacks and
-acknowledgements of one epoch say nothing about another. A reset brings messages back at their first places, and
-retries on their way come all the same, or again. So a retry of a message delivered in an earlier epoch is judged by
-itself: an acknowledgement of the message that the reset brought back does not cover it. Epochs must rise by resets
-alone, or any duplicate could hide behind a new one: that is judged too.
-"""
+"""P5: a message is dispatched once, and comes again only for a reason; what nodes know and write down of leases."""
 
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.known_leases import KnownLeases, Telling
+from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded
+from tickwheel.chaos.sim.history_machines import (
+    Booted,
+    LeasesGathered,
+    LeasesKept,
+    RoleSeen,
+    Stopped,
+)
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
     Extended,
     ScheduleAcknowledged,
     SessionClosed,
+    SessionOver,
     Settled,
     SettleSent,
 )
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
-from tickwheel.chaos.sim.world import MS
+from tickwheel.chaos.sim.world import MS, SECOND
 
 FIRST = -1
 
@@ -40,7 +34,24 @@ the time it is due, which tells it from the message's other units."""
 
 
 class FewDuplicates(Checker):
-    """`reasons` counts what explained the duplicates of a run."""
+    """P5: a message is dispatched once, and a group sees it again only for a reason.
+
+    Reasons: a nack; the lease ran out; the consumer that had it left; a reset of the group; another term, and the new
+    master did not know of the lease. A master knows a lease if it gave it itself in the boot it leads in, or if a sync
+    of the old term that left after the delivery reached it in that boot, whoever has led in between. It also knows a
+    lease if one of these held in an earlier boot when it last wrote its leases down (lease_file.py), and it could read
+    them as it started. The same rules tell whether it knows the extension of a lease. A deposed node that closes the
+    sessions of its consumers takes nothing from them: that is no reason. After a receipt for an acknowledgement there
+    is no reason at all. Broadcasts are not judged here.
+
+    A reset begins a new epoch of its group, which deliveries name and settlements repeat: deliveries, nacks and
+    acknowledgements of one epoch say nothing about another. A reset brings messages back at their first places, and
+    retries on their way come all the same, or again. So a retry of a message delivered in an earlier epoch is judged by
+    itself: an acknowledgement of the message that the reset brought back does not cover it. Epochs must rise by resets
+    alone, or any duplicate could hide behind a new one: that is judged too.
+
+    `reasons` counts what explained the duplicates of a run.
+    """
 
     promise = "P5"
 
@@ -194,3 +205,164 @@ class FewDuplicates(Checker):
         own = (held.node, held.boot) == (again.node, again.boot)
         if holds and (own or self._leases.knows(again.node, held.node, held.term, held.at_ns)):
             self.broken(f"{what}: {held.node} extended its lease before {held.at_ns / 1e9:.6f} s, and it holds")
+
+
+CALM_NS = 3 * SECOND
+"""Time since any other event that could have changed the master, or kept a sync from a slave."""
+
+_Key = tuple[str, int, int]
+"""(group, uid, epoch)"""
+
+
+class HandedOver(Checker):
+    """P5 of planned handovers: the next master knows the deliveries in flight of the old one and does not repeat them.
+
+    Judged only if no other fault is active or was a moment ago, so that the handover alone changed the term. Then
+    neither the closing of the old master's sessions nor a lease unknown to the next master is a reason for a duplicate.
+
+    Does not judge broadcasts, nor push-first dispatch, which may lose dispatches.
+    """
+
+    promise = "P5"
+
+    def __init__(self) -> None:
+        self._active: set[str] = set()
+        self._stirred_ns = 0
+        self._masters: dict[int, tuple[str, int]] = {}
+        """By term: its master, and the time at which that was first seen."""
+        self._last: dict[_Key, Delivered] = {}
+        self._nacked: dict[_Key, int] = {}
+        self._left: set[int] = set()
+        """Sessions that their consumers gave up, before their node closed them."""
+        self._closed: set[int] = set()
+        self._again: dict[tuple[int, int], list[tuple[Delivered, Delivered]]] = {}
+        """By (term before, term): duplicates without another reason."""
+        self._handed: set[tuple[int, int]] = set()
+        """Changes of the term that were planned, in calm."""
+
+    def _on_settle_sent(self, record: SettleSent) -> None:
+        if record.outcome != "ACK":
+            key = (record.group, record.uid, record.epoch)
+            self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
+
+    def _on_session_over(self, record: SessionOver) -> None:
+        if record.session not in self._closed:
+            self._left.add(record.session)
+
+    def _on_session_closed(self, record: SessionClosed) -> None:
+        self._closed.add(record.session)
+
+    def _on_role_seen(self, record: RoleSeen) -> None:
+        if record.role == "master":
+            self._masters.setdefault(record.term, (record.node, record.at_ns))
+
+    def _on_booted_or_stopped(self, record: Booted | Stopped) -> None:
+        self._stirred_ns = record.at_ns
+
+    def _on_fault_began_or_fault_ended(self, record: FaultBegan | FaultEnded) -> None:
+        known = self._active.add if isinstance(record, FaultBegan) else self._active.discard
+        known(record.fault)
+        if " handover" not in record.fault:
+            self._stirred_ns = record.at_ns
+
+    def _on_delivered(self, record: Delivered) -> None:
+        if record.broadcast or self.run.push_first:
+            return
+        key = (record.group, record.uid, record.epoch)
+        before = self._last.get(key)
+        self._last[key] = record
+        if before is None or before.term >= record.term or before.attempt > record.attempt:
+            return
+        error_ms = before.clock_error_ms + record.clock_error_ms
+        over = (before.lease_until_ms - self.run.start_wall_ms - error_ms) * MS <= record.at_ns
+        if not over and self._nacked.get(key, 0) < before.attempt and before.session not in self._left:
+            self._again.setdefault((before.term, record.term), []).append((before, record))
+            self._judge((before.term, record.term))
+
+    def _on_handover_ended(self, record: HandoverEnded) -> None:
+        terms = [term for term, (_, since_ns) in self._masters.items() if record.asked_ns <= since_ns]
+        led = [term for term, (node, _) in self._masters.items() if node == record.node and term not in terms]
+        alone = all(" handover" in fault for fault in self._active)
+        calm = alone and record.asked_ns - self._stirred_ns >= CALM_NS
+        if record.came_about and calm and len(terms) == 1 and led:
+            change = (max(led), terms[0])
+            self._handed.add(change)
+            self._judge(change)
+
+    def _judge(self, change: tuple[int, int]) -> None:
+        if change not in self._handed or change not in self._again:
+            return
+        before, again = self._again[change][0]
+        self.broken(
+            f"message {again.uid} to {again.group} attempt {again.attempt} by {again.node} in term {again.term}, after "
+            f"attempt {before.attempt} by {before.node} at {before.at_ns / SECOND:.6f} s: {before.node} handed over as "
+            "planned, and its lease holds"
+        )
+
+
+KEPT_WITHIN_NS = 2 * SECOND
+HARMLESS = frozenset({"kill", "kill-all", "kill-returning", "handover"})
+"""Faults that delay no file of a node that runs."""
+HUNG = "hung-disk"
+HUNG_NS_MOST = 4 * SECOND
+"""A disk may hang so long. At the end of a run this fault ends before the disk goes on."""
+
+
+class LeasesWritten(Checker):
+    """P5, the loss of all nodes: a node has written down each lease that it gave at most two seconds ago.
+
+    Judged while nothing but kills disturbs the node: a slow, full or failing disk, a frozen process and a wrong clock
+    may delay the file (lease_file.py), and then more comes again.
+    """
+
+    promise = "P5"
+
+    def __init__(self) -> None:
+        self._owed: dict[str, int] = {}
+        """By node: its first delivery that is in no file yet."""
+        self._gathered: set[str] = set()
+        """Nodes that are writing the file."""
+        self._later: dict[str, int] = {}
+        """By node: its first delivery since then."""
+        self._faults: set[str] = set()
+        self._disturbed_ns = 0
+        """Until then at most a fault that has ended may delay files."""
+
+    def _on_booted(self, record: Booted) -> None:
+        for held in (self._owed, self._later):
+            held.pop(record.node, None)
+        self._gathered.discard(record.node)
+
+    def _on_fault_began(self, record: FaultBegan) -> None:
+        if record.fault.split()[1] not in HARMLESS:
+            self._faults.add(record.fault)
+
+    def _on_fault_ended(self, record: FaultEnded) -> None:
+        if record.fault in self._faults:
+            self._faults.discard(record.fault)
+            hung_ns = HUNG_NS_MOST if record.fault.split()[1] == HUNG else 0
+            self._disturbed_ns = max(self._disturbed_ns, record.at_ns + hung_ns)
+
+    def _on_delivered(self, record: Delivered) -> None:
+        self._judge(record.node, record.at_ns)
+        waiting = self._later if record.node in self._gathered else self._owed
+        waiting.setdefault(record.node, record.at_ns)
+
+    def _on_leases_gathered(self, record: LeasesGathered) -> None:
+        self._gathered.add(record.node)
+
+    def _on_leases_kept(self, record: LeasesKept) -> None:
+        self._judge(record.node, record.at_ns)
+        self._gathered.discard(record.node)
+        self._owed.pop(record.node, None)
+        if record.node in self._later:
+            self._owed[record.node] = self._later.pop(record.node)
+
+    def _judge(self, node: str, at_ns: int) -> None:
+        owed_ns = self._owed.get(node, at_ns)
+        if at_ns - owed_ns <= KEPT_WITHIN_NS:
+            return
+        if self._faults or self._disturbed_ns >= owed_ns:
+            self._owed[node] = at_ns
+            return
+        self.broken(f"{node} has not written down the lease that it gave at {owed_ns / 1e9:.6f} s")

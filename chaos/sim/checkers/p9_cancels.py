@@ -1,19 +1,161 @@
-"""P9 in bulk: a sweep that has finished left nothing out, touched nothing else, and counts right.
-
-`covered`: messages that a sweep selects by text and time, acknowledged before anybody asked for it. `touchable`: all
-messages that it may have met, also those sent before its beginning was confirmed or moved meanwhile by another sweep.
-A sweep may miss messages dispatched while it runs, however long after its beginning they were due: a master may die,
-and the next one may dispatch due messages before the sweep reaches them. At the end the cluster is asked about every
-message that may have been swept and did not come.
-"""
+"""P9: a cancel has a definite answer, whether of one message, of a topic with its deletion, or of a sweep."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history_messages import Delivered, Label, ScheduleAcknowledged, ScheduleSent
-from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
+from tickwheel.chaos.sim.history_messages import (
+    CancelAnswered,
+    Delivered,
+    Label,
+    RescheduleAnswered,
+    RescheduleSent,
+    ScheduleAcknowledged,
+    ScheduleSent,
+)
+from tickwheel.chaos.sim.history_operators import (
+    DeletionAnswered,
+    DeletionAsked,
+    PassingAccepted,
+    PassingDelivered,
+    Selected,
+    SweepAsked,
+    SweepBegan,
+    SweepEnded,
+    SweptSeen,
+)
+from tickwheel.chaos.sim.world import HOUR_MS
+
+DISPATCH_SLACK_MS = 42
+"""A dispatch may be proposed this much earlier than a right clock would."""
+CLOCK_SLACK_MS = 1_000
+"""The cluster's time may be ahead of the true one by this."""
+
+
+def hour_may_be_gone(message_id: int, wall_ms: int, hours_kept: int) -> bool:
+    """Whether the message's hour ended so long ago that it is removed once all is settled."""
+    return message_id >> 32 < (wall_ms + CLOCK_SLACK_MS) // HOUR_MS - hours_kept
+
+
+class DefiniteCancel(Checker):
+    """P9: a cancel has a definite answer, and a cancelled message is never delivered.
+
+    Push-first has one exception: a message delivered ahead of a lost dispatch may be cancelled afterwards.
+    """
+
+    promise = "P9"
+
+    def __init__(self) -> None:
+        self._due_ms: dict[int, int] = {}
+        self._moving: set[int] = set()
+        self._delivered: dict[int, int] = {}
+        self._cancelled: dict[int, int] = {}
+        self._too_late: set[int] = set()
+
+    def _on_delivered(self, record: Delivered) -> None:
+        if record.uid in self._cancelled:
+            self.broken(
+                f"{record.node} delivers message {record.uid}, whose cancel was acknowledged "
+                f"at {self._cancelled[record.uid] / 1e9:.6f} s"
+            )
+        self._delivered.setdefault(record.uid, record.at_ns)
+
+    def _on_schedule_acknowledged(self, record: ScheduleAcknowledged) -> None:
+        for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
+            self._due_ms.setdefault(uid, due_ms)
+
+    def _on_reschedule_sent(self, record: RescheduleSent) -> None:
+        self._moving.add(record.uid)
+
+    def _on_reschedule_answered(self, record: RescheduleAnswered) -> None:
+        self._moving.discard(record.uid)
+        if record.outcome == "RESCHEDULED":
+            self._due_ms[record.uid] = record.due_ms
+
+    def _on_cancel_answered(self, record: CancelAnswered) -> None:
+        uid = record.uid
+        if record.outcome == "CANCELLED":
+            if uid in self._delivered and not self.run.push_first:
+                self.broken(f"message {uid} is CANCELLED; it was delivered at {self._delivered[uid] / 1e9:.6f} s")
+            if uid in self._too_late:
+                self.broken(f"message {uid} is CANCELLED; the answer before was ALREADY_DISPATCHED")
+            self._cancelled[uid] = record.at_ns
+        elif record.outcome == "ALREADY_DISPATCHED":
+            if uid in self._cancelled:
+                self.broken(f"message {uid} is ALREADY_DISPATCHED; the answer before was CANCELLED")
+            wall_ms = self.now_ms
+            ahead_ms = self.run.dispatch_ahead_ms + DISPATCH_SLACK_MS
+            if uid in self._due_ms and uid not in self._moving and wall_ms < self._due_ms[uid] - ahead_ms:
+                self.broken(f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time")
+            self._too_late.add(uid)
+        elif record.outcome == "NOT_FOUND" and uid in self._due_ms and not self._removed(record):
+            self.broken(f"cancel of message {uid}, which was acknowledged: NOT_FOUND")
+
+    def _removed(self, record: CancelAnswered) -> bool:
+        """Whether its hour may have been removed: the message was delivered, and the hour ended long enough ago."""
+        wall_ms = self.now_ms
+        return record.uid in self._delivered and hour_may_be_gone(record.id, wall_ms, self.run.hours_kept)
+
+
+SURELY_MS = 500
+"""What is due this long after the answer, besides clock error and dispatching ahead, was not dispatched before it."""
+
+
+class DeletionsHold(Checker):
+    """P9 of deletions: once a topic is gone by the answer, none of its messages is delivered, and what it had pending
+    was cancelled.
+
+    Pending for certain is what was accepted before anybody asked for the deletion and is not due until a while after
+    its answer. Nobody else cancels these messages, so the deletion counts at least as many. Messages accepted later are
+    not judged, nor deleted groups: a late request may make a topic or group of the same name. So a repeat of the
+    deletion may delete that one: only the first answer is judged.
+
+    Judges topics that stewards delete.
+    """
+
+    promise = "P9 (deletion)"
+
+    def __init__(self) -> None:
+        self._accepted: dict[str, dict[int, int]] = {}
+        """By topic: ids of what was accepted before its deletion was asked for, and their due times."""
+        self._asked: set[str] = set()
+        self._gone_ns: dict[str, int] = {}
+        """By topic: time of the answer."""
+
+    def _on_passing_accepted(self, record: PassingAccepted) -> None:
+        if record.topic not in self._asked:
+            rows = zip(record.ids, record.due_ms, strict=True)
+            self._accepted.setdefault(record.topic, {}).update(rows)
+
+    def _on_deletion_asked(self, record: DeletionAsked) -> None:
+        if record.kind == "topic":
+            self._asked.add(record.name)
+
+    def _on_deletion_answered(self, record: DeletionAnswered) -> None:
+        if record.kind == "topic" and record.name not in self._gone_ns:
+            self._gone_ns[record.name] = record.at_ns
+            self._counted(record)
+
+    def _on_passing_delivered(self, record: PassingDelivered) -> None:
+        if record.topic not in self._gone_ns:
+            return
+        gone = sorted(self._accepted.get(record.topic, {}).keys() & set(record.ids))
+        if gone:
+            self.broken(
+                f"{record.node} delivers message {gone[0]:#x} of topic {record.topic}, which is gone since "
+                f"{self._gone_ns[record.topic] / 1e9:.6f} s"
+            )
+
+    def _counted(self, record: DeletionAnswered) -> None:
+        now_ms = self.now_ms
+        surely_ms = now_ms + self.run.dispatch_ahead_ms + SURELY_MS + record.clock_error_ms
+        pending = sum(due_ms > surely_ms for due_ms in self._accepted.get(record.name, {}).values())
+        if record.cancelled < pending:
+            self.broken(
+                f"topic {record.name} is gone with {pending} pending messages, of which its deletion has cancelled "
+                f"{record.cancelled}"
+            )
 
 
 @dataclass(slots=True)
@@ -42,7 +184,16 @@ class _Sweep:
 
 
 class SweepsDone(Checker):
-    """Judges messages sent with a key."""
+    """P9 in bulk: a sweep that has finished left nothing out, touched nothing else, and counts right.
+
+    `covered`: messages that a sweep selects by text and time, acknowledged before anybody asked for it. `touchable`:
+    all messages that it may have met, also those sent before its beginning was confirmed or moved meanwhile by another
+    sweep. A sweep may miss messages dispatched while it runs, however long after its beginning they were due: a master
+    may die, and the next one may dispatch due messages before the sweep reaches them. At the end the cluster is asked
+    about every message that may have been swept and did not come.
+
+    Judges messages sent with a key.
+    """
 
     promise = "P9 (bulk)"
 
