@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.cold import FIRST_DAY, ColdJob, NewColdPart
@@ -55,25 +55,25 @@ RECORD_BYTES_MAX = bundle.LOG_BYTES_MAX
 COLD_HOUR = 1 << 31
 _PLACE = "_place"
 
-_RESULT: dict[str, Any] = {
-    "path": StringType(),
-    "day": LongType(),
-    "rows": LongType(),
-    "due_min_ms": LongType(),
-    "due_max_ms": LongType(),
-    "bytes": LongType(),
-    "sha256": StringType(),
-    "topics": ArrayType(StringType()),
-    "near_rows": LongType(),
-    "near_file": StringType(),
-    "rejected_rows": LongType(),
-    "rejected_file": StringType(),
-}
-_TYPES = {"path": pa.string(), "sha256": pa.string(), "near_file": pa.string(), "rejected_file": pa.string()}
-_ARROW = pa.schema(
-    [(name, pa.list_(pa.string()) if name == "topics" else _TYPES.get(name, pa.int64())) for name in _RESULT]
+_RESULT = pa.schema(
+    [
+        ("path", pa.string()),
+        ("day", pa.int64()),
+        ("rows", pa.int64()),
+        ("due_min_ms", pa.int64()),
+        ("due_max_ms", pa.int64()),
+        ("bytes", pa.int64()),
+        ("sha256", pa.string()),
+        ("topics", pa.list_(pa.string())),
+        ("near_rows", pa.int64()),
+        ("near_file", pa.string()),
+        ("rejected_rows", pa.int64()),
+        ("rejected_file", pa.string()),
+    ]
 )
-_NO_ROW: dict[str, Any] = {name: [] if name == "topics" else "" if name in _TYPES else 0 for name in _RESULT}
+"""A task's report to the driver: on each part, and at last on the rows that did not become cold ones."""
+_EMPTY = {pa.int64(): 0, pa.string(): ""}
+_NO_ROW: dict[str, Any] = {field.name: _EMPTY.get(field.type, []) for field in _RESULT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,8 @@ def write_parts(
     day = F.coalesce(F.floor(due_ms / DAY_MS), F.lit(0))
     spread = _spread(frame, day, config.tasks)
     order = "due_ms" if "due_ms" in frame.columns else "due_at"
-    types = StructType([StructField(name, kind) for name, kind in _RESULT.items()])
     task = _task(str(store.folder), job_id, boundary_ms, config)
-    rows = spread.sortWithinPartitions(order).mapInArrow(task, types).collect()
+    rows = spread.sortWithinPartitions(order).mapInArrow(task, from_arrow_schema(_RESULT)).collect()
     names = ("path", "day", "rows", "due_min_ms", "due_max_ms", "bytes", "sha256", "topics")
     parts = [ColdFile(**{name: row[name] for name in names}) for row in rows if row["path"]]
     parts.sort(key=lambda part: (part.due_min_ms, part.due_max_ms, part.sha256))
@@ -331,12 +330,12 @@ def _task(
                 near.write([batch.filter(is_near)])
                 batch = batch.filter(pc.invert(is_near))
             for part in writer.take(batch) if batch.num_rows else ():
-                yield pa.RecordBatch.from_pylist([part], _ARROW)
+                yield pa.RecordBatch.from_pylist([part], _RESULT)
             if writer.rejected:
                 refused.write(writer.rejected)
                 writer.rejected.clear()
         for part in writer.rest():
-            yield pa.RecordBatch.from_pylist([part], _ARROW)
+            yield pa.RecordBatch.from_pylist([part], _RESULT)
         row = {
             **_NO_ROW,
             "near_file": near.close(),
@@ -345,7 +344,7 @@ def _task(
             "rejected_rows": refused.rows,
         }
         if near.rows or refused.rows:
-            yield pa.RecordBatch.from_pylist([row], _ARROW)
+            yield pa.RecordBatch.from_pylist([row], _RESULT)
 
     return run
 

@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.bulk import LoadProgress
@@ -52,16 +51,7 @@ MOVED_ROWS_MAX = (bundle.LOG_BYTES_MAX - MOVED_BYTES_MAX) // META_BYTES_MAX
 LEFT_S = 86_400
 """Age at which the files of a killed promotion are removed."""
 
-_PARTS_TYPE = StructType(
-    [
-        StructField("number", LongType()),
-        StructField("path", StringType()),
-        StructField("sha256", StringType()),
-        StructField("rows", LongType()),
-    ]
-)
-
-
+_PARTS = "number bigint, path string, sha256 string, rows bigint"
 _BUILT = pa.schema([("number", pa.int64()), ("problem", pa.string()), *RESULT])
 
 
@@ -224,7 +214,7 @@ class Promoter:
         """Bundles of parts, in their order, without those that cannot be built."""
         (self._work / BUNDLES).mkdir(parents=True, exist_ok=True)
         rows = [(number, part.path, part.sha256, part.rows) for number, part in parts]
-        frame = self._spark.createDataFrame(rows, _PARTS_TYPE).repartition(len(rows), "number")
+        frame = self._spark.createDataFrame(rows, _PARTS).repartition(len(rows), "number")
         task = _task(str(self._store.folder), str(self._work), self._slot_ms)
         found = {row["number"]: row for row in frame.mapInArrow(task, from_arrow_schema(_BUILT)).collect()}
         good = []

@@ -31,20 +31,10 @@ from tickwheel.client.errors import RequestRefused
 from tickwheel.client.filtering import tags_of
 from tickwheel.client.snapshot import SettledPage, SettledPin, SettledTopic
 from tickwheel.pipeline.options import Connection
-from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
+from tickwheel.pipeline.source_columns import CONTENT_FIELDS, content_columns, ddl_of, id_column
 
 SETTLED, DEAD = "settled", "dead"
 ACKED, SKIPPED, PASSED = "acked", "skipped", "passed"
-SCHEMA = (
-    "kind string, how string, group string, id string, topic string, due_ms bigint, last_due_ms bigint, "
-    "scheduled_ms bigint, attempts int, cause string, error string, died_ms bigint, applied_index bigint, "
-    f"{CONTENT}"
-)
-"""`how` it ended for the group: `acked`, `skipped` (by its filter), `passed` (dispatched before the group began),
-`dead`. Null: the node cannot tell, because the group broadcasts; or because after the dispatch the group was reset, got
-another filter, or had dead letters purged. `due_ms`: when it was first due. `scheduled_ms`: null for dead letters, and
-if a retry was the last delivery. `attempts`, `cause`, `error` and `died_ms`: null except for dead letters.
-`applied_index`: that of the pin."""
 _HEAD = [
     *(pa.field(name, pa.string()) for name in ("kind", "how", "group", "id", "topic")),
     *(pa.field(name, pa.int64()) for name in ("due_ms", "last_due_ms", "scheduled_ms")),
@@ -53,8 +43,13 @@ _HEAD = [
     *(pa.field(name, pa.int64()) for name in ("died_ms", "applied_index")),
 ]
 _ARROW = pa.schema([*_HEAD, *CONTENT_FIELDS])
-_PLACES = "id string, position bigint"
-_PLACES_ARROW = pa.schema([pa.field("id", pa.string()), pa.field("position", pa.int64())])
+SCHEMA = ddl_of(_ARROW)
+"""`how` it ended for the group: `acked`, `skipped` (by its filter), `passed` (dispatched before the group began),
+`dead`. Null: the node cannot tell, because the group broadcasts; or because after the dispatch the group was reset, got
+another filter, or had dead letters purged. `due_ms`: when it was first due. `scheduled_ms`: null for dead letters, and
+if a retry was the last delivery. `attempts`, `cause`, `error` and `died_ms`: null except for dead letters.
+`applied_index`: that of the pin."""
+_PLACES = pa.schema([pa.field("id", pa.string()), pa.field("position", pa.int64())])
 _WITH_PLACE = pa.schema([*_ARROW, pa.field("position", pa.int64())])
 
 POSITIONS = 65_536
@@ -117,7 +112,7 @@ def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_mi
     ]
     there = replace(connection, addresses=(pin.address,))
     passed_over = spark.sparkContext.accumulator(Gone(), _Union())
-    rows = _of_each(spark, pieces, _settled_reader(there, pin, group, passed_over), f"{SCHEMA}, position bigint")
+    rows = _of_each(spark, pieces, _settled_reader(there, pin, group, passed_over), _WITH_PLACE)
     retries = _of_each(spark, pieces, _retries_reader(there, pin), _PLACES)
     newest = retries.groupBy("id").agg(F.max("position").alias("newest"))
     buried = spark.createDataFrame([(id,) for id in ids], "id string")
@@ -130,12 +125,12 @@ def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_mi
         .select(*_ARROW.names)
     )
     chunks = [numbers[at : at + LETTERS] for at in range(0, len(numbers), LETTERS)]
-    dead = _of_each(spark, chunks, _dead_reader(connection, pin, group), SCHEMA)
+    dead = _of_each(spark, chunks, _dead_reader(connection, pin, group), _ARROW)
     return Done(settled.unionByName(dead.where(F.col("died_ms") >= due_ms_min)), pin, passed_over)
 
 
 def _of_each(
-    spark: SparkSession, items: Sequence[Item], read: Callable[[Item], Iterator[pa.RecordBatch]], schema: str
+    spark: SparkSession, items: Sequence[Item], read: Callable[[Item], Iterator[pa.RecordBatch]], schema: pa.Schema
 ) -> DataFrame:
     """A frame of the batches that `read` returns for each item, with one task for each item."""
     count = len(items)
@@ -145,7 +140,7 @@ def _of_each(
             for number in batch.column(0).to_pylist():
                 yield from read(items[number])
 
-    return spark.range(0, count, 1, max(1, count)).mapInArrow(run, schema)
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(run, ddl_of(schema))
 
 
 def _how(filter: str) -> Column:
@@ -211,7 +206,7 @@ def _retries_reader(connection: Connection, pin: SettledPin) -> Callable[[Piece]
             )
             while (page := client.wait(_next(pages))) is not None:
                 columns = [id_column(page.ids), pa.array(page.positions.view(np.int64))]
-                yield pa.record_batch(columns, schema=_PLACES_ARROW)
+                yield pa.record_batch(columns, schema=_PLACES)
 
     return read
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql.pandas.types import from_arrow_type
 
 from tickwheel.proto.common_pb2 import MessageMeta
 
-CONTENT = (
-    "payload binary, key string, tags array<string>, properties map<string,string>, message_group string, "
-    "unique_key string"
-)
 CONTENT_FIELDS = [
     pa.field("payload", pa.binary()),
     pa.field("key", pa.string()),
@@ -20,6 +19,11 @@ CONTENT_FIELDS = [
     pa.field("message_group", pa.string()),
     pa.field("unique_key", pa.string()),
 ]
+
+
+def ddl_of(fields: Iterable[pa.Field]) -> str:
+    """The columns as Spark's DDL."""
+    return ", ".join(f"{field.name} {from_arrow_type(field.type).simpleString()}" for field in fields)
 
 
 def id_column(ids: NDArray[np.uint64]) -> pa.Array:

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from tickwheel.client import Client
 from tickwheel.client.snapshot import Pin, PinnedPage
 from tickwheel.pipeline.options import Connection, OptionError, Options, connection_of
-from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
+from tickwheel.pipeline.source_columns import CONTENT_FIELDS, content_columns, ddl_of, id_column
 
 OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "asof", "pushdown"})
 DUE_MS_LIMIT = 1 << 50
@@ -37,10 +37,6 @@ HOUR_COST = 25
 """Opening an hour takes as long as reading this many messages."""
 PARTITION_COST = 25_000
 """Least work for a task, in messages: a task costs a tenth of a second by itself, before it reads anything."""
-HEAD = (
-    "id string, topic string, due_ms bigint, due_requested_ms bigint, scheduled_ms bigint, target_group int, "
-    "applied_index bigint"
-)
 _HEAD_FIELDS = [
     pa.field("id", pa.string()),
     pa.field("topic", pa.string()),
@@ -80,10 +76,14 @@ def _config(options: Options) -> PendingConfig:
     )
 
 
+def _fields(content: bool) -> list[pa.Field]:
+    return [*_HEAD_FIELDS, *CONTENT_FIELDS] if content else _HEAD_FIELDS
+
+
 def schema_of(options: Options) -> str:
     """The columns that are read, as DDL."""
     content = options.choice("content", "true", ("true", "false")) == "true"
-    return f"{HEAD}, {CONTENT}" if content else HEAD
+    return ddl_of(_fields(content))
 
 
 def reader_of(options: Options) -> DataSourceReader:
@@ -204,7 +204,6 @@ def _batch(page: PinnedPage, pin: Pin, content: bool) -> pa.RecordBatch:
         pa.array(page.target_groups.view(np.int32)),
         pa.array(np.full(count, pin.applied_index, np.int64)),
     ]
-    if not content:
-        return pa.record_batch(columns, schema=pa.schema(_HEAD_FIELDS))
-    columns += content_columns(page.records, page.sizes, page.meta_sizes)
-    return pa.record_batch(columns, schema=pa.schema([*_HEAD_FIELDS, *CONTENT_FIELDS]))
+    if content:
+        columns += content_columns(page.records, page.sizes, page.meta_sizes)
+    return pa.record_batch(columns, schema=pa.schema(_fields(content)))

@@ -31,10 +31,9 @@ from tickwheel.client import Client, Settlement, StartFrom
 from tickwheel.client.moments import ms_of, span_of
 from tickwheel.client.pulling import PulledBatch
 from tickwheel.pipeline.options import TOPIC, TOPIC_RULE, Connection, OptionError, Options, connection_of
-from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
+from tickwheel.pipeline.source_columns import CONTENT_FIELDS, content_columns, ddl_of, id_column
 
 OPTIONS = frozenset({"group", "topic", "start_from", "max_messages", "max_bytes", "lease_ms", "wait_ms"})
-SCHEMA = f"id string, topic string, due_ms bigint, attempt int, {CONTENT}"
 _ARROW = pa.schema(
     [
         pa.field("id", pa.string()),
@@ -44,6 +43,7 @@ _ARROW = pa.schema(
         *CONTENT_FIELDS,
     ]
 )
+SCHEMA = ddl_of(_ARROW)
 PULL_MESSAGES_MAX = 1_024
 PARTITION_MESSAGES = 4_096
 PARTITION_BYTES = 16 << 20

@@ -14,7 +14,7 @@ from tests.pipeline.test_bulk import loaded
 from tests.pipeline.test_cold import frozen, promoted
 from tickwheel.pipeline.build import BuildConfig, build
 from tickwheel.pipeline.meta_column import KEYED_META_COLUMNS
-from tickwheel.pipeline.source_columns import CONTENT
+from tickwheel.pipeline.source_columns import CONTENT_FIELDS, ddl_of
 
 DAY_MS = 86_400_000
 DUE_MS = time.time_ns() // 1_000_000 + 40 * DAY_MS
@@ -32,7 +32,7 @@ def test_all_fields_of_a_message_come_back(
 ) -> None:
     """Read as what is pending, beside a row without any of them. Only the sink takes unique keys."""
     topic = f"round-{way}"
-    rows = spark.createDataFrame(ROWS, CONTENT).coalesce(1).withColumn("due_ms", f.lit(DUE_MS))
+    rows = spark.createDataFrame(ROWS, ddl_of(CONTENT_FIELDS)).coalesce(1).withColumn("due_ms", f.lit(DUE_MS))
     rows, expected = rows.withColumn("topic", f.lit(topic)), ROWS
     if way != "sink":
         rows, expected = rows.drop("unique_key"), [(*row[:-1], None) for row in ROWS]
