@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tickwheel.chaos.sim import cold, couriers, lines, listeners, loads, parcels, sweeps, timetables, writes
-from tickwheel.chaos.sim.accounts import Accounts
+from tickwheel.chaos.sim.accounts import Accounts, asked
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.claims import Claims
@@ -89,36 +89,26 @@ class NodeLoad:
         self._draw_more(stage.shape)
 
     def _draw_more(self, shape: Shape) -> None:
-        """Clients that not every run has, by its shape."""
+        """Clients that not every run has, by its shape, and what of theirs is paused."""
         paused = [("topic", TOPICS[0]), ("group", GROUPS[0])]
-        if shape.lines:
-            self.parts.append(Lines(self._wires))
-            paused += [("topic", lines.TOPIC), ("group", lines.GROUP)]
-        if shape.sweeps:
-            self.parts.append(Sweeps(self._wires))
-            paused.append(("group", sweeps.GROUP))
-        if shape.listeners:
-            self.parts.append(Listeners(self._wires))
-            paused += [("topic", listeners.TOPIC), ("group", listeners.FILTERED)]
-        if shape.couriers:
-            self.parts.append(Couriers(self._wires))
-            paused += [("topic", couriers.TOPICS[0]), ("topic", couriers.TOPICS[1])]
-        if shape.writes:
-            self.parts.append(Writes(self._wires))
-        if shape.loads:
-            self.parts.append(Loads(self._wires))
-        if shape.parcels:
-            self.parts.append(Parcels(self._wires))
-        if shape.stewards:
-            self.parts.append(Stewards(self._wires))
-        if shape.twins:
-            self.parts.append(Twins(self._wires))
-        if shape.cold:
-            self.parts.append(Cold(self._wires))
-        if shape.schedules:
-            self.parts.append(Timetables(self._wires))
-        if shape.keys:
-            self.parts.append(Claims(self._wires))
+        kinds: tuple[tuple[int, Callable[[Wires], Clients], tuple[tuple[str, str], ...]], ...] = (
+            (shape.lines, Lines, (("topic", lines.TOPIC), ("group", lines.GROUP))),
+            (shape.sweeps, Sweeps, (("group", sweeps.GROUP),)),
+            (shape.listeners, Listeners, (("topic", listeners.TOPIC), ("group", listeners.FILTERED))),
+            (shape.couriers, Couriers, (("topic", couriers.TOPICS[0]), ("topic", couriers.TOPICS[1]))),
+            (shape.writes, Writes, ()),
+            (shape.loads, Loads, ()),
+            (shape.parcels, Parcels, ()),
+            (shape.stewards, Stewards, ()),
+            (shape.twins, Twins, ()),
+            (shape.cold, Cold, ()),
+            (shape.schedules, Timetables, ()),
+            (shape.keys, Claims, ()),
+        )
+        for wanted, kind, places in kinds:
+            if wanted:
+                self.parts.append(kind(self._wires))
+                paused += places
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 
@@ -172,8 +162,8 @@ class NodeLoad:
         waiting = [uid for uid in self._no_loss().not_due(self._world.now_ns) if uid in known][:LOOKED_FOR]
         for machine in self._stage.machines:
             for uid in waiting:
-                self._look(machine, uid, known[uid])
-        accounts = Accounts()
+                self._wires.run(self._look(machine, uid, known[uid]))
+        accounts = Accounts(self._wires)
         for machine in self._stage.machines:
             accounts.read(machine, NEVER_RESET)
         self._world.run_until(self._world.now_ns + LOOK_NS)
@@ -185,20 +175,15 @@ class NodeLoad:
             assert isinstance(machine.process, CoreProcess)
             note_digest(machine, machine.process.host.core)
 
-    def _look(self, machine: Machine, uid: int, id64: int) -> None:
-        def told(answer: scheduler_pb2.GetResponse | Failure) -> None:
-            if not isinstance(answer, Failure):
-                state = scheduler_pb2.MessageState.Name(answer.state)
-            elif answer.reason == common_pb2.UNKNOWN_NAME:
-                state = "NOT_FOUND"
-            else:
-                return  # not the master: it names who is
-            self._wires.history.note(Looked, uid, id64, state)
-
-        process = machine.process
-        assert isinstance(process, CoreProcess)
-        host = process.host
-        machine.deliver(lambda: host.core.serving.start(host.core.parts.requests.get(id64, False), told))
+    async def _look(self, machine: Machine, uid: int, id64: int) -> None:
+        answer = await asked(machine, lambda core: core.parts.requests.get(id64, False))
+        if not isinstance(answer, Failure):
+            state = scheduler_pb2.MessageState.Name(answer.state)
+        elif answer.reason == common_pb2.UNKNOWN_NAME:
+            state = "NOT_FOUND"
+        else:
+            return  # not the master: it names who is
+        self._wires.history.note(Looked, uid, id64, state)
 
     @property
     def operators(self) -> Operators:
