@@ -32,6 +32,11 @@ class Aim:
         return "; ".join(parts)
 
 
+def aimed(*faults: str, nodes: int = 0, without: str = "", seconds: int = 0, **shape: int) -> Aim:
+    """An aim; `shape` are fields of shape.Shape."""
+    return Aim(faults, nodes, tuple(shape.items()), without, seconds)
+
+
 FEW_CLIENTS = tuple(
     (name, 0)
     for name in (
@@ -42,18 +47,18 @@ FEW_CLIENTS = tuple(
 """A directed run has no more clients than it needs, so that it stays what it is when kinds of clients are added."""
 
 GUARD_AIMS: dict[str, Aim] = {
-    "answers_fenced": Aim(("old-answers",), nodes=5, shape=(("log_pause_ms", 2_000),), without="repeats_taken"),
-    "votes_counted_once": Aim(("votes-twice",), nodes=5, without="repeats_taken"),
-    "pickle_refused": Aim(("pickled-frame",)),
-    "foreign_commands_fatal": Aim(("foreign-entry",)),
-    "bare_commit_clamped": Aim(("left-behind",), nodes=3, shape=(("journal_tail_bytes", 0), ("checkpoint_every", 50))),
-    "starts_silent": Aim(("restart-bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
-    "apply_errors_fatal": Aim(("failed-apply",)),
-    "transfer_marked": Aim(("handover",), nodes=5),
-    "input_drained_first": Aim(("freeze",), nodes=3),
-    "votes_sticky": Aim(("bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
-    "lease_from_sending": Aim(("delay",), nodes=3),
-    "dumps_refused": Aim(("library-calls",)),
-    "proposals_local": Aim(("library-calls",)),
+    "answers_fenced": aimed("old-answers", nodes=5, log_pause_ms=2_000, without="repeats_taken"),
+    "votes_counted_once": aimed("votes-twice", nodes=5, without="repeats_taken"),
+    "pickle_refused": aimed("pickled-frame"),
+    "foreign_commands_fatal": aimed("foreign-entry"),
+    "bare_commit_clamped": aimed("left-behind", nodes=3, journal_tail_bytes=0, checkpoint_every=50),
+    "starts_silent": aimed("restart-bridge", nodes=3, log_pause_ms=2_000),
+    "apply_errors_fatal": aimed("failed-apply"),
+    "transfer_marked": aimed("handover", nodes=5),
+    "input_drained_first": aimed("freeze", nodes=3),
+    "votes_sticky": aimed("bridge", nodes=3, log_pause_ms=2_000),
+    "lease_from_sending": aimed("delay", nodes=3),
+    "dumps_refused": aimed("library-calls"),
+    "proposals_local": aimed("library-calls"),
 }
 """By guard (replication.guards.Guards)."""

@@ -61,8 +61,6 @@ def _takes_the_same(original: Any, broken: Broken) -> bool:
 class Mutation:
     """One old bug. `level` is the lowest level of simulation that can show it."""
 
-    name: str
-    what: str
     level: str
     apply: Break
     aim: Aim | None
@@ -72,10 +70,8 @@ class Mutation:
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def mutation(
-    what: str, owner: Any = None, method: str = "", *, level: str = "node", aim: Aim | None = None
-) -> Callable[[F], F]:
-    """Enter a function, named after its bug, into the table.
+def mutation(owner: Any = None, method: str = "", *, level: str = "node", aim: Aim | None = None) -> Callable[[F], F]:
+    """Enter a function into the table, named after its bug, which its docstring describes.
 
     With an owner the function stands in the place of that one method, as `Patches.replace` says. Without, it is given
     the `Patches` and replaces what it needs.
@@ -83,7 +79,7 @@ def mutation(
 
     def enter(function: F) -> F:
         apply = function if owner is None else lambda patches: patches.replace(owner, method, function)
-        MUTATIONS[function.__name__] = Mutation(function.__name__, what, level, apply, aim)
+        MUTATIONS[function.__name__] = Mutation(level, apply, aim)
         return function
 
     return enter

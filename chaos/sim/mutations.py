@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.aims import Aim
+from tickwheel.chaos.sim.aims import aimed
 from tickwheel.chaos.sim.mutation_table import MUTATIONS, Break, Patches, mutation
 from tickwheel.node.core import host
 from tickwheel.node.core import parts as parts_module
@@ -99,16 +99,18 @@ def mutated(name: str) -> Iterator[None]:
 # -- what is promised to clients before it is safe
 
 
-@mutation("the journal is not fsynced before entries are acknowledged", FsyncWork, "run", level="log")
+@mutation(FsyncWork, "run", level="log")
 def journal_not_synced(original: Any, self: FsyncWork) -> None:
+    """The journal is not fsynced before entries are acknowledged."""
     self._files = []
     original(self)
 
 
-@mutation("a proposal is acknowledged when it is appended", RaftLog, "propose", level="log")
+@mutation(RaftLog, "propose", level="log")
 def acknowledged_when_appended(
     original: Any, self: RaftLog, command: bytes, done: Callable[[ProposalResult], None], voters: Any = None
 ) -> None:
+    """A proposal is acknowledged when it is appended."""
     before = self.status().last_index
     original(self, command, lambda result: None, voters)
     after = self.status().last_index
@@ -119,19 +121,16 @@ def acknowledged_when_appended(
     )
 
 
-@mutation(
-    "a slave commits up to the end of its own log instead of what the master has verified",
-    judge,
-    "_heartbeat",
-    level="log",
-    aim=Aim(("old-answers",), nodes=5, shape=(("batch_entries", 1), ("log_pause_ms", 40))),
-)
+@mutation(judge, "_heartbeat", level="log", aim=aimed("old-answers", nodes=5, batch_entries=1, log_pause_ms=40))
 def unverified_committed(original: Any, term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Any:
+    """A slave commits up to the end of its own log instead of what the master has verified."""
     return original(term, leader_commit, own_commit, leader_commit if matched else 0)
 
 
-@mutation("a settlement is answered before it is committed", aim=Aim(("kill", "isolate"), nodes=3))
+@mutation(aim=aimed("kill", "isolate", nodes=3))
 def settled_before_commit(patches: Patches) -> None:
+    """A settlement is answered before it is committed."""
+
     def propose(original: Any, self: Settlements, columns: Any, reply: Reply[Any]) -> None:
         original(self, columns, UNHEARD)
         reply.done(SettleResult(settled=len(columns.ids) // 8))
@@ -145,32 +144,23 @@ def settled_before_commit(patches: Patches) -> None:
     patches.replace(Settlements, "propose_together", propose_together)
 
 
-@mutation("a cancel is answered before it is applied", ClientRequests, "cancel")
+@mutation(ClientRequests, "cancel")
 async def cancelled_before_apply(original: Any, self: ClientRequests, number: int, *permitted: Any) -> Any:
+    """A cancel is answered before it is applied."""
     self._core.require_master()
     self._core.serving.start(original(self, number, *permitted), lambda outcome: None)
     return scheduler_pb2.CANCELLED
 
 
-@mutation(
-    "term and vote are not on stable storage before the vote is given",
-    HardState,
-    "store",
-    level="log",
-    aim=Aim(("kill-voters",)),
-)
+@mutation(HardState, "store", level="log", aim=aimed("kill-voters"))
 def vote_not_stored(original: Any, self: HardState, term: int, voted_for: str) -> None:
+    """Term and vote are not on stable storage before the vote is given."""
     self.term, self.voted_for = term, voted_for
 
 
-@mutation(
-    "on a full disk a node goes on in a term that was not stored",
-    Engine,
-    "_SyncObj__setCurrentTerm",
-    level="log",
-    aim=Aim(("full-voter",), nodes=3),
-)
+@mutation(Engine, "_SyncObj__setCurrentTerm", level="log", aim=aimed("full-voter", nodes=3))
 def term_ahead_of_disk(original: Any, self: Engine, term: int, voted_for: str | None) -> None:
+    """On a full disk a node goes on in a term that was not stored."""
     self._SyncObj__raftCurrentTerm = term
     self._SyncObj__votedForNodeId = voted_for
     self.view.setCurrentTerm(term, voted_for)
@@ -179,19 +169,22 @@ def term_ahead_of_disk(original: Any, self: Engine, term: int, voted_for: str | 
 # -- mastership
 
 
-@mutation("a master acts without its lease", NodeCore, "may_act", aim=Aim(("isolate", "freeze", "partition")))
+@mutation(NodeCore, "may_act", aim=aimed("isolate", "freeze", "partition"))
 def lease_not_checked(original: Any, self: NodeCore) -> Any:
+    """A master acts without its lease."""
     return self.leading
 
 
-@mutation("a sync of an older term is taken", Conversation, "_on_sync", aim=Aim(("late-syncs",), nodes=3))
+@mutation(Conversation, "_on_sync", aim=aimed("late-syncs", nodes=3))
 def sync_term_not_checked(original: Any, self: Conversation, peer_id: str, frame: Any) -> None:
+    """A sync of an older term is taken."""
     if self.engine.state != LEADER:
         self._listener.sync_in(peer_id, frame)
 
 
-@mutation("a new master takes its cursor from the sync instead of the log", Mastership, "lead_was_applied")
+@mutation(Mastership, "lead_was_applied")
 def cursor_from_sync(original: Any, self: Mastership, lead: Any) -> None:
+    """A new master takes its cursor from the sync instead of the log."""
     core = self._core
     heard = self._sync.heard
     if self.elected and lead.node_id == core.identity.node_id and heard.at_ns:
@@ -199,37 +192,29 @@ def cursor_from_sync(original: Any, self: Mastership, lead: Any) -> None:
     original(self, lead)
 
 
-@mutation("a new master forgets the leases that it heard of", HeardLeases, "held", aim=Aim(("kill", "handover")))
+@mutation(HeardLeases, "held", aim=aimed("kill", "handover"))
 def leases_forgotten(original: Any, self: HeardLeases, now_ms: Any, epochs: Any) -> Any:
+    """A new master forgets the leases that it heard of."""
     return []
 
 
-@mutation(
-    "a master that is elected again forgets what it gave out", Delivery, "end", aim=Aim(("flap", "isolate", "freeze"))
-)
+@mutation(Delivery, "end", aim=aimed("flap", "isolate", "freeze"))
 def own_leases_forgotten(original: Any, self: Delivery, failure: Any) -> None:
+    """A master that is elected again forgets what it gave out."""
     heard, self.heard = self.heard, HeardLeases()
     original(self, failure)
     self.heard = heard
 
 
-@mutation(
-    "a node that starts does not read what it had written down of leases",
-    parts_module,
-    "read_leases",
-    aim=Aim(("kill-all",), nodes=3, shape=(("lease_ms", 10_000),)),
-)
+@mutation(parts_module, "read_leases", aim=aimed("kill-all", nodes=3, lease_ms=10_000))
 def lease_file_ignored(original: Any, disk: Any) -> Any:
+    """A node that starts does not read what it had written down of leases."""
     return []
 
 
-@mutation(
-    "leases are written down every eight seconds only",
-    Parts,
-    "upkeep",
-    aim=Aim(("kill-all",), nodes=3, shape=(("lease_ms", 10_000),)),
-)
+@mutation(Parts, "upkeep", aim=aimed("kill-all", nodes=3, lease_ms=10_000))
 def lease_file_rare(original: Any, self: Parts, now: Any) -> None:
+    """Leases are written down every eight seconds only."""
     file = self.lease_file
     rarely = now.steady_ms // 1_000 % 8
     write = file.write
@@ -241,13 +226,9 @@ def lease_file_rare(original: Any, self: Parts, now: Any) -> None:
         file.write = write  # type: ignore[method-assign]
 
 
-@mutation(
-    "slaves do not hear of extended leases",
-    Settlements,
-    "extend",
-    aim=Aim(("kill", "handover"), nodes=3, shape=(("parcels", 1),)),
-)
+@mutation(Settlements, "extend", aim=aimed("kill", "handover", nodes=3, parcels=1))
 def extensions_not_told(original: Any, self: Settlements, *args: Any) -> Any:
+    """Slaves do not hear of extended leases."""
     feed, self._feed = self._feed, LeaseFeed()
     try:
         return original(self, *args)
@@ -256,35 +237,32 @@ def extensions_not_told(original: Any, self: Settlements, *args: Any) -> Any:
 
 
 @mutation(
-    "a planned handover does not wait until the next master has heard of all leases",
     CoreListener,
     "handover_ready",
-    aim=Aim(
-        ("handover-delivering",),
+    aim=aimed(
+        "handover-delivering",
         nodes=3,
-        shape=(("lease_ms", 10_000), ("sync_period_ms", 100), ("settle_grid_ms", 100), ("loop_gap_us", 5_000)),
+        lease_ms=10_000,
+        sync_period_ms=100,
+        settle_grid_ms=100,
+        loop_gap_us=5_000,
         without="no_sync_at_handover",
     ),
 )
 def handover_without_leases(original: Any, self: CoreListener, peer_id: Any) -> Any:
+    """A planned handover does not wait until the next master has heard of all leases."""
     return True
 
 
-@mutation(
-    "a new master hands out at once what was dispatched before it led, also what is not due",
-    Channel,
-    "take",
-    aim=Aim(("handover", "kill"), nodes=3, shape=(("dispatch_ahead_ms", 400),)),
-)
+@mutation(Channel, "take", aim=aimed("handover", "kill", nodes=3, dispatch_ahead_ms=400))
 def passed_taken_for_due(original: Any, self: Channel, now_ms: Any, limit: Any) -> Any:
+    """A new master hands out at once what was dispatched before it led, also what is not due."""
     return original(self, max(now_ms, self.hold_until_ms), limit)
 
 
-@mutation(
-    "a new master holds what came back meanwhile by its old lease",
-    aim=Aim(("kill-left",), nodes=3, shape=(("consumers", 1), ("lease_ms", 10_000))),
-)
+@mutation(aim=aimed("kill-left", nodes=3, consumers=1, lease_ms=10_000))
 def stale_lease(patches: Patches) -> None:
+    """A new master holds what came back meanwhile by its old lease."""
     inside = {"hear": False, "return": False}
 
     def within(place: str) -> Callable[..., Any]:
@@ -313,75 +291,63 @@ def stale_lease(patches: Patches) -> None:
 # -- the cluster clock
 
 
-@mutation("each node goes by its own clock", ClusterClock, "_set_members", aim=Aim(("skew", "clock-steps")))
+@mutation(ClusterClock, "_set_members", aim=aimed("skew", "clock-steps"))
 def own_clock_trusted(original: Any, self: ClusterClock, names: Any) -> Any:
+    """Each node goes by its own clock."""
     return original(self, [self._node_id])
 
 
-@mutation(
-    "the time of one of the others is taken for the cluster's",
-    ClusterClock,
-    "_set_members",
-    aim=Aim(("wrong-start",), nodes=3),
-)
+@mutation(ClusterClock, "_set_members", aim=aimed("wrong-start", nodes=3))
 def one_peer_believed(original: Any, self: ClusterClock, names: Any) -> None:
+    """The time of one of the others is taken for the cluster's."""
     original(self, sorted(set(names) - {self._node_id})[:1])
 
 
-@mutation(
-    "a slave that takes over a checkpoint forgets the leases that it heard of",
-    SyncState,
-    "take_over",
-    aim=Aim(("kill-installed",), nodes=3, shape=(("journal_tail_bytes", 0), ("lease_ms", 20_000))),
-)
+@mutation(SyncState, "take_over", aim=aimed("kill-installed", nodes=3, journal_tail_bytes=0, lease_ms=20_000))
 def leases_forgotten_with_checkpoint(original: Any, self: SyncState, earlier: SyncState) -> None:
+    """A slave that takes over a checkpoint forgets the leases that it heard of."""
     self.heard = earlier.heard
 
 
-@mutation(
-    "a peer's checkpoint is put in place while the own disk still writes",
-    NodeCore,
-    "writing",
-    aim=Aim(("hung-install",), nodes=3, shape=(("journal_tail_bytes", 0),)),
-)
+@mutation(NodeCore, "writing", aim=aimed("hung-install", nodes=3, journal_tail_bytes=0))
 def installed_over_writes(original: Any, self: NodeCore) -> Any:
+    """A peer's checkpoint is put in place while the own disk still writes."""
     return False
 
 
-@mutation(
-    "a slave that loses the connection to its master takes the master's lease for over",
-    RaftConfig,
-    "lease_over_ms",
-    level="log",
-    aim=Aim(("reset", "isolate"), nodes=3),
-)
+@mutation(RaftConfig, "lease_over_ms", level="log", aim=aimed("reset", "isolate", nodes=3))
 def lease_taken_for_over(original: Any, self: RaftConfig, lease_ms: int) -> int:
+    """A slave that loses the connection to its master takes the master's lease for over."""
     return 0
 
 
 # -- the wheel
 
 
-@mutation("a new master goes on from now: what is overdue is not aligned", Dispatcher, "begin")
+@mutation(Dispatcher, "begin")
 def alignment_left_out(original: Any, self: Dispatcher, term: int, now_ms: ClusterMs) -> None:
+    """A new master goes on from now: what is overdue is not aligned."""
     original(self, term, now_ms)
     self._wheel.dispatch(CursorKey(now_ms, 0))
 
 
-@mutation("the two cases of the alignment are swapped: a cursor behind the clock waits", Dispatcher, "tick")
+@mutation(Dispatcher, "tick")
 def alignment_swapped(original: Any, self: Dispatcher, now: Now) -> None:
+    """The two cases of the alignment are swapped: a cursor behind the clock waits."""
     if self.phase is Phase.ALIGNING and self._wheel.cursor.due_ms < now.cluster_ms:
         return
     original(self, now)
 
 
-@mutation("messages are handed out when they are dispatched, a little ahead of their time", Channel, "take")
+@mutation(Channel, "take")
 def not_held_until_due(original: Any, self: Channel, now_ms: Any, limit: Any) -> Any:
+    """Messages are handed out when they are dispatched, a little ahead of their time."""
     return original(self, now_ms + 8, limit)
 
 
-@mutation("a late arrival keeps its due time below the cursor", Wheel, "append")
+@mutation(Wheel, "append")
 def late_not_clamped(original: Any, self: Wheel, units: Any, records: Any) -> Any:
+    """A late arrival keeps its due time below the cursor."""
     window = self.window
     cursor, window.cursor = window.cursor, CursorKey(0, 0)
     try:
@@ -390,8 +356,9 @@ def late_not_clamped(original: Any, self: Wheel, units: Any, records: Any) -> An
         window.cursor = cursor
 
 
-@mutation("ids depend on when a node merges, not on the log alone", Wheel, "finish")
+@mutation(Wheel, "finish")
 def ids_at_merge(original: Any, self: Wheel, job: Any) -> None:
+    """Ids depend on when a node merges, not on the log alone."""
     original(self, job)
     if job.kind == "merge":
         self.holdings.hours.next_index[:] += 1
@@ -400,24 +367,22 @@ def ids_at_merge(original: Any, self: Wheel, job: Any) -> None:
 # -- the state machine
 
 
-@mutation("a repeated batch is scheduled again")
+@mutation()
 def idempotence_off(patches: Patches) -> None:
+    """A repeated batch is scheduled again."""
     patches.replace(Producers, "span", lambda original, self, producer_id: None)
     patches.replace(Producers, "repeated", lambda original, self, sender, count: None)
 
 
-@mutation(
-    "a sequence that was accepted with other content counts as repeated",
-    Producers,
-    "repeated",
-    aim=Aim(("kill", "isolate"), nodes=3, shape=(("twins", 1),)),
-)
+@mutation(Producers, "repeated", aim=aimed("kill", "isolate", nodes=3, twins=1))
 def checksums_not_compared(original: Any, self: Producers, sender: Any, count: Any) -> Any:
+    """A sequence that was accepted with other content counts as repeated."""
     return original(self, replace(sender, checksum=None), count)
 
 
-@mutation("a cancel is done by the master alone", ClientRequests, "cancel")
+@mutation(ClientRequests, "cancel")
 async def cancel_not_replicated(original: Any, self: ClientRequests, number: int, *permitted: Any) -> Any:
+    """A cancel is done by the master alone."""
     self._core.require_master()
     units = (await self._find(number, everybody)).units
     if units is None:
@@ -426,8 +391,9 @@ async def cancel_not_replicated(original: Any, self: ClientRequests, number: int
     return scheduler_pb2.CancelOutcome.Value(outcome.name)
 
 
-@mutation("each node stamps with its own clock what the master should have stamped")
+@mutation()
 def stamped_at_apply(patches: Patches) -> None:
+    """Each node stamps with its own clock what the master should have stamped."""
     clocks: dict[StateMachine, int] = {}
 
     def apply(original: Any, self: StateMachine, index: int, term: int, entry: Any) -> Any:
@@ -440,8 +406,9 @@ def stamped_at_apply(patches: Patches) -> None:
 # -- checkpoints
 
 
-@mutation("the manifest is durable before the files that it names")
+@mutation()
 def manifest_before_files(patches: Patches) -> None:
+    """The manifest is durable before the files that it names."""
     running = [False]
 
     def run(original: Any, self: StateCheckpoint) -> None:
@@ -461,29 +428,20 @@ def manifest_before_files(patches: Patches) -> None:
 
 
 @mutation(
-    "files of an hour are removed before the manifest that needs them no more is durable",
     CheckpointJob,
     "run",
-    aim=Aim(
-        ("power-removing",),
-        nodes=3,
-        shape=(("hours_kept", 0), ("buffer_bytes", 4 << 10), ("hour_after_ms", 7_000)),
-        seconds=10,
-    ),
+    aim=aimed("power-removing", nodes=3, hours_kept=0, buffer_bytes=4 << 10, hour_after_ms=7_000, seconds=10),
 )
 def hours_removed_early(original: Any, self: CheckpointJob) -> None:
+    """Files of an hour are removed before the manifest that needs them no more is durable."""
     original(self)
     for hour in self.doomed:
         self._disk.remove(hour_directory(self._directory, hour))
 
 
-@mutation(
-    "the journal is cut before the checkpoint that covers it is durable",
-    Checkpointer,
-    "_begin",
-    aim=Aim(("power-in-checkpoint",), nodes=3, shape=(("segment_bytes", 8 << 10),)),
-)
+@mutation(Checkpointer, "_begin", aim=aimed("power-in-checkpoint", nodes=3, segment_bytes=8 << 10))
 def journal_cut_early(original: Any, self: Checkpointer, now_ms: int) -> None:
+    """The journal is cut before the checkpoint that covers it is durable."""
     index, term = self._applied()
     if index:
         log: Any = self._log
@@ -494,84 +452,55 @@ def journal_cut_early(original: Any, self: Checkpointer, now_ms: int) -> None:
     original(self, now_ms)
 
 
-@mutation(
-    "who calls does not show who the members are",
-    Membership,
-    "introduction",
-    aim=Aim(("strangers",), nodes=3, shape=(("loop_gap_us", 30_000),), seconds=12),
-)
+@mutation(Membership, "introduction", aim=aimed("strangers", nodes=3, loop_gap_us=30_000, seconds=12))
 def members_not_shown(original: Any, self: Membership) -> Any:
+    """Who calls does not show who the members are."""
     return NO_INTRODUCTION
 
 
-@mutation(
-    "a newcomer does not keep who it is shown the members are, and reads that they are those of long ago",
-    Membership,
-    "refuses",
-    aim=Aim(("replace",), nodes=3, shape=(("loop_gap_us", 30_000), ("batch_entries", 1)), seconds=12),
-)
+@mutation(Membership, "refuses", aim=aimed("replace", nodes=3, loop_gap_us=30_000, batch_entries=1, seconds=12))
 def newcomers_not_told(original: Any, self: Membership, *args: Any) -> Any:
+    """A newcomer does not keep who it is shown the members are, and reads that they are those of long ago."""
     return original(self, *args) if self._core.log.members() else None
 
 
-@mutation(
-    "messages of the cold tier that were cancelled or moved come with their part",
-    ColdTier,
-    "_withheld",
-    aim=Aim(("kill", "isolate"), nodes=3, shape=(("cold", 1),)),
-)
+@mutation(ColdTier, "_withheld", aim=aimed("kill", "isolate", nodes=3, cold=1))
 def cold_marks_ignored(original: Any, self: ColdTier, *args: Any) -> Any:
+    """Messages of the cold tier that were cancelled or moved come with their part."""
     return original(self, *args)[:0]
 
 
-@mutation(
-    "a part of the cold tier is taken over again when that is repeated",
-    ColdTier,
-    "wants",
-    aim=Aim(("kill", "isolate"), nodes=3, shape=(("cold", 1),)),
-)
+@mutation(ColdTier, "wants", aim=aimed("kill", "isolate", nodes=3, cold=1))
 def cold_loaded_twice(original: Any, self: ColdTier, cold: Any) -> Any:
+    """A part of the cold tier is taken over again when that is repeated."""
     return True
 
 
-@mutation(
-    "a member that comes with another disk is let in",
-    Membership,
-    "refuses",
-    aim=Aim(("wiped-disk", "kill", "isolate"), nodes=3, seconds=10),
-)
+@mutation(Membership, "refuses", aim=aimed("wiped-disk", "kill", "isolate", nodes=3, seconds=10))
 def disks_not_compared(original: Any, self: Membership, *args: Any) -> Any:
+    """A member that comes with another disk is let in."""
     refusal = original(self, *args)
     return None if refusal is not None and refusal.final and not refusal.removed else refusal
 
 
-@mutation(
-    "a node with a new disk votes, whatever its disk was before",
-    ClusterFounding,
-    "may_vote",
-    aim=Aim(("stale-founders",), nodes=3),
-)
+@mutation(ClusterFounding, "may_vote", aim=aimed("stale-founders", nodes=3))
 def new_disks_vote(original: Any, self: ClusterFounding) -> Any:
+    """A node with a new disk votes, whatever its disk was before."""
     return True
 
 
-@mutation(
-    "what is left of a broken copy of a checkpoint is put in place at the next start",
-    host,
-    "install_if_complete",
-    aim=Aim(("broken-copy",), nodes=3, shape=(("journal_tail_bytes", 0),), seconds=10),
-)
+@mutation(host, "install_if_complete", aim=aimed("broken-copy", nodes=3, journal_tail_bytes=0, seconds=10))
 def broken_copies_installed(original: Any, disk: Any) -> bool:
+    """What is left of a broken copy of a checkpoint is put in place at the next start."""
     if disk.exists(STAGING) and not disk.exists(COMPLETE):
         write_whole(disk, COMPLETE, b"complete")
     return bool(original(disk))
 
 
-@mutation(
-    "what an earlier try brought of a checkpoint is not synced with the rest",
-    aim=Aim(("broken-copy", "power"), nodes=3, shape=(("journal_tail_bytes", 0),), seconds=10),
-)
+@mutation(aim=aimed("broken-copy", "power", nodes=3, journal_tail_bytes=0, seconds=10))
 def resumed_files_not_synced(patches: Patches) -> None:
+    """What an earlier try brought of a checkpoint is not synced with the rest."""
+
     def begin(original: Any, self: CheckpointCopy) -> Any:
         self.__dict__["written"] = set()
         return original(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tickwheel.chaos.sim.aims import Aim
+from tickwheel.chaos.sim.aims import aimed
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.state.loads import Ingesting
 from tickwheel.node.state.staging import Staging, StagingResult
@@ -14,16 +14,15 @@ from tickwheel.proto.staging_pb2 import AbortStagedRequest, CommitStagedRequest,
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.units import CursorKey
 
-PUBLISHING = Aim(
-    ("power-checkpoint", "kill"), nodes=3, shape=(("writes", 1), ("write_blocks", 16), ("loop_gap_us", 30_000))
-)
+PUBLISHING = aimed("power-checkpoint", "kill", nodes=3, writes=1, write_blocks=16, loop_gap_us=30_000)
 """Checkpoints come often, and in the middle of what takes several rounds."""
 
 # -- staged publication
 
 
-@mutation("a commit schedules all attempts of its run, those too that it does not name", Staging, "_commit")
+@mutation(Staging, "_commit")
 def losers_published(original: Any, self: Staging, commit: CommitStagedRequest, *args: Any) -> Any:
+    """A commit schedules all attempts of its run, those too that it does not name."""
     job = self.job(commit.job_id)
     named = {attempt.attempt for attempt in commit.attempts}
     held = job.attempts if job is not None and job.batch == commit.batch else {}
@@ -39,26 +38,24 @@ def losers_published(original: Any, self: Staging, commit: CommitStagedRequest, 
     return result
 
 
-@mutation("an abort drops nothing, and what its run still sends is taken", Staging, "_abort")
+@mutation(Staging, "_abort")
 def aborts_not_fenced(original: Any, self: Staging, abort: AbortStagedRequest, stamped_ms: int, settings: Any) -> Any:
+    """An abort drops nothing, and what its run still sends is taken."""
     job = self.job(abort.job_id)
     return StagingResult() if job is None else StagingResult(state=job.state_of(abort.batch))
 
 
-@mutation("a checkpoint does not say which batches are published", Staging, "restore")
+@mutation(Staging, "restore")
 def published_not_in_checkpoints(original: Any, self: Staging, snapshot: StagingSnapshot) -> None:
+    """A checkpoint does not say which batches are published."""
     for job in snapshot.jobs:
         job.published_through = -1
     original(self, snapshot)
 
 
-@mutation(
-    "a node that starts from a checkpoint takes a batch of which some is published for one of which nothing is",
-    Staging,
-    "restore",
-    aim=PUBLISHING,
-)
+@mutation(Staging, "restore", aim=PUBLISHING)
 def publication_begins_anew(original: Any, self: Staging, snapshot: StagingSnapshot) -> None:
+    """A node that starts from a checkpoint takes a batch of which some is published for one of which nothing is."""
     original(self, snapshot)
     for job in self.publishing():
         job.position = job.rows_published = job.rows_discarded = 0
@@ -67,8 +64,10 @@ def publication_begins_anew(original: Any, self: Staging, snapshot: StagingSnaps
 # -- bundles
 
 
-@mutation("the repeat of a bundle that was taken over takes it over again")
+@mutation()
 def loads_taken_twice(patches: Patches) -> None:
+    """The repeat of a bundle that was taken over takes it over again."""
+
     def apply(original: Any, self: Ingesting, ingest: IngestCommand, *args: Any, **named: Any) -> Any:
         known = self._loads.get(ingest.job_id)
         if known is not None and ingest.sequence <= known.taken:
@@ -79,10 +78,11 @@ def loads_taken_twice(patches: Patches) -> None:
     patches.replace(StateView, "load", lambda original, self, job_id: None)
 
 
-@mutation("what a bundle brings late keeps its due time below the cursor", Wheel, "ingest")
+@mutation(Wheel, "ingest")
 def late_bundles_not_clamped(
     original: Any, self: Wheel, name: str, layout: Any, topic_ids: Any, stamped_ms: int
 ) -> Any:
+    """What a bundle brings late keeps its due time below the cursor."""
     window = self.window
     cursor, window.cursor = window.cursor, CursorKey(0, 0)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tickwheel.chaos.sim.aims import Aim
+from tickwheel.chaos.sim.aims import aimed
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.core.delivery import fifo
 from tickwheel.node.core.delivery.broadcast import Broadcasts
@@ -31,20 +31,23 @@ from tickwheel.wheel.units import ONE_TAG
 # -- message groups
 
 
-@mutation("every message of a FIFO topic is a message group of its own")
+@mutation()
 def message_groups_ignored(patches: Patches) -> None:
+    """Every message of a FIFO topic is a message group of its own."""
     numbers = itertools.count()
 
     patches.replace(fifo, "meta_of", lambda original, data: MessageMeta(message_group=str(next(numbers))))
 
 
-@mutation("a retry in a FIFO topic leaves its place, as elsewhere", Retrying, "settle")
+@mutation(Retrying, "settle")
 def retries_leave_their_place(original: Any, self: Retrying, *args: Any, in_place: bool = False) -> Any:
+    """A retry in a FIFO topic leaves its place, as elsewhere."""
     return original(self, *args)
 
 
-@mutation("a message group is free again as soon as its lease has run out", FifoChannel, "_attempt_of_head")
+@mutation(FifoChannel, "_attempt_of_head")
 def paused_heads_passed_over(original: Any, self: FifoChannel, name: str, lane: Any) -> int:
+    """A message group is free again as soon as its lease has run out."""
     attempt: int = original(self, name, lane)
     if attempt > 1 and len(lane.waiting) > 1:
         lane.waiting.rotate(-1)
@@ -55,26 +58,18 @@ def paused_heads_passed_over(original: Any, self: FifoChannel, name: str, lane: 
 # -- deletions
 
 
-@mutation(
-    "a deletion cancels nothing of what is pending",
-    Sweeps,
-    "_step",
-    aim=Aim(("kill", "isolate"), nodes=3, shape=(("stewards", 1),)),
-)
+@mutation(Sweeps, "_step", aim=aimed("kill", "isolate", nodes=3, stewards=1))
 def deletion_cancels_nothing(original: Any, self: Sweeps, command: SweepStep, *args: Any) -> Any:
+    """A deletion cancels nothing of what is pending."""
     job = self.get(command.job_id)
     if job is not None and job.WhichOneof("action") in DELETIONS:
         command = SweepStep(job_id=command.job_id, number=command.number, last=True)
     return original(self, command, *args)
 
 
-@mutation(
-    "a deletion ends and leaves its topic there",
-    Administration,
-    "deletion_went_on",
-    aim=Aim(("kill", "isolate"), nodes=3, shape=(("stewards", 1),)),
-)
+@mutation(Administration, "deletion_went_on", aim=aimed("kill", "isolate", nodes=3, stewards=1))
 def deleted_topics_stay(original: Any, self: Administration, job: Sweep, looked: Any) -> Any:
+    """A deletion ends and leaves its topic there."""
     state: Any = self._state
     topic = state.deletion_target(job)
     if job.state != SWEEP_FINISHED or not isinstance(topic, Topic):
@@ -86,8 +81,10 @@ def deleted_topics_stay(original: Any, self: Administration, job: Sweep, looked:
 # -- pauses
 
 
-@mutation("a pause is not in the checkpoint")
+@mutation()
 def pauses_not_in_checkpoints(patches: Patches) -> None:
+    """A pause is not in the checkpoint."""
+
     def restored(original: Any, *args: Any) -> Any:
         found = original(*args)
         found.paused = False
@@ -97,29 +94,33 @@ def pauses_not_in_checkpoints(patches: Patches) -> None:
     patches.replace(snapshot, "_restore_group", restored)
 
 
-@mutation("a pause of a group holds its topics that are paused too, no others", StateView, "group_paused")
+@mutation(StateView, "group_paused")
 def group_pauses_not_asked(original: Any, self: StateView, group_id: Any) -> Any:
+    """A pause of a group holds its topics that are paused too, no others."""
     return False
 
 
 # -- bulk cancels and moves
 
 
-@mutation("a sweep goes on a little behind the place where its last step ended", Sweeps, "_step")
+@mutation(Sweeps, "_step")
 def sweeps_skip_some(original: Any, self: Sweeps, step: SweepStep, *args: Any) -> Any:
+    """A sweep goes on a little behind the place where its last step ended."""
     step.next_due_ms += 100
     return original(self, step, *args)
 
 
-@mutation("a sweep takes what is scheduled while it runs", sweeper, "make_query")
+@mutation(sweeper, "make_query")
 def sweeps_take_newcomers(
     original: Any, core: Any, selection: Any, stamped_ms_max: int | None = None, retries: bool = True
 ) -> Any:
+    """A sweep takes what is scheduled while it runs."""
     return original(core, selection, None, retries)
 
 
-@mutation("what a sweep comes too late for it counts as done", Sweeps, "_step")
+@mutation(Sweeps, "_step")
 def sweeps_count_too_late(original: Any, self: Sweeps, step: SweepStep, *args: Any) -> Any:
+    """What a sweep comes too late for it counts as done."""
     result = original(self, step, *args)
     job = self.get(step.job_id)
     if job is not None:
@@ -166,38 +167,44 @@ def in_flight_not_counted(original: Any, self: Delivery, group_id: int) -> int:
 # -- filters, broadcasting, resets
 
 
-@mutation("a changed filter holds for what is dispatched from then on only", filtering, "begin")
+@mutation(filtering, "begin")
 def filters_for_newcomers_only(original: Any, group: Any, subscription: Subscription) -> None:
+    """A changed filter holds for what is dispatched from then on only."""
     subscription.checked = subscription.stop if group.filter else None
 
 
-@mutation("a filter lets nothing through that has several tags", TagFilter, "wanted")
+@mutation(TagFilter, "wanted")
 def filters_take_one_tag_only(original: Any, self: TagFilter, units: Any) -> Any:
+    """A filter lets nothing through that has several tags."""
     return original(self, units) & ((units["flags"] & ONE_TAG) != 0)
 
 
-@mutation("a broadcasting group is served like any other", StateView, "group_broadcasting")
+@mutation(StateView, "group_broadcasting")
 def broadcasts_to_one(original: Any, self: StateView, group_id: Any) -> Any:
+    """A broadcasting group is served like any other."""
     return False
 
 
-@mutation("a broadcasting group's consumer starts over when its lease runs out", Broadcasts, "answered")
+@mutation(Broadcasts, "answered")
 def broadcasts_retried(original: Any, self: Broadcasts, key: Any, session_id: int, positions: Any) -> int:
+    """A broadcasting group's consumer starts over when its lease runs out."""
     count: int = original(self, key, session_id, positions)
     if count > 2:
         self._readers[key].pop(session_id, None)
     return count
 
 
-@mutation("a reset leaves the channels of a group where they are", Subscription, "reset")
+@mutation(Subscription, "reset")
 def resets_without_epoch(original: Any, self: Subscription, position: int, start_ms: int) -> None:
+    """A reset leaves the channels of a group where they are."""
     epoch = self.epoch
     original(self, position, start_ms)
     self.epoch = epoch
 
 
-@mutation("a reset to a time begins with what comes next", Administration, "_reset")
+@mutation(Administration, "_reset")
 def resets_to_the_end(original: Any, self: Administration, request: ResetGroupRequest) -> Any:
+    """A reset to a time begins with what comes next."""
     if request.start_from == TIME:
         request.start_from = LATEST
     return original(self, request)

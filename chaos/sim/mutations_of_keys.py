@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.aims import Aim
+from tickwheel.chaos.sim.aims import aimed
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.core.schedule.by_key import KeyRequests
 from tickwheel.node.core.schedule.senders import Senders
@@ -22,9 +22,9 @@ from tickwheel.node.state.unique_keys import KeyColumns, KeyOf, UniqueKeys
 from tickwheel.proto.scheduler_pb2 import CANCELLED
 from tickwheel.wheel.engine import Wheel
 
-KEYS = Aim(("kill",), shape=(("keys", 1),))
-SLOW = Aim(("slow-disk", "delay"), shape=(("keys", 1),))
-CUTS = Aim(("kill", "freeze", "handover"), shape=(("keys", 1),))
+KEYS = aimed("kill", keys=1)
+SLOW = aimed("slow-disk", "delay", keys=1)
+CUTS = aimed("kill", "freeze", "handover", keys=1)
 
 
 def _change_holders(patches: Patches, change: Callable[[KeyHolders, KeyOf, Holder | None], Holder | None]) -> None:
@@ -47,8 +47,10 @@ def _change_holders(patches: Patches, change: Callable[[KeyHolders, KeyOf, Holde
     patches.replace(KeyHolders, "holders", holders)
 
 
-@mutation("a key is free a second before its message is dispatched", aim=KEYS)
+@mutation(aim=KEYS)
 def keys_released_early(patches: Patches) -> None:
+    """A key is free a second before its message is dispatched."""
+
     def change(holders: KeyHolders, key: KeyOf, found: Holder | None) -> Holder | None:
         soon_ms = holders._wheel.cursor.due_ms + 1_000
         return None if found is not None and not found.dispatched and found.due_ms < soon_ms else found
@@ -56,8 +58,10 @@ def keys_released_early(patches: Patches) -> None:
     _change_holders(patches, change)
 
 
-@mutation("a key is kept when its message is cancelled", aim=KEYS)
+@mutation(aim=KEYS)
 def keys_kept_after_cancel(patches: Patches) -> None:
+    """A key is kept when its message is cancelled."""
+
     def change(holders: KeyHolders, key: KeyOf, found: Holder | None) -> Holder | None:
         held = holders._keys.get(key)
         if found is not None or held is None:
@@ -69,13 +73,16 @@ def keys_kept_after_cancel(patches: Patches) -> None:
     _change_holders(patches, change)
 
 
-@mutation("a message that replaces another leaves it pending", KeyedAppend, "_cancel", aim=KEYS)
+@mutation(KeyedAppend, "_cancel", aim=KEYS)
 def replaced_ones_left_pending(original: Any, self: KeyedAppend, ids: Any, due_ms: Any) -> Any:
+    """A message that replaces another leaves it pending."""
     return self.replaced.extend(ids.tolist())
 
 
-@mutation("a repeat of a batch in which a message was refused is decided anew", aim=CUTS)
+@mutation(aim=CUTS)
 def refusals_not_remembered(patches: Patches) -> None:
+    """A repeat of a batch in which a message was refused is decided anew."""
+
     def found(original: Any, *args: Any) -> Any:
         batch = original(*args)
         return None if isinstance(batch, Batch) and batch.keys is not None else batch
@@ -84,15 +91,17 @@ def refusals_not_remembered(patches: Patches) -> None:
     patches.replace(Publishing, "_sequence", found)
 
 
-@mutation("what became of the unique keys of a batch is not remembered", Producers, "accept", aim=CUTS)
+@mutation(Producers, "accept", aim=CUTS)
 def key_outcomes_not_remembered(
     original: Any, self: Producers, sender: Any, batch: Any, settings: Any, at_ms: int
 ) -> None:
+    """What became of the unique keys of a batch is not remembered."""
     original(self, sender, replace(batch, keys=None), settings, at_ms)
 
 
-@mutation("a batch does not see the keys that its own messages take", KeyedAppend, "append", aim=KEYS)
+@mutation(KeyedAppend, "append", aim=KEYS)
 def keys_of_own_batch_unseen(original: Any, self: KeyedAppend, rows: Any) -> None:
+    """A batch does not see the keys that its own messages take."""
     digests, seen = self._keys.digests.copy(), set()
     units = range(len(digests)) if rows is None else np.argsort(rows, kind="stable").tolist()
     for unit in units:
@@ -104,10 +113,9 @@ def keys_of_own_batch_unseen(original: Any, self: KeyedAppend, rows: Any) -> Non
     original(self, rows)
 
 
-@mutation(
-    "a cancel by key means the message that held it when the master read the request", KeyRequests, "cancel", aim=SLOW
-)
+@mutation(KeyRequests, "cancel", aim=SLOW)
 def cancel_by_key_decided_when_read(original: Any, self: KeyRequests, key: Any, permitted: Any, sender: Any) -> Any:
+    """A cancel by key means the message that held it when the master read the request."""
     return _cancelled_as_read(original, self, key, permitted, sender)
 
 
@@ -118,31 +126,36 @@ async def _cancelled_as_read(original: Any, requests: KeyRequests, key: Any, per
     return CancelResult(await requests._requests.cancel(holder.id, permitted), holder.id)
 
 
-@mutation("unique keys are not in the checkpoint", UniqueKeys, "restore", aim=KEYS)
+@mutation(UniqueKeys, "restore", aim=KEYS)
 def keys_not_checkpointed(original: Any, self: UniqueKeys, shards: Any, next_shard: int) -> None:
+    """Unique keys are not in the checkpoint."""
     original(self, [], next_shard)
 
 
-@mutation("a key that is held until its message is settled is free when that is dispatched", aim=KEYS)
+@mutation(aim=KEYS)
 def keys_free_when_dispatched(patches: Patches) -> None:
+    """A key that is held until its message is settled is free when that is dispatched."""
     _change_holders(patches, lambda holders, key, found: None if found is not None and found.dispatched else found)
 
 
-@mutation("a repeat of a cancel by key cancels again", StateMachine, "_cancel_once", aim=CUTS)
+@mutation(StateMachine, "_cancel_once", aim=CUTS)
 def cancels_by_key_not_remembered(original: Any, self: StateMachine, cancel: Any, stamped_ms: int) -> Any:
+    """A repeat of a cancel by key cancels again."""
     named = cancel.HasField("request")
     cancel.ClearField("request")
     result = original(self, cancel, stamped_ms)
     return replace(result, remembered=named and result.outcome == CANCELLED)
 
 
-@mutation("rules of unique keys are decided in the order of due times", KeyedAppend, "append", aim=KEYS)
+@mutation(KeyedAppend, "append", aim=KEYS)
 def keys_in_order_of_due_times(original: Any, self: KeyedAppend, rows: Any) -> None:
+    """Rules of unique keys are decided in the order of due times."""
     original(self, None)
 
 
-@mutation("the table of keys is pruned before dispatched messages are in the ready queues", aim=KEYS)
+@mutation(aim=KEYS)
 def keys_pruned_before_ready(patches: Patches) -> None:
+    """The table of keys is pruned before dispatched messages are in the ready queues."""
     holders: dict[Any, KeyHolders] = {}
     prune = KeyHolders.prune
 

@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.aims import Aim
+from tickwheel.chaos.sim.aims import aimed
 from tickwheel.chaos.sim.mutation_table import mutation
 from tickwheel.node.core.delivery import delivery, settlements
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.state.results import SettleResult
 
-MANY_TOPICS = Aim(("kill",), shape=(("couriers", 1), ("mixing", 2)))
+MANY_TOPICS = aimed("kill", couriers=1, mixing=2)
 
 
-@mutation("a row at the border of two topics is delivered under the next one", delivery, "batch_of", aim=MANY_TOPICS)
+@mutation(delivery, "batch_of", aim=MANY_TOPICS)
 def rows_under_the_next_topic(original: Any, shares: Any, *args: Any) -> Any:
+    """A row at the border of two topics is delivered under the next one."""
     batch = original(shares, *args)
     counts = np.frombuffer(batch.topic_counts, "<u4").copy()
     if len(counts) > 1 and counts[0] > 1:
@@ -26,25 +27,17 @@ def rows_under_the_next_topic(original: Any, shares: Any, *args: Any) -> Any:
     return batch
 
 
-@mutation(
-    "a settlement of several topics settles the rows of the first one only",
-    Settlements,
-    "propose_together",
-    aim=MANY_TOPICS,
-)
+@mutation(Settlements, "propose_together", aim=MANY_TOPICS)
 def first_topic_settled_only(original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
+    """A settlement of several topics settles the rows of the first one only."""
     original(self, columns[:1], answers[:1])
     for some, answer in zip(columns[1:], answers[1:], strict=True):
         answer.done(SettleResult(settled=len(some.ids) // 8))
 
 
-@mutation(
-    "a settlement of several topics counts though one of them was reset since the delivery",
-    settlements,
-    "by_topic",
-    aim=Aim(("kill",), shape=(*MANY_TOPICS.shape, ("settle_grid_ms", 1_500)), seconds=10),
-)
+@mutation(settlements, "by_topic", aim=aimed("kill", couriers=1, mixing=2, settle_grid_ms=1_500, seconds=10))
 def resets_of_one_topic_ignored(original: Any, batch: Any) -> Any:
+    """A settlement of several topics counts though one of them was reset since the delivery."""
     parts = original(batch)
     for part in parts:
         part.ClearField("epoch")
