@@ -230,11 +230,11 @@ def questions(message_id: str, size: Size) -> list[Asked]:
 
 
 @contextlib.asynccontextmanager
-async def console_of(addresses: Iterable[str]) -> AsyncIterator[str]:
+async def console_of(addresses: Iterable[str], *options: str) -> AsyncIterator[str]:
     """Runs a console process during the block; yields its address."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tickwheel.node.cli.main", "console"),
-        *("--addresses", ",".join(addresses), "--bind", "127.0.0.1:0"),
+        *("--addresses", ",".join(addresses), "--bind", "127.0.0.1:0", *options),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None

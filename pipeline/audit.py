@@ -19,7 +19,7 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
-from tickwheel.pipeline.plot_style import OTHERS_COLOUR, legend_beside, time_axis, topic_colours
+from tickwheel.pipeline.plot_style import OTHERS_COLOUR, legend_beside, time_axis, topic_colours, write_page
 from tickwheel.storage.events import FROM_NOW_MS, GroupChange
 
 HOUR_MS = 3_600_000
@@ -388,13 +388,8 @@ def report(found: Audit, folder: str | Path) -> str:
     found.lateness.coalesce(1).write.mode("overwrite").parquet(str(target / LATENESS))
     _plot(rows, found.without_master, target / "lateness.png")
     text = "\n".join(lines)
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
-    (target / "audit.html").write_text(
-        "<!doctype html><meta charset=utf-8><title>tickwheel: audit</title>"
-        "<style>body{font:15px sans-serif;max-width:75em;margin:2em auto}img{max-width:100%}</style>"
-        f"<h1>What became of every message</h1><pre>{escaped}</pre><img src=lateness.png alt='lateness by hour'>\n",
-        encoding="utf-8",
-    )
+    picture = ("lateness.png", "lateness by hour")
+    write_page(target / "audit.html", "audit", "What became of every message", text, picture)
     return text
 
 

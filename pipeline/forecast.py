@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from tickwheel.pipeline.plot_style import OTHERS, OTHERS_COLOUR, legend_beside, time_axis, topic_colours
+from tickwheel.pipeline.plot_style import OTHERS, OTHERS_COLOUR, legend_beside, time_axis, topic_colours, write_page
 
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 DAYS_MAX = 60.0
@@ -258,14 +258,5 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
     picture, page = target / "forecast.png", target / "forecast.html"
     figure.savefig(picture, dpi=110)
     plt.close(figure)
-    page.write_text(
-        "<!doctype html><meta charset=utf-8><title>tickwheel: what is coming</title>"
-        "<style>body{font:15px sans-serif;max-width:75em;margin:2em auto}img{max-width:100%}</style>"
-        f"<h1>What is coming</h1><pre>{_escaped(tables(found))}</pre><img src=forecast.png alt='load over time'>\n",
-        encoding="utf-8",
-    )
+    write_page(page, "what is coming", "What is coming", tables(found), (picture.name, "load over time"))
     return [picture, page]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""What the plots of forecast and audit have in common: the colours of topics, the axis of time, the legend.
+"""What the plots of forecast and audit have in common: the colours of topics, the axis of time, the legend, the page.
 
 The largest topics have a colour each and all others share one: matplotlib's own cycle repeats after ten colours,
 and a legend of a thousand topics leaves no room for the plot.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,3 +51,14 @@ def time_axis(axes: Axes) -> None:
 def legend_beside(axes: Axes) -> None:
     """Put the legend beside the plot, where it covers nothing."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+
+
+def write_page(path: Path, title: str, heading: str, text: str, picture: tuple[str, str]) -> None:
+    """A page of HTML with a text, and below it a picture: its file beside the page, and what it shows."""
+    file, shown = picture
+    path.write_text(
+        f"<!doctype html><meta charset=utf-8><title>tickwheel: {title}</title>"
+        "<style>body{font:15px sans-serif;max-width:75em;margin:2em auto}img{max-width:100%}</style>"
+        f"<h1>{heading}</h1><pre>{escape(text, quote=False)}</pre><img src={file} alt='{shown}'>\n",
+        encoding="utf-8",
+    )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from tickwheel.bench.console import console_of
 from tickwheel.client import AsyncClient, Delivery, Grant, Right, Selection
 from tickwheel.node.local_cluster import LocalCluster
 
@@ -114,24 +115,6 @@ async def _handle(group: str, delivery: Delivery, rng: random.Random) -> None:
         await delivery.nack(reason="HTTP 503 from https://example.org/hook")
     else:
         await delivery.ack()
-
-
-@contextlib.asynccontextmanager
-async def _console(addresses: list[str], reports: Path, *options: str) -> AsyncIterator[str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tickwheel.node.cli.main", "console", "--addresses", ",".join(addresses)),
-        *("--bind", "127.0.0.1:0", "--reports", str(reports), *options),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        found = re.search(r"http://[\w.:]+", (await process.stdout.readline()).decode())
-        if found is None:
-            raise RuntimeError("the console did not start")
-        yield found.group()
-    finally:
-        process.terminate()
-        await process.wait()
 
 
 async def _show(page: Any, url: str) -> None:
@@ -345,7 +328,11 @@ async def _shop(reports: Path, screens: Path | None) -> None:
         async with LocalCluster(Path(directory), 3, cluster_id="shop") as cluster:
             client = cluster.client()
             await _fill(client, rng, 6_000 if screens else 60_000)
-            async with _life(client, rng), _console(cluster.addresses, reports) as url, _browser() as browser:
+            async with (
+                _life(client, rng),
+                console_of(cluster.addresses, "--reports", str(reports)) as url,
+                _browser() as browser,
+            ):
                 page = await browser.new_page()
                 await page.goto(url)  # the console keeps a history only while somebody looks
                 pages = _pages(await _first_dead(client), report)
@@ -360,7 +347,7 @@ async def _hostile(reports: Path, screens: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="tickwheel-pictures-") as directory:
         async with LocalCluster(Path(directory), 3, cluster_id="c" * 60) as cluster:
             message_id = await _fill_hostile(cluster.client())
-            async with _console(cluster.addresses, reports) as url, _browser() as browser:
+            async with console_of(cluster.addresses, "--reports", str(reports)) as url, _browser() as browser:
                 page = await browser.new_page()
                 await _show(page, url)
                 await cluster.kill_node(await cluster.master())
@@ -372,7 +359,10 @@ async def _empty(reports: Path, screens: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="tickwheel-pictures-") as directory:
         async with LocalCluster(Path(directory), 1, cluster_id="new") as cluster:
             await cluster.master()
-            async with _console(cluster.addresses, reports, "--read-only") as url, _browser() as browser:
+            async with (
+                console_of(cluster.addresses, "--reports", str(reports), "--read-only") as url,
+                _browser() as browser,
+            ):
                 places = (
                     "",
                     "pending",

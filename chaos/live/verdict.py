@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -270,34 +270,26 @@ def _fill(
         node: [(seconds(at_ms), role) for at_ms, role in told] for node, told in sorted(nodes.roles.items())
     }
     verdict.heard_until = {node: seconds(at_ms) for node, at_ms in nodes.last_heard_ms.items()}
-    verdict.faults = [
-        {
-            "number": window.number,
-            "kind": window.kind,
-            "family": window.family,
-            "struck": window.struck,
-            "detail": window.detail,
-            "from_s": seconds(window.from_ms),
-            "until_s": None if window.until_ms == float("inf") else seconds(window.until_ms),
-            "count": window.count,
-            "unit": window.unit,
-        }
-        for window in nodes.faults.values()
-    ]
+    verdict.faults = [_told(window, seconds) for window in nodes.faults.values()]
     verdict.failovers = [
         {
-            "at_s": seconds(failover.at_ms),
-            "old": failover.old,
-            "new": failover.new,
-            "term": failover.term,
+            **_told(failover, seconds),
             "without_ms": round(failover.without_ms),
             "silence_ms": _silence(messages, failover),
-            "cause": failover.cause,
         }
         for failover in failovers
     ]
     topics: dict[str, int] = next((record["topics"] for record in records if record["k"] == "topics"), {})
     verdict.dead_letters = sum(count for name, count in topics.items() if name.startswith("%"))
+
+
+def _told(one: FaultWindow | Failover, seconds: Callable[[float], float]) -> dict[str, Any]:
+    """Its fields, moments in seconds since the load began. A fault that has not ended ends at None."""
+    told = asdict(one)
+    for name in [name for name in told if name in ("from_ms", "until_ms", "at_ms")]:
+        at_ms = told.pop(name)
+        told[name.replace("_ms", "_s")] = None if math.isinf(at_ms) else seconds(at_ms)
+    return told
 
 
 def _silence(messages: Messages, failover: Failover) -> int | None:

@@ -66,35 +66,6 @@ H = TypeVar("H", bound=Host)
 class Link:
     """One direction between two machines and its current connection, if any."""
 
-    __slots__ = (
-        "_departing",
-        "_departure_ns",
-        "_fabric",
-        "_in_flight",
-        "_latest_ns",
-        "_recent",
-        "_rng",
-        "_stalled",
-        "_world",
-        "blocked",
-        "delivered",
-        "dialling",
-        "epoch",
-        "extra_delay_ns",
-        "held_back",
-        "lost",
-        "mark",
-        "receiver",
-        "receiver_boot",
-        "replay_rate",
-        "replayed",
-        "sender",
-        "sender_boot",
-        "up",
-        "wanted",
-        "watchers",
-    )
-
     def __init__(self, fabric: Fabric[Any], world: World, sender: str, receiver: str) -> None:
         self._fabric = fabric
         self._world = world
