@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.faults import Active, make
 from tickwheel.chaos.live.history import HistoryWriter
-from tickwheel.chaos.live.plan import FAMILY_OF, Fault
+from tickwheel.chaos.live.plan import KINDS, Fault
 from tickwheel.chaos.live.watch import Watch
 
 REVIVE_S = 1.0
@@ -63,7 +63,9 @@ class Injector:
     async def begin(self, number: int, kind: str, active: Active, length: str = "") -> None:
         """Strike. `number` names it, in the history too; `length` is for people."""
         struck = [node.node_id for node in active.struck]
-        self._history.write("begin", n=number, kind=kind, family=FAMILY_OF[kind], struck=struck, detail=active.detail)
+        self._history.write(
+            "begin", n=number, kind=kind, family=KINDS[kind].family, struck=struck, detail=active.detail
+        )
         self._told(" ".join(filter(None, (f"#{number} {kind} of {', '.join(struck)}", length, active.detail))))
         self._active[number] = active
         await active.begin()

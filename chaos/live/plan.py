@@ -11,65 +11,51 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "kill": ("kill", "kill-master", "kill-all", "crash-loop"),
-    "pause": ("pause", "pause-master"),
-    "partition": ("split", "one-way", "master-alone", "majority-without-master"),
-    "net": ("delay", "jitter", "throttle", "stall", "cut", "loss"),
-    "disk": ("disk-full", "slow-disk", "failed-sync"),
-    "skew": ("skew", "drift", "step"),
-}
-"""Families that a run can ask for, with their kinds. docs/CHAOS.md describes each kind."""
-
-OF_PACKETS = frozenset({"loss"})
-"""Kinds that only a network of packets can carry out."""
-
-FAMILY_OF = {kind: family for family, kinds in FAMILIES.items() for kind in kinds}
-
-LENGTH_S: Mapping[str, tuple[float, float]] = {
-    "kill": (0.2, 4.0),
-    "kill-master": (0.2, 4.0),
-    "kill-all": (0.2, 1.5),
-    "crash-loop": (4.0, 8.0),
-    "pause": (0.6, 4.0),
-    "pause-master": (0.6, 4.0),
-    "split": (1.0, 5.0),
-    "one-way": (1.0, 5.0),
-    "master-alone": (1.5, 5.0),
-    "majority-without-master": (1.5, 5.0),
-    "delay": (2.0, 5.0),
-    "jitter": (2.0, 5.0),
-    "throttle": (2.0, 5.0),
-    "stall": (0.5, 3.0),
-    "cut": (0.3, 2.0),
-    "loss": (2.0, 5.0),
-    "disk-full": (2.0, 5.0),
-    "slow-disk": (2.0, 5.0),
-    "failed-sync": (1.0, 4.0),
-    "skew": (3.0, 8.0),
-    "drift": (4.0, 8.0),
-    "step": (3.0, 8.0),
-}
-"""Shortest and longest. A pause is longer than a master's lease (0.3 s), whatever the dice say."""
-
 MASTER, SLAVE, ANY, ALL = "master", "slave", "any", "all"
-TARGETS: Mapping[str, tuple[str, ...]] = {
-    "kill": (SLAVE, ANY),
-    "kill-master": (MASTER,),
-    "kill-all": (ALL,),
-    "crash-loop": (SLAVE,),
-    "pause": (SLAVE, ANY),
-    "pause-master": (MASTER,),
-    "master-alone": (MASTER,),
-    "majority-without-master": (MASTER,),
-    "skew": (MASTER, SLAVE),
-    "drift": (MASTER, SLAVE),
-    "step": (MASTER, SLAVE),
-    "disk-full": (MASTER, SLAVE),
-    "slow-disk": (MASTER, SLAVE),
-    "failed-sync": (MASTER, SLAVE),
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault; docs/CHAOS.md describes each."""
+
+    family: str
+    length_s: tuple[float, float]
+    """Shortest and longest. A pause is longer than a master's lease (0.3 s), whatever the dice say."""
+    targets: tuple[str, ...] = (MASTER, ANY)
+    """The targets that it may strike."""
+    of_packets: bool = False
+    """Only a network of packets can carry it out."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "kill": Kind("kill", (0.2, 4.0), (SLAVE, ANY)),
+    "kill-master": Kind("kill", (0.2, 4.0), (MASTER,)),
+    "kill-all": Kind("kill", (0.2, 1.5), (ALL,)),
+    "crash-loop": Kind("kill", (4.0, 8.0), (SLAVE,)),
+    "pause": Kind("pause", (0.6, 4.0), (SLAVE, ANY)),
+    "pause-master": Kind("pause", (0.6, 4.0), (MASTER,)),
+    "split": Kind("partition", (1.0, 5.0)),
+    "one-way": Kind("partition", (1.0, 5.0)),
+    "master-alone": Kind("partition", (1.5, 5.0), (MASTER,)),
+    "majority-without-master": Kind("partition", (1.5, 5.0), (MASTER,)),
+    "delay": Kind("net", (2.0, 5.0)),
+    "jitter": Kind("net", (2.0, 5.0)),
+    "throttle": Kind("net", (2.0, 5.0)),
+    "stall": Kind("net", (0.5, 3.0)),
+    "cut": Kind("net", (0.3, 2.0)),
+    "loss": Kind("net", (2.0, 5.0), of_packets=True),
+    "disk-full": Kind("disk", (2.0, 5.0), (MASTER, SLAVE)),
+    "slow-disk": Kind("disk", (2.0, 5.0), (MASTER, SLAVE)),
+    "failed-sync": Kind("disk", (1.0, 4.0), (MASTER, SLAVE)),
+    "skew": Kind("skew", (3.0, 8.0), (MASTER, SLAVE)),
+    "drift": Kind("skew", (4.0, 8.0), (MASTER, SLAVE)),
+    "step": Kind("skew", (3.0, 8.0), (MASTER, SLAVE)),
 }
-"""The targets that a kind may strike; MASTER or ANY for kinds without an entry."""
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    family: tuple(name for name, kind in KINDS.items() if kind.family == family)
+    for family in dict.fromkeys(kind.family for kind in KINDS.values())
+}
+"""Families that a run can ask for, with their kinds."""
 
 WARM_S = (3.0, 10.0)
 """Time without faults at the start: a twelfth of the run within these bounds. The load is judged by it."""
@@ -93,7 +79,7 @@ class Fault:
 
     @property
     def family(self) -> str:
-        return FAMILY_OF[self.kind]
+        return KINDS[self.kind].family
 
     @property
     def end_s(self) -> float:
@@ -125,17 +111,18 @@ def plan(seed: int, seconds: float, families: Sequence[str], *, packets: bool = 
     at_s = min(max(seconds / 12, WARM_S[0]), WARM_S[1])
     while families:
         if not deck:
-            deck = [kind for family in families for kind in FAMILIES[family] if packets or kind not in OF_PACKETS]
+            deck = [name for family in families for name in FAMILIES[family] if packets or not KINDS[name].of_packets]
             rng.shuffle(deck)
-        kind = deck.pop()
-        length_s = rng.uniform(*LENGTH_S[kind])
-        at_s = max(at_s, over_s[FAMILY_OF[kind]])
-        if at_s + LENGTH_S[kind][0] + LAST_CALM_S > seconds:
+        name = deck.pop()
+        kind = KINDS[name]
+        length_s = rng.uniform(*kind.length_s)
+        at_s = max(at_s, over_s[kind.family])
+        if at_s + kind.length_s[0] + LAST_CALM_S > seconds:
             break
         length_s = round(min(length_s, seconds - LAST_CALM_S - at_s), 3)
-        target = rng.choice(TARGETS.get(kind, (MASTER, ANY)))
-        faults.append(Fault(len(faults) + 1, kind, target, round(at_s, 3), length_s, rng.getrandbits(32)))
-        over_s[FAMILY_OF[kind]] = at_s + length_s + CALM_S[0]
+        target = rng.choice(kind.targets)
+        faults.append(Fault(len(faults) + 1, name, target, round(at_s, 3), length_s, rng.getrandbits(32)))
+        over_s[kind.family] = at_s + length_s + CALM_S[0]
         if rng.random() < OVERLAPPING_SHARE and len(families) > 1:
             at_s += rng.uniform(0.2, length_s)
         else:

@@ -4,7 +4,7 @@ Every client is simple and honest. It asks the presumed master, and then the nex
 master or does not answer in time. Calls and answers take time. Calls open at the end of a process are never
 answered. What takes several steps is a coroutine, which awaits pauses and answers alone (`Wires.run`).
 
-To add a kind of clients: write a `Clients` in a new module, and put it into `NodeLoad.parts`.
+To add a kind of clients: write an `AskingClients` in a new module, and name it in node_load.py.
 """
 
 from __future__ import annotations

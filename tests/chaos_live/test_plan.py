@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.chaos.live.plan import FAMILIES, LENGTH_S, OF_PACKETS, WARM_S, UnknownFamily, families_of, plan
+from tickwheel.chaos.live.plan import FAMILIES, KINDS, WARM_S, UnknownFamily, families_of, plan
 
 FAMILY_SETS = st.lists(st.sampled_from(list(FAMILIES)), min_size=1, unique=True)
 
@@ -24,7 +24,7 @@ def test_a_plan_is_its_seed_and_fits_its_time(seed: int, seconds: float, familie
         assert fault.family in families
         assert fault.at_s >= WARM_S[0]
         assert fault.end_s < seconds
-        assert LENGTH_S[fault.kind][0] <= fault.length_s + 0.001
+        assert KINDS[fault.kind].length_s[0] <= fault.length_s + 0.001
     for one, other in itertools.combinations(faults, 2):
         if one.family == other.family:
             assert one.end_s < other.at_s
@@ -32,7 +32,7 @@ def test_a_plan_is_its_seed_and_fits_its_time(seed: int, seconds: float, familie
 
 def test_a_pause_outlasts_the_lease() -> None:
     """A stop shorter than a master's lease (300 ms) would prove nothing about deposed masters."""
-    assert min(LENGTH_S[kind][0] for kind in FAMILIES["pause"]) > 0.3
+    assert min(KINDS[kind].length_s[0] for kind in FAMILIES["pause"]) > 0.3
 
 
 @pytest.mark.parametrize("packets", [False, True])
@@ -40,9 +40,9 @@ def test_every_kind_comes_before_any_comes_again(packets: bool) -> None:
     """In a run that is long enough no kind is left out by the dice; what only a network of packets can do is planned
     for one alone, since elsewhere it would have no effect."""
     kinds = [fault.kind for fault in plan(5, 600, tuple(FAMILIES), packets=packets)]
-    known = {kind for family in FAMILIES.values() for kind in family if packets or kind not in OF_PACKETS}
+    known = {kind for family in FAMILIES.values() for kind in family if packets or not KINDS[kind].of_packets}
     assert set(kinds[: len(known)]) == known
-    assert packets or not OF_PACKETS & set(kinds)
+    assert packets or not any(KINDS[kind].of_packets for kind in kinds)
 
 
 def test_faults_of_different_families_overlap_sometimes() -> None:
