@@ -41,6 +41,8 @@ from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import DiskError
 
 IDLE_MS_MAX = 1_000
+WAIT_STEP_NS = 1_000_000
+"""Parts wait whole milliseconds: what one waits for may be due so much earlier."""
 SLOT_MS_DEFAULT = 1_000
 
 P = ParamSpec("P")
@@ -180,7 +182,7 @@ class NodeCore:
             first = parts.mastership.leave_stuck()
             return self.monotonic_ns() if first else log_wants_ns  # at once: the log begins the handover
         now_ns = self.monotonic_ns()
-        if not woken and now_ns < self._rests_until_ns and self._stands() == self._stood:
+        if not woken and now_ns < self._rests_until_ns - WAIT_STEP_NS and self._stands() == self._stood:
             return min(log_wants_ns, self._rests_until_ns)  # the log had a heartbeat to send, or looked at a timeout
         parts.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
         self.clock.tick(now_ns, parts.voters, self.log.send_beside)

@@ -18,6 +18,8 @@ from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Command, Lead
 from tickwheel.replication.log import LogStatus, Role
 
+LEAD_RETRY_MS = 50
+"""Until a lead command that the log refused is proposed again."""
 SEEK_ROOM_MS = 5_000
 """Pause between two tries to hand over to a member whose disk has room."""
 
@@ -78,6 +80,10 @@ class Mastership:
         """Propose the lead command again if the log refused it."""
         if self._lead_refused and self.elected and not self._lead_applied:
             self._propose_lead()
+
+    def wait_ms(self) -> int | None:
+        """Until the next `tick` is needed; None: an answer will bring it."""
+        return LEAD_RETRY_MS if self._lead_refused and self.elected and not self._lead_applied else None
 
     def _propose_lead(self) -> None:
         self._lead_refused = False

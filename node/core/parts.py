@@ -228,7 +228,7 @@ class Parts:
     def waits_ms(self, now: Now) -> list[int | None]:
         """`Part.wait_ms` of each part that ticks."""
         waits = [part.wait_ms(now) for part in self._waiting]
-        return [*waits, self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
+        return [*waits, self.mastership.wait_ms(), self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
 
     def voters(self) -> list[str]:
         """Ids of the voting members."""

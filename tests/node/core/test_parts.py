@@ -79,7 +79,7 @@ def test_a_tick_of_the_log_alone_leaves_the_parts_alone(monkeypatch: pytest.Monk
     assert ticks() and not ticks()
     monkeypatch.setattr(core.parts.planner, "wait_ms", lambda now: 20)
     assert ticks(woken=True)
-    world.now_ns += 19 * MS
+    world.now_ns += 18 * MS
     assert not ticks()
-    world.now_ns += MS
+    world.now_ns += 2 * MS
     assert ticks()

@@ -203,9 +203,8 @@ class Node:
         boot = target.boot
 
         def arrive() -> None:
-            if target.boot != boot or target.host is None or not self.world.connected(self.name, peer_id):
-                return
-            if target.host.receive(self.name, PeerFrame.FromString(data)):
+            if target.boot == boot and target.host and self.world.connected(self.name, peer_id):
+                target.host.receive(self.name, PeerFrame.FromString(data))
                 target.wake()
 
         self.world.at(self.world.now_ns + LINK_NS, arrive)
