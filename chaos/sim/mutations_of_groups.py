@@ -131,36 +131,22 @@ def sweeps_count_too_late(original: Any, self: Sweeps, step: SweepStep, *args: A
 # -- retries and dead letters
 
 
-@mutation(
-    "a nack settles the delivery, and its retry is not appended",
-    Retrying,
-    "_retry",
-    aim=Aim(("kill",), nodes=3),
-)
+@mutation(Retrying, "_retry", aim=aimed("kill", nodes=3))
 def retries_lost(original: Any, self: Retrying, *args: Any) -> None:
-    pass
+    """A nack settles the delivery, and its retry is not appended."""
 
 
-@mutation(
-    "a replay removes dead letters and appends nothing",
-    Retrying,
-    "revive",
-    aim=Aim(("kill",), nodes=3, shape=(("parcels", 1),)),
-)
+@mutation(Retrying, "revive", aim=aimed("kill", nodes=3, parcels=1))
 def replays_lost(original: Any, self: Retrying, *args: Any) -> None:
-    pass
+    """A replay removes dead letters and appends nothing."""
 
 
 # -- limits of what is out
 
 
-@mutation(
-    "a limit of what a group has out holds for each pass by itself",
-    Delivery,
-    "_room",
-    aim=Aim(("kill", "handover"), nodes=3, shape=(("in_flight_max", 30),)),
-)
+@mutation(Delivery, "_room", aim=aimed("kill", "handover", nodes=3, in_flight_max=30))
 def in_flight_not_counted(original: Any, self: Delivery, group_id: int) -> int:
+    """A limit of what a group has out holds for each pass by itself."""
     return self._state.settings.group_in_flight_max or CREDITS_MAX
 
 

@@ -11,13 +11,14 @@ meanwhile gets the same one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.stagger import Stagger
-from tickwheel.node.core.world import Now, Ports, SteadyMs
+from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import StateConfig, StateMachine
 from tickwheel.node.state.membership import member_of
@@ -27,7 +28,7 @@ from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Manifest
 from tickwheel.replication.journal_files import entries_cut
-from tickwheel.replication.log import Member, ReplicatedLog
+from tickwheel.replication.log import Member
 from tickwheel.storage.bundle import DIRECTORY, SUFFIX
 from tickwheel.storage.disk import Disk, DiskFullError
 from tickwheel.storage.errors import ADVICE
@@ -125,24 +126,11 @@ def _stopped() -> Failure:
 class Checkpointer:
     """Writes the node's checkpoints. `tick` begins one when it pays; the work runs in the executor."""
 
-    def __init__(
-        self,
-        config: CoreConfig,
-        ports: Ports,
-        state: StateMachine,
-        log: ReplicatedLog,
-        applied: Callable[[], tuple[int, int]],
-        fatal: Callable[[str, BaseException | None], None],
-        covered_index: int,
-        bundle_names: set[str],
-        stagger: Stagger,
-    ) -> None:
-        self._config = config
-        self._ports = ports
-        self._state = state
-        self._log = log
-        self._applied = applied
-        self._fatal = fatal
+    def __init__(self, core: Kernel, restored: Restored, stagger: Stagger) -> None:
+        self._core = core
+        self._config = core.config
+        self._state = core.state
+        self._log = core.log
         self._stagger = stagger
         self._running = False
         self._capture: tuple[Generator[None, None, StateCheckpoint], int, int] | None = None
@@ -160,12 +148,12 @@ class Checkpointer:
         """Of the checkpoint that is being copied."""
         self._steady_ms = SteadyMs(0)
         """At the last tick."""
-        self.covered_index = covered_index
+        self.covered_index = restored.applied_index
         """Index up to which the newest durable checkpoint covers the log;"""
         self._covered_ms = 0
         """When that checkpoint was begun, if this process wrote it."""
         self.written = 0
-        self.bundle_names = bundle_names
+        self.bundle_names = restored.bundle_names
         """Bundles that the newest durable checkpoint needs."""
 
     @property
@@ -204,7 +192,7 @@ class Checkpointer:
             return
         self._copies = 0
         if not self._waiting:
-            index, _ = self._applied()
+            index = self._core.applied_index
             grown = (
                 self._log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
                 or index - self.covered_index >= self._config.checkpoint_entries
@@ -262,7 +250,7 @@ class Checkpointer:
             reply.fail(failure)
 
     def _begin(self, steady_ms: SteadyMs) -> None:
-        index, term = self._applied()
+        index, term = self._core.applied_index, self._core.applied_term
         if index == 0:
             self._refuse(Failure(common_pb2.WRONG_STATE, "nothing has been applied yet", {"retry_after_ms": "1000"}))
             return
@@ -282,7 +270,7 @@ class Checkpointer:
             self._write(complete.value, index, term, steady_ms)
 
     def _write(self, checkpoint: StateCheckpoint, index: int, term: int, steady_ms: SteadyMs) -> None:
-        disk = self._ports.disk
+        disk = self._core.disk
 
         def write() -> Manifest:
             checkpoint.run()
@@ -290,7 +278,7 @@ class Checkpointer:
             write_manifest(disk, manifest)
             return manifest
 
-        self._ports.executor.submit(
+        self._core.executor.submit(
             write, lambda manifest, error: self._ended(checkpoint, index, term, steady_ms, manifest, error)
         )
 
@@ -306,7 +294,7 @@ class Checkpointer:
         if error is not None or manifest is None:
             self._running = False
             if not isinstance(error, DiskFullError):
-                self._fatal(f"the checkpoint failed: {error}", error)
+                self._core.fatal(f"the checkpoint failed: {error}", error)
             self._state.abandon_checkpoint(checkpoint)
             self._not_before_ms = self._steady_ms + RETRY_MS
             text = f"the checkpoint failed: {error}"
@@ -319,13 +307,13 @@ class Checkpointer:
         self._log.checkpointed(index, term)
         self._state.checkpoint_durable(checkpoint)
         files = [BackupFile(f.path, f.bytes) for f in manifest.files]
-        files.append(BackupFile(MANIFEST_PATH, self._ports.disk.size(MANIFEST_PATH)))
+        files.append(BackupFile(MANIFEST_PATH, self._core.disk.size(MANIFEST_PATH)))
 
         def removed(_: object, problem: BaseException | None) -> None:
             self._running = False
             # What could not be removed for want of a descriptor, the next start removes.
             if problem is not None and not isinstance(problem, DiskFullError):
-                self._fatal(f"files that no checkpoint needs any more could not be removed: {problem}", problem)
+                self._core.fatal(f"files that no checkpoint needs any more could not be removed: {problem}", problem)
 
         self._answer(files)
-        self._ports.executor.submit(checkpoint.remove_old, removed)
+        self._core.executor.submit(checkpoint.remove_old, removed)

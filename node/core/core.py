@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.parts import Parts
+from tickwheel.node.core.parts import IDLE_MS_MAX, Parts
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
@@ -40,9 +40,6 @@ from tickwheel.replication.log import ApplyLaterError, LogListener, LogStatus, M
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import DiskError
 
-IDLE_MS_MAX = 1_000
-WAIT_STEP_NS = 1_000_000
-"""Parts wait whole milliseconds: what one waits for may be due so much earlier."""
 SLOT_MS_DEFAULT = 1_000
 
 P = ParamSpec("P")
@@ -94,23 +91,20 @@ class NodeCore:
         self.started_ns = ports.clock.monotonic_ns()
         self.stopped = False
         self.recover_to, self._recovered = 0, False
-        self._rests_until_ns = 0
-        """When a part or the clock wants its next tick, as of the last one that all of them had."""
-        self._stood: tuple[object, ...] = ()
-        """What the parts found then, of what the log and the clock change by themselves."""
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
         restored = restore(ports.disk, config, slot_ms, identity.wheel_group)
         self._restored_members = restored.members
         self.state, self.wheel = restored.state, restored.wheel
         self.applied = Applied(restored.applied_index, restored.applied_term)
+        stagger = partial(Stagger, identity.node_id, lambda: self.parts.voters())
         self.background = Background(
             ports.executor,
             self.wheel,
             self.fatal,
             self.serving,
-            lambda error: self.parts.index_repair.damaged(error),
-            self._stagger(),
+            lambda e: self.parts.index_repair.damaged(e),
+            stagger(),
         )
         self.proposer = Proposer(
             config, identity.wheel_group, self.clock.now_ms, self.serving, lambda: self.state.sweeps.stamp_floor_ms
@@ -121,20 +115,7 @@ class NodeCore:
         self.listener = CoreListener(self, self.applied, self.parts, lambda: self.checkpointer, on_checkpoint_needed)
         self.log = make_log(self.listener, restored)
         self.proposer.attach(self.log, self.parts.publisher)
-        self.checkpointer = Checkpointer(
-            config,
-            ports,
-            self.state,
-            self.log,
-            lambda: (self.applied_index, self.applied_term),
-            self.fatal,
-            restored.applied_index,
-            restored.bundle_names,
-            self._stagger(),
-        )
-
-    def _stagger(self) -> Stagger:
-        return Stagger(self.identity.node_id, lambda: self.parts.voters())
+        self.checkpointer = Checkpointer(self, restored, stagger())
 
     # -- life
 
@@ -182,8 +163,8 @@ class NodeCore:
             first = parts.mastership.leave_stuck()
             return self.monotonic_ns() if first else log_wants_ns  # at once: the log begins the handover
         now_ns = self.monotonic_ns()
-        if not woken and now_ns < self._rests_until_ns - WAIT_STEP_NS and self._stands() == self._stood:
-            return min(log_wants_ns, self._rests_until_ns)  # the log had a heartbeat to send, or looked at a timeout
+        if not woken and parts.resting(now_ns):
+            return min(log_wants_ns, parts.rests_until_ns)  # the log had a heartbeat to send, or looked at a timeout
         parts.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
         self.clock.tick(now_ns, parts.voters, self.log.send_beside)
         if self.leading and not parts.delivery.active and self.clock.known:
@@ -208,16 +189,7 @@ class NodeCore:
             if self.checkpointer.running:
                 parts.events.flush()  # no replay brings back the events of entries that the checkpoint covers
         now = self._now(now_ns)
-        waits = (*parts.waits_ms(now), self.background.wait_ms(now), self.checkpointer.wait_ms(now))
-        wait_ms = min(IDLE_MS_MAX, *(wait for wait in waits if wait is not None))
-        wake_ns = self.monotonic_ns() + max(0, wait_ms) * 1_000_000
-        self._rests_until_ns, self._stood = min(wake_ns, self.clock.wanted_ns()), self._stands()
-        return min(log_wants_ns, self._rests_until_ns)
-
-    def _stands(self) -> tuple[object, ...]:
-        mastership = self.parts.mastership
-        leads = mastership.term, mastership.changes, mastership.begun, self.log.lease_held()
-        return (self.applied.index, *leads, self.clock.steers)
+        return min(log_wants_ns, parts.ticked(now, self.background.wait_ms(now), self.checkpointer.wait_ms(now)))
 
     def _now(self, now_ns: int) -> Now:
         cluster_ms, steady_ms = ClusterMs(self.clock.at_ms(now_ns)), SteadyMs(now_ns // 1_000_000)

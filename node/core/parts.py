@@ -56,6 +56,9 @@ from tickwheel.proto import admin_pb2
 from tickwheel.replication.log import Member
 
 UPKEEP_PERIOD_MS = 1_000
+IDLE_MS_MAX = 1_000
+WAIT_STEP_NS = 1_000_000
+"""Parts wait whole milliseconds: what one waits for may be due so much earlier."""
 
 
 class Parts:
@@ -192,6 +195,10 @@ class Parts:
         self.ticking = tuple(part for part in self.ordered if type(part).tick is not Part.tick)
         """Those of them that do something in a tick."""
         self._waiting = tuple(part for part in self.ordered if type(part).wait_ms is not Part.wait_ms)
+        self.rests_until_ns = 0
+        """When a part or the clock wants its next tick, as of the last one that all of them had."""
+        self._stood: tuple[object, ...] = ()
+        """What they found then."""
 
     def _create_cluster(self) -> None:
         founders = [replace(member, disk_uuid=self.founding.disk_of(member.node_id)) for member in self._founders]
@@ -225,10 +232,26 @@ class Parts:
         if core.leading and self.disk_room.above:
             self.mastership.seek_room(now.steady_ms)
 
-    def waits_ms(self, now: Now) -> list[int | None]:
-        """`Part.wait_ms` of each part that ticks."""
-        waits = [part.wait_ms(now) for part in self._waiting]
-        return [*waits, self.mastership.wait_ms(), self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
+    def resting(self, now_ns: int) -> bool:
+        """Whether no part wants a tick yet, and nothing that the log and the clock change by themselves has changed
+        since the last one."""
+        return now_ns < self.rests_until_ns - WAIT_STEP_NS and self._stands() == self._stood
+
+    def ticked(self, now: Now, *beside: int | None) -> int:
+        """All have ticked. Returns the monotonic_ns at which they need the next tick at the latest. `beside`: waits, as
+        of `Part.wait_ms`, of what is no part."""
+        core = self._core
+        waits = [*beside, *(part.wait_ms(now) for part in self._waiting), self.mastership.wait_ms()]
+        waits += [self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
+        wait_ms = min(IDLE_MS_MAX, *(wait for wait in waits if wait is not None))
+        wake_ns = core.monotonic_ns() + max(0, wait_ms) * 1_000_000
+        self.rests_until_ns, self._stood = min(wake_ns, core.clock.wanted_ns()), self._stands()
+        return self.rests_until_ns
+
+    def _stands(self) -> tuple[object, ...]:
+        core, mastership = self._core, self.mastership
+        leads = mastership.term, mastership.changes, mastership.begun, core.log.lease_held()
+        return (core.applied_index, *leads, core.clock.steers)
 
     def voters(self) -> list[str]:
         """Ids of the voting members."""
