@@ -49,7 +49,8 @@ export function pending(main, { query, readOnly, keep }) {
     asking.abort();
     asking = new AbortController();
     const { signal } = asking;
-    Promise.all([list("", signal), countAll(signal)])  // the list first: what is drawn then says that it looks.catch((error) => { if (error.name !== "AbortError") throw error; });
+    list("", signal);  // first: what is drawn then says that it looks
+    countAll(signal);
   }
 
   async function countAll(signal) {
