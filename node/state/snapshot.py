@@ -10,7 +10,6 @@ removes files that a crash left in between.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 from collections.abc import Generator, Iterator
@@ -176,7 +175,8 @@ class StateCheckpoint:
         for group_id, topic_id, window in self.windows:
             yield "subscriptions", {"group_id": group_id, "topic_id": topic_id, "values": window}, len(window)
         for producer_id, span in self.spans:
-            yield "producers", {"producer_id": producer_id, **dataclasses.asdict(span)}, 0
+            span_values = {"producer_id": producer_id, "first": span.first, "last": span.last, "owner": span.owner}
+            yield "producers", span_values, 0
         for producer_id, sequence, batch in self.batches:
             columns = {
                 "ids": batch.ids.tobytes(),
