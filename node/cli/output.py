@@ -130,14 +130,16 @@ def _number(value: float) -> float:
     return int(value) if value.is_integer() else value
 
 
-def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
-    """Print an error with what to do about it, as text or JSON."""
+def fail(message: str, reason: str, metadata: Mapping[str, str], quoted: Sequence[str] = ()) -> None:
+    """Print an error with what to do about it, as text or JSON. `quoted`: lines of a log that show the cause."""
     hint = hint_for(reason, metadata)
     if Asked.json:
-        told = {"error": message, "reason": reason, **metadata, "hint": hint}
+        told = {"error": "\n".join((message, *quoted)), "reason": reason, **metadata, "hint": hint}
         _write_json(told, sys.stderr)
     else:
         err.print(Text.assemble(("tickwheel:", "red"), f" {one_line(message)}"), soft_wrap=True)
+        for line in quoted:
+            err.print(f"  {one_line(line)}", soft_wrap=True)
         err.print(f"Hint: {hint}.", style="dim", soft_wrap=True)
 
 

@@ -84,7 +84,8 @@ def _told(error: Exception, named: str) -> int:
         fail(str(error), "CONTEXT", {})
         return EXIT_USAGE
     if isinstance(error, LocalClusterError):
-        fail(str(error), "LOCAL_CLUSTER", {})
+        text, *quoted = str(error).split("\n")
+        fail(text, "LOCAL_CLUSTER", {}, quoted)
         return EXIT_FAILED
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("tickwheel"):
         fail(

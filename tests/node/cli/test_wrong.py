@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import typer
 
+from tickwheel.node.cli import options
 from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.commands import every, load
+from tickwheel.node.made_files import LocalClusterError
 
 FILE = "/etc/hostname"
 """Where a directory is expected."""
@@ -184,3 +186,12 @@ def test_a_node_that_is_not_there_is_named_with_the_reason(
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         assert cli.run([*command, "--addresses", address]) == cli.EXIT_UNAVAILABLE
     assert f"no node can be reached: {address}: connection refused" in capsys.readouterr().err
+
+
+def test_the_log_of_a_node_that_ended_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the error, and unable to forge one."""
+    options.use_json(False)
+    error = LocalClusterError("node n1 ended with code 1; n1.log ends with:\none\x1b\ntwo")
+    assert cli._told(error, "up") == cli.EXIT_FAILED
+    told = capsys.readouterr().err.splitlines()
+    assert told[:3] == ["tickwheel: node n1 ended with code 1; n1.log ends with:", r"  one\x1b", "  two"]
