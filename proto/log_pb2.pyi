@@ -859,7 +859,7 @@ class PutSchedule(_message.Message):
     meta: _builtins.bytes
     """A serialized MessageMeta."""
     counts_what_stays: _builtins.bool
-    """A run that this cancels is not the one that a run without overlap waits for: that is the newest one that stays."""
+    """A cancelled run is not the one that a run without overlap waits for: that is the newest one that stays."""
     @_builtins.property
     def definition(self) -> _schedules_pb2.ScheduleDefinition:
         """Without its meta, which stands below: its bytes become part of records."""

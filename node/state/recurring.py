@@ -138,8 +138,9 @@ class Recurring:
                 last_id=old.last_id,
                 last_due_ms=old.last_due_ms,
             )
-            if put.counts_what_stays and any(note.run.id == old.last_id for note in notes):
-                last_id, last_due_ms = _newest_made(old)
+            # Cancelled by this change, by a pause before it, or by its id.
+            if put.counts_what_stays and self._cancelled(old.last_id, old.last_due_ms):
+                last_id, last_due_ms = self._newest_made(old)
                 new = new._replace(last_id=last_id, last_due_ms=last_due_ms)
         new = new._replace(revision=schedules.next_revision())
         new = new._replace(next_ms=0 if new.paused or not new.runs_left else put.next_ms)
@@ -332,6 +333,18 @@ class Recurring:
         """Whether a run can no longer be cancelled."""
         return self._wheel.standing(row.id, row.due_ms)[2] is not None
 
+    def _cancelled(self, id: int, due_ms: int) -> bool:
+        outcome = self._wheel.standing(id, due_ms)[2]
+        return outcome is not None and outcome.name == "CANCELLED"
+
+    def _newest_made(self, schedule: Schedule) -> tuple[int, int]:
+        """Id and due time of the newest run of the plan that is not cancelled, as far as it is remembered; zeros:
+        none."""
+        runs = [(row.planned_ms, row.id, row.due_ms) for row in schedule.runs_ahead()]
+        runs += [(run.planned_ms, run.id, run.at_ms) for run in schedule.last_runs() if run.outcome == RUN_MADE]
+        newest_first = ((id, due_ms) for _, id, due_ms in sorted(runs, reverse=True))
+        return next((run for run in newest_first if not self._cancelled(*run)), (0, 0))
+
     def _append(self, plans: list[_Plan], stamped_ms: int) -> tuple[list[int], list[int]]:
         """Append a message for each run that makes one; their ids and the due times that hold, in that order."""
         rows: list[tuple[Schedule, int, Run]] = [
@@ -393,14 +406,6 @@ def _times_of(row: ScheduleRuns) -> list[_Times] | None:
     if due_ms and not 0 <= min(due_ms) <= max(due_ms) <= DUE_MS_MAX:
         return None
     return [_Times(*pair) for pair in zip(np.frombuffer(row.planned_ms, "<i8").tolist(), due_ms, strict=True)]
-
-
-def _newest_made(schedule: Schedule) -> tuple[int, int]:
-    """Id and due time of the newest run of the plan that is not cancelled, as far as it is remembered; zeros: none."""
-    ahead = [(row.planned_ms, row.id, row.due_ms) for row in schedule.runs_ahead()]
-    kept = [(run.planned_ms, run.id, run.at_ms) for run in schedule.last_runs() if run.outcome == RUN_MADE]
-    _, last_id, last_due_ms = max(ahead + kept, default=(0, 0, 0))
-    return last_id, last_due_ms
 
 
 def run_of(answer: Answer) -> Run:

@@ -70,8 +70,8 @@ PRODUCER_SHARES_LEVEL = 5
 REPLAYS_LEVEL = 6
 """Replayed dead letters hold no unique key; a filter ends the pauses of the messages that it skips."""
 RUNS_AHEAD_LEVEL = 7
-"""Runs of schedules that are dispatched ahead of their planned time stay known until then; a run that a change cancels
-holds up no other."""
+"""Runs of schedules that are dispatched ahead of their planned time stay known until then; after a change of the plan
+a cancelled run is not the one before the next."""
 LOG_LEVEL = RUNS_AHEAD_LEVEL
 """What this version reads."""
 

@@ -385,8 +385,9 @@ def test_an_overlapping_run_is_skipped_until_the_last_is_settled() -> None:
     world.run_until(lambda: len(digests(world)) == 1, 1_000)
 
 
-def test_a_plan_changed_to_skip_waits_for_the_newest_run_that_stays() -> None:
-    """The change cancels the run that was made ahead; those before it are unsettled still."""
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_plan_changed_to_skip_waits_for_the_newest_run_that_stays(paused: bool) -> None:
+    """The change, or a pause before it, cancels the run that was made ahead; those before it are unsettled still."""
     world = trio(12)
     client = Client(world)
     client.settle = False
@@ -394,7 +395,11 @@ def test_a_plan_changed_to_skip_waits_for_the_newest_run_that_stays() -> None:
     put(world, definition())
     world.run(3_500)
     before = planned(client)
+    if paused:
+        call(world, "pause", s.PauseScheduleRequest(name="tick"))
     put(world, definition(overlap=s.OVERLAP_SKIP))
+    if paused:
+        call(world, "resume", s.ResumeScheduleRequest(name="tick"))
     world.run(3_000)
     assert len(before) >= 3 and planned(client) == before
     assert {run.outcome for run in list(shown(world).runs)[-2:]} == {s.RUN_SKIPPED_OVERLAP}
