@@ -208,25 +208,39 @@ class GrpcNetwork:
         link.queue_bytes += size
         if not link.leaving:
             link.leaving = True
-            asyncio.get_running_loop().call_soon(self._write, link)
+            asyncio.get_running_loop().call_soon(self._write, peer_id, link)
         return True
 
-    def _write(self, link: _Link) -> None:
+    def _write(self, peer_id: str, link: _Link) -> None:
         """Write what was queued in a pass of the loop."""
         call = link.call
-        while call is not None and link.queue:
-            message = _next_message(link)
-            if not call.write_now(message):
-                link.waiting = asyncio.get_running_loop().create_task(self._write_late(link, call, message))
-                return
+        try:
+            while call is not None and link.queue:
+                message = _next_message(link)
+                if not call.write_now(message):
+                    late = self._write_late(peer_id, link, call, message)
+                    link.waiting = asyncio.get_running_loop().create_task(late)
+                    return
+        except Exception as error:
+            self._unwritten(peer_id, call, error)
+            return
         link.leaving = False
 
-    async def _write_late(self, link: _Link, call: Call, message: PeerFrame) -> None:
+    async def _write_late(self, peer_id: str, link: _Link, call: Call, message: PeerFrame) -> None:
         try:
             await call.write(message)
         except CallError:
             return  # `_talk` hears of it
-        self._write(link)
+        except Exception as error:
+            self._unwritten(peer_id, call, error)
+            return
+        self._write(peer_id, link)
+
+    def _unwritten(self, peer_id: str, call: Call | None, error: Exception) -> None:
+        """Tell of an unexpected exception, and dial anew: on this stream nothing more would be written."""
+        self._unforeseen(peer_id, error)
+        if call is not None:
+            call.cancel()
 
     def _hello(self, peer_id: str) -> PeerFrame:
         return PeerFrame(

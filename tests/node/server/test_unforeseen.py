@@ -19,9 +19,10 @@ from tickwheel.proto import peer_pb2_grpc
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame
 from tickwheel.replication.frames import FORMAT_VERSION, Refusal
 from tickwheel.replication.grpc_network import GrpcNetwork, Inbox, PeerService
-from tickwheel.replication.log import Introduction, Member
+from tickwheel.replication.log import NO_INTRODUCTION, Introduction, Member
 from tickwheel.replication.plausible import ImplausibleFrameError
 from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.transport.client import Call
 from tickwheel.transport.server import Server
 
 
@@ -222,6 +223,56 @@ async def test_an_error_that_ends_a_call_is_told_and_the_peer_called_again() -> 
         await ours.stop()
     assert told == [("a", "KeyError('nobody thought of it')")]
     assert shown == [known], "the members that the caller knows come with its hello"
+
+
+class Hearing:
+    """A node that keeps the terms of frames, and says when it can speak to a peer."""
+
+    def __init__(self) -> None:
+        self.terms: asyncio.Queue[int] = asyncio.Queue()
+        self.connections: asyncio.Queue[str] = asyncio.Queue()
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        self.terms.put_nowait(frame.term)
+        return False
+
+    def peer_connected(self, peer_id: str) -> None:
+        self.connections.put_nowait(peer_id)
+
+    def peer_disconnected(self, peer_id: str) -> None: ...
+
+
+@pytest.mark.parametrize("waits_for_room", [False, True])
+async def test_an_error_that_ends_the_writing_is_told_and_the_peer_called_again(
+    waits_for_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream would stay open, pings would be answered, and nothing be written on it ever again."""
+    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    ours = network(unforeseen=lambda peer_id, error: told.put_nowait((peer_id, repr(error))))
+    there, here = Hearing(), Hearing()
+    ours.attach(here, lambda: None, lambda: NO_INTRODUCTION)
+    async with serving(peer_service(there)) as address, asyncio.timeout(5):
+        ours.set_peers({"a": address})
+        await here.connections.get()
+
+        def write_now(call: Call, message: PeerFrame) -> bool:
+            if waits_for_room:
+                return False
+            raise KeyError("nobody thought of it")
+
+        async def write(call: Call, message: PeerFrame) -> None:
+            raise KeyError("nobody thought of it")
+
+        with monkeypatch.context() as faulty:
+            faulty.setattr(Call, "write_now", write_now)
+            faulty.setattr(Call, "write", write)
+            assert ours.send("a", PeerFrame(cluster_id="c", sender_id="b", term=1))
+            assert await told.get() == ("a", "KeyError('nobody thought of it')")
+        await here.connections.get()
+        assert ours.send("a", PeerFrame(cluster_id="c", sender_id="b", term=2))
+        assert await there.terms.get() == 2
+        await ours.stop()
+    assert told.empty()
 
 
 @pytest.mark.parametrize("where", ["chunk", "done"])
