@@ -132,6 +132,8 @@ class Checkpointer:
         self._state = core.state
         self._log = core.log
         self._stagger = stagger
+        self._held = False
+        """A checkpoint is wanted and waits for this member's turn."""
         self._running = False
         self._capture: tuple[Generator[None, None, StateCheckpoint], int, int] | None = None
         """Under way, with the index and term that it is of."""
@@ -172,14 +174,17 @@ class Checkpointer:
         return self._steady_ms - self._covered_ms
 
     def wait_ms(self, now: Now) -> int | None:
-        """None, or 0 while a capture has turns to come."""
-        return 0 if self.capturing else None
+        """0 while a capture has turns to come; until this member's turn to begin one; else None."""
+        if self.capturing:
+            return 0
+        return self._stagger.wait_ms(now.cluster_ms) or None if self._held else None
 
     def tick(self, now: Now) -> None:
         """Begin a checkpoint if somebody asked, or at this member's turn if the log has grown enough or the period is
         over."""
         steady_ms = now.steady_ms
         self._steady_ms = steady_ms
+        self._held = False
         if self._capture is not None:
             self._go_on(steady_ms)
             return
@@ -198,7 +203,10 @@ class Checkpointer:
                 or index - self.covered_index >= self._config.checkpoint_entries
             )
             due = steady_ms >= self._next_ms and index > self.covered_index
-            if steady_ms < self._rest_until_ms or not (grown or due) or self._stagger.holds(now):
+            if steady_ms < self._rest_until_ms or not (grown or due):
+                return
+            self._held = self._stagger.holds(now)
+            if self._held:
                 return
         self._begin(steady_ms)
 

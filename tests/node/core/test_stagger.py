@@ -76,3 +76,20 @@ def test_no_two_of_three_members_begin_together() -> None:
         assert min(map(len, begins.values())) > 3
         shares = [share for some in begins.values() for share in set(some)]
         assert len(shares) == len(set(shares)), begins
+
+
+def test_a_member_at_rest_is_called_again_at_its_turn() -> None:
+    """Without input it may tick once a second, and would begin out of turn when it waits no longer."""
+    world = World()
+    host = world.elect().host
+    world.run(1_000)
+    assert host is not None
+    checkpointer, own = host.core.checkpointer, Stagger(host.core.identity.node_id, host.core.parts.voters)
+    late_ms = world.now_ms + 2 * CoreConfig().checkpoint_period_ms
+    cluster_ms = next(ms for ms in range(late_ms, late_ms + 10 * SHARE_MS) if own.wait_ms(ClusterMs(ms)))
+    held, wait_ms = now_at(cluster_ms, late_ms), own.wait_ms(ClusterMs(cluster_ms))
+    assert checkpointer.wait_ms(held) is None
+    checkpointer.tick(held)
+    assert not checkpointer.running and checkpointer.wait_ms(held) == wait_ms
+    checkpointer.tick(now_at(cluster_ms + wait_ms, late_ms + wait_ms))
+    assert checkpointer.running
