@@ -462,6 +462,8 @@ class ServerStream(Stream):
             if self._take is None:
                 opened = self._handler.open(self)
                 self._take, self.ended = opened.take, opened.ended
+                if self.over:  # ended by `open` itself
+                    self.drop()
             if not self.over:
                 self._take(data)
         except Exception as error:

@@ -47,6 +47,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in t
             "/s/Wait": grpc.unary_unary_rpc_method_handler(self._wait),
             "/s/Direct": DirectHandler(self._direct),
             "/s/Opened": StreamHandler(self._open),
+            "/s/Shut": StreamHandler(self._shut),
         }
         return made.get(details.method)
 
@@ -111,6 +112,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in t
             self.ended.set()
 
         return Opened(take, ended)
+
+    def _shut(self, call: Any) -> Opened:
+        call.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "not now")
+        return Opened(lambda _: pytest.fail("the call is over"), lambda: self.over.append(b"shut"))
 
     async def _wait(self, request: bytes, context: Any) -> bytes:
         self.begun.set()
@@ -254,6 +259,15 @@ async def test_streams_without_a_task_from_grpcs_client() -> None:
         async with asyncio.timeout(5):
             await service.ended.wait()
     assert service.over == [b"a" + b"b" * wire.FRAME_BYTES + b"c", b"xfinish", b"fail", b"break", b"goes away"]
+
+
+async def test_a_stream_that_ends_as_it_opens_is_told_so() -> None:
+    """What counted it counts it out again."""
+    async with channel() as (opened, service):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            [answer async for answer in opened.stream_stream("/s/Shut")(iter([b"x"]))]
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert service.over == [b"shut"]
 
 
 async def test_a_server_that_stops_waits_for_direct_calls() -> None:
