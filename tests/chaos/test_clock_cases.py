@@ -94,7 +94,7 @@ def test_two_percent_of_drift(ppm: int) -> None:
     cluster.play(ClockScript(cluster, steps))
     assert handed == [True]
     assert cluster.watch.beyond_ms < SLACK_MS
-    assert max(cluster.watch.ahead_ms, cluster.watch.behind_ms) < 15
+    assert max(cluster.watch.ahead_ms, cluster.watch.behind_ms) < 30, "what drifts in a second and a half"
 
 
 def test_all_clocks_are_wrong_together() -> None:
