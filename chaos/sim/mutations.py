@@ -454,7 +454,7 @@ def journal_cut_early(original: Any, self: Checkpointer, now_ms: int) -> None:
 
 @mutation(Membership, "introduction", aim=aimed("strangers", nodes=3, loop_gap_us=30_000, seconds=12))
 def members_not_shown(original: Any, self: Membership) -> Any:
-    """Who calls does not show who the members are."""
+    """A caller does not show who the members are."""
     return NO_INTRODUCTION
 
 
