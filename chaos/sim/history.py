@@ -44,7 +44,7 @@ class RunBegan(Record):
     """Voters of the cluster; 0: not said."""
     slow_work: bool = False
     """Background work is slow on all nodes until the heal. This is no fault, but may delay messages."""
-    dispatch_ahead_ms: int = 12
+    dispatch_ahead_ms: int = 32
     """How long before its due time a message may be dispatched."""
     hours_kept: int = 1
     """Whole hours before the present one that no message is removed from."""

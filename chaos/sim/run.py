@@ -31,6 +31,7 @@ from tickwheel.chaos.sim.pace import Pace
 from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
 from tickwheel.chaos.sim.shape import draw, slow_work_ns
 from tickwheel.chaos.sim.world import EPOCH_HOUR_MS, MS, SECOND, Story, World
+from tickwheel.node.core.proposer import SPACING_MS_MAX
 
 if TYPE_CHECKING:
     from tickwheel.chaos.sim.fault import Operators
@@ -156,7 +157,7 @@ class Cluster:
                 push_first,
                 len(self.founders),
                 self.shape.work_ms > 0,
-                self.shape.dispatch_ahead_ms,
+                self.shape.dispatch_ahead_ms + SPACING_MS_MAX,
                 self.shape.hours_kept,
                 self.shape.loop_gap_us * MS // 1_000,
                 self.shape.in_flight_max,

@@ -116,7 +116,8 @@ class Shape:
     hour_after_ms: int = _drawn(0)
     """How long before a full hour the run begins; 0: drawn from the seed."""
     dispatch_ahead_ms: int = _drawn(*(12,) * 5, 400)
-    """How long before messages are due their dispatch is proposed. With a long time topics rest that wait for it."""
+    """How long before the first of its messages is due a dispatch is proposed. With a long time topics rest that wait
+    for it."""
     in_flight_max: int = _drawn(*(0,) * 8, 30, 100)
     """`group_in_flight_max` of the cluster from its founding on; 0: none."""
     extra_stay: int = _drawn(1, long=(0,))

@@ -129,8 +129,8 @@ class DispatchSection:
         "dispatch_ahead_ms",
         0,
         50,
-        "commit-first: how long before its due time a dispatch may be proposed. Its messages are held"
-        " until they are due.",
+        "How long before its first message is due a dispatch is proposed. Under load it takes along what is due up to "
+        "20 ms later. Messages are held until they are due.",
     )
     period_ms: int = fields.core_number(
         "dispatch_period_ms",

@@ -39,7 +39,8 @@ class CoreConfig:
     """Messages that one dispatch command moves at most; more only if they arrive between proposal and apply."""
 
     dispatch_ahead_ms: int = 12
-    """A dispatch is proposed this long before its messages are due: that hides the majority's fdatasync."""
+    """A dispatch is proposed this long before its first message is due: that hides the majority's fdatasync. It takes
+    along what is due a little later (`Spacing` in proposer.py)."""
 
     dispatch_period_ms: int = 8
     """Least pause between dispatches that are not full: bounds the log's growth."""
@@ -55,8 +56,9 @@ class CoreConfig:
     """Entries proposed and not yet applied. Further commands wait and are merged (group commit)."""
 
     gather_ms: int = 4
-    """Least time from the last entry to an entry of settlements; after a dispatch they wait a little longer, for the
-    next dispatch. A dispatch leaves at once and takes waiting commands along. 0: settlements leave at once."""
+    """Least time from the last entry to an entry of settlements; more while entries are spaced (`Spacing` in
+    proposer.py). A dispatch leaves at once and takes waiting commands along. 0: settlements leave at once, and entries
+    are not spaced."""
 
     gather_busy_ms: int = 16
     """Schedules wait for the answers to entries under way, at most this long for each such entry, counted from the last

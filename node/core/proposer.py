@@ -5,7 +5,7 @@ reply. `flush` runs after every input. Urgent commands (dispatch, membership) le
 the waiting ones along. All others wait for company, because an entry costs every node the same work however
 little is in it. Settlements leave at least `gather_ms` after the last entry. Schedules leave when no entry is
 under way, or `gather_busy_ms` after the last entry for each entry that is under way. After an answer they wait a
-moment for callers who got it (`ReturningCallers`).
+moment for callers who got it (`ReturningCallers`). Under load entries leave further apart (`Spacing`).
 
 Whatever is proposed waits behind the bytes that are under way. So schedules have a window of their own, which shrinks
 while their entries take long: a flood of schedules must not hold up dispatches and settlements.
@@ -45,6 +45,13 @@ WINDOW_BYTES_MIN = 128 << 10
 OTHERS_MS = 1_000
 """Schedules leave room for other commands while one of those was proposed no longer ago than this."""
 
+SPACING = 2
+SPACING_MS_MIN, SPACING_MS_MAX = 8, 20
+SPACED_RATE_MIN = 500
+"""Entries are spaced while at least so many messages a second are scheduled and settled."""
+RATE_MS = 250
+"""For so long messages are counted for their rate."""
+
 RETURN_MS_MAX = 3
 """Longest wait for callers to send again; at most half of the time in which they got their answers."""
 SKIPS_MAX = 64
@@ -72,6 +79,14 @@ class _Waiting:
     """Bytes of schedules in it. `callers`: requests that brought them."""
     callers: int = 0
 
+    @property
+    def messages(self) -> int:
+        """Messages that it schedules or settles."""
+        kind = self.command.WhichOneof("body")
+        if kind == "publish":
+            return len(self.command.publish.due_ms) // 8
+        return sum(len(batch.ids) for batch in self.command.settle.batches) // 8 if kind == "settle" else 0
+
 
 @dataclass(slots=True, eq=False)
 class _Flight:
@@ -79,11 +94,15 @@ class _Flight:
 
     replies: list[Answer]
     bytes: int
-    scheduled_bytes: int
-    callers: int
-    changes_from_ms: int
-    """First due time that it can change; NO_CHANGE: none."""
     proposed_ms: int
+    messages: int = 0
+    """Messages that it schedules or settles."""
+    scheduled: int = 0
+    """Messages that it schedules. `scheduled_bytes`: their size; `callers`: requests that brought them."""
+    scheduled_bytes: int = 0
+    callers: int = 0
+    changes_from_ms: int = NO_CHANGE
+    """First due time that it can change; NO_CHANGE: none."""
 
 
 class PublishSource(Protocol):
@@ -135,11 +154,42 @@ class PublishWindow:
         if not committed or not size:
             return
         took_ms = now_ms - proposed_ms
-        if took_ms <= COMMIT_MS or now_ms - self._others_ms > OTHERS_MS:
+        if took_ms <= COMMIT_MS or not self.shared(now_ms):
             self.bytes = min(self._bytes_max, self.bytes + size)
         elif proposed_ms >= self._shrunk_ms:
             self._shrunk_ms = now_ms
             self.bytes = max(WINDOW_BYTES_MIN, self.bytes * max(COMMIT_MS, took_ms // 2) // took_ms)
+
+    def shared(self, now_ms: int) -> bool:
+        """Whether other commands were proposed lately."""
+        return now_ms - self._others_ms <= OTHERS_MS
+
+
+class Spacing:
+    """How far apart entries leave.
+
+    An entry costs every node the same work however little is in it: processors, disks, frames. So where schedules share
+    the nodes with deliveries, the next entry leaves SPACING times as long after the last one as entries take lately:
+    the slower the nodes, the fewer and larger the entries. Where few messages come, entries are not spaced: callers who
+    wait for each answer would wait longer, and save little. Nor are schedules alone.
+    """
+
+    def __init__(self) -> None:
+        self.ms = 0
+        self._took_ms = 0.0
+        self._messages = 0
+        self._counts_from_ms = 0
+
+    def answered(self, messages: int, proposed_ms: int, now_ms: int, *, shared: bool) -> None:
+        """An entry with so many messages has been committed and applied. `shared`: not only schedules come."""
+        self._took_ms += (max(0, now_ms - proposed_ms) - self._took_ms) / 8
+        self._messages += messages
+        counted_ms = now_ms - self._counts_from_ms
+        if 0 <= counted_ms < RATE_MS:
+            return
+        many = shared and self._messages * 1_000 >= SPACED_RATE_MIN * counted_ms > 0
+        self.ms = min(SPACING_MS_MAX, max(SPACING_MS_MIN, int(SPACING * self._took_ms))) if many else 0
+        self._messages, self._counts_from_ms = 0, now_ms
 
 
 class ReturningCallers:
@@ -157,21 +207,31 @@ class ReturningCallers:
         """End of the wait for them; 0: they are not awaited."""
         self._wanted = 0
         self._enough = 0
+        self._alone_until_ms = 0
+        """Until then they are callers who bring one message each; 0: they brought more."""
         self._skips = 0
         """Entries that leave at once before one is held again."""
         self._skips_next = 1
 
-    def answered(self, callers: int, size: int, took_ms: int, waiting: int, now_ms: int) -> None:
+    def answered(
+        self, callers: int, size: int, took_ms: int, waiting: int, now_ms: int, *, alone: bool = False
+    ) -> None:
         """An entry with `size` bytes of schedules has been answered, and no other is under way; so many requests wait
-        for the next."""
+        for the next. `alone`: each caller brought one message."""
+        self._wanted = waiting + callers
         hold_ms = min(RETURN_MS_MAX, took_ms // 2)
+        self._alone_until_ms = now_ms + max(1, hold_ms) if alone else 0
         if size >= GATHER_BYTES_MAX or hold_ms <= 0:
             return
         if self._skips:
             self._skips -= 1
             return
         self.until_ms = now_ms + hold_ms
-        self._wanted, self._enough = waiting + callers, waiting + (callers + 1) // 2
+        self._enough = waiting + (callers + 1) // 2
+
+    def back(self, waiting: int, now_ms: int) -> bool:
+        """Whether callers who bring one message each are all waiting again, so soon that nobody else can have come."""
+        return waiting >= self._wanted and now_ms <= self._alone_until_ms
 
     def left(self) -> None:
         """An entry leaves with all that waited."""
@@ -220,14 +280,15 @@ class Proposer(Part):
         """Entries proposed and not yet applied, as an ordered set."""
         self._bytes_in_flight = 0
         self.window = PublishWindow(config.propose_bytes_max)
+        self.spacing = Spacing()
         self._returning = ReturningCallers()
         self._urgent = False
         self._after_urgent = False
         """The last entry was urgent, so an urgent one probably follows soon."""
         self._proposed_ms = 0
         """When the last entry was proposed."""
-        self._gathers_from_ms = 0
-        """Start of the wait for company; 0: nothing waits."""
+        self._held_until_ms = 0
+        """Until then what waits is held for company; 0: nothing is held."""
         self.term = 0
         """Term this node leads; 0 while it does not."""
 
@@ -333,13 +394,14 @@ class Proposer(Part):
             return
         config = self._config
         now_ms = self._now_ms()
-        while (
-            len(self._flights) < config.propose_in_flight_max
-            and self._bytes_in_flight < config.propose_bytes_max
-            and not self._gathers(now_ms)
-            and self._propose_next(log, now_ms)
-        ):
-            pass
+        self._held_until_ms = 0
+        while len(self._flights) < config.propose_in_flight_max and self._bytes_in_flight < config.propose_bytes_max:
+            leaves_ms = self._leaves_ms(now_ms)
+            if leaves_ms is not None and leaves_ms > now_ms:
+                self._held_until_ms = leaves_ms
+            elif leaves_ms is not None and self._propose_next(log, now_ms):
+                continue
+            return
 
     def flush_all(self) -> None:
         """Propose all waiting commands, however much is in flight: a handover is about to close the log."""
@@ -350,7 +412,6 @@ class Proposer(Part):
         """Propose one entry of waiting commands. `everything`: schedules too while their window is closed. False: none
         can go."""
         self._after_urgent, self._urgent = self._urgent, False
-        self._gathers_from_ms = 0
         if self._waiting and self._waiting[0].alone:
             items = [self._waiting.popleft()]
             self._waiting_bytes -= items[0].bytes
@@ -400,9 +461,12 @@ class Proposer(Part):
                 items[0].reply.fail(invalid("request", kind, "a command that can be read back from the log").failure)
             return
         proposed_ms = self._now_ms()
-        flight = _Flight([], len(entry), 0, 0, NO_CHANGE, proposed_ms)
+        flight = _Flight([], len(entry), proposed_ms)
         for item in items:
+            messages = item.messages
             flight.replies.append(item.reply)
+            flight.messages += messages
+            flight.scheduled += messages if item.scheduled_bytes else 0
             flight.scheduled_bytes += item.scheduled_bytes
             flight.callers += item.callers
             flight.changes_from_ms = min(flight.changes_from_ms, item.changes_from_ms)
@@ -446,10 +510,14 @@ class Proposer(Part):
         self._bytes_in_flight -= flight.bytes
         committed = result.outcome is ProposalOutcome.COMMITTED
         now_ms = self._now_ms()
+        took_ms = now_ms - flight.proposed_ms
         self.window.answered(flight.scheduled_bytes, flight.proposed_ms, now_ms, committed=committed)
+        if committed and self._config.gather_ms:
+            self.spacing.answered(flight.messages, flight.proposed_ms, now_ms, shared=self.window.shared(now_ms))
         if committed and flight.scheduled_bytes and not self._flights and self._config.gather_busy_ms:
-            waiting, took_ms = 0 if self._source is None else self._source.waiting, now_ms - flight.proposed_ms
-            self._returning.answered(flight.callers, flight.scheduled_bytes, took_ms, waiting, now_ms)
+            waiting = 0 if self._source is None else self._source.waiting
+            alone = flight.scheduled == flight.callers
+            self._returning.answered(flight.callers, flight.scheduled_bytes, took_ms, waiting, now_ms, alone=alone)
         if committed:
             values = result.value
             assert isinstance(values, list) and len(values) == len(flight.replies), "apply answers every command"
@@ -470,44 +538,35 @@ class Proposer(Part):
             failure = invalid("request", f"{flight.bytes} bytes", "fits one entry of the log (48 MiB)").failure
         self._refuse(flight.replies, failure)
 
-    def _gathers(self, now_ms: int) -> bool:
-        """Whether nothing should be proposed now: nothing waits, or it should go on waiting for company."""
+    def _leaves_ms(self, now_ms: int) -> int | None:
+        """When what waits leaves, if nothing more comes: now, or after a wait for company. None: nothing waits."""
         source = self._source if self.window.open else None
         published = source.waiting_bytes if source is not None else 0
         if not self._waiting and not published:
-            self._gathers_from_ms = 0
-            return True
+            return None
         if self._urgent or self._waiting_bytes + published >= GATHER_BYTES_MAX:
-            return False
+            return now_ms
+        pause_ms = self.spacing.ms
         if source is not None and published and not self._flights:
-            return self._returning.awaited(source.waiting, now_ms)
-        if not self._gathers_from_ms:
-            self._gathers_from_ms = min(now_ms, self._proposed_ms)
+            if self._returning.awaited(source.waiting, now_ms):
+                return self._returning.until_ms
+            if self._returning.back(source.waiting, now_ms):
+                return now_ms
+        elif self._waiting:
+            pause_ms = max(pause_ms, self._config.gather_ms)
+        else:
+            # Schedules alone wait for the answers to entries under way: so entries grow with the load instead of
+            # coming more often.
+            pause_ms = max(pause_ms, self._config.gather_busy_ms * len(self._flights))
+        if self._after_urgent and pause_ms:
+            # The next dispatch takes them along, if it comes when it may, to the millisecond.
+            pause_ms = 2 + max(pause_ms, self._config.dispatch_period_ms)
         # A negative wait ends it: the cluster's time may have been set back before anybody acted by it.
-        return 0 <= now_ms - self._gathers_from_ms < self._pause_ms
-
-    @property
-    def _pause_ms(self) -> int:
-        """How long commands may wait for company. Schedules alone wait for the answer to entries under way: so entries
-        grow with the load instead of coming more often. Settlements wait a little, or for the next dispatch if one has
-        just left."""
-        config = self._config
-        if not self._waiting:
-            return config.gather_busy_ms * len(self._flights)
-        if self._after_urgent and config.gather_ms:
-            return max(config.gather_ms, config.dispatch_period_ms + 1)
-        return config.gather_ms
+        return self._proposed_ms + pause_ms if 0 <= now_ms - self._proposed_ms < pause_ms else now_ms
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next `flush` is needed."""
-        if self.term == 0:
-            return None
-        answered = not self._flights and self._source is not None and self._source.waiting_bytes
-        if answered and self._returning.until_ms:
-            return self._returning.until_ms - now.cluster_ms
-        if not self._gathers_from_ms:
-            return None
-        return self._gathers_from_ms + (0 if answered else self._pause_ms) - now.cluster_ms
+        return self._held_until_ms - now.cluster_ms if self.term and self._held_until_ms else None
 
 
 def _accepted(command: Command, kind: type[R], result: CommandResult) -> R:

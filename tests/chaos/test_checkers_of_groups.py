@@ -271,7 +271,7 @@ BAD |= {
         [*swept(Selected("t", key="s1-11", cancel=True), 0), seen("MESSAGE_CANCELLED")],
     ),
     "not met though pending": (SweepsDone, swept(CANCEL, 0)),
-    "not met though due just after its end": (SweepsDone, swept(CANCEL, 0, until_ms=399)),
+    "not met though due just after its end": (SweepsDone, swept(CANCEL, 0, until_ms=379)),
     "met more than there is": (SweepsDone, swept(CANCEL, 1, too_late=1)),
     "counts what it did not cancel": (SweepsDone, [*swept(CANCEL, 1, until_ms=600), delivered(610, 1, due_in_ms=500)]),
     "left where it was": (SweepsDone, [*swept(MOVE, 1), delivered(500, 1, due_in_ms=500)]),

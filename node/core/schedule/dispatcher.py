@@ -10,8 +10,9 @@ States (a table, drawn in docs/STATES.md):
 
 Aligning: the cursor is behind the clock, so messages are overdue. The master dispatches them at once, in
 order, as fast as the limits allow. Waiting: the master dispatches nothing until the clock has caught up, so
-that no message goes early or twice. Running: each dispatch is proposed `dispatch_ahead_ms` before the
-earliest message is due; delivery holds messages that are not due yet.
+that no message goes early or twice. Running: a dispatch is proposed `dispatch_ahead_ms` before the earliest
+message is due. While entries of the log are spaced, it takes along what is due until the next entry. Delivery
+holds messages that are not due yet.
 
 Several dispatches may be in flight. The one log keeps them in order: a later one is never applied before an
 earlier one. A failed dispatch is proposed again after pauses that grow by 100 ms up to a minute. From the
@@ -86,8 +87,7 @@ class Dispatcher(Part):
         self._paused_until_ms = self._rests_until_ms = 0
         if self._push is not None:
             self._push.reset()
-        ahead = self._wheel.cursor.due_ms - 1 > now_ms + self._config.dispatch_ahead_ms
-        self.phase = Phase.WAITING if ahead else Phase.ALIGNING
+        self.phase = Phase.WAITING if self._wheel.cursor.due_ms - 1 > self._reach_ms(now_ms) else Phase.ALIGNING
 
     def end(self, failure: Failure) -> None:
         """Stop at once. Later answers to dispatches in flight are ignored."""
@@ -105,7 +105,7 @@ class Dispatcher(Part):
         self._now_ms = now_ms
         if self.phase is Phase.IDLE:
             return
-        until_ms = now_ms + config.dispatch_ahead_ms
+        until_ms = self._reach_ms(now_ms)
         if self.phase is Phase.WAITING:
             if self._wheel.cursor.due_ms - 1 > until_ms:
                 return
@@ -114,7 +114,8 @@ class Dispatcher(Part):
             if now_ms < self._rests_until_ms:
                 return
             start = max(self._proposed, self._wheel.cursor)
-            target = self._wheel.plan(until_ms, config.dispatch_messages_max, after=start)
+            due = self._is_due(start, now_ms + config.dispatch_ahead_ms)
+            target = self._wheel.plan(until_ms, config.dispatch_messages_max, after=start) if due else None
             if target is None:
                 if self.phase is Phase.ALIGNING and self._in_flight == 0:
                     self.phase = Phase.RUNNING
@@ -124,6 +125,15 @@ class Dispatcher(Part):
                 # Every due message is under way, so the cursor meets the clock however much arrives meanwhile.
                 self.phase = Phase.RUNNING
                 self._rests_until_ms = now_ms + config.dispatch_period_ms
+
+    def _reach_ms(self, now_ms: int) -> int:
+        """Up to which due time messages may be dispatched now."""
+        return now_ms + self._config.dispatch_ahead_ms + self._proposer.spacing.ms
+
+    def _is_due(self, start: CursorKey, until_ms: int) -> bool:
+        """Whether a message from `start` on may be due by then."""
+        due_ms = self._wheel.window.next_due_ms(after=start)
+        return due_ms is not None and due_ms <= until_ms
 
     def _propose(self, target: CursorKey, now_ms: int) -> None:
         mastership = self._mastership
@@ -171,7 +181,7 @@ class Dispatcher(Part):
         if self.phase is Phase.IDLE or not (now.acting and now.dispatching):
             return None
         if self.phase is Phase.WAITING:
-            return self._wheel.cursor.due_ms - 1 - config.dispatch_ahead_ms - now.cluster_ms
+            return self._wheel.cursor.due_ms - 1 - self._reach_ms(now.cluster_ms)
         if self._in_flight >= config.dispatch_in_flight_max:
             return None
         earliest_ms = max(self._paused_until_ms, self._rests_until_ms)

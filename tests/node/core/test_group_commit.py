@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,11 +11,22 @@ import pytest
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.proposer import GATHER_BYTES_MAX, RETURN_MS_MAX, ReturningCallers
+from tickwheel.node.core.proposer import (
+    GATHER_BYTES_MAX,
+    RATE_MS,
+    RETURN_MS_MAX,
+    SPACED_RATE_MIN,
+    SPACING_MS_MAX,
+    SPACING_MS_MIN,
+    ReturningCallers,
+    Spacing,
+)
 from tickwheel.node.core.schedule.intake import KIND_DELAY, IncomingBatch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.proto.peer_pb2 import PeerFrame
+
+NOW_MS, HOUR_MS = 1_800_000_000_000, 3_600_000
 
 
 def message() -> IncomingBatch:
@@ -137,6 +149,53 @@ def test_nobody_is_waited_for(size: int, took_ms: int, later_ms: int) -> None:
     assert not returning.awaited(1, 1_000 + later_ms)
 
 
+@pytest.mark.parametrize(
+    ("rate", "took_ms", "shared", "spacing_ms"),
+    [
+        (SPACED_RATE_MIN, 1, True, SPACING_MS_MIN),
+        (5_000, 7, True, 13),
+        (5_000, 500, True, SPACING_MS_MAX),
+        (SPACED_RATE_MIN - 1, 500, True, 0),
+        (5_000, 500, False, 0),
+    ],
+    ids=["fast", "slower", "very slow", "few messages", "schedules alone"],
+)
+def test_entries_are_spaced_by_how_long_they_take(rate: int, took_ms: int, shared: bool, spacing_ms: int) -> None:
+    spacing, now_ms = Spacing(), NOW_MS
+    for _ in range(2 * RATE_MS // 10):
+        now_ms += 10
+        spacing.answered(rate // 100, now_ms - took_ms, now_ms, shared=shared)
+    assert spacing.ms == spacing_ms
+    for now_ms in (NOW_MS + HOUR_MS, NOW_MS + HOUR_MS + RATE_MS):
+        spacing.answered(1, now_ms - took_ms, now_ms, shared=shared)
+    assert spacing.ms == 0, "a caller alone is not held up by what was before"
+
+
+def test_spacing_takes_a_time_that_was_set_back() -> None:
+    spacing = Spacing()
+    for now_ms in [*range(NOW_MS, NOW_MS + 1_000, 10), NOW_MS - HOUR_MS, NOW_MS - HOUR_MS + RATE_MS]:
+        spacing.answered(1_000, max(NOW_MS, now_ms), now_ms, shared=True)
+    assert spacing.ms == SPACING_MS_MIN
+
+
+def test_a_steady_flow_shares_its_entries() -> None:
+    """Single messages that come, are delivered and settled all the time: a dispatch takes all that waits along, and
+    nothing comes late for it."""
+    world = ready()
+    client = Client(world)
+    client.consume()
+    world.run(100)
+    for place in range(1_000):
+        world.at(world.now_ns + place * 10**6, partial(client.schedule, [100 + place % 50]))
+    world.run(500)
+    before = entries(world)
+    world.run(500)
+    assert entries(world) - before <= 1.1 * 500 / SPACING_MS_MIN
+    world.run(500)
+    late_ms = [client.got[record][0][0] - due_ms for record, due_ms in client.acked.items()]
+    assert len(late_ms) == 1_000 and min(late_ms) >= 0 and max(late_ms) <= CoreConfig().delivery_period_ms + 1
+
+
 def test_a_slow_majority_does_not_stop_the_log() -> None:
     """An entry that takes long (a disk that hangs) holds back those who come later for gather_busy_ms, no longer."""
     world = ready()
@@ -188,6 +247,6 @@ def test_settlements_and_the_word_of_a_commit_ride_along(monkeypatch: pytest.Mon
     world.run(500)
     before, bare = entries(world), 0
     world.run(300)
-    dispatches = 300 // CoreConfig().dispatch_period_ms
-    assert 0.9 * dispatches <= entries(world) - before <= 1.1 * dispatches
+    # Of dispatches that take along what is due until the next one; the last message is due at its end.
+    assert 0.8 <= (entries(world) - before) / (300 / (SPACING_MS_MIN + 1)) <= 1.1
     assert bare <= 2 * (300 // 50 + 1), "a heartbeat every 50 ms to each of two slaves"

@@ -12,6 +12,7 @@ from tests.node.core.schedule.test_pending import ask, core_of, counted, schedul
 from tests.node.core.schedule.test_sweeps import came, finish, trio
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule import deleting, pending, sweeper
 from tickwheel.node.core.watch.listings import groups_after, topics_after
 from tickwheel.node.failure import Failure
@@ -253,8 +254,9 @@ def test_a_delivery_that_is_declared_dead_while_its_topic_goes_leaves_no_letter(
         group="g", topic="t", outcome=consumer_pb2.DEAD,
         ids=number.to_bytes(8, "little"), attempts=(1).to_bytes(4, "little"),
     )  # fmt: skip
-    client._settle(client.session, settle)
-    world.run_until(lambda: dead_count(world, "g") == 1)
+    answers: list[object] = []
+    client.session.settle(settle, Reply(answers.append, answers.append))
+    world.run_until(lambda: bool(answers))
     ended = finish(world, next(iter(state(world).sweeps)).job_id)
     assert (ended.state, ended.done, ended.undelivered, ended.dead) == (SWEEP_FINISHED, 100, 0, 1)
     assert dead_count(world, "g") == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.proposer import Answer
+from tickwheel.node.core.proposer import Answer, Spacing
 from tickwheel.node.core.schedule.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.failure import limit_reached, not_master
@@ -35,6 +35,7 @@ class Log:
 
     def __init__(self, wheel: Wheel) -> None:
         self._wheel = wheel
+        self.spacing = Spacing()
         self.waiting: list[tuple[Command, Answer]] = []
         self.dispatched: list[int] = []
         self.commands = 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.node.core.delivery.test_retries import ACK, Picky, settlement
-from tests.node.core.trio import Client, Node, World
+from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.watch import pin_table, settled_pins
 from tickwheel.node.failure import Failure
@@ -139,7 +139,7 @@ def test_hours_that_are_removed_meanwhile_are_passed_over() -> None:
     slave = slave_of(world)
     client.schedule([-hours * HOUR_MS + minute for hours in range(6, 0, -1) for minute in range(10)])
     client.schedule([200 + number for number in range(10)])
-    world.run_until(lambda: len(client.got) == 70)
+    world.run_until(lambda: len(client.got) == 70 and len(digests(world)) == 1)
     found = _pinned(slave)
     assert found.topics[0].end == 70
     world.run(6_000)
