@@ -564,6 +564,13 @@ class Proposer(Part):
         # A negative wait ends it: the cluster's time may have been set back before anybody acted by it.
         return self._proposed_ms + pause_ms if 0 <= now_ms - self._proposed_ms < pause_ms else now_ms
 
+    def held_ms(self) -> int:
+        """How long what waits is held, if nothing more comes; 0: not at all, or entries are not spaced."""
+        if not self.spacing.ms or not self.term:
+            return 0
+        now_ms = self._now_ms()
+        return max(0, (self._leaves_ms(now_ms) or 0) - now_ms)
+
     def wait_ms(self, now: Now) -> int | None:
         """Until the next `flush` is needed."""
         return self._held_until_ms - now.cluster_ms if self.term and self._held_until_ms else None

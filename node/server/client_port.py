@@ -41,6 +41,7 @@ class ClientPort:
         current: Callable[[], NodeCore],
         ports: Ports,
         wake: Callable[[], None],
+        wake_within: Callable[[int], None],
         failed: Callable[[BaseException], None],
         refusals: Counter[str],
         *,
@@ -48,10 +49,10 @@ class ClientPort:
         certificate_reason: Callable[[], str] = str,
         limiter: ConnectionLimiter | None = None,
     ) -> None:
-        """`current`, `wake` and `failed`: as of Calls. `refusals`: counts calls refused at the door, by kind. `tls`:
-        whether callers have certificates. `certificate_reason`: for the status. `limiter`: counts connections and
-        calls; None: nobody does."""
-        calls = Calls(current, wake, failed)
+        """`current`, `wake`, `wake_within` and `failed`: as of Calls. `refusals`: counts calls refused at the door, by
+        kind. `tls`: whether callers have certificates. `certificate_reason`: for the status. `limiter`: counts
+        connections and calls; None: nobody does."""
+        calls = Calls(current, wake, wake_within, failed)
         callers = Callers(
             Access(tls=tls, admin_names=config.tls.admin_names, client_names=config.tls.client_names),
             lambda: current().state.access,

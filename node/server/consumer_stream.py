@@ -144,8 +144,7 @@ class ConsumerStream:
                 self._not_settled(settle.sequence, refusal)
                 return
             reply = Reply(self._settled, partial(self._not_settled, settle.sequence))
-            self._calls.serve(self.fail, lambda: session.settle(settle, reply))
-            self._calls.wake()
+            self._calls.serve_for_log(self.fail, session.settle, settle, reply)
         elif content == "extend":
             extend = request.extend
             self._begin_work()
@@ -161,8 +160,7 @@ class ConsumerStream:
             raise invalid("content", content or "absent", "after open: credits, settle, extend or mixed")
 
     def _pass_credits(self, credits: int) -> None:
-        if credits and self._session is not None:
-            self._session.credit(credits)
+        if credits and self._session is not None and self._session.credit(credits):
             self._calls.wake()
 
     def _begin_work(self) -> None:

@@ -87,6 +87,16 @@ class LoopDriver:
             self._timer.cancel()
         self._timer = self._loop.call_later(TICK_GAP_NS / 1e9, self._on_timer)
 
+    def wake_within(self, wait_ms: int) -> None:
+        """Input has come that may wait: tick in `wait_ms` milliseconds, or sooner with whatever else comes."""
+        self._woken = True
+        wait_ns = wait_ms * 1_000_000
+        if wait_ns <= TICK_GAP_NS:
+            self.wake()
+        elif self._running and not self._queued and self._clock.monotonic_ns() + wait_ns < self._deadline_ns:
+            self._deadline_ns = self._clock.monotonic_ns() + wait_ns
+            self._arm()
+
     def _on_timer(self) -> None:
         self._timer = None
         if self._running:

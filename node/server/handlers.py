@@ -145,8 +145,7 @@ def schedule(
     row = row_of(request, core.state.settings)
     if row is not None:
         client, whom = caller.name or request.client_name, RowCaller(placed, reply.fail, caller.connection)
-        node.calls.serve(reply.fail, core.parts.requests.schedule_row, row, client, caller.actor, whom)
-        node.calls.wake()
+        node.calls.serve_for_log(reply.fail, core.parts.requests.schedule_row, row, client, caller.actor, whom)
         return
     try:
         batch = from_message(request, core.state.settings)
@@ -168,7 +167,7 @@ def schedule(
         placed(int(outcome.ids[0]), int(outcome.due_ms[0]), level, delay_ms, key_outcome)
 
     placing = Reply(done, reply.fail)
-    node.calls.begin(lambda core, reply: core.parts.requests.schedule(batch, reply), placing)
+    node.calls.serve_for_log(placing.fail, lambda: core.parts.requests.schedule(batch, placing))
 
 
 async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:

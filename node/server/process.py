@@ -170,6 +170,7 @@ class NodeProcess:
             lambda: host.core,
             ports,
             driver.wake,
+            driver.wake_within,
             self._failed,
             self._refused_calls,
             tls=tls.current.client is not None,

@@ -250,8 +250,8 @@ class ScheduleStreams:
         def fail(failure: Failure) -> None:
             line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure)))
 
-        reply = Reply(done, fail)
-        self._calls.begin(lambda core, reply: core.parts.requests.schedule(batch, reply), reply)
+        calls = self._calls
+        calls.serve_for_log(fail, lambda: calls.core.parts.requests.schedule(batch, Reply(done, fail)))
 
     def _take_row(self, row: Row, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, caller: Caller) -> None:
         sequence = request.sequence
@@ -269,5 +269,4 @@ class ScheduleStreams:
             return
         calls, client = self._calls, caller.name or request.client_name
         whom = RowCaller(placed, fail, caller.connection)
-        calls.serve(fail, calls.core.parts.requests.schedule_row, row, client, caller.actor, whom)
-        calls.wake()
+        calls.serve_for_log(fail, calls.core.parts.requests.schedule_row, row, client, caller.actor, whom)

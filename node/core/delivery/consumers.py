@@ -69,9 +69,9 @@ class ConsumerHandle:
         """From now on this consumer takes batches of several topics, or no longer."""
         self.session.mixes = mixed
 
-    def credit(self, credits: int) -> None:
-        """Accept `credits` more messages. Raises RequestError."""
-        self.owner.delivery.sessions.credit(self.session, credits)
+    def credit(self, credits: int) -> bool:
+        """Accept `credits` more messages. Returns whether the consumer had none. Raises RequestError."""
+        return self.owner.delivery.sessions.credit(self.session, credits)
 
     def settle(self, batch: consumer_pb2.SettleBatch, reply: SettleReply) -> None:
         """Settle deliveries. `reply` is told once the settlement is applied, or at once in a broadcasting group, which

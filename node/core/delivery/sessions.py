@@ -102,12 +102,14 @@ class Sessions:
         self._by_group.setdefault(group_id, []).append(session)
         return session
 
-    def credit(self, session: Session, credits: int) -> None:
-        """The consumer takes `credits` more messages. Raises RequestError if its credits would exceed CREDITS_MAX."""
+    def credit(self, session: Session, credits: int) -> bool:
+        """The consumer takes `credits` more messages. Returns whether it had none. Raises RequestError if its credits
+        would exceed CREDITS_MAX."""
         if session.credits + credits > CREDITS_MAX:
             raise invalid("credits", session.credits + credits, f"at most {CREDITS_MAX} outstanding")
         session.credits += credits
         self._wanted(session.group_id)
+        return session.credits == credits
 
     def close(self, session: Session) -> bool:
         """Detach a consumer; returns whether it was attached."""

@@ -186,7 +186,7 @@ async def test_a_bug_in_any_handler_ends_its_call() -> None:
 async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
     """The real handlers over a core that raises whatever they ask of it, at once."""
     node = Node()
-    calls = Calls(lambda: cast(Any, node), lambda: None, node.ended_by.append)
+    calls = Calls(lambda: cast(Any, node), lambda: None, lambda wait_ms: None, node.ended_by.append)
     limits = LimitsSection()
     audit = cast(Any, Audit())
     control = AccessControl()
@@ -253,7 +253,7 @@ async def test_a_refusal_is_no_mistake() -> None:
 async def test_what_a_node_cannot_go_on_without_ends_it(error: Exception) -> None:
     """Whose request ran into it does not matter."""
     node = Node()
-    calls = Calls(lambda: cast(Any, node), lambda: None, node.ended_by.append)
+    calls = Calls(lambda: cast(Any, node), lambda: None, lambda wait_ms: None, node.ended_by.append)
     await code_of(error, calls.fault)
     assert node.ended_by == [error] and not node.reported
 

@@ -62,7 +62,7 @@ async def test_a_caller_that_goes_while_its_group_is_created(answer: Session | F
     It must not raise inside the core, and nobody may be left holding a session.
     """
     core = Core()
-    calls = Calls(lambda: cast(Any, core), lambda: None, failed)
+    calls = Calls(lambda: cast(Any, core), lambda: None, lambda wait_ms: None, failed)
     anybody = Caller("", "none", True, AccessControl(), lambda: False)
     stream = ConsumerStream(calls, 1 << 20, anybody, consumer_pb2.OpenConsumer(group="g"))
     opening = asyncio.ensure_future(stream.open())
@@ -106,7 +106,9 @@ class Node:
         core = Core()
         core.opened.keep(Session())
         core.state = self.state = State()  # type: ignore[attr-defined]
-        self.streams = ConsumerStreams(Calls(lambda: cast(Any, core), lambda: None, failed), 1 << 20)
+        self.streams = ConsumerStreams(
+            Calls(lambda: cast(Any, core), lambda: None, lambda wait_ms: None, failed), 1 << 20
+        )
         self.control = AccessControl()
         grant = Grant(rights=[RIGHT_CONSUME], topics=["t-*"], groups=["g"])
         self._apply(AccessCommand(set_role=AccessRole(name="r", grants=[grant])))

@@ -124,3 +124,32 @@ async def test_a_tick_hears_whether_input_has_come() -> None:
     await timed.wait()
     driver.stop()
     assert told == [True, True, True, False]
+
+
+async def test_input_that_may_wait_moves_the_next_tick_no_further_than_it_says() -> None:
+    """Later input may need it sooner, and whatever wakes the loop takes it along."""
+    clock, ticks = BootClock(), asyncio.Queue[tuple[int, bool]]()
+
+    def tick(woken: bool) -> int:
+        ticks.put_nowait((clock.monotonic_ns(), woken))
+        return clock.monotonic_ns() + 10_000_000_000
+
+    driver = LoopDriver(asyncio.get_running_loop(), clock, tick, lambda error: None)
+    driver.start()
+    first_ns, _ = await ticks.get()
+    driver.wake_within(9_000)
+    driver.wake_within(20)
+    driver.wake_within(5_000)
+    assert ticks.empty()
+    second_ns, woken = await ticks.get()
+    assert woken and 19_000_000 <= second_ns - first_ns < 5_000_000_000
+    driver.wake_within(9_000)
+    driver.wake()
+    driver.wake_within(9_000)
+    third_ns, _ = await ticks.get()
+    assert third_ns - second_ns < 9_000_000_000
+    driver.wake_within(0)
+    assert (await ticks.get())[0] - third_ns < 9_000_000_000
+    driver.stop()
+    driver.wake_within(10)
+    assert ticks.empty()

@@ -58,7 +58,7 @@ def batch(sequence: int, *payloads: bytes, topic: str = "t", producer: str = "")
 async def served(batches: list[scheduler_pb2.ScheduleBatch], room: int) -> Context:
     """What one stream of these batches is told, with at most `room` of them in work."""
     master = WORLD.elect()
-    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda error: None)
+    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda wait_ms: master.wake(), lambda error: None)
     context = Context()
 
     async def requests() -> AsyncIterator[scheduler_pb2.ScheduleBatch]:
@@ -124,7 +124,7 @@ async def test_streams_are_held_back_where_other_requests_are_refused(limit: str
     master = world.elect()
     assert master.host is not None
     core = master.host.core
-    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda error: None)
+    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda wait_ms: master.wake(), lambda error: None)
     streams = ScheduleStreams(calls, 64)
     payload = b"x" if limit == "requests" else bytes(4_000)
 
@@ -157,7 +157,7 @@ async def test_streams_that_come_and_go_while_the_queue_is_crowded_leave_nothing
     master = world.elect()
     assert master.host is not None
     core = master.host.core
-    calls = Calls(lambda: core, lambda: None, lambda error: None)  # nothing drains the queue
+    calls = Calls(lambda: core, lambda: None, lambda wait_ms: None, lambda error: None)  # nothing drains the queue
     streams = ScheduleStreams(calls, 64)
 
     async def requests() -> AsyncIterator[scheduler_pb2.ScheduleBatch]:
@@ -186,7 +186,7 @@ async def test_streams_that_wait_hear_that_the_node_leads_no_more() -> None:
     """Nobody waits for a queue that nothing drains."""
     world = World(82, config=replace(CoreConfig(), segment_bytes=1 << 20, intake_requests_max=16))
     master = world.elect()
-    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda error: None)
+    calls = Calls(lambda: cast(Any, master.host).core, master.wake, lambda wait_ms: master.wake(), lambda error: None)
     streams, contexts = ScheduleStreams(calls, 64), [Context() for _ in range(5)]
     world.cut_off(master.name)
 
