@@ -14,6 +14,7 @@ Only raft.py creates one, and sets `engine` before the first call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tickwheel.proto.peer_pb2 import (
@@ -33,7 +34,7 @@ from tickwheel.replication.entries import Voters
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
-from tickwheel.replication.journal import Journal
+from tickwheel.replication.journal import Entry, Journal
 from tickwheel.replication.judge import ImpossibleMessageError, check_readable, judge
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import LogListener
@@ -64,7 +65,8 @@ class Peer:
 
 
 class Conversation:
-    """One node's exchange with all its peers. Methods named `_on_*` take one kind of frame."""
+    """One node's exchange with all its peers; implements EnginePeers (pysyncobj_seam.py). Methods named `_on_*` take
+    one kind of frame."""
 
     engine: Engine
 
@@ -107,6 +109,8 @@ class Conversation:
         """The append_entries being handled: (sender, its `sent_ns`, connection id)."""
         self._transfer_term = 0
         self._next_sync_ns = 1
+        self.running = False
+        """Whether this node takes part in the log: else nothing is sent, and no frame has an effect."""
         self.peers: dict[str, Peer] = {}
         self.master_heard_ns = 0
         self._master_left = False
@@ -151,16 +155,14 @@ class Conversation:
             self._master_left = True
             self.engine.advance_election(self.master_heard_ns + self._lease_over_ns)
 
-    def _send(self, peer_id: str, frame: PeerFrame, *, connection_id: int | None = None) -> bool:
+    def send(self, peer_id: str, frame: PeerFrame, *, connection_id: int | None = None) -> bool:
+        """Send a frame; False if it could not be queued. `connection_id`: of the connection that it answers."""
         peer = self.peer(peer_id)
-        if not peer.connected:
+        if not (self.running and peer.connected):
             return False
         if connection_id is None:
             connection_id = peer.connection_id
         return self._network.send(peer_id, self._envelope.seal(frame, peer_id, self.engine.term, connection_id))
-
-    def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
-        return self._send(peer_id, frame)
 
     # -- roles and time
 
@@ -211,15 +213,13 @@ class Conversation:
     def _say(self, answer: Answer | None) -> None:
         if answer is not None:
             frame = PeerFrame(append_result=answer.result)
-            self._send(answer.leader_id, frame, connection_id=answer.connection_id)
+            self.send(answer.leader_id, frame, connection_id=answer.connection_id)
 
     # -- what pysyncobj wants to say
 
     def outbound(self, peer_id: str, message: Message) -> bool:
-        """Send a message of pysyncobj as a frame; False if it could not be queued."""
+        """As `EnginePeers.outbound`."""
         kind = message["type"]
-        if kind == "append_entries":
-            return self._send_append(peer_id, message)
         if kind == "next_node_idx":
             return self._answer(
                 peer_id, int(message["next_node_idx"]), bool(message["success"]), bool(message["reset"])
@@ -230,30 +230,32 @@ class Conversation:
                 last_log_term=message["last_log_term"],
                 transfer=self._guards.transfer_marked and message["term"] == self._transfer_term,
             )
-            return self._send(peer_id, PeerFrame(request_vote=body))
+            return self.send(peer_id, PeerFrame(request_vote=body))
         if kind == "response_vote":
-            return self._send(peer_id, PeerFrame(vote=Vote(granted=True)))
+            return self.send(peer_id, PeerFrame(vote=Vote(granted=True)))
         if kind == "timeout_now":
-            return self._send(peer_id, PeerFrame(timeout_now=TimeoutNow()))
+            return self.send(peer_id, PeerFrame(timeout_now=TimeoutNow()))
         raise AssertionError(f"pysyncobj wants to send {kind}, which has no place here")
 
-    def _send_append(self, peer_id: str, message: Message) -> bool:
+    def send_entries(
+        self, peer_id: str, commit_index: int, previous: tuple[int, int] | None, entries: Sequence[Entry]
+    ) -> bool:
+        """As `EnginePeers.send_entries`."""
         now_ns = self._clock.monotonic_ns()
         frame = PeerFrame()
         append = frame.append_entries  # filled in place: a megabyte is copied once
-        append.commit_index, append.sent_ns, append.lease_ms = message["commit_index"], now_ns, self._config.lease_ms
-        if "prevLogIdx" in message:
-            append.previous_index = message["prevLogIdx"]
-            append.previous_term = message["prevLogTerm"]
-            for command, index, term in message["entries"]:
+        append.commit_index, append.sent_ns, append.lease_ms = commit_index, now_ns, self._config.lease_ms
+        if previous is not None:
+            append.previous_index, append.previous_term = previous
+            for index, term, command in entries:
                 append.entries.add(command=command, index=index, term=term)
         else:
             peer = self.peer(peer_id)
             if now_ns - peer.checkpoint_told_ns >= self._config.checkpoint_hint_ms * NS_PER_MS:
                 peer.checkpoint_told_ns = now_ns
                 hint = CheckpointNeeded(applied_index=self._journal.base_index, applied_term=self._journal.base_term)
-                self._send(peer_id, PeerFrame(checkpoint_needed=hint))
-        return self._send(peer_id, frame)
+                self.send(peer_id, PeerFrame(checkpoint_needed=hint))
+        return self.send(peer_id, frame)
 
     def _answer(self, peer_id: str, next_index: int, success: bool, reset: bool) -> bool:
         """Answer the append_entries being handled. A success waits until the entries are durable."""
@@ -268,7 +270,7 @@ class Conversation:
                 return True
             success, next_index = False, durable + 1
         result = AppendResult(next_index=next_index, success=success, reset=reset, echo_sent_ns=echo_ns)
-        return self._send(peer_id, PeerFrame(append_result=result), connection_id=connection_id)
+        return self.send(peer_id, PeerFrame(append_result=result), connection_id=connection_id)
 
     def may_campaign(self) -> bool:
         """Whether to raise the term: only once a majority has said that it would vote. Sends that question if due."""
@@ -282,13 +284,15 @@ class Conversation:
         if following is Next.ASK:
             ping = Ping(sent_ns=now_ns, last_log_index=self._journal.last_index, last_log_term=self._journal.last_term)
             for peer_id in others:
-                self._send(peer_id, PeerFrame(ping=ping))
+                self.send(peer_id, PeerFrame(ping=ping))
         return following is Next.CAMPAIGN
 
     # -- what peers say
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
         """Whether a frame may have an effect. Raises ImplausibleFrameError for numbers that cannot be true."""
+        if not self.running:
+            return False
         check_frame(frame, self.engine.term)
         if self._envelope.refuses(peer_id, frame):
             return False
@@ -340,7 +344,7 @@ class Conversation:
         elif kind in BESIDE:
             answer = self._listener.beside_in(peer_id, frame)
             if answer is not None:
-                self._send(peer_id, answer)
+                self.send(peer_id, answer)
             return kind not in CLOCK
         return True
 
@@ -349,7 +353,7 @@ class Conversation:
         append = frame.append_entries
         if frame.term < engine.term:
             # The envelope of the answer tells the sender our term.
-            self._send(
+            self.send(
                 peer_id,
                 PeerFrame(append_result=AppendResult(echo_sent_ns=append.sent_ns)),
                 connection_id=frame.connection_id,
@@ -509,7 +513,7 @@ class Conversation:
             last_log_index=self._journal.last_index,
             last_log_term=self._journal.last_term,
         )
-        self._send(peer_id, PeerFrame(pong=pong))
+        self.send(peer_id, PeerFrame(pong=pong))
 
     def _on_pong(self, peer_id: str, frame: PeerFrame) -> None:
         pong = frame.pong
@@ -549,7 +553,7 @@ class Conversation:
                 frame = self._listener.sync_out(peer_id)
                 if frame is not None:
                     frame.sync.sent_ns = now_ns
-                    if not self._send(peer_id, frame):
+                    if not self.send(peer_id, frame):
                         self._listener.sync_unsent(peer_id)
 
     def _on_sync(self, peer_id: str, frame: PeerFrame) -> None:
@@ -560,7 +564,7 @@ class Conversation:
             return
         reply = self._listener.sync_in(peer_id, frame)
         if reply is not None:
-            self._send(peer_id, reply, connection_id=frame.connection_id)
+            self.send(peer_id, reply, connection_id=frame.connection_id)
 
     def _on_sync_reply(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self.engine

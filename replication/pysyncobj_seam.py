@@ -31,7 +31,7 @@ from pysyncobj.version import VERSION
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.entries import VOTERS
 from tickwheel.replication.guards import Guards
-from tickwheel.replication.journal import Journal
+from tickwheel.replication.journal import Entry, Journal
 from tickwheel.replication.log import ApplyLaterError
 from tickwheel.replication.ports import Clock, Random
 from tickwheel.replication.pysyncobj_globals import entered, install
@@ -50,16 +50,27 @@ class WrongLibraryError(RuntimeError):
     """Another pysyncobj is installed than the one whose internals are known."""
 
 
-class EngineHost(Protocol):
-    """The callbacks of the engine; raft.py implements them."""
+class EnginePeers(Protocol):
+    """The engine's way to the peers; conversation.py implements it."""
 
     def outbound(self, peer_id: str, message: Message) -> bool:
-        """Send a message to a peer; False if it could not be queued."""
+        """Send a message of pysyncobj to a peer; False if it could not be queued."""
+        ...
+
+    def send_entries(
+        self, peer_id: str, commit_index: int, previous: tuple[int, int] | None, entries: Sequence[Entry]
+    ) -> bool:
+        """Send entries to a slave, or none as a heartbeat; False if they could not be queued. `previous`: (index, term)
+        of the entry before them; None: the journal no longer holds what the slave needs."""
         ...
 
     def may_campaign(self) -> bool:
         """Whether to raise the term now that the election timeout has passed."""
         ...
+
+
+class EngineHost(Protocol):
+    """The other callbacks of the engine; raft.py implements them."""
 
     def may_apply(self) -> bool:
         """Whether to go on applying what is committed."""
@@ -117,7 +128,7 @@ class _NoDumps:
 
 
 class _HostTransport(Transport):  # type: ignore[misc]
-    """Passes the messages of pysyncobj to the host."""
+    """Passes the messages of pysyncobj to the peers."""
 
     def __init__(self, engine: Engine, self_node: Node, other_nodes: object) -> None:
         super().__init__(engine, self_node, other_nodes)
@@ -128,7 +139,7 @@ class _HostTransport(Transport):  # type: ignore[misc]
     def tryGetReady(self) -> None: ...
 
     def send(self, node: Node, message: Message) -> bool:
-        return self._engine.host.outbound(node.id, message)
+        return self._engine.peers.outbound(node.id, message)
 
     def addNode(self, node: Node) -> None: ...
     def dropNode(self, node: Node) -> None: ...
@@ -141,6 +152,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     def __init__(
         self,
         host: EngineHost,
+        peers: EnginePeers,
         node_id: str,
         voters: Sequence[str],
         config: RaftConfig,
@@ -152,7 +164,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     ) -> None:
         require_known_version()
         install()
-        self.host = host
+        self.host, self.peers = host, peers
         self.clock = clock
         self.random = random
         self.guards = guards
@@ -174,9 +186,10 @@ class Engine(SyncObj):  # type: ignore[misc]
             entries_max=config.batch_entries_max,
             bytes_max=config.batch_bytes_max,
             bounded=guards.slices_bounded,
-            listener=self,
+            check_cut=self._check_cut,
+            host=host,
         )
-        self._feed = AppendFeed(config, journal, self.view, clock, host.outbound, host.damaged)
+        self._feed = AppendFeed(config, journal, self.view, clock, peers, host.damaged)
         conf = SyncObjConf(
             autoTick=False,
             appendEntriesPeriod=config.append_period_ms / 1000,
@@ -227,7 +240,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     def _SyncObj__connectedToAnyone(self) -> bool:
         if self._SyncObj__transferInProgress or not self.guards.campaign_asked_first:
             return bool(super()._SyncObj__connectedToAnyone())
-        return self.host.may_campaign()
+        return self.peers.may_campaign()
 
     def _SyncObj__setCurrentTerm(self, term: int, voted_for: str | None) -> None:
         # Stable storage first: on a full disk pysyncobj would go on in a term that a restart forgets.
@@ -256,7 +269,7 @@ class Engine(SyncObj):  # type: ignore[misc]
                     raise
                 self.host.damaged(error)
                 return False
-            for command, index, term in rows:
+            for index, term, command in rows:
                 try:
                     value = self.host.apply_entry(index, term, command)
                 except ApplyLaterError:
@@ -286,28 +299,17 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._SyncObj__newAppendEntriesTime = self.now_s() + self._config.append_period_ms / 1000
         following = self._SyncObj__raftNextIndex
         for peer in self._followers():
-            following[peer] = self._feed.send(peer.id, following[peer], self.term, self._commit, heartbeat=True)
+            following[peer] = self._feed.send(peer.id, following[peer], self._commit, heartbeat=True)
 
-    def written(self, index: int, entry: bytes) -> None:
-        if entry[:1] == VOTERS:
-            self.host.voters_written(index, entry)
-
-    def before_cut(self, index: int) -> None:
+    def _check_cut(self, index: int) -> None:
         if index <= max(self.applied_index, self._commit) and self.guards.known_entries_stripped:
             raise AssertionError(f"entry {index} would be truncated, but {self._commit} is committed")
 
-    def cut(self, index: int) -> None:
-        self.host.entries_cut(index)
-
     def _followers(self) -> list[Node]:
         if self._followers_now is None:
-            self._followers_now = self._connected_followers()
+            peers = (self._SyncObj__otherNodes | self._SyncObj__readonlyNodes) & self._SyncObj__connectedNodes
+            self._followers_now = sorted(peers, key=lambda peer: str(peer.id))
         return self._followers_now
-
-    def _connected_followers(self) -> list[Node]:
-        connected = self._SyncObj__connectedNodes
-        peers = self._SyncObj__otherNodes | self._SyncObj__readonlyNodes
-        return sorted((peer for peer in peers if peer in connected), key=lambda peer: str(peer.id))
 
     # -- what raft.py asks -----------------------------------------------------------------------
 
@@ -376,14 +378,14 @@ class Engine(SyncObj):  # type: ignore[misc]
         following, feed = self._SyncObj__raftNextIndex, self._feed
         with entered(self):
             for peer in self._followers():
-                following[peer] = feed.send(peer.id, following[peer], self.term, self._commit, heartbeat=False)
+                following[peer] = feed.send(peer.id, following[peer], self._commit, heartbeat=False)
                 tell_ns = feed.notice_due_ns(peer.id, self._commit, notice_ns)
                 if tell_ns is None:
                     continue
                 if tell_ns > now_ns:
                     due_ns = min(due_ns or tell_ns, tell_ns)
                 else:
-                    following[peer] = feed.send(peer.id, following[peer], self.term, self._commit, heartbeat=True)
+                    following[peer] = feed.send(peer.id, following[peer], self._commit, heartbeat=True)
         return due_ns
 
     def connected(self, peer_id: str) -> None:
@@ -511,24 +513,9 @@ BASE_COMMAND = b"\x01"
 """A no-op of pysyncobj, in place of the base's command."""
 
 
-class ViewListener(Protocol):
-    """Is called at every change that pysyncobj makes to the journal."""
-
-    def written(self, index: int, entry: bytes) -> None:
-        """The entry at `index` was written and is not yet durable."""
-        ...
-
-    def before_cut(self, index: int) -> None:
-        """The entries from `index` on are about to be cut. An exception prevents that."""
-        ...
-
-    def cut(self, index: int) -> None:
-        """The entries from `index` on have been cut."""
-        ...
-
-
 class JournalView:
-    """The journal with the methods that pysyncobj calls: a list of (command, index, term) that starts at the base.
+    """The journal with the methods that pysyncobj calls: a list of (command, index, term) that starts at the base. The
+    host hears of voters that are written, and of every cut.
 
     Position 0 is not a stored entry but the journal's base, the last entry that a checkpoint covers (0, 0 in a new
     log). pysyncobj never sends the first entry, so that fits, and a rebuilt node can start from any index. Each read is
@@ -539,12 +526,21 @@ class JournalView:
     """
 
     def __init__(
-        self, journal: Journal, *, entries_max: int, bytes_max: int, bounded: bool, listener: ViewListener
+        self,
+        journal: Journal,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        bounded: bool,
+        check_cut: Callable[[int], None],
+        host: EngineHost,
     ) -> None:
+        """`check_cut` raises if the entries from an index on must not be cut."""
         self._journal = journal
         self._entries_max = entries_max if bounded else 1 << 62
         self._bytes_max = bytes_max if bounded else 1 << 62
-        self._listener = listener
+        self.check_cut = check_cut
+        self._host = host
 
     def __len__(self) -> int:
         return self._journal.last_index - self._journal.base_index + 1
@@ -574,7 +570,8 @@ class JournalView:
             rows.append((BASE_COMMAND, journal.base_index, journal.base_term))
             start = 1
         if start < stop:
-            rows.extend(self.rows(journal.base_index + start, stop - start))
+            found = self.rows(journal.base_index + start, stop - start)
+            rows.extend((command, index, term) for index, term, command in found)
         if len(rows) == 1 < stop - start:
             # One large entry has filled the bounds. The slice must still show that another follows: from that
             # pysyncobj knows that it has to cut before it appends.
@@ -582,23 +579,23 @@ class JournalView:
             rows.append((command, index, term))
         return rows
 
-    def rows(self, first: int, count_max: int) -> list[Row]:
+    def rows(self, first: int, count_max: int) -> list[Entry]:
         """Entries from index `first` on, bounded in number and bytes, but at least one if it exists."""
-        found = self._journal.slice(first, min(count_max, self._entries_max), self._bytes_max)
-        return [(command, index, term) for index, term, command in found]
+        return self._journal.slice(first, min(count_max, self._entries_max), self._bytes_max)
 
     def add(self, command: bytes, index: int, term: int) -> None:
         self._journal.append(index, term, command)
-        self._listener.written(index, command)
+        if command[:1] == VOTERS:
+            self._host.voters_written(index, command)
 
     def clear(self) -> None:
         raise AssertionError("pysyncobj wants to clear the journal, which only a checkpoint may")
 
     def deleteEntriesFrom(self, position: int) -> None:
         index = self._journal.base_index + position
-        self._listener.before_cut(index)
+        self.check_cut(index)
         self._journal.truncate_from(index)
-        self._listener.cut(index)
+        self._host.entries_cut(index)
 
     def deleteEntriesTo(self, position: int) -> None:
         raise AssertionError("pysyncobj wants to compact the journal, which only a checkpoint may")
@@ -648,7 +645,7 @@ class _Flight:
 
 
 class AppendFeed:
-    """The master's feed of entries to its slaves, through `outbound`, which returns False if it could not queue one.
+    """The master's feed of entries to its slaves.
 
     Owns, for each peer, the unacknowledged messages with entries, and which commit index it was told of and when.
     pysyncobj keeps the index of a peer's next entry: `send` takes it and returns the new one.
@@ -667,14 +664,14 @@ class AppendFeed:
         journal: Journal,
         view: JournalView,
         clock: Clock,
-        outbound: Callable[[str, dict[str, Any]], bool],
+        peers: EnginePeers,
         damaged: Callable[[DiskError], None],
     ) -> None:
         self._config = config
         self._journal = journal
         self._view = view
         self._clock = clock
-        self._outbound = outbound
+        self._peers = peers
         self._damaged = damaged
         self._flights: dict[str, _Flight] = {}
 
@@ -692,33 +689,36 @@ class AppendFeed:
         """A peer has acknowledged all entries up to `index`."""
         self._flight(peer_id).acknowledged(index)
 
-    def send(self, peer_id: str, following: int, term: int, commit: int, *, heartbeat: bool) -> int:
+    def send(self, peer_id: str, following: int, commit: int, *, heartbeat: bool) -> int:
         """Send entries from `following` on while the window has room. Returns the index after the last one sent.
 
         `heartbeat`: if no entry can be sent, send a message without entries.
         """
-        journal, flight = self._journal, self._flight(peer_id)
+        config, journal, flight = self._config, self._journal, self._flight(peer_id)
         if following <= journal.base_index:
-            if heartbeat and self._outbound(
-                peer_id, {"type": "append_entries", "term": term, "commit_index": commit, "serialized": None}
-            ):
+            if heartbeat and self._peers.send_entries(peer_id, commit, None, ()):
                 flight.told_ns = self._clock.monotonic_ns()
             return following
-        while following <= journal.last_index and self._has_room(flight):
+        while (
+            following <= journal.last_index
+            and flight.bytes < config.window_bytes_max
+            and len(flight.messages) < config.window_messages_max
+        ):
             try:
-                rows = self._view.rows(following, journal.last_index - following + 1)
+                entries = self._view.rows(following, journal.last_index - following + 1)
             except DiskError as error:
                 if not is_damage(error):
                     raise
                 self._damaged(error)
                 break
-            if not self._send_rows(peer_id, flight, following, rows, term, commit):
+            if not self._send(peer_id, flight, following, entries, commit):
                 return following
             heartbeat = False
-            following = rows[-1][1] + 1
-            flight.sent(rows[-1][1], sum(len(row[0]) for row in rows))
+            last = entries[-1][0]
+            flight.sent(last, sum([len(command) for _, _, command in entries]))
+            following = last + 1
         if heartbeat:
-            self._send_rows(peer_id, flight, following, [], term, commit)
+            self._send(peer_id, flight, following, (), commit)
         return following
 
     def notice_due_ns(self, peer_id: str, commit: int, notice_ns: int) -> int | None:
@@ -732,21 +732,8 @@ class AppendFeed:
             flight = self._flights[peer_id] = _Flight()
         return flight
 
-    def _has_room(self, flight: _Flight) -> bool:
-        return flight.bytes < self._config.window_bytes_max and len(flight.messages) < self._config.window_messages_max
-
-    def _send_rows(self, peer_id: str, flight: _Flight, first: int, rows: list[Row], term: int, commit: int) -> bool:
-        sent = self._outbound(
-            peer_id,
-            {
-                "type": "append_entries",
-                "term": term,
-                "commit_index": commit,
-                "entries": rows,
-                "prevLogIdx": first - 1,
-                "prevLogTerm": self._journal.term_at(first - 1),
-            },
-        )
+    def _send(self, peer_id: str, flight: _Flight, first: int, entries: Sequence[Entry], commit: int) -> bool:
+        sent = self._peers.send_entries(peer_id, commit, (first - 1, self._journal.term_at(first - 1)), entries)
         if sent:
             flight.commit_told, flight.told_ns = commit, self._clock.monotonic_ns()
         return sent

@@ -42,7 +42,7 @@ from tickwheel.replication.log import (
 )
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.replication.pysyncobj_globals import PickleRefusedError
-from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine, Message
+from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError
 
@@ -115,10 +115,11 @@ class RaftLog:
             caught_up=self._caught_up,
             joining=joining,
         )
-        self._engine = Engine(self, node_id, self._voters.ids, config, journal, applied[0], clock, random, self._guards)
+        self._engine = Engine(
+            self, self._peers, node_id, self._voters.ids, config, journal, applied[0], clock, random, self._guards
+        )
         self._peers.engine = self._engine
         self._last_tick_ns = 0
-        self._running = False
         self._dead = False
         self._told: tuple[int, int, str | None] = (-1, -1, None)
         self._stirred = True
@@ -130,13 +131,13 @@ class RaftLog:
 
     def start(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        self._running = True
+        self._peers.running = True
         self._stirred = True
         self._peers.started_ns = self._last_tick_ns = self._quiet_until_ns = now_ns
         self._roster.announce(self._engine.applied_index)
 
     def stop(self) -> None:
-        if not self._running:
+        if not self._peers.running:
             return
         self._end()
 
@@ -144,12 +145,12 @@ class RaftLog:
         if self._dead:
             return
         self._dead = True
-        self._running = False
+        self._peers.running = False
         self._listener.fatal(reason)
         self._end()
 
     def _end(self) -> None:
-        self._running = False
+        self._peers.running = False
         self._storage.stop()
         self._fail_proposals()
         self._handover.abandon("this node stops")
@@ -171,7 +172,7 @@ class RaftLog:
 
     def tick(self) -> int:
         now_ns = self._clock.monotonic_ns()
-        if not self._running:
+        if not self._peers.running:
             return now_ns + IDLE_NS_MAX
         stall_ns = self._config.stall_ms * NS_PER_MS
         if now_ns - self._last_tick_ns > stall_ns:
@@ -207,7 +208,7 @@ class RaftLog:
 
     def _deadline(self, now_ns: int, notice_ns: int) -> int:
         engine = self._engine
-        if not self._running:
+        if not self._peers.running:
             return now_ns + IDLE_NS_MAX
         if engine.applied_index < engine.commit_index:
             return now_ns if self.may_apply() else now_ns + NO_ROOM_PAUSE_NS
@@ -238,7 +239,7 @@ class RaftLog:
             self._lease.reset()
             self._fail_proposals()
         self._peers.term_changed()
-        if self._running:
+        if self._peers.running:
             self._listener.role_changed(self.status())
         return True
 
@@ -266,15 +267,9 @@ class RaftLog:
 
     # -- what the engine asks (EngineHost)
 
-    def outbound(self, peer_id: str, message: Message) -> bool:
-        return self._running and self._peers.outbound(peer_id, message)
-
-    def may_campaign(self) -> bool:
-        return self._peers.may_campaign()
-
     def may_apply(self) -> bool:
         """False once this node has to stop: not even committed entries are applied then."""
-        return self._running and self._listener.may_apply()
+        return self._peers.running and self._listener.may_apply()
 
     def apply_entry(self, index: int, term: int, command: bytes) -> object:
         try:
@@ -329,7 +324,7 @@ class RaftLog:
         self._peers.disconnected(peer_id)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
-        if not self._running or not self._peers.receive(peer_id, frame):
+        if not self._peers.receive(peer_id, frame):
             return False
         wants_tick: bool | None = True
         try:
@@ -342,13 +337,13 @@ class RaftLog:
         return True
 
     def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
-        return self._running and self._peers.send_beside(peer_id, frame)
+        return self._peers.send(peer_id, frame)
 
     # -- proposals
 
     def propose(self, command: bytes, done: Done, voters: Sequence[str] | None = None) -> None:
         engine = self._engine
-        if not self._running or engine.state != LEADER or self._told[0] != LEADER:
+        if not self._peers.running or engine.state != LEADER or self._told[0] != LEADER:
             done(ProposalResult(ProposalOutcome.NOT_MASTER))
             return
         if len(command) > self._config.command_bytes_max:
@@ -364,7 +359,7 @@ class RaftLog:
         index = self.run_checked(engine.append, entry)
         if index is None:
             # A full disk has written nothing. After any other failure only the next start knows what was written.
-            unknown = self._storage.failed or not self._running
+            unknown = self._storage.failed or not self._peers.running
             done(ProposalResult(ProposalOutcome.UNKNOWN if unknown else ProposalOutcome.QUEUE_FULL))
             return
         self._stirred = True
@@ -379,7 +374,7 @@ class RaftLog:
         return self.lease_until_ns() > self._clock.monotonic_ns()
 
     def lease_until_ns(self) -> int:
-        if self._engine.state != LEADER or not self._running:
+        if self._engine.state != LEADER or not self._peers.running:
             return 0
         return self._lease.until_ns(self._voters.others, self._clock.monotonic_ns())
 
@@ -442,14 +437,14 @@ class RaftLog:
         self._roster.members = tuple(members)
         self._voters.set_applied(self._roster.voters)
         self._count_voters()
-        if self._running:
+        if self._peers.running:
             self._roster.announce(self._engine.applied_index)
         if not self._voters.counts and self._engine.state == LEADER:
             self._engine.step_down()
 
     def introduce(self, introduction: Introduction) -> None:
         self._roster.introduction = introduction
-        if self._running:
+        if self._peers.running:
             self._roster.announce(self._engine.applied_index)
 
     def introduced(self) -> Introduction:
@@ -484,7 +479,7 @@ class RaftLog:
     @property
     def heeds(self) -> bool:
         """Whether frames have an effect: the log runs, and no full or failed disk ends its part."""
-        return self._running and not self._storage.halted and not self._storage.failed
+        return self._peers.running and not self._storage.halted and not self._storage.failed
 
     @property
     def other_voters(self) -> tuple[str, ...]:

@@ -90,14 +90,14 @@ class LogWatch:
         self._vote = (journal.term, journal.voted_for)
         self._sent.clear()
         engine = log.engine
-        before_cut = engine.before_cut
+        check_cut = engine.view.check_cut
 
         def observed_cut(index: int) -> None:
-            before_cut(index)
+            check_cut(index)
             if self._census.applied_term.get(index) == journal.term_at(index):
                 machine.note(CommittedCut, index, journal.term_at(index))
 
-        engine.before_cut = observed_cut  # type: ignore[method-assign]
+        engine.view.check_cut = observed_cut
         voters_written = log.voters_written
 
         def observed_voters(index: int, entry: bytes) -> None:
