@@ -24,11 +24,6 @@ VOTERS = b"\x10"
 _LENGTH = struct.Struct("<H")
 
 
-def regular(command: bytes) -> bytes:
-    """An entry that holds a command and changes no voters."""
-    return REGULAR + command
-
-
 def naming(voters: Sequence[str], command: bytes) -> bytes:
     """An entry that lists all voters after the change, and holds the command of the change."""
     names = ",".join(sorted(voters)).encode()
@@ -72,7 +67,8 @@ class Voters:
     Practice, 2014, section 4.1). There is one change at a time, and none before an entry of the master's own term has
     committed.
 
-    `ids`: all voters, sorted. `others`: without this node, in the same order.
+    `ids`: all voters, sorted. `others`: without this node, in the same order. `changing`: a change is written and not
+    applied yet, so no other may be proposed.
     """
 
     def __init__(self, node_id: str, applied: Sequence[str]) -> None:
@@ -81,17 +77,13 @@ class Voters:
         self._written: list[tuple[int, tuple[str, ...]]] = []
         self.ids: tuple[str, ...] = ()
         self.others: tuple[str, ...] = ()
+        self.changing = False
         self._update()
 
     @property
     def counts(self) -> bool:
         """Whether this node is a voter."""
         return self._node_id in self.ids
-
-    @property
-    def changing(self) -> bool:
-        """Whether a change is written and not applied yet: no other may be proposed meanwhile."""
-        return bool(self._written)
 
     def find_written(self, journal: Journal, applied_index: int, bytes_max: int) -> None:
         """At a start: find the changes after `applied_index`, reading the journal in pieces of about `bytes_max`."""
@@ -127,3 +119,4 @@ class Voters:
     def _update(self) -> None:
         self.ids = tuple(sorted(self._written[-1][1] if self._written else self._applied))
         self.others = tuple(voter for voter in self.ids if voter != self._node_id)
+        self.changing = bool(self._written)

@@ -24,6 +24,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import google_crc32c
 
@@ -72,8 +73,8 @@ class Journal:
         self.commit_hint = 0
         """The highest index given to `note_commit`, at most last_index; a start finds the one before the last fsync."""
         self._commit_written = 0
-        # Segments written to since the last fsync began.
-        self._dirty: list[Segment] = []
+        # Files written to since the last fsync began.
+        self._dirty: list[File] = []
         self._dir_dirty = False
         self._reserve: File | None = None
         self._doomed: list[str] = []
@@ -159,9 +160,7 @@ class Journal:
         """Write an entry, which is not yet durable. On DiskFullError nothing has changed."""
         assert index == self.last_index + 1, f"append of {index} after {self.last_index}"
         assert term >= self.last_term, f"entry {index} has term {term}, below {self.last_term}"
-        with self._writing():
-            position = self._write_record(KIND_ENTRY, index, term, command)
-        self._entries.add(term, command, position)
+        self._entries.add(term, command, self._write_record(KIND_ENTRY, index, term, command))
 
     def truncate_from(self, index: int) -> None:
         """Drop the entries from `index` on. On DiskFullError nothing has changed."""
@@ -169,8 +168,7 @@ class Journal:
         assert index > self.base_index, f"truncation at {index} reaches below the base {self.base_index}"
         if index > self.last_index:
             return
-        with self._writing():
-            self._write_record(KIND_TRUNCATE, index, self.term_at(index - 1), b"")
+        self._write_record(KIND_TRUNCATE, index, self.term_at(index - 1), b"")
         self._drop_from(index)
 
     def note_commit(self, index: int) -> None:
@@ -195,13 +193,13 @@ class Journal:
 
     def begin_fsync(self) -> FsyncWork:
         """An fsync of all that was written so far, to run in an executor. One at a time; end it with `finish_fsync`."""
-        with self._writing():
-            assert self._work is None, "an fsync is in flight already"
-            self._write_mark()
+        self._check_usable()
+        assert self._work is None, "an fsync is in flight already"
+        self._write_mark()
         work = FsyncWork(
             self._disk,
             self._directory,
-            [segment.file for segment in self._dirty],
+            self._dirty,
             fsync_dir=self._dir_dirty,
             last_index=self.last_index,
             position=self._segments[-1].end_position,
@@ -252,7 +250,7 @@ class Journal:
 
         Raises CorruptJournalError.
         """
-        command = self._entries.cached(index)
+        command = self._entries.cache.get(index)
         if command is not None:
             return index, self._entries.term(index), command
         position, length = self._entries.position(index), self._entries.length(index)
@@ -406,15 +404,16 @@ class Journal:
             raise
 
     def _write_record(self, kind: int, index: int, term: int, command: bytes) -> int:
-        """Append a record; returns its position."""
-        segment = self._segment_for(RECORD_HEADER_BYTES + len(command))
-        offset = segment.end
-        record = pack_record(segment.header.sequence, offset, kind, index, term, command, self._fsynced_position)
-        start = segment.file.append_many((record, command))
+        """Append a record; returns its position. On DiskFullError nothing has changed."""
+        with self._writing():
+            segment = self._segment_for(RECORD_HEADER_BYTES + len(command))
+            offset = segment.end
+            record = pack_record(segment.header.sequence, offset, kind, index, term, command, self._fsynced_position)
+            start = segment.file.append_many((record, command))
         assert start == offset, f"append to {segment.file.path} at {start} instead of {offset}"
         segment.end = offset + len(record) + len(command)
-        if segment not in self._dirty:
-            self._dirty.append(segment)
+        if segment.file not in self._dirty:
+            self._dirty.append(segment.file)
         return segment.header.start_position + offset
 
     def _write_mark(self) -> None:
@@ -453,7 +452,7 @@ class Journal:
             raise
         segment = Segment(header, file, SEGMENT_HEADER_BYTES)
         self._segments.append(segment)
-        self._dirty.append(segment)
+        self._dirty.append(file)
         self._dir_dirty = True
 
     def _new_segment_file(self, sequence: int) -> File:
@@ -512,7 +511,7 @@ class JournalEntries:
         self._positions = array("Q")
         self._lengths = array("I")
         self._terms = array("Q")
-        self._cache: dict[int, bytes] = {}
+        self.cache: dict[int, bytes] = {}
         self._cache_bytes = 0
         self._cache_first = 1
         self.base_index = 0
@@ -527,13 +526,10 @@ class JournalEntries:
         self._terms.append(term)
         self.last_index += 1
         self.last_term = term
-        self._cache[self.last_index] = command
+        self.cache[self.last_index] = command
         self._cache_bytes += len(command)
-        while self._cache_bytes > self._cache_bytes_max and len(self._cache) > 1:
+        while self._cache_bytes > self._cache_bytes_max and len(self.cache) > 1:
             self._drop_first_cached()
-
-    def cached(self, index: int) -> bytes | None:
-        return self._cache.get(index)
 
     def position(self, index: int) -> int:
         """The position at which the record of a held entry begins."""
@@ -550,7 +546,7 @@ class JournalEntries:
     def drop_from(self, index: int) -> None:
         """Drop the entries from `index` on."""
         for gone in range(max(index, self._cache_first), self.last_index + 1):
-            self._cache_bytes -= len(self._cache.pop(gone))
+            self._cache_bytes -= len(self.cache.pop(gone))
         self._cache_first = min(self._cache_first, index)
         place = index - self.base_index - 1
         del self._positions[place:], self._lengths[place:], self._terms[place:]
@@ -577,10 +573,11 @@ class JournalEntries:
         return index - self.base_index - 1
 
     def _drop_first_cached(self) -> None:
-        self._cache_bytes -= len(self._cache.pop(self._cache_first, b""))
+        self._cache_bytes -= len(self.cache.pop(self._cache_first, b""))
         self._cache_first += 1
 
 
+@dataclass(slots=True, eq=False)
 class FsyncWork:
     """One group commit of everything written before `Journal.begin_fsync`, which creates it.
 
@@ -588,45 +585,35 @@ class FsyncWork:
     uses, and creates the file of the next segment for `Journal.finish_fsync` to take.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        files: list[File],
-        *,
-        fsync_dir: bool,
-        last_index: int,
-        position: int,
-        doomed: list[str],
-    ) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._files = files
-        self._fsync_dir = fsync_dir
-        self._doomed = doomed
-        self.last_index = last_index
-        self.position = position
-        self.reserve_path = ""
-        self.reserve_bytes = 0
-        self.reserve: File | None = None
-        self.done = False
-        self.error: FsyncFailedError | None = None
+    disk: Disk
+    directory: str
+    files: list[File]
+    fsync_dir: bool
+    last_index: int
+    position: int
+    """End of what is fsynced."""
+    doomed: list[str]
+    reserve_path: str = ""
+    reserve_bytes: int = 0
+    reserve: File | None = None
+    done: bool = False
+    error: FsyncFailedError | None = None
 
     def run(self) -> None:
         """Run in any thread. Raises FsyncFailedError; `finish_fsync` must be called with the work all the same."""
         try:
-            for file in self._files:
+            for file in self.files:
                 file.fsync()
-            if self._fsync_dir:
-                self._disk.fsync_dir(self._directory)
+            if self.fsync_dir:
+                self.disk.fsync_dir(self.directory)
             # The oldest first, and without an fsync of the directory. A power loss can then bring back only the newest
             # of the removed segments, in front of those still held. A start reads them again, which is harmless: the
             # checkpoint covers them. A file system that kept a later removal but lost an earlier one (ext4, XFS and
             # Btrfs do not) would leave a gap; the start is then refused, so wrong entries are never read.
-            for path in self._doomed:
-                self._disk.remove(path)
+            for path in self.doomed:
+                self.disk.remove(path)
             if self.reserve_path:
-                self.reserve = reserved_file(self._disk, self.reserve_path, self.reserve_bytes)
+                self.reserve = reserved_file(self.disk, self.reserve_path, self.reserve_bytes)
         except FsyncFailedError as error:
             self.error = error
             raise

@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.conversation import CaughtUp, Conversation
-from tickwheel.replication.entries import Voters, command_of, naming, regular, split
+from tickwheel.replication.entries import REGULAR, Voters, command_of, naming, split
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
@@ -355,7 +355,7 @@ class RaftLog:
         if voters is not None and not self._may_change_voters():
             done(ProposalResult(ProposalOutcome.QUEUE_FULL))
             return
-        entry = regular(command) if voters is None else naming(voters, command)
+        entry = REGULAR + command if voters is None else naming(voters, command)
         index = self.run_checked(engine.append, entry)
         if index is None:
             # A full disk has written nothing. After any other failure only the next start knows what was written.
@@ -558,30 +558,26 @@ class Proposals:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._waiting: dict[int, _Proposal] = {}
-        self._bytes = 0
+        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def bytes(self) -> int:
-        return self._bytes
-
-    @property
     def full(self) -> bool:
-        return len(self._waiting) >= self._count_max or self._bytes >= self._bytes_max
+        return len(self._waiting) >= self._count_max or self.bytes >= self._bytes_max
 
     def add(self, index: int, term: int, size: int, done: Done) -> None:
         """An entry of `size` bytes was appended at `index`."""
         self._waiting[index] = _Proposal(term, size, done)
-        self._bytes += size
+        self.bytes += size
 
     def applied(self, index: int, term: int, value: object) -> None:
         """The entry at `index` was applied. In another term it is not the proposed one, which then ends UNKNOWN."""
         proposal = self._waiting.pop(index, None)
         if proposal is None:
             return
-        self._bytes -= proposal.bytes
+        self.bytes -= proposal.bytes
         if proposal.term == term:
             proposal.done(ProposalResult(ProposalOutcome.COMMITTED, index, value))
         else:
@@ -590,7 +586,7 @@ class Proposals:
     def fail(self, outcome: ProposalOutcome) -> None:
         """Mastership is over: end all waiting proposals with this outcome, in order of their indexes."""
         waiting, self._waiting = self._waiting, {}
-        self._bytes = 0
+        self.bytes = 0
         for index in sorted(waiting):
             waiting[index].done(ProposalResult(outcome))
 

@@ -74,12 +74,8 @@ class StableStorage:
 
     def _ended(self, work: FsyncWork, _: object, error: BaseException | None) -> None:
         self._fsyncing = False
-        if self._stopped or self.failed:
-            return
-        self._run_checked(partial(self._finish, work, error))
-        if not self._stopped:
-            # Entries written during the fsync do not wait for the next tick.
-            self._run_checked(self.fsync)
+        if not self._stopped and not self.failed:
+            self._run_checked(partial(self._finish, work, error))
 
     def _finish(self, work: FsyncWork, error: BaseException | None) -> None:
         try:
@@ -88,6 +84,7 @@ class StableStorage:
             text = f"the journal could not be written to stable storage: {error or failed}"
             raise FsyncFailedError(text) from error
         self._fsynced()
+        self.fsync()  # entries written meanwhile do not wait for the next tick
 
     def hangs(self, now_ns: int) -> bool:
         """Whether an fsync has run for over `fsync_hang_ms`: a master would hold its lease and commit nothing."""

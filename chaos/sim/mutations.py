@@ -102,7 +102,7 @@ def mutated(name: str) -> Iterator[None]:
 @mutation(FsyncWork, "run", level="log")
 def journal_not_synced(original: Any, self: FsyncWork) -> None:
     """The journal is not fsynced before entries are acknowledged."""
-    self._files = []
+    self.files = []
     original(self)
 
 
