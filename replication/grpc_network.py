@@ -84,10 +84,12 @@ FETCH_CHECKPOINT = "/tickwheel.v1.Peer/FetchCheckpoint"
 
 
 class Inbox(Protocol):
-    """The receiver of frames and connection changes: the node's host."""
+    """The receiver of frames and connection changes: the node's host. After an unexpected error in it the node must not
+    go on: its state may be half changed. Ending the stream alone is not enough, for the peer would dial again."""
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
-        """Take a frame. False: the node need not be woken for it."""
+        """Take a frame. False: the node need not be woken for it. Raises ImplausibleFrameError: the frame had no
+        effect, and its link is to be dropped."""
         ...
 
     def peer_connected(self, peer_id: str) -> None: ...
@@ -147,7 +149,7 @@ class GrpcNetwork:
 
         `warn(peer_id, text)`: a peer cannot be reached, for the operator. `unforeseen(peer_id, error)`: the same, for
         an unexpected exception. `refused(why)`: a peer will never accept this node as it is. `failed(error)`: the node
-        raised an exception while it took a copied checkpoint.
+        raised an exception while it took a change of a connection or a copied checkpoint; this ends the process.
         """
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -307,8 +309,14 @@ class GrpcNetwork:
         if self._up.get(peer_id) is link:
             del self._up[peer_id]
             if self._inbox is not None and not self._stopped:
-                self._inbox.peer_disconnected(peer_id)
-                self._wake()
+                self._tell(self._inbox.peer_disconnected, peer_id)
+
+    def _tell(self, changed: Callable[[str], None], peer_id: str) -> None:
+        try:
+            changed(peer_id)
+        except Exception as error:
+            self._failed(error)
+        self._wake()
 
     async def _talk(self, peer_id: str, link: _Link, connection: ClientConnection) -> None:
         call = connection.call(EXCHANGE, PeerFrame.SerializeToString, PeerFrame.FromString)
@@ -327,8 +335,7 @@ class GrpcNetwork:
         if peer_id in self._up:
             self._down(peer_id, self._up[peer_id])
         self._up[peer_id], link.call = link, call
-        self._inbox.peer_connected(peer_id)
-        self._wake()
+        self._tell(self._inbox.peer_connected, peer_id)
         try:
             await call.read()  # the called side says nothing more: this is the end
         finally:
@@ -442,15 +449,18 @@ class PeerService:
         progressed: Callable[[Sequence[CopiedFile]], bool],
         copied: Callable[[Sequence[CopiedFile]], None],
         dropped: Callable[[str, str], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         """`network_of`: (node id, cluster id).
 
         `refusal(sender_id, disk_uuid, shown, context)`: why a peer that shows these members may not connect; None: it
         may. `removed(peer_id)`: whether a peer is no member any more. `greeted(peer_id, address)`: an accepted peer has
         called. `progressed(files)`: called with each chunk of a copy; False: the files are no longer kept for it.
-        `dropped(peer_id, text)`: a peer's link was dropped.
+        `dropped(peer_id, text)`: a peer's link was dropped. `failed(error)`: the node raised an exception while it took
+        a frame; this ends the process.
         """
         self._dropped = dropped
+        self._failed = failed
         self._node_id, self._cluster_id = network_of
         self._inbox = inbox
         self._wake = wake
@@ -543,6 +553,8 @@ class PeerService:
         except ImplausibleFrameError as error:
             self._dropped(peer_id, f"its frames cannot be true: {error}")
             context.fail(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")
+        except Exception as error:
+            self._failed(error)
 
     def _greet(self, stream: _Stream, hello: PeerFrame) -> None:
         refusal, context = self._refuses(hello, stream.context), stream.context

@@ -45,7 +45,6 @@ from tickwheel.node.server.fault_log import FaultLog
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IDENTITY_PATH, IdentityError, open_identity, why_gone
-from tickwheel.node.server.inbox import StrictInbox
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.probes import Answer, Seen, health_page, live_page, ready_page
@@ -195,7 +194,7 @@ class NodeProcess:
         await clients.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        network.attach(StrictInbox(host, self._failed), driver.wake, lambda: host.core.parts.members.introduction())
+        network.attach(host, driver.wake, lambda: host.core.parts.members.introduction())
         host.start()
         driver.start()
         log.info(
@@ -337,7 +336,7 @@ class NodeProcess:
 
         service = PeerService(
             (self._config.node.id, self._config.cluster.id),
-            StrictInbox(host, self._failed),
+            host,
             wake,
             disk=disk,
             refusal=refusal,
@@ -347,6 +346,7 @@ class NodeProcess:
             progressed=lambda files: host.core.checkpointer.progressed(files),
             copied=lambda files: host.core.checkpointer.copied(files),
             dropped=self._link_dropped,
+            failed=self._failed,
         )
         door = Door(server, self._refused_calls, limiter=limiter, exact=False)
         door.serve(peer_pb2_grpc.add_PeerServicer_to_server, service)

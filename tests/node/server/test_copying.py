@@ -268,6 +268,7 @@ async def test_a_sender_ends_a_copy_whose_files_are_not_held_any_more() -> None:
         progressed=progressed,
         copied=given_back.append,
         dropped=lambda peer, text: None,
+        failed=lambda error: pytest.fail(repr(error)),
     )
     ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     ours = network()
@@ -304,6 +305,7 @@ class Sender:
             progressed=self._progressed,
             copied=lambda files: None,
             dropped=lambda peer, text: None,
+            failed=lambda error: pytest.fail(repr(error)),
         )
 
     async def _checkpoint(self) -> list[BackupFile]:

@@ -13,7 +13,6 @@ import pytest
 
 from tests.transport.served import started
 from tickwheel.node.server.door import Door
-from tickwheel.node.server.inbox import StrictInbox
 from tickwheel.node.server.ports import ThreadExecutor
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame
@@ -59,6 +58,7 @@ def peer_service(
     refusal: Callable[..., None] = lambda *asked: None,
     dropped: Callable[[str, str], None] = lambda peer, text: pytest.fail(text),
     wake: Callable[[], None] = lambda: None,
+    failed: Callable[[BaseException], None] = lambda error: pytest.fail(repr(error)),
 ) -> PeerService:
     """What a node named a, of cluster c, offers to its peers."""
     return PeerService(
@@ -73,6 +73,7 @@ def peer_service(
         progressed=lambda files: True,
         copied=lambda files: None,
         dropped=dropped,
+        failed=failed,
     )
 
 
@@ -127,7 +128,7 @@ async def test_an_error_in_what_a_work_brought_ends_the_node() -> None:
 async def test_an_error_in_a_peers_frame_ends_the_node(bundled: bool) -> None:
     """Ending the stream only, the peer dials again and the node goes on with what was half done."""
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    service = peer_service(StrictInbox(Faulty("receive"), failed.set_result))
+    service = peer_service(Faulty("receive"), failed=failed.set_result)
     async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(5):
         call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
         hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", format_version=FORMAT_VERSION, hello=Hello())
@@ -144,9 +145,16 @@ async def test_an_error_in_a_peers_frame_ends_the_node(bundled: bool) -> None:
 async def test_an_error_over_a_connection_ends_the_node(where: str) -> None:
     """The task that dials would end with it, and that peer never be called again."""
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    inbox = StrictInbox(Faulty(where), failed.set_result)
-    (inbox.peer_connected if where == "peer_connected" else inbox.peer_disconnected)("b")
-    assert isinstance(failed.result(), KeyError)
+    ours = network(failed.set_result)
+    connected = asyncio.Event()
+    ours.attach(Faulty(where), connected.set, lambda: NO_INTRODUCTION)
+    async with asyncio.timeout(5):
+        async with serving(peer_service(Faulty("nowhere"))) as address:
+            ours.set_peers({"a": address})
+            await connected.wait()
+        error = await failed
+        await ours.stop()
+    assert isinstance(error, KeyError) and error.args == (where,)
 
 
 class Disbelieving:
@@ -166,9 +174,8 @@ async def test_a_frame_that_cannot_be_true_drops_its_link_alone() -> None:
     """Loudly; the node goes on, with what came before it in the same bundle."""
     told: list[tuple[str, str]] = []
     woken: list[None] = []
-    inbox = StrictInbox(Disbelieving(), lambda error: pytest.fail(repr(error)))
     service = peer_service(
-        inbox, dropped=lambda peer_id, text: told.append((peer_id, text)), wake=lambda: woken.append(None)
+        Disbelieving(), dropped=lambda peer_id, text: told.append((peer_id, text)), wake=lambda: woken.append(None)
     )
     async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(5):
         call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
