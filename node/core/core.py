@@ -56,11 +56,10 @@ class _Workers:
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """As Executor.submit."""
-
-        def ended(result: T | None, error: BaseException | None) -> None:
-            self._serving.attempt("the end of a worker's work", None, done, result, error)
-
-        self._executor.submit(work, ended)
+        attempt = self._serving.attempt
+        self._executor.submit(
+            work, lambda result, error: attempt("the end of a worker's work", None, done, result, error)
+        )
 
 
 class NodeCore:
@@ -107,7 +106,7 @@ class NodeCore:
             stagger(),
         )
         self.proposer = Proposer(
-            config, identity.wheel_group, self.clock.now_ms, self.serving, lambda: self.state.sweeps.stamp_floor_ms
+            config, identity.wheel_group, self.clock.now_ms, self.serving, self.state.sweeps.stamp_floor_ms
         )
         self.parts = Parts(
             self, ports, members, first_command, lambda: self.checkpointer.bundle_names, on_checkpoint_needed
@@ -208,11 +207,8 @@ class NodeCore:
     def may_act(self) -> bool:
         return self.leading and not self.parts.mastership.handing_over and self.log.lease_held()
 
-    def refusal(self) -> Failure | None:
-        return self.parts.mastership.refusal()
-
     def require_master(self) -> None:
-        refuse(self.refusal())
+        refuse(self.parts.mastership.refusal())
 
     # -- peers
 
@@ -271,7 +267,7 @@ def serve(
     """Run the coroutine of a request to its end, as `Serving.start`. `master`: unless this node can serve as master,
     the request is refused and takes no step."""
     try:
-        failure = core.refusal() if master else None
+        failure = core.parts.mastership.refusal() if master else None
     except Exception:
         request.close()
         raise

@@ -14,7 +14,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import NodeIdentity, Reported, SteadyMs
-from tickwheel.node.failure import Failure, RequestError, not_master
+from tickwheel.node.failure import RequestError, not_master
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import ReplicatedLog
@@ -85,12 +85,8 @@ class Kernel(Protocol):
         claims to be current."""
         ...
 
-    def refusal(self) -> Failure | None:
-        """Why this node cannot serve a client's request now; None if it can."""
-        ...
-
     def require_master(self) -> None:
-        """Raise the refusal as RequestError, if there is one."""
+        """Raise RequestError if this node cannot serve a client's request now."""
         ...
 
     # -- time beside the cluster's, and the end

@@ -109,7 +109,7 @@ class Mastership:
             self._begin()
 
     def refusal(self) -> Failure | None:
-        """As `Kernel.refusal`."""
+        """Why this node cannot serve a client's request now; None if it can."""
         core = self._core
         if self.begun and not self.handing_over:
             return None
@@ -134,7 +134,7 @@ class Mastership:
             return
         self.elected = False
         self._lead_applied = False
-        self._end(self._core.refusal() or not_master(None, None))
+        self._end(self.refusal() or not_master(None, None))
 
     async def transfer(self, target_id: str | None, *, applying: bool = True) -> None:
         """Hand over by plan: stop proposing, let the target catch up, then tell it to lead. Raises RequestError: this

@@ -14,7 +14,7 @@ class Part:
 
     - `end` may come without `begin`: a master can be deposed before it knows the time or has applied its own first
       command. Do not count on an `end` between two `begin`s either.
-    - When `end` is called, `Kernel.refusal` already names the new master. A caller told so may ask again at once.
+    - When `end` is called, `Kernel.require_master` already names the new master. A caller told so may ask at once.
     - Ticks come to every part of every node. A part that acts for the cluster checks `now.acting`. They come after
       input, after what the log or the clock has changed, and when `wait_ms` asked for one; not with each heartbeat.
     - `Parts.ordered` gives the order of ticks and ends: first the parts that move the wheel and the log, then those

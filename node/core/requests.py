@@ -117,9 +117,10 @@ class ClientRequests:
     def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
         """Schedule one checked message together with others that come one by one. The caller is told once it is on
         stable storage of a majority. `client` and `actor` as in `IncomingBatch`."""
-        failure = self._core.refusal()
-        if failure is not None:
-            caller.fail(failure)
+        try:
+            self._core.require_master()
+        except RequestError as error:
+            caller.fail(error.failure)
             return
         self._publisher.schedule_row(row, client, actor, caller)
 

@@ -51,8 +51,9 @@ class Serving:
         """`random_bits`: for ids of errors."""
         self._random_bits = random_bits
         self._report: Callable[[str, BaseException], None] | None = None
-        self._current: Fail | None = None
-        """How the request whose piece runs now is told that it failed; None: no request's."""
+        self.caller: Fail | None = None
+        """How the request whose piece runs now is told that it failed, for `run`; None: no request's. Only this class
+        changes it."""
         self.damage = ""
         """The first damage in the node's own files that a piece or a worker met: the node leaves. Empty: none."""
         self.stuck = ""
@@ -82,7 +83,7 @@ class Serving:
             return None
         if fail is None or self._report is None:
             return piece(*args, **named)
-        before, self._current = self._current, fail
+        before, self.caller = self.caller, fail
         try:
             return piece(*args, **named)
         except Exception as error:
@@ -93,20 +94,15 @@ class Serving:
                 self.fault(another)
             return None
         finally:
-            self._current = before
-
-    @property
-    def caller(self) -> Fail | None:
-        """The `fail` of the request whose piece runs now, for `run`; None: no request's."""
-        return self._current
+            self.caller = before
 
     def bound(self, callback: Callable[P, None]) -> Callable[P, None]:
         """The callback as a piece of the request whose piece runs now; unchanged if none does."""
-        return self.of(self._current, callback)
+        return self.of(self.caller, callback)
 
     def bound_reply(self, reply: Reply[T]) -> Reply[T]:
         """As `bound`, for a reply."""
-        return reply if self._current is None else Reply(self.bound(reply.done), self.bound(reply.fail))
+        return reply if self.caller is None else Reply(self.bound(reply.done), self.bound(reply.fail))
 
     def of(self, fail: Fail | None, callback: Callable[P, None]) -> Callable[P, None]:
         """The callback as a piece of the request of `fail`; unchanged if that is None."""
@@ -116,7 +112,7 @@ class Serving:
         """Run a coroutine of the core to its end, each step as a piece of the request whose piece runs now. `done` gets
         what it returns, or the failure of the RequestError that it raises. After any other error, in a step or in a
         piece that a step has bound, the coroutine is closed and the request fails."""
-        fail = self._current
+        fail = self.caller
         running = False
         over = False
 
@@ -189,7 +185,7 @@ class Serving:
     def own(self, work: Callable[[], None]) -> None:
         """Do the node's own work. Errors end the node; in a piece of a request they raise as OwnWorkError. Damage makes
         the node stuck, and fails the request."""
-        before, self._current = self._current, None
+        before, self.caller = self.caller, None
         try:
             work()
         except FATAL:
@@ -202,7 +198,7 @@ class Serving:
                 raise
             raise OwnWorkError(f"the node's own work failed: {error!r}") from error
         finally:
-            self._current = before
+            self.caller = before
 
     def stick(self, what: str, error: DiskError) -> None:
         """The node's own work was cut off halfway by this error. The first counts."""

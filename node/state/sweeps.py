@@ -55,7 +55,6 @@ class Sweeps:
         """One job, or None. Do not change it."""
         return self._jobs.get(job_id)
 
-    @property
     def stamp_floor_ms(self) -> int:
         """Earliest stamp of entries that a master proposes from now on; 0: any."""
         if not self.running:

@@ -35,7 +35,7 @@ def test_what_is_not_here_may_be_elsewhere(ask: Any) -> None:
     assert isinstance(core, NodeCore)
     world.cut.update(frozenset((node.name, other.name)) for other in world.nodes.values() if other is not node)
     world.run_until(lambda: not core.log.lease_held())
-    assert core.refusal() is None, "it takes itself for the master still"
+    assert core.parts.mastership.refusal() is None, "it takes itself for the master still"
     answers: list[Any] = []
     core.serving.start(ask(core), answers.append)
     node.wake()
