@@ -28,7 +28,7 @@ from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
 from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
-from tickwheel.wheel.reads import LookupJob, Pinned, RecordsJob
+from tickwheel.wheel.reads import Pinned, RecordsJob
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000
@@ -90,9 +90,12 @@ class UnreadableError(RequestError):
 
 
 async def read(answer: Promise[T], what: str) -> T:
-    """The answer of a worker that reads. Raises UnreadableError, which says `what` it was."""
+    """The answer of a worker that reads. Raises RemovedError, and UnreadableError, which says `what` could not be read,
+    for any other error."""
     try:
         return await answer
+    except RemovedError:
+        raise
     except Exception as error:
         raise UnreadableError(error, what) from error
 
@@ -194,8 +197,10 @@ class Background:
         """Run other work that only reads."""
         self._executor.submit(work, self._serving.bound(answer))
 
-    def _run(self, job: Read, ended: Callable[[BaseException | None], None]) -> None:
-        """Run a reading job in a worker, or call `ended` at once if nothing has to be read."""
+    def _run(self, job: Read, ids: Callable[[], Ids] | None, ended: Callable[[BaseException | None], None]) -> None:
+        """Run a reading job in a worker, or call `ended` at once if nothing has to be read. `ids` returns those that it
+        looks for: with it, RemovedError says that files were removed under the reader, which is no failure of the
+        disk."""
         if job.done:
             ended(None)
             return
@@ -204,38 +209,11 @@ class Background:
         def answered(_: object, error: BaseException | None) -> None:
             if error is not None:
                 self._damaged(error)
+                if isinstance(error, DiskError) and ids is not None and self._wheel.holdings.removed(ids()).any():
+                    error = RemovedError(REMOVED)
             ended(error)
 
         self._executor.submit(job.run, answered)
-
-    async def _read(self, job: Read, ids: Callable[[], Ids] | None = None) -> None:
-        """Run a reading job. `ids` returns those that it looks for: with it, RemovedError says that files were removed
-        under the reader. UnreadableError: any other error."""
-        promise: Promise[None] = Promise()
-        self._run(job, partial(promise.answered, None))
-        try:
-            await promise
-        except Exception as error:
-            explained = error if ids is None else self._explained(ids(), error)
-            if isinstance(explained, RemovedError):
-                raise explained from error
-            raise UnreadableError(error) from error
-
-    def _explained(self, ids: Ids, error: BaseException) -> BaseException:
-        """The error to report: RemovedError if files were removed under the reader, for that is no failure of the
-        disk."""
-        if isinstance(error, DiskError) and self._wheel.holdings.removed(ids).any():
-            return RemovedError(REMOVED)
-        return error
-
-    def _all_units(self, job: LookupJob, ids: Ids) -> Units:
-        """The units that the job found. RemovedError, or LookupError if the wheel lacks one that it must have."""
-        if not job.found.all():
-            missing = ids[~job.found]
-            if self._wheel.holdings.removed(missing).any():
-                raise RemovedError(REMOVED)
-            raise LookupError(f"messages {missing[:3].tolist()} are in a ready queue but not in the wheel")
-        return job.units
 
     # -- reads with a callback: delivery
 
@@ -245,41 +223,42 @@ class Background:
         if job.missing:
             answer(None, RemovedError(REMOVED))
             return
-
-        def ended(error: BaseException | None) -> None:
-            if error is None:
-                answer(job.records, None)
-            else:
-                answer(None, self._explained(ids_of(units), error))
-
-        self._run(job, ended)
+        self._run(job, lambda: ids_of(units), lambda error: answer(job.records if error is None else None, error))
 
     def read_units(self, ids: Ids, answer: Answer[Units], *, following: bool = True) -> None:
-        """Read the units of existing ids, in their order. RemovedError: one of them is gone."""
+        """Read the units of existing ids, in their order. RemovedError: one of them is gone. LookupError: the wheel
+        lacks one that it must have."""
         job = self._wheel.reads.lookup(ids, following=following)
 
         def ended(error: BaseException | None) -> None:
-            if error is not None:
-                answer(None, self._explained(job.resolved, error))
-                return
-            try:
-                units = self._all_units(job, ids)
-            except (LookupError, RemovedError) as problem:
-                answer(None, problem)
-                return
-            answer(units, None)
+            if error is None and not job.found.all():
+                missing = ids[~job.found]
+                error = LookupError(f"messages {missing[:3].tolist()} are in a ready queue but not in the wheel")
+                if self._wheel.holdings.removed(missing).any():
+                    error = RemovedError(REMOVED)
+            answer(job.units if error is None else None, error)
 
-        self._run(job, ended)
+        self._run(job, lambda: job.resolved, ended)
 
     # -- reads that are awaited; each may raise UnreadableError
 
     async def records_of(self, units: Units) -> list[bytes]:
-        """The records (meta and payload) of units, in their order. RemovedError: one of them is gone."""
-        job = self._wheel.reads.records(units)
-        if job.missing:
-            raise RemovedError(REMOVED)
-        await self._read(job, lambda: ids_of(units))
-        return job.records
+        """As `read_records`."""
+        records: Promise[list[bytes]] = Promise()
+        self.read_records(units, records.answered)
+        return await read(records, "the schedule")
+
+    async def units_of(self, ids: Ids) -> Units:
+        """As `read_units`, following moves."""
+        units: Promise[Units] = Promise()
+        self.read_units(ids, units.answered)
+        return await read(units, "the schedule")
+
+    async def _read(self, job: Read, ids: Callable[[], Ids] | None = None) -> None:
+        """Run a reading job. `ids` as in `_run`."""
+        ended: Promise[None] = Promise()
+        self._run(job, ids, partial(ended.answered, None))
+        await read(ended, "the schedule")
 
     async def made_of_records(self, units: Units, make: Callable[[list[bytes]], T]) -> T:
         """What `make` returns for the records of units. A worker calls it, unless they are small and in memory. So it
@@ -292,15 +271,6 @@ class Background:
         job = MadeOfRecords(records, make)
         await self._read(job, lambda: ids_of(units))
         return job.result
-
-    async def units_of(self, ids: Ids) -> Units:
-        """The units of existing ids, in their order. RemovedError: one of them is gone."""
-        job = self._wheel.reads.lookup(ids)
-        await self._read(job, lambda: job.resolved)
-        try:
-            return self._all_units(job, ids)
-        except LookupError as error:
-            raise UnreadableError(error) from error
 
     async def look_up(self, number: int) -> Found:
         """The message that an id names now."""
