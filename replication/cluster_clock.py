@@ -404,10 +404,9 @@ class ClusterClock:
 
         It only counts: apply must have the same result on every node.
         """
-        if self.state() is not TimeState.AGREED:
-            return
-        bound_ns = self.error_ns() + self._settings.skew_warn_ms * NS_PER_MS
-        if due_ms * NS_PER_MS > self._time.at(self._monotonic_ns()) + bound_ns:
+        now_ns = self._monotonic_ns()
+        early_ns = (due_ms - self._settings.skew_warn_ms) * NS_PER_MS - self._time.at(now_ns)
+        if early_ns > 0 and self._holdover.state(now_ns) is TimeState.AGREED and early_ns > self.error_ns():
             self.cursors_ahead += 1
 
 
