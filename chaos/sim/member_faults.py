@@ -159,7 +159,7 @@ class _StaleFounders:
         if changed or operators.lost or any(one.process is not None for one in self._away):
             return
         ready = all(
-            core.knows_disk_of(self._lost.name) and (self._recorded or core.host.core.state.states_checksums)
+            core.knows_disk_of(self._lost.name) and (self._recorded or core.host.core.state.producers.stated)
             for core in self._cores(self._rest)
         )
         if operators.unfinished() or len(self._cores(self._rest)) < len(self._rest) or not ready:

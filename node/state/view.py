@@ -21,7 +21,6 @@ from tickwheel.node.state.filtering import check_stated
 from tickwheel.node.state.groups import WAITING_ROWS_MAX, RetryPolicy
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.producers import Batch, Sender
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import NO_IDS
 from tickwheel.node.state.settings import DELAY_LEVEL_MS_MAX, Settings
@@ -42,6 +41,7 @@ class StateView:
         self.topics, self.groups, self.backlog = state.topics, state.groups, state.backlog
         self.sweeps, self.schedules, self.unique_keys = state.sweeps, state.schedules, state.unique_keys
         self.access, self.staging, self.cold = state.access, state.staging, state.cold
+        self.producers = state.producers
         self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
 
     @property
@@ -74,37 +74,22 @@ class StateView:
         """The replicated settings."""
         return self._state.settings
 
-    def repeated(self, sender: Sender, count: int) -> Batch | None:
-        """As `Producers.repeated`."""
-        return self._state.producers.repeated(sender, count)
-
     def last_accepted(self, producer_id: str) -> int | None:
         """A producer's last sequence; 0: it has none; None: it may have been forgotten."""
-        producers = self._state.producers
-        span = producers.span(producer_id)
+        span = self.producers.span(producer_id)
         if span is not None:
             return span.last
-        return None if producers.may_have_forgotten(self._state.settings) else 0
+        return None if self.producers.may_have_forgotten(self._state.settings) else 0
 
     def owner_of(self, producer_id: str) -> str:
         """Owner of a producer id; empty: nobody yet."""
-        span = self._state.producers.span(producer_id)
+        span = self.producers.span(producer_id)
         return "" if span is None else span.owner
-
-    @property
-    def states_checksums(self) -> bool:
-        """Whether the log already has checksums of requests."""
-        return self._state.producers.stated
 
     @property
     def marks_replays(self) -> bool:
         """Whether the log already marks replayed dead letters."""
         return self._state.marks_replays
-
-    @property
-    def forgets_by_owner(self) -> bool:
-        """Whether the log already says that producers are forgotten by the shares of their owners."""
-        return self._state.producers.by_owner
 
     @property
     def delay_levels_ms(self) -> NDArray[np.int64]:

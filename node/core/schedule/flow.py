@@ -190,7 +190,7 @@ class FlowControl(Part):
     def _brings_nothing(self, batch: IncomingBatch) -> bool:
         """Whether apply will repeat the first answer to the request, or refuse its sequence."""
         try:
-            return bool(batch.producer_id) and self._state.repeated(batch.sender, batch.count) is not None
+            return bool(batch.producer_id) and self._state.producers.repeated(batch.sender, batch.count) is not None
         except RequestError:
             return True
 

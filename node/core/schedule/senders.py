@@ -47,7 +47,7 @@ class Senders:
             if not sender.owner and self._state.owner_of(sender.producer_id):
                 # The log states an owner once: there, a request without one counts as the owner's.
                 refuse(owner_differs(sender))
-            return self._state.repeated(sender, count)
+            return self._state.producers.repeated(sender, count)
         except RequestError as error:
             raise RequestError(self.told(sender, error.failure)) from error
 
@@ -111,10 +111,10 @@ class Senders:
             request.checksum = sender.checksum
             if sender.owner and not self._state.owner_of(sender.producer_id):
                 request.owner = sender.owner
-            if not self._state.forgets_by_owner and self._all_understand(PRODUCER_SHARES_LEVEL):
+            if not self._state.producers.by_owner and self._all_understand(PRODUCER_SHARES_LEVEL):
                 request.by_owner = True
         return request
 
     def _may_state(self) -> bool:
-        self._states = self._states or self._state.states_checksums or self._all_understand(CHECKSUMS_LEVEL)
+        self._states = self._states or self._state.producers.stated or self._all_understand(CHECKSUMS_LEVEL)
         return self._states

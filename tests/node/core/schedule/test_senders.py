@@ -351,10 +351,10 @@ def test_checksums_wait_until_all_members_know_them(monkeypatch: pytest.MonkeyPa
         assert isinstance(other, BatchOutcome) and other.repeated, (
             "as before: the number of messages is all that counts"
         )
-        assert not master.host.core.state.states_checksums
+        assert not master.host.core.state.producers.stated
     world.run(200)
     schedule(master, call(b"x", 2))
-    assert master.host.core.state.states_checksums
+    assert master.host.core.state.producers.stated
     taken(schedule(master, call(b"y", 2)), "sequence")
 
 
@@ -386,7 +386,7 @@ def flood(node: Node, owner: str, producers: int) -> None:
 def by_owner(node: Node) -> bool:
     """Whether its log says that producers are forgotten by owner."""
     assert node.host is not None
-    return node.host.core.state.forgets_by_owner
+    return node.host.core.state.producers.by_owner
 
 
 def test_a_flood_of_ids_makes_nobody_elses_repeat_a_second_message() -> None:
@@ -548,7 +548,7 @@ def test_a_learner_that_has_said_nothing_does_not_hold_checksums_up() -> None:
     core.serving.start(core.parts.requests.admin(add("n4")), answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
-    assert any(member.learner for member in core.log.members()) and not core.state.states_checksums
+    assert any(member.learner for member in core.log.members()) and not core.state.producers.stated
     schedule(master, call(b"x", 1))
-    assert core.state.states_checksums
+    assert core.state.producers.stated
     taken(schedule(master, call(b"y", 1)), "sequence")
