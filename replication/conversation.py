@@ -289,20 +289,14 @@ class Conversation:
 
     # -- what peers say
 
-    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
-        """Whether a frame may have an effect. Raises ImplausibleFrameError for numbers that cannot be true."""
-        if not self.running:
-            return False
-        check_frame(frame, self.engine.term)
+    def take(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Act on a frame. False: it has no effect or repeats what is known, so no tick is needed for it, unless it
+        changed the role. Raises ImplausibleFrameError for numbers that cannot be true."""
+        engine = self.engine
+        check_frame(frame, engine.term)
         if self._envelope.refuses(peer_id, frame):
             return False
         self.peer(peer_id).last_heard_ns = self._clock.monotonic_ns()
-        return True
-
-    def take(self, peer_id: str, frame: PeerFrame) -> bool:
-        """Act on a frame that `receive` let through. False: it repeated what is known, so no tick is needed for it,
-        unless it changed the role."""
-        engine = self.engine
         kind = frame.WhichOneof("body")
         if self._storage.failed:
             if frame.term > engine.term and kind in ("append_entries", "sync"):

@@ -324,7 +324,7 @@ class RaftLog:
         self._peers.disconnected(peer_id)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
-        if not self._peers.receive(peer_id, frame):
+        if not self._peers.running:
             return False
         wants_tick: bool | None = True
         try:
