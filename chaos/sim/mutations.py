@@ -444,7 +444,7 @@ def journal_cut_early(original: Any, self: Checkpointer, now_ms: int) -> None:
     """The journal is cut before the checkpoint that covers it is durable."""
     index, term = self._core.applied_index, self._core.applied_term
     if index:
-        log: Any = self._log
+        log: Any = self._core.log
         config = log._config
         log._config = replace(config, journal_tail_bytes_max=0)
         log.checkpointed(index, term)

@@ -130,7 +130,6 @@ class Checkpointer:
         self._core = core
         self._config = core.config
         self._state = core.state
-        self._log = core.log
         self._stagger = stagger
         self._held = False
         """A checkpoint is wanted and waits for this member's turn."""
@@ -199,7 +198,7 @@ class Checkpointer:
         if not self._waiting:
             index = self._core.applied_index
             grown = (
-                self._log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
+                self._core.log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
                 or index - self.covered_index >= self._config.checkpoint_entries
             )
             due = steady_ms >= self._next_ms and index > self.covered_index
@@ -312,7 +311,7 @@ class Checkpointer:
         self._rest_until_ms = self._steady_ms + min(REST * (self._steady_ms - begun_ms), REST_MS_MAX)
         self.covered_index, self._covered_ms = index, begun_ms
         self.bundle_names = bundles_in(f.path for f in manifest.files)
-        self._log.checkpointed(index, term)
+        self._core.log.checkpointed(index, term)
         self._state.checkpoint_durable(checkpoint)
         files = [BackupFile(f.path, f.bytes) for f in manifest.files]
         files.append(BackupFile(MANIFEST_PATH, self._core.disk.size(MANIFEST_PATH)))

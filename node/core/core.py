@@ -79,7 +79,6 @@ class NodeCore:
     ) -> None:
         """`on_checkpoint_needed` gets the id of a peer: this node must start again from that peer's checkpoint."""
         self.log: ReplicatedLog
-        self.checkpointer: Checkpointer
         self.parts: Parts
         self.config, self.identity = config, identity
         self.random_bits: Callable[[int], int] = ports.random.getrandbits
@@ -108,13 +107,11 @@ class NodeCore:
         self.proposer = Proposer(
             config, identity.wheel_group, self.clock.now_ms, self.serving, self.state.sweeps.stamp_floor_ms
         )
-        self.parts = Parts(
-            self, ports, members, first_command, lambda: self.checkpointer.bundle_names, on_checkpoint_needed
-        )
-        self.listener = CoreListener(self, self.applied, self.parts, lambda: self.checkpointer, on_checkpoint_needed)
+        self.checkpointer = Checkpointer(self, restored, stagger())
+        self.parts = Parts(self, ports, members, first_command, self.checkpointer, on_checkpoint_needed)
+        self.listener = CoreListener(self, self.applied, self.parts, self.checkpointer, on_checkpoint_needed)
         self.log = make_log(self.listener, restored)
         self.proposer.attach(self.log, self.parts.publisher)
-        self.checkpointer = Checkpointer(self, restored, stagger())
 
     # -- life
 
@@ -324,7 +321,7 @@ class CoreListener:
         core: Kernel,
         applied: Applied,
         parts: Parts,
-        checkpointer: Callable[[], Checkpointer],
+        checkpointer: Checkpointer,
         checkpoint_needed: Callable[[str], None],
     ) -> None:
         """`checkpoint_needed`: this node must start again from the checkpoint of this peer."""
@@ -472,7 +469,7 @@ class CoreListener:
         core = self._core
         parts = self._parts
         waits = parts.index_repair.holds_log or core.wheel.ingestion.absorbing
-        looks = self._checkpointer().capturing or parts.digests.making
+        looks = self._checkpointer.capturing or parts.digests.making
         if core.serving.stuck or waits or looks:
             return False
         return core.wheel.holdings.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max

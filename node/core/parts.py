@@ -13,6 +13,7 @@ from tickwheel.node.core.bulk.bulk import BulkLoad
 from tickwheel.node.core.bulk.bundle_store import BundleStore
 from tickwheel.node.core.bulk.cold import ColdRequests
 from tickwheel.node.core.bulk.staging import StagedWrites
+from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.config import DeliveryOrder
 from tickwheel.node.core.delivery.consumers import ConsumerRequests
 from tickwheel.node.core.delivery.dead import DeadRequests
@@ -70,11 +71,10 @@ class Parts:
         ports: Ports,
         founders: Sequence[Member],
         first_settings: admin_pb2.Settings | None,
-        checkpoint_bundles: Callable[[], set[str]],
+        checkpointer: Checkpointer,
         on_checkpoint_needed: Callable[[str], None],
     ) -> None:
-        """`founders` and `first_settings` are those of a new cluster. `checkpoint_bundles` returns the names of the
-        bundles that the newest checkpoint needs. `on_checkpoint_needed`: see `NodeCore`."""
+        """`founders` and `first_settings` are those of a new cluster. `on_checkpoint_needed`: see `NodeCore`."""
         self._core = core
         self._founders = founders
         self._first_settings = first_settings
@@ -149,7 +149,7 @@ class Parts:
             bundle_store,
             self.disk_room,
             self.cold,
-            checkpoint_bundles,
+            checkpointer,
             on_checkpoint_needed,
         )
         self.pending = PendingRequests(core)

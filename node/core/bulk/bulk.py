@@ -20,6 +20,7 @@ import numpy as np
 
 from tickwheel.node.core.bulk.bundle_store import BundleStore
 from tickwheel.node.core.bulk.cold import ColdRequests
+from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
@@ -105,16 +106,15 @@ class BulkLoad(Part):
         store: BundleStore,
         disk_room: DiskRoom,
         cold: ColdRequests,
-        checkpoint_bundles: Callable[[], set[str]],
+        checkpointer: Checkpointer,
         checkpoint_needed: Callable[[str], None],
     ) -> None:
-        """`checkpoint_bundles` returns the names that the newest durable checkpoint needs. `checkpoint_needed` gets a
-        peer's id: this node must start again from that peer's checkpoint."""
+        """`checkpoint_needed` gets a peer's id: this node must start again from that peer's checkpoint."""
         self._core = core
         self._disk = core.disk
         self._disk_room = disk_room
         self._cold = cold
-        self._checkpoint_bundles = checkpoint_bundles
+        self._checkpointer = checkpointer
         self._checkpoint_needed = checkpoint_needed
         self.store = store
         self._checked: dict[str, Layout] = {}
@@ -382,7 +382,7 @@ class BulkLoad(Part):
         self.store.tick(steady_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
 
     def _claimed(self) -> set[str]:
-        return self._core.wheel.files.bundle_names() | self._checkpoint_bundles()
+        return self._core.wheel.files.bundle_names() | self._checkpointer.bundle_names
 
     def _fetch_lacking(self, steady_ms: SteadyMs) -> None:
         lacking = self._core.wheel.ingestion.lacking
