@@ -332,12 +332,9 @@ class HourTable:
             return hour_max + 1 - hour_min <= HOURS_SPAN_MAX
         return max(self._high, hour_max + 1) - min(self._low, hour_min) <= HOURS_SPAN_MAX
 
-    def has(self, hour: int) -> bool:
-        return self._low <= hour < self._high
-
     def units(self, hour: int) -> int:
         """Next global index of an hour: the number of units ever appended to it."""
-        return int(self.next_index[hour - self.base]) if self.has(hour) else 0
+        return int(self.next_index[hour - self.base]) if self._low <= hour < self._high else 0
 
     def units_of_each(self, hours: NDArray[np.int64]) -> NDArray[np.int64]:
         """`units` of each of these hours."""
@@ -351,7 +348,7 @@ class HourTable:
         return self._low <= hour < self._high and bool(self.rows[hour - self.base])
 
     def merged(self, hour: int) -> SegmentLengths:
-        if not self.has(hour):
+        if not self.has_merged(hour):
             return SegmentLengths()
         at = hour - self.base
         return SegmentLengths(int(self.rows[at]), int(self.log_bytes[at]), int(self.heads_bytes[at]))

@@ -81,16 +81,12 @@ class Window:
     def advance(self, to: CursorKey) -> Units:
         """Move the cursor ahead to `to`. Returns the units that it passes, marked ones included, in order. Units that
         are not loaded yet are loaded on this thread. Raises DiskError."""
-        taken: list[Block] = []
-        while self._second.until_ms <= to.due_ms:
-            taken += self._second.take(to)
-            self._load_now(to.due_ms + 1)
-        taken += self._second.take(to)
+        self.load_to(to.due_ms)
+        units = _joined(self._second.take(to))
         same_tick = to.due_ms // self._slot_ms == self.tick
         self.cursor = to
         if not same_tick:
             self.local_index = 0
-        units = _joined(taken)
         if len(units):
             self.local_index += int(np.count_nonzero(units["due_ms"] >= self.tick * self._slot_ms))
         return units
@@ -179,8 +175,16 @@ class Window:
 
     def load_to(self, due_ms: int) -> None:
         """Load on this thread everything that a dispatch up to `due_ms` passes. Raises DiskError."""
+        wanted_ms = (due_ms // self._slot_ms + 1) * self._slot_ms
         while self._second.until_ms <= due_ms:
-            self._load_now(due_ms + 1)
+            self.loading = None  # a job under way is superseded; `finish_load` ignores it
+            begin_ms, end_ms = self._next_stretch(wanted_ms)
+            if begin_ms < end_ms:
+                job = self._load_job(begin_ms, end_ms)
+                job.run()
+                self._take_loaded(job)
+            else:
+                self._second.until_ms = end_ms
 
     def _next_stretch(self, wanted_ms: int) -> tuple[int, int]:
         """(begin_ms, end_ms) of the next stretch to load, at most up to `wanted_ms`. It begins where the next unit may
@@ -205,18 +209,6 @@ class Window:
         # Buffers are captured now, as slices; later arrivals go to the job's `arrivals`.
         blocks = [part for block in holdings.blocks() if (part := block.between(begin_ms, end_ms)) is not None]
         return LoadJob(self._slot_ms, begin_ms, end_ms, merged, blocks)
-
-    def _load_now(self, wanted_ms: int) -> None:
-        """Load one more stretch on this thread, for a dispatch."""
-        self.loading = None  # a job under way is superseded; `finish_load` ignores it
-        slot_ms = self._slot_ms
-        begin_ms, end_ms = self._next_stretch(-(-wanted_ms // slot_ms) * slot_ms)
-        if begin_ms < end_ms:
-            job = self._load_job(begin_ms, end_ms)
-            job.run()
-            self._take_loaded(job)
-        else:
-            self._second.until_ms = end_ms
 
     def _take_loaded(self, job: LoadJob) -> None:
         self._second.until_ms = job.due_max
