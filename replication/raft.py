@@ -56,7 +56,10 @@ NO_ROOM_PAUSE_NS = 5 * NS_PER_MS
 
 
 class RaftLog:
-    """Implements ReplicatedLog (log.py) and EngineHost (pysyncobj_seam.py): both state what the methods promise."""
+    """Implements ReplicatedLog (log.py) and EngineHost (pysyncobj_seam.py): both state what the methods promise.
+
+    `config`, `journal`, `engine` and `peers` are for observers to read.
+    """
 
     def __init__(
         self,
@@ -77,11 +80,11 @@ class RaftLog:
         joining: bool = False,
         guards: Guards | None = None,
     ) -> None:
-        self._config = config
+        self.config = config
         self._guards = guards or Guards()
         self._clock = clock
         self._listener = listener
-        self._journal = journal
+        self.journal = journal
         self._roster = Roster(node_id, members, network)
         self._voters = Voters(node_id, self._roster.voters)
         self._voters.find_written(journal, max(applied[0], journal.base_index), config.window_bytes_max)
@@ -99,7 +102,7 @@ class RaftLog:
             fsynced=self._fsynced,
             on_halt=self._halted,
         )
-        self._peers = Conversation(
+        self.peers = Conversation(
             config,
             self._guards,
             clock,
@@ -115,10 +118,10 @@ class RaftLog:
             caught_up=self._caught_up,
             joining=joining,
         )
-        self._engine = Engine(
-            self, self._peers, node_id, self._voters.ids, config, journal, applied[0], clock, random, self._guards
+        self.engine = Engine(
+            self, self.peers, node_id, self._voters.ids, config, journal, applied[0], clock, random, self._guards
         )
-        self._peers.engine = self._engine
+        self.peers.engine = self.engine
         self._last_tick_ns = 0
         self._dead = False
         self._told: tuple[int, int, str | None] = (-1, -1, None)
@@ -131,13 +134,13 @@ class RaftLog:
 
     def start(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        self._peers.running = True
+        self.peers.running = True
         self._stirred = True
-        self._peers.started_ns = self._last_tick_ns = self._quiet_until_ns = now_ns
-        self._roster.announce(self._engine.applied_index)
+        self.peers.started_ns = self._last_tick_ns = self._quiet_until_ns = now_ns
+        self._roster.announce(self.engine.applied_index)
 
     def stop(self) -> None:
-        if not self._peers.running:
+        if not self.peers.running:
             return
         self._end()
 
@@ -145,12 +148,12 @@ class RaftLog:
         if self._dead:
             return
         self._dead = True
-        self._peers.running = False
+        self.peers.running = False
         self._listener.fatal(reason)
         self._end()
 
     def _end(self) -> None:
-        self._peers.running = False
+        self.peers.running = False
         self._storage.stop()
         self._fail_proposals()
         self._handover.abandon("this node stops")
@@ -172,13 +175,13 @@ class RaftLog:
 
     def tick(self) -> int:
         now_ns = self._clock.monotonic_ns()
-        if not self._peers.running:
+        if not self.peers.running:
             return now_ns + IDLE_NS_MAX
-        stall_ns = self._config.stall_ms * NS_PER_MS
+        stall_ns = self.config.stall_ms * NS_PER_MS
         if now_ns - self._last_tick_ns > stall_ns:
             self._lease.invalidate(now_ns)
         if now_ns - self._quiet_until_ns > stall_ns and self._guards.input_drained_first:
-            self._engine.postpone_election(now_ns + self._config.campaign_round_ms * NS_PER_MS)
+            self.engine.postpone_election(now_ns + self.config.campaign_round_ms * NS_PER_MS)
         self._last_tick_ns = now_ns
         if not self._stirred and now_ns < self._quiet_until_ns:
             return self._quiet_until_ns
@@ -188,17 +191,17 @@ class RaftLog:
         def work() -> None:
             nonlocal notice_ns
             if self._storage.look_for_room(now_ns):
-                self._engine.postpone_election(now_ns + self._config.election_timeout_ms_min * NS_PER_MS)
-            if self._engine.state == LEADER and self._peers.sync_due(now_ns):
-                self._engine.heartbeat_now()  # with the sync: one message to each slave, and one answer
-            self._engine.run_due()
+                self.engine.postpone_election(now_ns + self.config.election_timeout_ms_min * NS_PER_MS)
+            if self.engine.state == LEADER and self.peers.sync_due(now_ns):
+                self.engine.heartbeat_now()  # with the sync: one message to each slave, and one answer
+            self.engine.run_due()
             self._drive_handover(now_ns)
-            self._peers.answer_overdue(now_ns)
-            if self._engine.state == LEADER and self._voters.others and self._storage.hangs(now_ns):
-                self._engine.step_down()
-            if self._engine.state == LEADER:
-                self._peers.send_sync(now_ns)
-                notice_ns = self._engine.send_new(self._config.commit_notice_ms * NS_PER_MS)
+            self.peers.answer_overdue(now_ns)
+            if self.engine.state == LEADER and self._voters.others and self._storage.hangs(now_ns):
+                self.engine.step_down()
+            if self.engine.state == LEADER:
+                self.peers.send_sync(now_ns)
+                notice_ns = self.engine.send_new(self.config.commit_notice_ms * NS_PER_MS)
             self._storage.fsync()
 
         self.run_checked(work)
@@ -207,21 +210,21 @@ class RaftLog:
         return self._quiet_until_ns
 
     def _deadline(self, now_ns: int, notice_ns: int) -> int:
-        engine = self._engine
-        if not self._peers.running:
+        engine = self.engine
+        if not self.peers.running:
             return now_ns + IDLE_NS_MAX
         if engine.applied_index < engine.commit_index:
             return now_ns if self.may_apply() else now_ns + NO_ROOM_PAUSE_NS
-        until_ns = min(now_ns + IDLE_NS_MAX, self._peers.wanted_ns())
+        until_ns = min(now_ns + IDLE_NS_MAX, self.peers.wanted_ns())
         if engine.state == LEADER:
             until_ns = min(until_ns, engine.heartbeat_due_ns, self._storage.hangs_from_ns() or until_ns)
             if notice_ns:
                 until_ns = min(until_ns, notice_ns)
-        elif round_over_ns := self._peers.round_over_ns():
+        elif round_over_ns := self.peers.round_over_ns():
             until_ns = min(until_ns, round_over_ns)
         elif self._voters.counts and not self._storage.keeps_from_campaigning(now_ns) and self._listener.may_vote():
             # Heartbeats want no tick. One that comes after now may bring the deadline forward to the shortest timeout.
-            earliest_ns = now_ns + self._config.election_timeout_ms_min * NS_PER_MS
+            earliest_ns = now_ns + self.config.election_timeout_ms_min * NS_PER_MS
             until_ns = min(until_ns, engine.election_deadline_ns, earliest_ns)
         if handover_ns := self._handover.wanted_ns():
             until_ns = min(until_ns, handover_ns)
@@ -229,7 +232,7 @@ class RaftLog:
 
     def _tell_role(self) -> bool:
         """Tell the node of a change of its role, term or master. Returns whether there was one."""
-        engine = self._engine
+        engine = self.engine
         now = (engine.state, engine.term, engine.leader_id)
         if now == self._told:
             return False
@@ -238,8 +241,8 @@ class RaftLog:
         if was_leader:
             self._lease.reset()
             self._fail_proposals()
-        self._peers.term_changed()
-        if self._peers.running:
+        self.peers.term_changed()
+        if self.peers.running:
             self._listener.role_changed(self.status())
         return True
 
@@ -252,24 +255,24 @@ class RaftLog:
 
     def _fsynced(self) -> None:
         self._stirred = True
-        self._peers.entries_durable()
+        self.peers.entries_durable()
 
     def _halted(self) -> None:
         self._stirred = True
-        self._peers.halted()
-        if self._engine.state == LEADER:
-            self._engine.step_down()
+        self.peers.halted()
+        if self.engine.state == LEADER:
+            self.engine.step_down()
 
     def _failed(self, error: DiskError) -> None:
         self._stirred = True
-        self._peers.halted()
+        self.peers.halted()
         self._listener.damaged(error)
 
     # -- what the engine asks (EngineHost)
 
     def may_apply(self) -> bool:
         """False once this node has to stop: not even committed entries are applied then."""
-        return self._peers.running and self._listener.may_apply()
+        return self.peers.running and self._listener.may_apply()
 
     def apply_entry(self, index: int, term: int, command: bytes) -> object:
         try:
@@ -296,13 +299,13 @@ class RaftLog:
             self._count_voters()
         if not self._caught_up.done:
             self._caught_up.applied(term)
-            self._caught_up.look(self._engine.term, index, leads=self._engine.state == LEADER)
+            self._caught_up.look(self.engine.term, index, leads=self.engine.state == LEADER)
         self._proposals.applied(index, term, value)
 
     def became_leader(self) -> None:
         self._lease.reset()
         self._handover.clear()
-        self._peers.leads()
+        self.peers.leads()
 
     def voters_written(self, index: int, entry: bytes) -> None:
         self._voters.written(index, split(entry)[0])
@@ -317,18 +320,18 @@ class RaftLog:
 
     def peer_connected(self, peer_id: str) -> None:
         self._stirred = True
-        self._peers.connected(peer_id)
+        self.peers.connected(peer_id)
 
     def peer_disconnected(self, peer_id: str) -> None:
         self._stirred = True
-        self._peers.disconnected(peer_id)
+        self.peers.disconnected(peer_id)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
-        if not self._peers.running:
+        if not self.peers.running:
             return False
         wants_tick: bool | None = True
         try:
-            wants_tick = self.run_checked(self._peers.take, peer_id, frame)
+            wants_tick = self.run_checked(self.peers.take, peer_id, frame)
         finally:
             changed = self._tell_role()
         if wants_tick is False and not changed:
@@ -337,16 +340,16 @@ class RaftLog:
         return True
 
     def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
-        return self._peers.send(peer_id, frame)
+        return self.peers.send(peer_id, frame)
 
     # -- proposals
 
     def propose(self, command: bytes, done: Done, voters: Sequence[str] | None = None) -> None:
-        engine = self._engine
-        if not self._peers.running or engine.state != LEADER or self._told[0] != LEADER:
+        engine = self.engine
+        if not self.peers.running or engine.state != LEADER or self._told[0] != LEADER:
             done(ProposalResult(ProposalOutcome.NOT_MASTER))
             return
-        if len(command) > self._config.command_bytes_max:
+        if len(command) > self.config.command_bytes_max:
             done(ProposalResult(ProposalOutcome.TOO_LARGE))
             return
         if self._storage.halted or self._storage.failed or self._handover.parks_proposals or self._proposals.full:
@@ -359,7 +362,7 @@ class RaftLog:
         index = self.run_checked(engine.append, entry)
         if index is None:
             # A full disk has written nothing. After any other failure only the next start knows what was written.
-            unknown = self._storage.failed or not self._peers.running
+            unknown = self._storage.failed or not self.peers.running
             done(ProposalResult(ProposalOutcome.UNKNOWN if unknown else ProposalOutcome.QUEUE_FULL))
             return
         self._stirred = True
@@ -374,35 +377,35 @@ class RaftLog:
         return self.lease_until_ns() > self._clock.monotonic_ns()
 
     def lease_until_ns(self) -> int:
-        if self._engine.state != LEADER or not self._peers.running:
+        if self.engine.state != LEADER or not self.peers.running:
             return 0
         return self._lease.until_ns(self._voters.others, self._clock.monotonic_ns())
 
     def transfer(self, target_id: str | None, done: Callable[[str | None], None], *, applying: bool = True) -> None:
-        engine = self._engine
+        engine = self.engine
         if engine.state != LEADER:
             done("this node is not the master")
             return
-        candidates = {p: engine.match_index(p) for p in self._voters.others if self._peers.peer(p).connected}
+        candidates = {p: engine.match_index(p) for p in self._voters.others if self.peers.peer(p).connected}
         if not applying:
             self._fail_proposals()
         now_ns = self._clock.monotonic_ns()
         if self._handover.begin(target_id, candidates, engine.term, now_ns, done, applying=applying):
             self._stirred = True
-            self._peers.sync_now()
+            self.peers.sync_now()
 
     def step_down(self) -> None:
-        if self._engine.state == LEADER:
+        if self.engine.state == LEADER:
             self._stirred = True
-            self._engine.step_down()
+            self.engine.step_down()
             self._tell_role()
 
     def _drive_handover(self, now_ns: int) -> None:
-        engine = self._engine
+        engine = self.engine
         target = self._handover.target
         if target is None:
             return
-        last_index = self._journal.last_index
+        last_index = self.journal.last_index
         own_applied = engine.applied_index == last_index and not len(self._proposals)
         caught_up = (
             engine.match_index(target) == last_index
@@ -410,8 +413,8 @@ class RaftLog:
             and self._listener.handover_ready(target)
         )
         leading, term, leader_id = engine.state == LEADER, engine.term, engine.leader_id
-        if self._peers.succeeded_by is not None:
-            leading, (term, leader_id) = False, self._peers.succeeded_by
+        if self.peers.succeeded_by is not None:
+            leading, (term, leader_id) = False, self.peers.succeeded_by
         send = self._handover.step(now_ns, leading=leading, term=term, leader_id=leader_id, caught_up=caught_up)
         if self._lease.given_up and not self._handover.lease_given_up and engine.state == LEADER:
             # Nobody became master in time, but TimeoutNow may still arrive. To keep leading in this term
@@ -427,28 +430,28 @@ class RaftLog:
     def _count_voters(self) -> None:
         """Tell the engine the voters, which may have changed."""
         self._stirred = True
-        self._engine.set_voters(self._voters.ids)
+        self.engine.set_voters(self._voters.ids)
 
     def _may_change_voters(self) -> bool:
-        committed_here = self._journal.term_at(self._engine.commit_index) == self._engine.term
+        committed_here = self.journal.term_at(self.engine.commit_index) == self.engine.term
         return committed_here and not self._voters.changing
 
     def set_members(self, members: Sequence[Member]) -> None:
         self._roster.members = tuple(members)
         self._voters.set_applied(self._roster.voters)
         self._count_voters()
-        if self._peers.running:
-            self._roster.announce(self._engine.applied_index)
-        if not self._voters.counts and self._engine.state == LEADER:
-            self._engine.step_down()
+        if self.peers.running:
+            self._roster.announce(self.engine.applied_index)
+        if not self._voters.counts and self.engine.state == LEADER:
+            self.engine.step_down()
 
     def introduce(self, introduction: Introduction) -> None:
         self._roster.introduction = introduction
-        if self._peers.running:
-            self._roster.announce(self._engine.applied_index)
+        if self.peers.running:
+            self._roster.announce(self.engine.applied_index)
 
     def introduced(self) -> Introduction:
-        return self._roster.introduced(self._engine.applied_index)
+        return self._roster.introduced(self.engine.applied_index)
 
     @property
     def voters(self) -> tuple[str, ...]:
@@ -461,25 +464,9 @@ class RaftLog:
     # -- for observers, who only read
 
     @property
-    def config(self) -> RaftConfig:
-        return self._config
-
-    @property
-    def journal(self) -> Journal:
-        return self._journal
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
-
-    @property
-    def peers(self) -> Conversation:
-        return self._peers
-
-    @property
     def heeds(self) -> bool:
         """Whether frames have an effect: the log runs, and no full or failed disk ends its part."""
-        return self._peers.running and not self._storage.halted and not self._storage.failed
+        return self.peers.running and not self._storage.halted and not self._storage.failed
 
     @property
     def other_voters(self) -> tuple[str, ...]:
@@ -493,17 +480,17 @@ class RaftLog:
         return self._storage.fsyncing
 
     def entries_after(self, index: int) -> int:
-        return self._journal.bytes_after(max(index, self._journal.base_index))
+        return self.journal.bytes_after(max(index, self.journal.base_index))
 
     def checkpointed(self, index: int, term: int) -> None:
-        journal = self._journal
-        base = journal.base_before(index, self._config.journal_tail_bytes_max)
+        journal = self.journal
+        base = journal.base_before(index, self.config.journal_tail_bytes_max)
         self._stirred = True
         if base > journal.base_index:
             self.run_checked(journal.compact, base, journal.term_at(base))
 
     def status(self) -> LogStatus:
-        engine = self._engine
+        engine = self.engine
         now_ns = self._clock.monotonic_ns()
         if engine.state == LEADER:
             role = Role.MASTER
@@ -518,21 +505,21 @@ class RaftLog:
                 match_index=engine.match_index(peer_id) if role is Role.MASTER else 0,
                 sync_age_ms=(now_ns - peer.sync_answered_ns) // NS_PER_MS if peer.sync_answered_ns else 0,
             )
-            for peer_id, peer in sorted(self._peers.peers.items())
+            for peer_id, peer in sorted(self.peers.peers.items())
             if peer_id in known or peer.connected
         }
         return LogStatus(
             role=role,
             term=engine.term,
-            master_id=self._peers.known_master(now_ns),
-            first_index=self._journal.first_index,
-            last_index=self._journal.last_index,
+            master_id=self.peers.known_master(now_ns),
+            first_index=self.journal.first_index,
+            last_index=self.journal.last_index,
             commit_index=engine.commit_index,
             applied_index=engine.applied_index,
             lease_held=self.lease_held(),
             peers=peers,
             halted=self._storage.halted,
-            master_commit_index=self._peers.master_commit_index,
+            master_commit_index=self.peers.master_commit_index,
             caught_up=self._caught_up.done,
         )
 

@@ -46,7 +46,8 @@ class StableStorage:
         self._on_failure = on_failure
         self._fsynced = fsynced
         self._on_halt = on_halt
-        self._fsyncing = False
+        self.fsyncing = False
+        """A worker is running an fsync; this may be true after `stop`."""
         self._began_ns = 0
         self._halted_ns = 0
         self._stopped = False
@@ -54,26 +55,21 @@ class StableStorage:
         """Why this node is halted, for its operator; empty while it is not."""
         self.failed = False
 
-    @property
-    def fsyncing(self) -> bool:
-        """Whether a worker is running an fsync; may be true after `stop`."""
-        return self._fsyncing
-
     def stop(self) -> None:
         """Ignore the result of an fsync under way."""
         self._stopped = True
 
     def fsync(self) -> None:
         """Begin an fsync of what was written, unless one is under way; that one then begins the next when it ends."""
-        if self._fsyncing or self.failed or not self._journal.needs_fsync:
+        if self.fsyncing or self.failed or not self._journal.needs_fsync:
             return
         work = self._journal.begin_fsync()
-        self._fsyncing = True
+        self.fsyncing = True
         self._began_ns = self._clock.monotonic_ns()
         self._executor.submit(work.run, partial(self._ended, work))
 
     def _ended(self, work: FsyncWork, _: object, error: BaseException | None) -> None:
-        self._fsyncing = False
+        self.fsyncing = False
         if not self._stopped and not self.failed:
             self._run_checked(partial(self._finish, work, error))
 
@@ -88,7 +84,7 @@ class StableStorage:
 
     def hangs(self, now_ns: int) -> bool:
         """Whether an fsync has run for over `fsync_hang_ms`: a master would hold its lease and commit nothing."""
-        return self._fsyncing and now_ns - self._began_ns > self._config.fsync_hang_ms * NS_PER_MS
+        return self.fsyncing and now_ns - self._began_ns > self._config.fsync_hang_ms * NS_PER_MS
 
     def keeps_from_campaigning(self, now_ns: int) -> bool:
         """Whether a candidate could store no vote and a master no entry: the disk is full, has failed or hangs."""
@@ -96,7 +92,7 @@ class StableStorage:
 
     def hangs_from_ns(self) -> int:
         """When the fsync under way begins to count as hanging; 0 for no fsync."""
-        return self._began_ns + (self._config.fsync_hang_ms + 1) * NS_PER_MS if self._fsyncing else 0
+        return self._began_ns + (self._config.fsync_hang_ms + 1) * NS_PER_MS if self.fsyncing else 0
 
     def halt(self, reason: str, *, no_descriptor: bool = False) -> None:
         """Halt the node: the disk is full, or no file descriptor is left (`no_descriptor`)."""
@@ -121,9 +117,9 @@ class StableStorage:
         journal = self._journal
         if self.failed:
             return False
-        if not (journal.reserve_ready or journal.needs_fsync or self._fsyncing or self.halted):
+        if not (journal.reserve_ready or journal.needs_fsync or self.fsyncing or self.halted):
             self.halt("no room for the next file of the journal")
-        if not self.halted or now_ns - self._halted_ns < self._config.disk_retry_ms * NS_PER_MS or self._fsyncing:
+        if not self.halted or now_ns - self._halted_ns < self._config.disk_retry_ms * NS_PER_MS or self.fsyncing:
             return False
         self._halted_ns = now_ns
         if not (journal.restore_reserve() and journal.has_room_for_votes()):

@@ -445,10 +445,10 @@ def journal_cut_early(original: Any, self: Checkpointer, now_ms: int) -> None:
     index, term = self._core.applied_index, self._core.applied_term
     if index:
         log: Any = self._core.log
-        config = log._config
-        log._config = replace(config, journal_tail_bytes_max=0)
+        config = log.config
+        log.config = replace(config, journal_tail_bytes_max=0)
         log.checkpointed(index, term)
-        log._config = config
+        log.config = config
     original(self, now_ms)
 
 

@@ -174,7 +174,7 @@ class Lone:
     @property
     def engine(self) -> Engine:
         """The pysyncobj inside."""
-        return self.log._engine
+        return self.log.engine
 
     # -- Network
 

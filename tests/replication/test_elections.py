@@ -103,7 +103,7 @@ def test_slaves_that_ask_at_the_same_moment_do_not_split_the_votes(reset: bool) 
             cluster.logs.pop(old).stop()
             for log in cluster.logs.values():  # so that their time-outs end together
                 assert isinstance(log, RaftLog)
-                log._engine.postpone_election(cluster.clock.now_ns + 1_000 * MS)
+                log.engine.postpone_election(cluster.clock.now_ns + 1_000 * MS)
         new = cluster.master()
         assert cluster.logs[new].status().term == term + 1
         cluster.start(old)
