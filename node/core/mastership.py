@@ -13,7 +13,6 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.world import Reported, SteadyMs
 from tickwheel.node.failure import Failure, beginning, not_master, refused
-from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Command, Lead
 from tickwheel.replication.log import LogStatus, Role
@@ -88,10 +87,7 @@ class Mastership:
     def _propose_lead(self) -> None:
         self._lead_refused = False
         lead = Lead(term=self.term, node_id=self._core.identity.node_id)
-        self._core.proposer.submit(Command(lead=lead), Reply(self._lead_accepted, self._lead_failed))
-
-    def _lead_accepted(self, result: CommandResult) -> None:
-        self._lead_refused = False
+        self._core.proposer.submit(Command(lead=lead), Reply(lambda _: None, self._lead_failed))
 
     def _lead_failed(self, failure: Failure) -> None:
         # `tick` tries again. At once, a log that has just found its disk full or lost its role would refuse for ever.

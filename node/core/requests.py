@@ -209,7 +209,8 @@ class ClientRequests:
             raise RequestError(no_agreed_time())
         # From the next full millisecond: no delay may be short by a fraction of one.
         now_ms = core.clock.next_full_ms()
-        due_ms = int(resolve_when(np.array([when], np.int64), kind_column(kind), now_ms, core.state.delay_levels_ms)[0])
+        whens, kinds = np.array([when], np.int64), np.array([kind], np.uint8)
+        due_ms = int(resolve_when(whens, kinds, now_ms, core.state.delay_levels_ms)[0])
         limit_ms = core.state.settings.delay_ms_max
         if due_ms > now_ms + limit_ms:
             raise beyond_longest_delay("", when, kind, due_ms, limit_ms, now_ms)
@@ -327,8 +328,3 @@ class ClientRequests:
             members=[message_of(member) for member in members],
         )
         core.proposer.submit(Command(admin=AdminCommand(create_cluster=command)), UNHEARD)
-
-
-def kind_column(kind: int) -> np.ndarray:
-    """The kind as a column of one row."""
-    return np.array([kind], np.uint8)
