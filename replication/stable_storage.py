@@ -33,7 +33,7 @@ class StableStorage:
         clock: Clock,
         executor: Executor,
         *,
-        run_checked: Callable[[Callable[[], None]], None],
+        run_checked: Callable[..., None],
         on_failure: Callable[[DiskError], None],
         fsynced: Callable[[], None],
         on_halt: Callable[[], None],
@@ -66,14 +66,12 @@ class StableStorage:
         work = self._journal.begin_fsync()
         self.fsyncing = True
         self._began_ns = self._clock.monotonic_ns()
-        self._executor.submit(work.run, partial(self._ended, work))
+        self._executor.submit(work.run, partial(self._run_checked, self._ended, work))
 
     def _ended(self, work: FsyncWork, _: object, error: BaseException | None) -> None:
         self.fsyncing = False
-        if not self._stopped and not self.failed:
-            self._run_checked(partial(self._finish, work, error))
-
-    def _finish(self, work: FsyncWork, error: BaseException | None) -> None:
+        if self._stopped or self.failed:
+            return
         try:
             self._journal.finish_fsync(work)
         except FsyncFailedError as failed:
