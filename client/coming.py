@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -28,21 +28,25 @@ class Coming:
     """The deliveries of one consumer, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._items: asyncio.Queue[DeliveredBatch | TickwheelError | _End] = asyncio.Queue()
+        self._items: deque[DeliveredBatch | TickwheelError | _End] = deque()
+        self._changed = asyncio.Event()
         self._begun: deque[Iterator[Delivery]] = deque()
         """The rest of each batch of which deliveries were taken."""
 
-    def put(self, batch: DeliveredBatch) -> None:
-        """A batch has come."""
-        self._items.put_nowait(batch)
+    def put(self, batches: Iterable[DeliveredBatch]) -> None:
+        """Batches have come."""
+        self._items.extend(batches)
+        self._changed.set()
 
     def fail(self, error: TickwheelError) -> None:
         """Whoever waits next behind what has come gets this error, once."""
-        self._items.put_nowait(error)
+        self._items.append(error)
+        self._changed.set()
 
     def end(self, error: TickwheelError | None) -> None:
         """Nothing comes any more. The first end counts."""
-        self._items.put_nowait(_End(error))
+        self._items.append(_End(error))
+        self._changed.set()
 
     def give_back(self, delivery: Delivery) -> None:
         """One that was taken and not used comes next."""
@@ -68,15 +72,18 @@ class Coming:
 
     async def batch(self) -> DeliveredBatch | None:
         """The next batch that was not begun; None at the end. Raises the error that ended the consumer."""
-        item = await self._items.get()
-        if isinstance(item, DeliveredBatch):
-            return item
+        while not self._items:
+            self._changed.clear()
+            await self._changed.wait()
+        item = self._items[0]
+        if isinstance(item, _End):
+            if item.error is not None:
+                raise item.error
+            return None
+        self._items.popleft()
         if isinstance(item, TickwheelError):
             raise item
-        self._items.put_nowait(item)
-        if item.error is not None:
-            raise item.error
-        return None
+        return item
 
 
 class Iteration(AsyncIterator[T], Generic[T]):

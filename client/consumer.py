@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import END_OF_STREAM, Cluster
 from tickwheel.client.coming import Coming, Iteration
-from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt
+from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt, columns_of
 from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error_of, fault_of_call, fault_of_status
-from tickwheel.client.filtering import mismatches, without
+from tickwheel.client.filtering import mismatches
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
 from tickwheel.client.master_stream import MasterStream
-from tickwheel.client.settling import acknowledge, by_topic, extend, receipts, settle_batch, together
+from tickwheel.client.settling import ACK, Settling, joint, terms_of, together
 from tickwheel.client.timing import sleep
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
@@ -62,15 +62,6 @@ SETTLEMENT_NAMES = {consumer_pb2.ACK: "ack", consumer_pb2.RETRY: "nack", consume
 _log = logging.getLogger(__name__)
 
 
-class _Settle:
-    __slots__ = ("future", "message", "tries")
-
-    def __init__(self, message: consumer_pb2.ConsumeRequest, future: asyncio.Future[Any]) -> None:
-        self.message = message
-        self.future = future
-        self.tries = 0
-
-
 class Consumer:
     """Made by `AsyncClient.consumer`. Iterate it for deliveries, `batches()` for batches, or `run(handler)`."""
 
@@ -91,7 +82,7 @@ class Consumer:
         self._closed_hook = closed
         self._tracing = tracing
         self._coming = Coming()
-        self._waiting: dict[int, _Settle] = {}
+        self._waiting: dict[int, Settling] = {}
         self._next_sequence = 1
         self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
         self._outbox_changed = asyncio.Event()
@@ -103,9 +94,9 @@ class Consumer:
         """Set whenever a batch came."""
         self._mixes = False
         """Whether the node of the open stream takes settlements of several topics."""
-        self._gathered: list[_Settle] = []
+        self._gathered: list[Settling] = []
         """Acknowledgements of this pass of the loop, to leave together."""
-        self._joint: dict[int, list[_Settle]] = {}
+        self._joint: dict[int, list[Settling]] = {}
         """Sequence of a settlement of several topics on the open stream -> the settlements in it."""
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[SettleReceipt]] = {}
@@ -219,8 +210,8 @@ class Consumer:
         reason: str = "",
     ) -> asyncio.Future[SettleReceipt]:
         """Settle rows of a batch; None: all rows. Sent in this pass of the loop; the future has the receipt."""
-        settle = settle_batch(batch, rows, outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason)
-        future: asyncio.Future[SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
+        future: asyncio.Future[SettleReceipt] = asyncio.get_running_loop().create_future()
+        self._submit(Settling([(batch, rows)], terms_of(outcome, delay_ms, delay_level, reason), future))
         self._held.give_back(batch.leave(rows))
         self._trace(batch, rows, outcome, future)
         return future
@@ -232,11 +223,10 @@ class Consumer:
         if not self._acks:
             loop.call_soon(self._send_acks)
         self._acks.setdefault(id(batch), (batch, []))[1].append(row)
-        key = (batch.topic, batch.wire.epoch)
+        key = (batch.topic, batch.columns.epoch)
         shared = self._acks_by_key.get(key)
         if shared is None:
             shared = self._acks_by_key[key] = loop.create_future()
-            shared.add_done_callback(_seen)
         self._trace(batch, [row], consumer_pb2.ACK, shared)
         self._acks_count += 1
         if self._acks_count >= ACKS_AT_ONCE_MAX:
@@ -260,15 +250,14 @@ class Consumer:
         futures, self._acks_by_key = self._acks_by_key, {}
         by_key: dict[tuple[str, int], list[tuple[DeliveredBatch, NDArray[np.int64]]]] = {}
         for batch, places in acks.values():
-            by_key.setdefault((batch.topic, batch.wire.epoch), []).append((batch, np.array(places, np.int64)))
+            by_key.setdefault((batch.topic, batch.columns.epoch), []).append((batch, np.array(places, np.int64)))
         for key, parts in by_key.items():
-            self._submit(consumer_pb2.ConsumeRequest(settle=acknowledge(parts)), futures[key])
+            self._submit(Settling(parts, ACK, futures[key]))
             self._held.give_back(sum(batch.leave(rows) for batch, rows in parts))
 
     async def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> int:
         """Extend the leases of rows of a batch; None: of all rows. Returns the number of leases extended."""
-        request = extend([(batch, rows)], lease_ms)
-        receipt = await self._submit(consumer_pb2.ConsumeRequest(extend=request))
+        receipt = await self._extend([(batch, rows)], lease_ms)
         if receipt.extended:
             self._held.hold(batch, lease_ms / 1_000 or self._lease_s)
         return int(receipt.extended)
@@ -320,26 +309,27 @@ class Consumer:
                     receipt.refused, rows[0][0].topic,
                 )  # fmt: skip
 
-        message = consumer_pb2.ConsumeRequest(extend=extend(rows, round(lease_s * 1_000)))
-        self._submit(message).add_done_callback(answered)
+        self._extend(rows, round(lease_s * 1_000)).add_done_callback(answered)
 
-    def _submit(self, message: consumer_pb2.ConsumeRequest, future: asyncio.Future[Any] | None = None) -> Any:
-        if future is None:
-            future = asyncio.get_running_loop().create_future()
-            future.add_done_callback(_seen)
+    def _extend(
+        self, parts: Sequence[tuple[DeliveredBatch, NDArray[np.int64] | None]], lease_ms: int
+    ) -> asyncio.Future[consumer_pb2.ExtendReceipt]:
+        future: asyncio.Future[consumer_pb2.ExtendReceipt] = asyncio.get_running_loop().create_future()
+        self._submit(Settling(parts, {"lease_ms": lease_ms}, future))
+        return future
+
+    def _submit(self, settling: Settling) -> None:
         if self._ended:
-            future.set_exception(OutcomeUnknown("the consumer has ended: nothing settles any more", "CLOSED"))
-            return future
-        part = message.settle if message.HasField("settle") else message.extend
-        part.sequence = self._sequence()
-        settle = self._waiting[part.sequence] = _Settle(message, future)
-        if self._mixes and message.HasField("settle") and message.settle.outcome == consumer_pb2.ACK:
+            _fail(settling.future, OutcomeUnknown("the consumer has ended: nothing settles any more", "CLOSED"))
+            return
+        settling.sequence = self._sequence()
+        self._waiting[settling.sequence] = settling
+        if self._mixes and settling.acknowledges:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._send_gathered)
-            self._gathered.append(settle)
+            self._gathered.append(settling)
         else:
-            self._send(message)
-        return future
+            self._send(settling.message())
 
     def _sequence(self) -> int:
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
@@ -348,24 +338,13 @@ class Consumer:
     def _send_gathered(self) -> None:
         """Send the acknowledgements of this pass of the loop, as one settlement where the node takes that."""
         gathered, self._gathered = self._gathered, []
-        for message, settles in self._packed(gathered):
-            if len(settles) > 1:
-                self._joint[message.settle.sequence] = settles
-            self._send(message)
-
-    def _packed(self, settles: Sequence[_Settle]) -> Iterator[tuple[consumer_pb2.ConsumeRequest, list[_Settle]]]:
-        """The messages that carry these acknowledgements, each with the settlements in it."""
-        if not self._mixes:
-            yield from ((settle.message, [settle]) for settle in settles)
-            return
-        by_sequence = {settle.message.settle.sequence: settle for settle in settles}
-        for some in together([settle.message.settle for settle in settles]):
-            members = [by_sequence[sequence] for sequence in some.sequences]
-            if len(members) == 1:
-                yield members[0].message, members
-                continue
-            some.batch.sequence = self._sequence()
-            yield consumer_pb2.ConsumeRequest(settle=some.batch), members
+        for some in together(gathered) if self._mixes else ([one] for one in gathered):
+            if len(some) == 1:
+                self._send(some[0].message())
+            else:
+                sequence = self._sequence()
+                self._joint[sequence] = some
+                self._send(joint(some, sequence))
 
     def _send_credits(self, credits: int) -> None:
         self._send(consumer_pb2.ConsumeRequest(credits=credits))
@@ -409,11 +388,8 @@ class Consumer:
         self._ended = True
         self._stream.unwatch()
         waiting, self._waiting = self._waiting, {}
-        for settle in waiting.values():
-            if not settle.future.done():
-                settle.future.set_exception(
-                    OutcomeUnknown("the consumer ended before the receipt came", "OUTCOME_UNKNOWN")
-                )
+        for settling in waiting.values():
+            _fail(settling.future, OutcomeUnknown("the consumer ended before the receipt came", "OUTCOME_UNKNOWN"))
         self._coming.end(error)
 
     async def _talk(self, address: str) -> Fault:
@@ -473,13 +449,11 @@ class Consumer:
         self._mixes = opened.mixes
         if opened.mixes:
             self._send(consumer_pb2.ConsumeRequest(mixed=True))
-        acknowledgements: list[_Settle] = []
-        for settle in self._waiting.values():
-            if settle.message.HasField("settle") and settle.message.settle.outcome == consumer_pb2.ACK:
-                acknowledgements.append(settle)
+        for settling in self._waiting.values():
+            if settling.acknowledges:
+                self._gathered.append(settling)
             else:
-                self._send(settle.message)
-        self._gathered = acknowledgements
+                self._send(settling.message())
         self._send_gathered()
         self._held.opened()
         self._renewing = asyncio.ensure_future(self._renew_while_open())
@@ -503,91 +477,93 @@ class Consumer:
             self._held.expire()
 
     def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
-        for part in by_topic(wire) if wire.topics else (wire,):
-            self._take_topic(part)
-
-    def _take_topic(self, wire: consumer_pb2.DeliverBatch) -> None:
-        foreign = mismatches(wire)
-        self._held.came(len(wire.ids) // 8, len(foreign))
-        if len(foreign):
+        batches: list[DeliveredBatch] = []
+        skips: list[tuple[DeliveredBatch, NDArray[np.int64]]] = []
+        for columns in columns_of(wire):
+            foreign = mismatches(wire.filter, columns)
+            self._held.came(len(columns.ids), len(foreign))
+            if len(foreign):
+                skips.append((DeliveredBatch(columns, self), foreign))
+                columns = columns.without(foreign)
+            if len(columns.ids):
+                batches.append(DeliveredBatch(columns, self))
+        self._held.take(batches, self._lease_s)
+        for batch, foreign in skips:
             self.skipped += len(foreign)
-            self.settle_rows(DeliveredBatch(wire, self), foreign, consumer_pb2.SKIP)
-            wire = without(wire, foreign)
-            if not wire.ids:
-                return
-        batch = DeliveredBatch(wire, self)
-        self._held.take(batch, self._lease_s)
+            self.settle_rows(batch, foreign, consumer_pb2.SKIP)
         self._has_held.set()
         self._outbox_changed.set()
-        self._coming.put(batch)
+        self._coming.put(batches)
         if self._held.full:
             self._coming.end(None)
 
     def _settled(self, receipt: consumer_pb2.SettleReceipt) -> None:
-        joint = self._joint.pop(receipt.sequence, None)
-        if joint is not None:
-            self._settled_together(receipt, joint)
+        some = self._joint.pop(receipt.sequence, None)
+        if some is not None:
+            counts = np.frombuffer(receipt.parts, "<u4").reshape(-1, 3).tolist()
+        elif receipt.sequence in self._waiting:
+            some = [self._waiting[receipt.sequence]]
+            counts = [[receipt.settled, receipt.stale, receipt.unknown]]
+        else:
             return
-        settle = self._waiting.get(receipt.sequence)
-        if settle is None:
-            return
-        if receipt.stale:
-            self._note_stale(settle.message.settle, receipt.stale)
-        if receipt.unknown and settle.tries < UNKNOWN_TRIES_MAX:
-            self._again(settle, Fault("NO_MASTER", "not known to be dispatched yet"))
-            return
-        self._answer(receipt, settle)
-
-    def _settled_together(self, receipt: consumer_pb2.SettleReceipt, joint: Sequence[_Settle]) -> None:
         if receipt.error:
-            fault = fault_of_status(receipt.error)
-            if not (fault.elsewhere or fault.later):
-                # The reason may lie with one of them, a topic without the right to it for example: each asks by itself.
-                for settle in joint:
-                    self._send(settle.message)
-                return
-        for part in receipts(receipt, [settle.message.settle.sequence for settle in joint]):
-            self._settled(part)
+            self._refused(some, fault_of_status(receipt.error))
+            return
+        for settling, (settled, stale, unknown) in zip(some, counts, strict=True):
+            if stale:
+                self._note_stale(settling, stale)
+            if unknown and settling.tries < UNKNOWN_TRIES_MAX:
+                self._again(settling, Fault("NO_MASTER", "not known to be dispatched yet"))
+            else:
+                self._answer(settling, SettleReceipt(settled, stale, unknown))
 
-    def _note_stale(self, settle: consumer_pb2.SettleBatch, count: int) -> None:
+    def _extended(self, receipt: consumer_pb2.ExtendReceipt) -> None:
+        settling = self._waiting.get(receipt.sequence)
+        if settling is None:
+            return
+        if receipt.error:
+            self._refused([settling], fault_of_status(receipt.error))
+        else:
+            self._answer(settling, receipt)
+
+    def _note_stale(self, settling: Settling, count: int) -> None:
         self.stale += count
-        ids = np.frombuffer(settle.ids, "<u8")
+        ids = np.frombuffer(settling.ids, "<u8")
         shown = ", ".join(id_text(id64) for id64 in ids[:IDS_SHOWN_MAX].tolist())
         _log.warning(
             "%d of %d settlements (%s) of group %s, topic %s came too late: the leases were over, or the messages were "
             "settled otherwise (%s%s)",
-            count, len(ids), consumer_pb2.Outcome.Name(settle.outcome), settle.group, settle.topic, shown,
-            ", ..." if len(ids) > IDS_SHOWN_MAX else "",
+            count, len(ids), consumer_pb2.Outcome.Name(settling.terms["outcome"]), settling.group, settling.topic,
+            shown, ", ..." if len(ids) > IDS_SHOWN_MAX else "",
         )  # fmt: skip
 
-    def _extended(self, receipt: consumer_pb2.ExtendReceipt) -> None:
-        settle = self._waiting.get(receipt.sequence)
-        if settle is not None:
-            self._answer(receipt, settle)
+    def _answer(self, settling: Settling, receipt: SettleReceipt | consumer_pb2.ExtendReceipt) -> None:
+        self._waiting.pop(settling.sequence, None)
+        if not settling.future.done():
+            settling.future.set_result(receipt)
 
-    def _answer(self, receipt: consumer_pb2.SettleReceipt | consumer_pb2.ExtendReceipt, settle: _Settle) -> None:
-        if receipt.error:
-            fault = fault_of_status(receipt.error)
+    def _refused(self, some: Sequence[Settling], fault: Fault) -> None:
+        """A node has refused these, which were sent together."""
+        for settling in some:
             if fault.elsewhere or fault.later:
-                self._again(settle, fault)
-                return
-            if not settle.future.done():
-                settle.future.set_exception(error_of(fault))
-        elif not settle.future.done():
-            settle.future.set_result(_shown(receipt))
-        self._waiting.pop(receipt.sequence, None)
+                self._again(settling, fault)
+            elif len(some) > 1:
+                # The reason may lie with one of them, a topic without the right to it for example: each asks by itself.
+                self._send(settling.message())
+            else:
+                self._waiting.pop(settling.sequence, None)
+                _fail(settling.future, error_of(fault))
 
-    def _again(self, settle: _Settle, fault: Fault) -> None:
+    def _again(self, settling: Settling, fault: Fault) -> None:
         """Repeat a settlement after a pause if the stream is still the same; a new stream repeats all of them."""
-        settle.tries += 1
+        settling.tries += 1
         generation = self._generation
-        part = settle.message.settle if settle.message.HasField("settle") else settle.message.extend
 
         def send() -> None:
-            if generation == self._generation and part.sequence in self._waiting:
-                self._send(settle.message)
+            if generation == self._generation and settling.sequence in self._waiting:
+                self._send(settling.message())
 
-        pause_s = max(fault.retry_after_s, min(0.5, 0.02 * 2 ** min(settle.tries, 5)))
+        pause_s = max(fault.retry_after_s, min(0.5, 0.02 * 2 ** min(settling.tries, 5)))
         asyncio.get_running_loop().call_later(pause_s, send)
 
     # -- the end
@@ -603,7 +579,7 @@ class Consumer:
             self._send_acks()
         if self._gathered:
             self._send_gathered()
-        futures = [settle.future for settle in self._waiting.values()]
+        futures = [settling.future for settling in self._waiting.values()]
         if futures and self._running is not None and not self._running.done():
             await asyncio.wait(futures, timeout=timeout_s)
 
@@ -643,7 +619,7 @@ def _together(due: Sequence[HeldBatch]) -> Iterator[list[HeldBatch]]:
     """Batches grouped for one renewal each: of one topic, epoch and lease length, up to RENEW_MESSAGES_MAX messages."""
     by_key: dict[tuple[str, int, float], list[HeldBatch]] = {}
     for held in due:
-        by_key.setdefault((held.batch.topic, held.batch.wire.epoch, held.lease_s), []).append(held)
+        by_key.setdefault((held.batch.topic, held.batch.columns.epoch, held.lease_s), []).append(held)
     for some in by_key.values():
         part: list[HeldBatch] = []
         count = 0
@@ -656,18 +632,11 @@ def _together(due: Sequence[HeldBatch]) -> Iterator[list[HeldBatch]]:
         yield part
 
 
-def _seen(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
+def _fail(future: asyncio.Future[Any], error: TickwheelError) -> None:
+    """End a future by an error. asyncio does not log it if the caller drops the future."""
+    if not future.done():
+        future.set_exception(error)
         future.exception()
-
-
-def _shown(
-    receipt: consumer_pb2.SettleReceipt | consumer_pb2.ExtendReceipt,
-) -> SettleReceipt | consumer_pb2.ExtendReceipt:
-    """The receipt for the caller of a settlement; that of an extension stays inside."""
-    if isinstance(receipt, consumer_pb2.ExtendReceipt):
-        return receipt
-    return SettleReceipt(receipt.settled, receipt.stale, receipt.unknown)
 
 
 def _as_error(error: BaseException | None) -> TickwheelError:

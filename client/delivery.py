@@ -1,7 +1,7 @@
-"""Received batches, which are decoded when they are read, and the single deliveries in them.
+"""Received batches, whose messages are decoded when they are read, and the single deliveries in them.
 
-A column of a batch is copied from the received message once, when it is first read: protobuf copies a field of bytes
-at each look. To settle a whole batch sends its columns back unchanged.
+A column is copied from the received message once, for all topics: protobuf copies a field of bytes at each look. To
+settle a whole batch sends its columns back unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Protocol, TypeVar
+from itertools import accumulate
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,19 +56,85 @@ class Settler(Protocol):
     def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> Awaitable[int]: ...
 
 
+class Columns(NamedTuple):
+    """Deliveries of one topic as a node sent them: what they share, a column for each number, and their records."""
+
+    group: str
+    topic: str
+    epoch: int
+    term: int
+    lease_until_ms: int
+    ids: NDArray[np.uint64]
+    attempts: NDArray[np.uint32]
+    positions: NDArray[np.uint64]
+    """Empty if the node did not say."""
+    due_ms: NDArray[np.int64]
+    meta_sizes: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
+    records: bytes
+
+    def named(self, rows: NDArray[np.int64] | None) -> tuple[bytes, bytes, bytes]:
+        """Ids, attempts and positions of rows, as a node is told them; None: of all rows."""
+        if rows is None:
+            return self.ids.tobytes(), self.attempts.tobytes(), self.positions.tobytes()
+        positions = self.positions[rows] if len(self.positions) else self.positions
+        return self.ids[rows].tobytes(), self.attempts[rows].tobytes(), positions.tobytes()
+
+    def without(self, rows: NDArray[np.int64]) -> Columns:
+        """All but some of the rows."""
+        rest = np.delete(np.arange(len(self.ids)), rows)
+        ends = list(accumulate(self.sizes.tolist(), initial=0))
+        return self._replace(
+            ids=self.ids[rest],
+            attempts=self.attempts[rest],
+            positions=self.positions[rest] if len(self.positions) else self.positions,
+            due_ms=self.due_ms[rest],
+            meta_sizes=self.meta_sizes[rest],
+            sizes=self.sizes[rest],
+            records=b"".join([self.records[ends[row] : ends[row + 1]] for row in rest.tolist()]),
+        )
+
+
+def columns_of(wire: consumer_pb2.DeliverBatch) -> list[Columns]:
+    """A received batch, topic by topic."""
+    ids, attempts, positions, due_ms = wire.ids, wire.attempts, wire.positions, wire.due_ms
+    columns = (
+        np.frombuffer(ids, "<u8"),
+        np.frombuffer(attempts, "<u4"),
+        np.frombuffer(positions, "<u8"),
+        np.frombuffer(due_ms, "<i8"),
+        np.frombuffer(wire.meta_sizes or bytes(len(ids) // 2), "<u4"),
+        np.frombuffer(wire.sizes, "<u4"),
+    )
+    group, term, lease_until_ms, records = wire.group, wire.term, wire.lease_until_ms, wire.records
+    if not wire.topics:
+        return [Columns(group, wire.topic, wire.epoch, term, lease_until_ms, *columns, records)]
+    counts, epochs = (np.frombuffer(column, "<u4").tolist() for column in (wire.topic_counts, wire.epochs))
+    ends = list(accumulate(columns[-1].tolist(), initial=0))
+    parts: list[Columns] = []
+    first = 0
+    for topic, count, epoch in zip(wire.topics, counts, epochs, strict=True):
+        last = first + count
+        some = (column[first:last] for column in columns)
+        one = (group, topic, epoch, term, lease_until_ms, *some, records[ends[first] : ends[last]])
+        parts.append(Columns._make(one))
+        first = last
+    return parts
+
+
 class DeliveredBatch:
     """Deliveries of one topic, under one lease."""
 
-    def __init__(self, wire: consumer_pb2.DeliverBatch, settler: Settler) -> None:
-        self.wire = wire
+    def __init__(self, columns: Columns, settler: Settler) -> None:
+        self.columns = columns
         self._settler = settler
-        self.unsettled = len(self)
+        self.unsettled = len(columns.ids)
         """Number of deliveries without ack or nack; updated by the consumer."""
         self._held: NDArray[np.bool_] | None = None
         """Marks the unsettled rows; None while all or none are unsettled."""
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.columns.ids)
 
     def leave(self, rows: NDArray[np.int64] | None) -> int:
         """Mark rows (None: all) as no longer held. Returns how many of them were. For the consumer."""
@@ -89,67 +156,62 @@ class DeliveredBatch:
 
     @property
     def topic(self) -> str:
-        return self.wire.topic
+        return self.columns.topic
 
     @property
     def term(self) -> int:
         """Term of the master that delivered."""
-        return self.wire.term
+        return self.columns.term
 
     @property
     def lease_until_ms(self) -> int:
         """When the lease ends, by the cluster's clock."""
-        return self.wire.lease_until_ms
+        return self.columns.lease_until_ms
 
     @property
     def lease_until(self) -> datetime:
         """When the lease ends, by the cluster's clock, in UTC."""
-        return moment_of(self.wire.lease_until_ms)
+        return moment_of(self.columns.lease_until_ms)
 
-    @cached_property
+    @property
     def ids(self) -> NDArray[np.uint64]:
-        return np.frombuffer(self.wire.ids, "<u8")
+        return self.columns.ids
 
-    @cached_property
+    @property
     def attempts(self) -> NDArray[np.uint32]:
-        return np.frombuffer(self.wire.attempts, "<u4")
+        return self.columns.attempts
 
-    @cached_property
+    @property
     def positions(self) -> NDArray[np.uint64]:
         """Where the messages stand in their topic; empty if the node did not say."""
-        return np.frombuffer(self.wire.positions, "<u8")
+        return self.columns.positions
 
-    @cached_property
+    @property
     def due_ms(self) -> NDArray[np.int64]:
-        return np.frombuffer(self.wire.due_ms, "<i8")
+        return self.columns.due_ms
 
-    @cached_property
+    @property
     def sizes(self) -> NDArray[np.uint32]:
         """Bytes of meta and payload together, of each message."""
-        return np.frombuffer(self.wire.sizes, "<u4")
+        return self.columns.sizes
 
-    @cached_property
+    @property
     def meta_sizes(self) -> NDArray[np.uint32]:
         """Bytes of meta of each message; 0 without meta."""
-        column = self.wire.meta_sizes
-        return np.frombuffer(column, "<u4") if column else np.zeros(len(self), "<u4")
-
-    @cached_property
-    def _records(self) -> bytes:
-        return self.wire.records
+        return self.columns.meta_sizes
 
     @cached_property
     def _offsets(self) -> list[int]:
-        return [0, *np.cumsum(self.sizes, dtype=np.int64).tolist()]
+        return list(accumulate(self.columns.sizes.tolist(), initial=0))
 
     def payload(self, row: int) -> bytes:
         """The payload of one message."""
-        return self._records[self._offsets[row] + int(self.meta_sizes[row]) : self._offsets[row + 1]]
+        return self.columns.records[self._offsets[row] + int(self.meta_sizes[row]) : self._offsets[row + 1]]
 
     def meta(self, row: int) -> bytes:
         """The serialized meta of one message; `delivery(row)` reads key, tags and headers from it."""
         start = self._offsets[row]
-        return self._records[start : start + int(self.meta_sizes[row])]
+        return self.columns.records[start : start + int(self.meta_sizes[row])]
 
     def payloads(self) -> list[bytes]:
         """All payloads."""

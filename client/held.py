@@ -123,10 +123,12 @@ class HeldDeliveries:
         self._out -= count
         self._taken += count - skipped
 
-    def take(self, batch: DeliveredBatch, lease_s: float) -> None:
-        """A batch has come, under a lease of `lease_s`."""
+    def take(self, batches: Iterable[DeliveredBatch], lease_s: float) -> None:
+        """Batches have come, under a lease of `lease_s`."""
         now = self._now_s()
-        bisect.insort(self._held, HeldBatch(batch, now, lease_s, now + lease_s + LEASE_MARGIN_S), key=_end_of)
+        end_s = now + lease_s + LEASE_MARGIN_S
+        place = bisect.bisect(self._held, end_s, key=_end_of)
+        self._held[place:place] = [HeldBatch(batch, now, lease_s, end_s) for batch in batches]
 
     def give_back(self, count: int) -> None:
         """`count` deliveries are no longer held."""
@@ -173,6 +175,8 @@ class HeldDeliveries:
                 self._send(credits)
 
     def _holds_any(self) -> bool:
+        if self._held and self._held[0].batch.unsettled:  # the commonest answer
+            return True
         place = next((place for place, held in enumerate(self._held) if held.batch.unsettled), len(self._held))
         del self._held[:place]
         return bool(self._held)

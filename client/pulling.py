@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from tickwheel.client.answers import reader
 from tickwheel.client.calls import ServiceCalls
+from tickwheel.client.delivery import columns_of
 from tickwheel.client.errors import refused
-from tickwheel.client.filtering import mismatches, without
+from tickwheel.client.filtering import mismatches
 from tickwheel.client.moments import span_ms_of
 from tickwheel.client.requests import request_of
 from tickwheel.client.states import Settlement, StartFrom, start_of
@@ -112,13 +113,16 @@ class PullClient(ServiceCalls[ConsumerStub]):
             filter=filter,
         )
         batch = await self._ask(lambda stub: stub.Pull, request, try_timeout_s=TRY_TIMEOUT_S)
-        foreign = mismatches(batch)
+        (columns,) = columns_of(batch)
+        foreign = mismatches(batch.filter, columns)
         if len(foreign):
             handle = handle_of(batch)
-            handle.ids = np.frombuffer(batch.ids, "<u8")[foreign].tobytes()
-            handle.attempts = np.frombuffer(batch.attempts, "<u4")[foreign].tobytes()
+            handle.ids, handle.attempts = columns.ids[foreign].tobytes(), columns.attempts[foreign].tobytes()
             await self._settle(handle, consumer_pb2.SKIP, 0)
-            batch = without(batch, foreign)
+            rest = columns.without(foreign)
+            for name in ("ids", "attempts", "due_ms", "meta_sizes", "sizes"):
+                setattr(batch, name, getattr(rest, name).tobytes())
+            batch.records = rest.records
         return pulled_of(batch)
 
     async def settle(

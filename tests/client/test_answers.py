@@ -290,7 +290,6 @@ def test_numbers_that_no_datetime_holds() -> None:
 
 HANDED = {
     "StagedAttemptWriter.__init__": "made by `staging.attempt`",
-    "DeliveredBatch.__init__": "made by a consumer",
     "Consumer.__init__": "made by `AsyncClient.consumer`",
     "Consumer.settle_rows": "called by batches and deliveries",
 }

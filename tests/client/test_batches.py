@@ -5,10 +5,11 @@ from __future__ import annotations
 from time import process_time
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tickwheel.client.delivery import DeliveredBatch
-from tickwheel.client.filtering import without
-from tickwheel.client.settling import settle_batch
+from tickwheel.client.delivery import Columns, DeliveredBatch, columns_of
+from tickwheel.client.filtering import mismatches
+from tickwheel.client.settling import ACK, Settling
 from tickwheel.proto import common_pb2, consumer_pb2
 
 META = common_pb2.MessageMeta(key="k", tags=["a"], headers={"h": "v"})
@@ -31,28 +32,69 @@ def batch_of(count: int, size: int) -> consumer_pb2.DeliverBatch:
     )
 
 
+def read(wire: consumer_pb2.DeliverBatch) -> tuple[Columns, DeliveredBatch]:
+    """A batch of one topic."""
+    (columns,) = columns_of(wire)
+    return columns, DeliveredBatch(columns, None)  # type: ignore[arg-type]
+
+
+def settled(batch: DeliveredBatch, rows: NDArray[np.int64] | None) -> consumer_pb2.SettleBatch:
+    return Settling([(batch, rows)], ACK, None).message().settle  # type: ignore[arg-type]
+
+
 def test_deliveries_say_what_was_sent() -> None:
     """Each column, by row and at once; and a settlement of some rows."""
-    batch = DeliveredBatch(batch_of(5, 4), None)  # type: ignore[arg-type]
+    wire = batch_of(5, 4)
+    _, batch = read(wire)
     assert len(batch) == 5
     for row, delivery in enumerate(batch):
         assert (delivery.id64, delivery.attempt, delivery.due_ms) == (row + 7, row % 3 + 1, row + 1_000)
         assert (delivery.payload, delivery.key, delivery.tags) == (row.to_bytes(4, "big"), "k", ["a"])
         assert delivery.headers == {"h": "v"}
     assert batch.payloads() == [row.to_bytes(4, "big") for row in range(5)]
-    settle = settle_batch(batch, np.array([1, 3]), consumer_pb2.ACK)
+    settle = settled(batch, np.array([1, 3]))
     assert np.frombuffer(settle.ids, "<u8").tolist() == [8, 10]
     assert np.frombuffer(settle.positions, "<u8").tolist() == [51, 53]
-    whole = settle_batch(batch, None, consumer_pb2.ACK)
-    assert (whole.ids, whole.attempts, whole.positions) == (batch.wire.ids, batch.wire.attempts, batch.wire.positions)
+    whole = settled(batch, None)
+    assert (whole.ids, whole.attempts, whole.positions) == (wire.ids, wire.attempts, wire.positions)
+
+
+def test_a_batch_of_several_topics_is_each_of_them() -> None:
+    """Rows, bytes and epochs are cut at the same places; what a message does not have costs nothing."""
+    wire = batch_of(6, 4)
+    wire.topics.extend(["a", "b", "c"])
+    wire.topic_counts, wire.epochs = (np.array(column, "<u4").tobytes() for column in ((1, 3, 2), (7, 8, 9)))
+    parts = columns_of(wire)
+    assert [(part.topic, part.epoch, part.ids.tolist()) for part in parts] == [
+        ("a", 7, [7]),
+        ("b", 8, [8, 9, 10]),
+        ("c", 9, [11, 12]),
+    ]
+    payloads = [DeliveredBatch(part, None).payloads() for part in parts]  # type: ignore[arg-type]
+    assert payloads == [[row.to_bytes(4, "big") for row in rows] for rows in ((0,), (1, 2, 3), (4, 5))]
+    wire.meta_sizes = wire.positions = b""
+    assert [(part.meta_sizes.tolist(), len(part.positions)) for part in columns_of(wire)] == [
+        ([0] * count, 0) for count in (1, 3, 2)
+    ]
+
+
+def test_what_a_filter_does_not_want_is_cut_out() -> None:
+    """The other rows keep their numbers and bytes."""
+    wire = batch_of(4, 4)
+    (columns,) = columns_of(wire)
+    assert not len(mismatches("", columns)) and not len(mismatches("a", columns))
+    assert mismatches("b", columns).tolist() == [0, 1, 2, 3]
+    rest = DeliveredBatch(columns.without(np.array([0, 2])), None)  # type: ignore[arg-type]
+    assert rest.ids.tolist() == [8, 10] and rest.positions.tolist() == [51, 53] and rest.attempts.tolist() == [2, 1]
+    assert rest.payloads() == [row.to_bytes(4, "big") for row in (1, 3)] and rest.delivery(1).key == "k"
 
 
 def test_a_large_batch_is_read_in_one_pass() -> None:
     """Protobuf copies a field of bytes at each look; one for each message took 15 s for these ten megabytes."""
     wire = batch_of(10_000, 1_000)
     before = process_time()
-    batch = DeliveredBatch(wire, None)  # type: ignore[arg-type]
+    columns, batch = read(wire)
     assert sum(len(delivery.payload) for delivery in batch) == 10_000_000
     assert all(delivery.attempt and delivery.due_ms and delivery.id64 and delivery.key for delivery in batch)
-    assert len(without(wire, np.arange(100)).ids) == 8 * 9_900
+    assert len(columns.without(np.arange(100)).ids) == 9_900
     assert process_time() - before < 2

@@ -17,7 +17,7 @@ from tests.client.fake_node import LEASE_S, FakeNode
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
 from tickwheel.client.backoff import Backoff
 from tickwheel.client.consumer import Consumer
-from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.delivery import DeliveredBatch, Delivery, columns_of
 from tickwheel.client.errors import Fault
 from tickwheel.client.held import HeldDeliveries
 from tickwheel.client.requests import is_read
@@ -324,10 +324,10 @@ def test_credits_never_pass_what_is_still_wanted(
         granted -= sent
         taken += sent - skipped
         holder.came(sent, skipped)
-        wire = consumer_pb2.DeliverBatch(ids=bytes(8 * skipped))
-        holder.give_back(DeliveredBatch(wire, None).leave(None))  # type: ignore[arg-type]
-        batch = DeliveredBatch(consumer_pb2.DeliverBatch(ids=bytes(8 * (sent - skipped))), None)  # type: ignore[arg-type]
-        holder.take(batch, 30.0)
+        (columns,) = columns_of(consumer_pb2.DeliverBatch(ids=bytes(8 * (sent - skipped))))
+        batch = DeliveredBatch(columns, None)  # type: ignore[arg-type]
+        holder.take([batch], 30.0)
+        holder.give_back(skipped)
         if not anew:
             open_stream()
         holder.give_back(batch.leave(None))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.client.fake_node import FakeNode
 from tickwheel.client import AsyncClient, Client, RequestRefused
-from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.delivery import DeliveredBatch, Delivery, columns_of
 from tickwheel.client.held import HeldDeliveries
 from tickwheel.proto import consumer_pb2
 
@@ -177,10 +177,11 @@ def test_only_what_is_held_is_renewed() -> None:
     """Rows that were settled are not, nor what was delivered just now, nor a batch whose renewal is under way."""
     now = [100.0]
     holder = HeldDeliveries(10, lambda credits: None, hold_s=100.0, now_s=lambda: now[0])
-    old, new = (DeliveredBatch(consumer_pb2.DeliverBatch(ids=bytes(8 * 3)), None) for _ in range(2))  # type: ignore[arg-type]
-    holder.take(old, 30.0)
+    (columns,) = columns_of(consumer_pb2.DeliverBatch(ids=bytes(8 * 3)))
+    old, new = (DeliveredBatch(columns, None) for _ in range(2))  # type: ignore[arg-type]
+    holder.take([old], 30.0)
     now[0] = 109.0
-    holder.take(new, 30.0)
+    holder.take([new], 30.0)
     assert not holder.to_renew()
     now[0] = 111.0
     assert old.leave(np.array([1, 1])) == 1 and old.leave(np.array([1])) == 0

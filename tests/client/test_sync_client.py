@@ -103,7 +103,7 @@ NOT_FOR_CALLERS = {
     *(name for name in vars(Settler) if not name.startswith("_")),
     "leave",
     "held_rows",
-    "wire",
+    "columns",
     "cluster",
 }
 """What deliveries, batches and the client use of each other."""
