@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,6 +116,8 @@ def when_of(
 
 
 def _number(field: str, value: object, least: int, most: int) -> int:
+    if type(value) is int and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise refused(field, value, f"a whole number from {least} to {most}")
     return int(value)
@@ -166,8 +168,7 @@ def _is_tag(tag: str) -> bool:
     return 0 < len(tag) <= TAG_LENGTH_MAX and tag.isprintable() and "|" not in tag and tag != "*" and tag == tag.strip()
 
 
-@dataclass(slots=True)
-class Row:
+class Row(NamedTuple):
     """A checked message to schedule."""
 
     topic: str
@@ -180,23 +181,21 @@ class Row:
     """Also in the meta; empty: it has none."""
     key_rule: KeyRule = NO_RULE
 
-    def message(self) -> common_pb2.Message:
-        """The protobuf message."""
-        message = common_pb2.Message(
-            topic=self.topic,
-            payload=self.payload,
-            jitter_ms=self.jitter_ms,
-            on_key_conflict=self.key_rule.conflict,
-            key_until_settled=self.key_rule.until_settled,
-        )
-        if self.meta:
-            message.meta.ParseFromString(self.meta)
+    def fill(self, message: common_pb2.Message) -> common_pb2.Message:
+        """Set the fields of an empty protobuf message; returns it."""
+        message.topic, message.payload = self.topic, self.payload
         if self.kind == KIND_DUE:
             message.due_ms = self.when
         elif self.kind == KIND_DELAY:
             message.delay_ms = self.when
         else:
             message.delay_level = self.when
+        if self.meta:
+            message.meta.ParseFromString(self.meta)
+        if self.jitter_ms:
+            message.jitter_ms = self.jitter_ms
+        if self.unique_key:
+            message.on_key_conflict, message.key_until_settled = self.key_rule
         return message
 
 
@@ -216,19 +215,22 @@ def row_of(
     """A message of MessageOptions. Raises RequestRefused for a wrong argument."""
     kind, when = when_of(at, delay, due_ms, delay_ms, level)
     name, rule = "", NO_RULE
-    on_key_conflict, key_until_settled = rest.get("on_key_conflict"), rest.get("key_until_settled", False)
-    if unique_key is not None:
-        name, rule = checked_key(unique_key), rule_of(on_key_conflict, key_until_settled)
-    else:
-        check_no_rule(on_key_conflict, key_until_settled, "unique_key")
+    if rest or unique_key is not None:
+        on_key_conflict, key_until_settled = rest.get("on_key_conflict"), rest.get("key_until_settled", False)
+        if unique_key is not None:
+            name, rule = checked_key(unique_key), rule_of(on_key_conflict, key_until_settled)
+        else:
+            check_no_rule(on_key_conflict, key_until_settled, "unique_key")
     topic = checked_text("topic", topic)
     if not _is_topic(topic):
         raise refused("topic", topic, TOPIC_RULE)
     payload, headers = content_of(payload, rest.get("headers"))
     if not 0 < len(payload) <= PAYLOAD_BYTES_MAX:
         raise refused("payload", f"{len(payload)} bytes", f"1 to {PAYLOAD_BYTES_MAX} bytes")
-    meta = meta_of(rest.get("key", ""), rest.get("tags", ()), headers, rest.get("message_group", ""), name)
-    serialized = meta.SerializeToString() if meta is not None else b""
+    serialized = b""
+    if rest or headers or name:
+        meta = meta_of(rest.get("key", ""), rest.get("tags", ()), headers, rest.get("message_group", ""), name)
+        serialized = meta.SerializeToString() if meta is not None else b""
     return Row(topic, payload, kind, when, serialized, jitter_ms_of(jitter), name, rule)
 
 
@@ -252,32 +254,34 @@ def jitter_ms_of(jitter: timedelta | None) -> int:
 def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:
     """A batch as columns if all messages have the same topic, kind of time and jitter, and all unique keys the same
     rule; otherwise as rows."""
-    first = rows[0]
-    rules = {row.key_rule for row in rows if row.unique_key}
-    if len(rules) > 1 or any(
-        (row.topic, row.kind, row.jitter_ms) != (first.topic, first.kind, first.jitter_ms) for row in rows
-    ):
-        return scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=[row.message() for row in rows]))
+    topics, payloads, kinds, whens, metas, jitters_ms, unique_keys, given = zip(*rows, strict=True)
+    rules = {rule for rule, unique_key in zip(given, unique_keys, strict=True) if unique_key}
+    if max(len(rules), *map(len, map(set, (topics, kinds, jitters_ms)))) > 1:
+        batch = scheduler_pb2.ScheduleBatch()
+        add = batch.rows.messages.add
+        for row in rows:
+            row.fill(add())
+        return batch
     count = len(rows)
     rule = rules.pop() if rules else NO_RULE
-    when = np.fromiter((row.when for row in rows), "<u4" if first.kind == KIND_LEVEL else "<i8", count).tobytes()
     columns = scheduler_pb2.ColumnBatch(
-        topic=first.topic,
-        jitter_ms=first.jitter_ms,
-        payload_sizes=np.fromiter((len(row.payload) for row in rows), "<u4", count).tobytes(),
-        payloads=b"".join([row.payload for row in rows]),
+        topic=topics[0],
+        jitter_ms=jitters_ms[0],
+        payload_sizes=np.fromiter(map(len, payloads), "<u4", count).tobytes(),
+        payloads=b"".join(payloads),
         on_key_conflict=rule.conflict,
         key_until_settled=rule.until_settled,
     )
-    if first.kind == KIND_DUE:
+    when = np.fromiter(whens, "<u4" if kinds[0] == KIND_LEVEL else "<i8", count).tobytes()
+    if kinds[0] == KIND_DUE:
         columns.due_ms = when
-    elif first.kind == KIND_DELAY:
+    elif kinds[0] == KIND_DELAY:
         columns.delay_ms = when
     else:
         columns.delay_levels = when
-    if any(row.meta for row in rows):
-        columns.meta_sizes = np.fromiter((len(row.meta) for row in rows), "<u4", count).tobytes()
-        columns.metas = b"".join([row.meta for row in rows])
+    if any(metas):
+        columns.meta_sizes = np.fromiter(map(len, metas), "<u4", count).tobytes()
+        columns.metas = b"".join(metas)
     return scheduler_pb2.ScheduleBatch(columns=columns)
 
 

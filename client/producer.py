@@ -122,18 +122,21 @@ class Producer:
 
     async def _add(self, row: Row) -> asyncio.Future[Receipt]:
         size = len(row.payload) + len(row.meta) + ROW_BYTES
-        await self._take_room(size)
-        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        if self._rows and self._rows_bytes + size > self._batch_bytes_max:
+        if not self._take_room(size):
+            await self._wait_for_room(size)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Receipt] = loop.create_future()
+        if self._rows_bytes + size > self._batch_bytes_max:
             self._send_rows()
         self._rows.append(row)
         self._row_futures.append(future)
         self._rows_bytes += size
-        self._rows_keyed += bool(row.unique_key)
+        if row.unique_key:
+            self._rows_keyed += 1
         if len(self._rows) >= self._batch_messages_max or self._rows_keyed >= KEYED_MAX:
             self._send_rows()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._send_rows)
+            self._timer = loop.call_later(self._linger_s, self._send_rows)
         return future
 
     async def schedule(self, topic: str, payload: Payload, **options: Unpack[MessageOptions]) -> Receipt:
@@ -251,15 +254,22 @@ class Producer:
 
     # -- inside
 
-    async def _take_room(self, size: int) -> None:
-        while not self._closed and self._bytes and self._bytes + size > self._buffer_bytes_max:
+    def _take_room(self, size: int) -> bool:
+        """Take room for so many bytes, if it is there. Raises ClientClosed."""
+        if self._closed:
+            raise ClientClosed("the producer")
+        if self._bytes and self._bytes + size > self._buffer_bytes_max:
+            return False
+        self._bytes += size
+        self._idle.clear()
+        return True
+
+    async def _wait_for_room(self, size: int) -> None:
+        """Take room as soon as it is there."""
+        while not self._take_room(size):
             self._send_rows()
             self._room.clear()
             await self._room.wait()
-        if self._closed:  # it may have been closed during the wait
-            raise ClientClosed("the producer")
-        self._bytes += size
-        self._idle.clear()
 
     def _give_room(self, size: int) -> None:
         self._bytes -= size
@@ -269,7 +279,7 @@ class Producer:
 
     async def _put(self, request: scheduler_pb2.ScheduleBatch) -> asyncio.Future[BatchReceipt]:
         batch = Batch(request, asyncio.get_running_loop().create_future())
-        await self._take_room(batch.bytes)
+        await self._wait_for_room(batch.bytes)
         batch.future.add_done_callback(_seen)
         self._stream.put(batch)
         return batch.future

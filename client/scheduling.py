@@ -265,7 +265,9 @@ class Scheduling:
     @staticmethod
     def _request(rows: list[Row]) -> scheduler_pb2.ScheduleRequest | scheduler_pb2.ScheduleBatch:
         if len(rows) == 1:
-            return scheduler_pb2.ScheduleRequest(message=rows[0].message())
+            request = scheduler_pb2.ScheduleRequest()
+            rows[0].fill(request.message)
+            return request
         return batch_of(rows)
 
     async def _try_alone(

@@ -67,7 +67,7 @@ def test_keys_and_rules_arrive_with_their_messages(
         assert message.meta.unique_key == (unique_key or "") and message.meta.key == key
         if unique_key is not None:
             assert message.on_key_conflict == NUMBERS[conflict] and message.key_until_settled == until_settled
-            alone = row.message()
+            alone = row.fill(common_pb2.Message())
             assert (alone.on_key_conflict, alone.meta) == (message.on_key_conflict, message.meta)
 
 
