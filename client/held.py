@@ -2,7 +2,7 @@
 
 Owns the count, and the end of each lease. Invariants: there are never more held deliveries than credits. A credit
 returns when its delivery is settled, or when its lease is certainly over. Returned credits are collected and sent a
-quarter at a time, or as soon as nothing is held, and after `stop` not any more. With `messages_max` no more than that
+quarter at a time, or soon after nothing was held, and after `stop` not any more. With `messages_max` no more than that
 are ever requested. No lease is renewed once its batch was held for `hold_s`. Used by `consumer.py` only.
 """
 
@@ -17,6 +17,9 @@ from tickwheel.client.timing import REAL
 
 LEASE_MARGIN_S = 1.0
 """A lease counts as over this long after its end by this clock."""
+REST_S = 0.05
+"""Credits are sent so long after nothing was held, if they are not a quarter by then. A message of their own for each
+batch that is settled at once would cost a node as much as the settlement."""
 RENEW_AFTER = 1 / 3
 """Fraction of a lease after which it is renewed: a lost renewal can be repeated once before the lease ends."""
 
@@ -51,7 +54,7 @@ class HeldDeliveries:
     """The held deliveries of one consumer. `send` grants credits over the open stream.
 
     `messages_max`: deliveries in total; 0 for no limit. `hold_s`: how long after it came a delivery's lease is renewed.
-    `now_s`: seconds by which leases pass.
+    `now_s`: seconds by which leases pass. `later` calls something after so many seconds.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class HeldDeliveries:
         messages_max: int = 0,
         hold_s: float = 0.0,
         now_s: Callable[[], float] = REAL.monotonic_s,
+        later: Callable[[float, Callable[[], None]], object] = REAL.call_later,
     ) -> None:
         self._now_s = now_s
+        self._later = later
         self._credits = credits
         self._send = send
         self._messages_max = messages_max
@@ -72,6 +77,8 @@ class HeldDeliveries:
         self._out = 0
         """Credits that the node of the open stream has."""
         self._owed = 0
+        self._resting = False
+        """Whether `_grant` will be called."""
         self._opening = 0
         self._held: list[HeldBatch] = []
         """Ordered by the ends of their leases."""
@@ -168,11 +175,21 @@ class HeldDeliveries:
 
     def _owe(self, count: int) -> None:
         self._owed += count
-        if self._owed * 4 >= self._credits or (self._owed and not self._holds_any()):
-            credits, self._owed = self._wanted(self._owed), 0
-            if credits:
-                self._out += credits
-                self._send(credits)
+        if self._owed * 4 >= self._credits:
+            self._grant()
+        elif self._owed and not self._resting and not self._holds_any():
+            self._resting = True
+            self._later(REST_S, self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._grant()
+
+    def _grant(self) -> None:
+        credits, self._owed = self._wanted(self._owed), 0
+        if credits:
+            self._out += credits
+            self._send(credits)
 
     def _holds_any(self) -> bool:
         if self._held and self._held[0].batch.unsettled:  # the commonest answer

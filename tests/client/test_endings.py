@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -316,7 +317,8 @@ def test_credits_never_pass_what_is_still_wanted(
         assert granted <= min(credits, messages_max - taken)
         holder.opened()
 
-    holder = HeldDeliveries(credits, give, messages_max)
+    resting: list[Callable[[], None]] = []
+    holder = HeldDeliveries(credits, give, messages_max, later=lambda _, call: resting.append(call))
     open_stream()
     for sent, skipped, anew in [*steps, *[(credits, 0, 1)] * messages_max]:
         sent = min(sent, granted)
@@ -331,6 +333,10 @@ def test_credits_never_pass_what_is_still_wanted(
         if not anew:
             open_stream()
         holder.give_back(batch.leave(None))
+        assert len(resting) <= 1
+        while resting:
+            resting.pop()()
+        assert granted == min(credits, messages_max - taken), "nothing is held"
         assert holder.full == (taken == messages_max)
     assert taken == messages_max
 
