@@ -220,7 +220,8 @@ class BatchStream:
             self._halted = True
             return Fault("UNKNOWN", f"a receipt of sequence {receipt.sequence}, which was not next")
         batch = self._unanswered.popleft()
-        self._changed.set()
+        if self._to_send:  # there is room now
+            self._changed.set()
         if not receipt.error:
             batch.doubt.accepted()
             self._epoch_accepted = self._epoch_accepted or batch.request.producer_id == self._producer_id

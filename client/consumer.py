@@ -53,8 +53,7 @@ RENEW_MESSAGES_MAX = 10_000
 ACKS_AT_ONCE_MAX = 10_000
 """Single acknowledgements that leave together; a node accepts ten times as many in a settlement."""
 RENEW_PAUSE_S_MIN = 0.03
-EXPIRE_PAUSE_S_MIN = 0.01
-"""Least pause between two looks for leases that are over."""
+"""Least pause between two looks for leases that must be renewed, or are over."""
 IDS_SHOWN_MAX = 5
 SETTLEMENT_NAMES = {consumer_pb2.ACK: "ack", consumer_pb2.RETRY: "nack", consumer_pb2.DEAD: "dead"}
 """Of the settlements that a program asks for, as traces show them."""
@@ -264,11 +263,14 @@ class Consumer:
 
     async def _renew_while_open(self) -> None:
         while True:
+            self._held.expire()
             self._renew()
-            if not self._held.has_leases:
+            end_s = self._held.next_end_s
+            if end_s is None:
                 self._has_held.clear()
                 await self._has_held.wait()
-            await sleep(self._time, max(RENEW_PAUSE_S_MIN, self._lease_s / 6))
+            else:
+                await sleep(self._time, max(RENEW_PAUSE_S_MIN, min(self._lease_s / 6, end_s)))
 
     def _renew(self) -> None:
         """Renew the leases of held deliveries, once a third of a lease has passed."""
@@ -463,18 +465,9 @@ class Consumer:
         while True:
             if self._outbox:
                 await call.write(self._outbox.popleft())
-                continue
-            self._outbox_changed.clear()
-            end_s = self._held.next_end_s
-            if end_s is None:
+            else:
+                self._outbox_changed.clear()
                 await self._outbox_changed.wait()
-                continue
-            timer = self._time.call_later(max(EXPIRE_PAUSE_S_MIN, end_s), self._outbox_changed.set)
-            try:
-                await self._outbox_changed.wait()
-            finally:
-                timer.cancel()
-            self._held.expire()
 
     def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
         batches: list[DeliveredBatch] = []
@@ -492,7 +485,6 @@ class Consumer:
             self.skipped += len(foreign)
             self.settle_rows(batch, foreign, consumer_pb2.SKIP)
         self._has_held.set()
-        self._outbox_changed.set()
         self._coming.put(batches)
         if self._held.full:
             self._coming.end(None)

@@ -84,11 +84,6 @@ class HeldDeliveries:
         """Ordered by the ends of their leases."""
 
     @property
-    def has_leases(self) -> bool:
-        """Whether there may be something to renew."""
-        return bool(self._held)
-
-    @property
     def next_end_s(self) -> float | None:
         """Seconds until `expire` may have something to do; None: nothing is held."""
         return max(0.0, self._held[0].end_s - self._now_s()) if self._held else None
