@@ -70,7 +70,8 @@ class Outbox:
     """A queue of responses for one writer, in order. `bytes`: their total size."""
 
     def __init__(self) -> None:
-        self._responses: deque[ConsumeResponse] = deque()
+        self._responses: deque[tuple[ConsumeResponse, int]] = deque()
+        """With their sizes: to count one costs as much as to serialize it."""
         self._changed = asyncio.Event()
         self._ended = False
         self.bytes = 0
@@ -79,8 +80,9 @@ class Outbox:
         """Queue a response; after `end` it is dropped."""
         if self._ended:
             return
-        self._responses.append(response)
-        self.bytes += response.ByteSize()
+        size = response.ByteSize()
+        self._responses.append((response, size))
+        self.bytes += size
         self._changed.set()
 
     def end(self) -> None:
@@ -95,6 +97,6 @@ class Outbox:
                 return None
             self._changed.clear()
             await self._changed.wait()
-        response = self._responses.popleft()
-        self.bytes -= response.ByteSize()
+        response, size = self._responses.popleft()
+        self.bytes -= size
         return response

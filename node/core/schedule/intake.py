@@ -310,6 +310,7 @@ def _from_messages(
 ) -> IncomingBatch:
     count = len(messages)
     _count(count, settings)
+    messages = list(messages)  # protobuf makes an object of each at each look
     topics: dict[str, int] = {}
     topic_numbers = [topics.setdefault(m.topic, len(topics)) for m in messages]
     for name in topics:
@@ -318,7 +319,7 @@ def _from_messages(
     payload_sizes = np.fromiter(map(len, payloads), np.uint32, count)
     _check_sizes(payload_sizes, "payload", settings)
 
-    when = np.fromiter((m.due_ms for m in messages), np.int64, count)
+    when = np.array([m.due_ms for m in messages], np.int64)
     kinds: NDArray[np.uint8] | int = KIND_DUE
     if not when.all():  # some row has no due_ms, or an explicit 0
         names = [m.WhichOneof("when") or "" for m in messages]

@@ -317,7 +317,7 @@ class Publisher(Part):
         """As `_judge`, for each row as if it were alone; returns what may go into the log. Rows that do so go as one
         request, unless limits apply to them: those count requests."""
         judged: list[_Request] = []
-        alone: Iterable[JoinedRows] = rows.each()
+        alone: Iterable[JoinedRows] = rows.each() if len(rows) > 1 else (rows,)
         if len(rows) > 1 and not self._flow.limits(rows.actor):
             mistakes: list[Failure] = []
             far: list[int] = []
@@ -500,15 +500,21 @@ class Publisher(Part):
 
     def _topic_column(self, batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> bytes:
         """The topic of each message; a single one if all have the same."""
-        columns: list[NDArray[np.uint32]] = []
-        used: set[int] = set()
-        for batch in batches:
-            ids = np.array([self._state.topic_id(name) or 0 for name in batch.topics], "<u4")
-            used.update(ids.tolist())
-            columns.append(np.full(batch.count, ids[0], "<u4") if batch.topic_of is None else ids[batch.topic_of])
-        if len(used) == 1:
-            return np.array([*used], "<u4").tobytes()
-        column = np.concatenate(columns)
+        topic_id = self._state.topic_id
+        ids = [topic_id(name) or 0 for batch in batches for name in batch.topics]
+        table = np.array(ids, "<u4")
+        if len(set(ids)) == 1:
+            return table[:1].tobytes()
+        if len(ids) == len(batches):  # as of single messages
+            column = np.repeat(table, [batch.count for batch in batches])
+        else:
+            parts: list[NDArray[np.uint32]] = []
+            first = 0
+            for batch in batches:
+                own = table[first : first + len(batch.topics)]
+                parts.append(np.repeat(own, batch.count) if batch.topic_of is None else own[batch.topic_of])
+                first += len(own)
+            column = np.concatenate(parts)
         return (column if order is None else column[order]).tobytes()
 
 

@@ -89,6 +89,27 @@ def content(world: World, node: Node, number: int) -> tuple[str, bytes]:
     return found[0].message.topic, found[0].message.payload
 
 
+@pytest.mark.parametrize("given", [["aba", "b", "acc"], ["a", "b", "a"], ["bb", "b"], ["ab"], ["c", "ca"]])
+def test_a_message_keeps_its_topic_in_whatever_company(given: list[str]) -> None:
+    """Batches of one topic and of several, and single messages, in one entry and not in the order of their times."""
+    master = WORLD.elect()
+    core = core_of(master)
+    told: list[Any] = []
+    when_ms = WORLD.now_ms + 2 * HOUR_MS
+    for topics in given:
+        wire = scheduler_pb2.ScheduleBatch()
+        for topic in topics:
+            when_ms -= 7
+            wire.rows.messages.add(topic=topic, payload=topic.encode(), due_ms=when_ms)
+        core.parts.requests.schedule(from_batch(wire, core.state.settings), Reply(told.append, told.append))
+    rows = [Row(topic, KIND_DUE, when_ms + 3, topic.encode()) for topic in "cab"]
+    heard = begin(master, rows)
+    WORLD.run_until(lambda: all(heard) and len(told) == len(given))
+    numbers = [number for outcome in told for number in outcome.ids.tolist()] + [one[0][0] for one in heard]  # type: ignore[index]
+    for number, topic in zip(numbers, [*"".join(given), *"cab"], strict=True):
+        assert content(WORLD, master, number) == (topic, topic.encode())
+
+
 WHENS = st.one_of(
     st.tuples(st.just(KIND_DUE), st.sampled_from([1, HOUR_MS, 1 << 50])),  # ahead of now; the last one is too far
     st.tuples(st.just(KIND_DELAY), st.sampled_from([HOUR_MS, 2 * HOUR_MS, 1 << 50])),
