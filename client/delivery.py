@@ -60,10 +60,10 @@ class Columns(NamedTuple):
     """Deliveries of one topic as a node sent them: what they share, a column for each number, and their records."""
 
     group: str
-    topic: str
-    epoch: int
     term: int
     lease_until_ms: int
+    topic: str
+    epoch: int
     ids: NDArray[np.uint64]
     attempts: NDArray[np.uint32]
     positions: NDArray[np.uint64]
@@ -97,29 +97,25 @@ class Columns(NamedTuple):
 
 def columns_of(wire: consumer_pb2.DeliverBatch) -> list[Columns]:
     """A received batch, topic by topic."""
-    ids, attempts, positions, due_ms = wire.ids, wire.attempts, wire.positions, wire.due_ms
-    columns = (
-        np.frombuffer(ids, "<u8"),
-        np.frombuffer(attempts, "<u4"),
-        np.frombuffer(positions, "<u8"),
-        np.frombuffer(due_ms, "<i8"),
-        np.frombuffer(wire.meta_sizes or bytes(len(ids) // 2), "<u4"),
-        np.frombuffer(wire.sizes, "<u4"),
-    )
-    group, term, lease_until_ms, records = wire.group, wire.term, wire.lease_until_ms, wire.records
+    ids, attempts = np.frombuffer(wire.ids, "<u8"), np.frombuffer(wire.attempts, "<u4")
+    positions, due_ms = np.frombuffer(wire.positions, "<u8"), np.frombuffer(wire.due_ms, "<i8")
+    meta_sizes = np.frombuffer(wire.meta_sizes or bytes(4 * len(ids)), "<u4")
+    sizes, records = np.frombuffer(wire.sizes, "<u4"), wire.records
+    head = wire.group, wire.term, wire.lease_until_ms
     if not wire.topics:
-        return [Columns(group, wire.topic, wire.epoch, term, lease_until_ms, *columns, records)]
+        columns = ids, attempts, positions, due_ms, meta_sizes, sizes
+        return [Columns(*head, wire.topic, wire.epoch, *columns, records)]
     counts, epochs = (np.frombuffer(column, "<u4").tolist() for column in (wire.topic_counts, wire.epochs))
-    ends = list(accumulate(columns[-1].tolist(), initial=0))
-    parts: list[Columns] = []
+    ends = list(accumulate(sizes.tolist(), initial=0))
+    found: list[Columns] = []
     first = 0
     for topic, count, epoch in zip(wire.topics, counts, epochs, strict=True):
         last = first + count
-        some = (column[first:last] for column in columns)
-        one = (group, topic, epoch, term, lease_until_ms, *some, records[ends[first] : ends[last]])
-        parts.append(Columns._make(one))
+        rows = slice(first, last)
+        columns = ids[rows], attempts[rows], positions[rows], due_ms[rows], meta_sizes[rows], sizes[rows]
+        found.append(Columns(*head, topic, epoch, *columns, records[ends[first] : ends[last]]))
         first = last
-    return parts
+    return found
 
 
 class DeliveredBatch:
