@@ -57,9 +57,7 @@ def join_units(parts: Sequence[Units]) -> Units:
     array to find that the fields are equal, and then copy field by field."""
     if len(parts) == 1:
         return parts[0]
-    kind = parts[0].dtype
-    raw = np.dtype((np.void, kind.itemsize))
-    joined: Units = np.concatenate([np.ascontiguousarray(part).view(raw) for part in parts]).view(kind)
+    joined: Units = np.frombuffer(bytearray().join([part.tobytes() for part in parts]), parts[0].dtype)
     return joined
 
 
@@ -70,7 +68,7 @@ def picked(rows: Units, which: NDArray[np.bool_] | NDArray[np.integer]) -> Units
     return found
 
 
-def starts_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+def starts_of(keys: NDArray[np.integer]) -> NDArray[np.int64]:
     """Numbers of the rows whose key differs from the row before, and of row 0. There must be at least one key."""
     ends = (keys[1:] != keys[:-1]).nonzero()[0]
     starts = np.zeros(len(ends) + 1, np.int64)

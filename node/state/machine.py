@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +31,7 @@ from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import Batch, make_batch
 from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing, judge, sender_of
+from tickwheel.node.state.ready import Arrival, by_topic
 from tickwheel.node.state.recurring import Recurring
 from tickwheel.node.state.results import (
     AdminResult,
@@ -81,7 +81,7 @@ from tickwheel.proto.log_pb2 import (
 )
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Ids, Units, ids_of, picked
+from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey
 
 __all__ = ["FORMAT_VERSION", "AnyResult", "CommandResult", "StateCheckpoint", "StateConfig", "StateMachine"]
 
@@ -227,30 +227,21 @@ class StateMachine(StateView):
         units = self.wheel.dispatch(CursorKey(dispatch.due_ms, dispatch.index)).units
         ready: list[MadeReady] = []
         if len(units):
-            topics = units["topic_id"]
             targeted = bool(units["target_group"].any())
-            if (topics == topics[0]).all():
-                self._make_ready(int(topics[0]), units, ids_of(units), stamped_ms, ready, targeted=targeted)
-            else:
-                units = picked(units, np.argsort(topics, kind="stable"))
-                ids, ordered = ids_of(units), units["topic_id"]
-                cuts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
-                for topic_id, (start, end) in zip(ordered[cuts[:-1]].tolist(), itertools.pairwise(cuts), strict=True):
-                    rows = slice(start, end)
-                    self._make_ready(topic_id, units[rows], ids[rows], stamped_ms, ready, targeted=targeted)
+            for arrival in by_topic(units):
+                self._make_ready(arrival, stamped_ms, ready, targeted=targeted)
         self.holders.prune()
         dispatched = sum([len(part.units) for part in ready])
         return DispatchResult(self.wheel.cursor, dispatched, len(units) - dispatched, ready)
 
-    def _make_ready(
-        self, topic_id: int, units: Units, ids: Ids, stamped_ms: int, ready: list[MadeReady], *, targeted: bool
-    ) -> None:
+    def _make_ready(self, arrival: Arrival, stamped_ms: int, ready: list[MadeReady], *, targeted: bool) -> None:
         """Put units of one topic into its ready queue and note that in `ready`; discard them if the topic is gone.
         `targeted`: some may be for one group only."""
+        topic_id, units = arrival.topic_id, arrival.units
         topic = self._state.topics.get(topic_id)
         if topic is None:
             return
-        first, targeted = topic.ready.append(units, ids, stamped_ms, targeted=targeted)
+        first, targeted = topic.ready.append(arrival, stamped_ms, targeted=targeted)
         ready.append(MadeReady(topic_id, topic.name, first, units))
         subscriptions = self._state.groups.of_topic(topic_id)
         self._state.backlog.arrived(topic_id, [subscription.group_id for subscription in subscriptions], len(units))
@@ -273,14 +264,14 @@ class StateMachine(StateView):
         return SettleResult.of(tuple([self._settle_batch(batch, stamped_ms, budget, late) for batch in settle.batches]))
 
     def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget, late: LateSearch) -> SettleResult:
-        ids_bytes, kind = batch.ids, batch.kind
+        ids_bytes, attempts_bytes, positions_bytes, kind = batch.ids, batch.attempts, batch.positions, batch.kind
         count = len(ids_bytes) // 8
         wrong = None
         if len(ids_bytes) != 8 * count:
             wrong = "ids", "elements of 8 bytes"
-        elif len(batch.attempts) != 4 * count:
+        elif len(attempts_bytes) != 4 * count:
             wrong = "attempts", f"{count} elements of 4 bytes"
-        elif batch.positions and len(batch.positions) != 8 * count:
+        elif positions_bytes and len(positions_bytes) != 8 * count:
             wrong = "positions", f"{count} elements of 8 bytes"
         elif kind not in SETTLING and kind not in RETURNING:
             wrong = "kind", "a known kind"
@@ -299,12 +290,12 @@ class StateMachine(StateView):
         if batch.HasField("epoch") and batch.epoch != subscription.epoch:
             return SettleResult(stale=count, taken=count)
         if kind in (SETTLE_ACK, SETTLE_SKIP) and subscription.settle_in_order(
-            ids_bytes, batch.attempts, batch.positions
+            ids_bytes, attempts_bytes, positions_bytes
         ):
             return SettleResult(settled=count, taken=count)
         ids = np.frombuffer(ids_bytes, "<u8")
-        attempts = np.frombuffer(batch.attempts, "<u4")
-        positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
+        attempts = np.frombuffer(attempts_bytes, "<u4")
+        positions = np.frombuffer(positions_bytes, "<u8") if positions_bytes else None
         if kind == SETTLE_DEAD or (kind == SETTLE_RETRY and batch.due_ms):
             columns = (ids, attempts, positions)
             in_place = self.topic_fifo(batch.topic_id)

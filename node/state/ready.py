@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_left, bisect_right
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import HOUR_MS, Ids, Units, find_ids, picked
+from tickwheel.wheel.units import HOUR_MS, Ids, Units, find_ids, ids_of, picked, starts_of
 
 IDS = np.dtype("<u8")
 TICKS = np.dtype([("tick", "<i8"), ("position", "<u8")])
@@ -32,6 +33,34 @@ NO_TICK = -1 << 62
 SEARCHED = 1 << 18
 """Positions read together by a search: two megabytes."""
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+class Arrival(NamedTuple):
+    """Units of one topic that a dispatch brings, in order, with their ids and the first and last due time."""
+
+    topic_id: int
+    units: Units
+    ids: Ids
+    first_due_ms: int
+    last_due_ms: int
+
+
+def by_topic(units: Units) -> list[Arrival]:
+    """What a dispatch brings, at least one unit, topic by topic. What all topics need is found in one pass."""
+    topics = units["topic_id"]
+    if (topics != topics[0]).any():
+        units = picked(units, topics.argsort(kind="stable"))
+        topics = units["topic_id"]
+    ids, due_ms, starts = ids_of(units), units["due_ms"], starts_of(topics)
+    firsts = starts.tolist()
+    lasts = [*firsts[1:], len(units)]
+    times = due_ms[starts].tolist(), due_ms[np.array(lasts) - 1].tolist()
+    return [
+        Arrival(topic_id, units[first:last], ids[first:last], first_due_ms, last_due_ms)
+        for topic_id, first, last, first_due_ms, last_due_ms in zip(
+            topics[starts].tolist(), firsts, lasts, *times, strict=True
+        )
+    ]
 
 
 class ReadyLog:
@@ -55,15 +84,13 @@ class ReadyLog:
         """Messages that ever entered the queue: the next position."""
         return self.ids.count
 
-    def append(self, units: Units, ids: Ids, stamped_ms: int, *, targeted: bool) -> tuple[int, bool]:
-        """Append units in order, dispatched at `stamped_ms`; returns the first position and whether some are for one
-        group only. `targeted`: some may be."""
-        due = units["due_ms"]
-        first_due_ms = int(due[0])
-        last_due_ms = first_due_ms if len(due) == 1 else int(due[-1])
+    def append(self, arrival: Arrival, stamped_ms: int, *, targeted: bool) -> tuple[int, bool]:
+        """Append units dispatched at `stamped_ms`; returns the first position and whether some are for one group only.
+        `targeted`: some may be."""
+        _, units, ids, first_due_ms, last_due_ms = arrival
         first_tick, last_tick = first_due_ms // self.slot_ms, last_due_ms // self.slot_ms
         if first_tick != last_tick:
-            self._note_ticks(due // self.slot_ms)
+            self._note_ticks(units["due_ms"] // self.slot_ms)
         elif first_tick != self.last_tick:
             self._note_tick(first_tick)
         self._note_dispatch(first_due_ms // HOUR_MS, stamped_ms // HOUR_MS)

@@ -62,6 +62,7 @@ LOOK_BACK = 65_536
 HOLDS_ROWS = 16_384
 """Retries of a topic, the newest, among which `retries_open` searches."""
 _FIRST_ATTEMPT = (1).to_bytes(4, "little")
+_FIRST_ATTEMPTS = np.ones(CHUNK, np.uint32)
 NOT_JUDGED = 1 << 62
 """Value of `judged_from` after a checkpoint of an earlier version, which does not have it."""
 
@@ -181,6 +182,9 @@ class Subscription:
         """Up to `limit` unsettled positions from `first` on, rising, with ids and attempts; within the window."""
         window, stop = self._window, self._hand_out_stop
         at = max(int(first), window.floor)
+        if limit <= CHUNK and self.is_untouched_from(at):
+            count = max(0, min(stop - at, limit))
+            return np.arange(at, at + count, dtype=np.uint64), self._ready.read(at, count), _FIRST_ATTEMPTS[:count]
         parts: list[Places] = []
         values: list[NDArray[np.uint16]] = []
         missing = limit
@@ -194,6 +198,10 @@ class Subscription:
             at = end
         places = _joined(parts, np.int64)
         return places.astype(np.uint64), self._ready.gather(places), _joined(values, np.uint16).astype(np.uint32)
+
+    def is_untouched_from(self, position: int) -> bool:
+        """Whether from this position on nothing was settled, came back or is for another group."""
+        return position >= self._window.end and self._ready.targets.last_position < position
 
     def scanned_to(self, first: int) -> int:
         """Where a reader goes on that found nothing from `first` on."""
@@ -234,7 +242,7 @@ class Subscription:
         newest retry of a message is meant.
         """
         targets = self._ready.targets
-        if targets.last_position < self._searched_from:
+        if not self.has_names:
             return ids, attempts, positions
         if positions is not None:
             inside = np.flatnonzero((positions >= self._searched_from) & (positions < self.stop))
@@ -257,6 +265,11 @@ class Subscription:
         # An earlier attempt than this retry's first is stale: 0 is never out.
         attempts[hits] = np.where(attempts[hits] > rows["attempts"], attempts[hits] - rows["attempts"], 0)
         return ids, attempts, positions
+
+    @property
+    def has_names(self) -> bool:
+        """Whether consumers may know messages that can still be settled by other columns than the log."""
+        return self._ready.targets.last_position >= self._searched_from
 
     def deliveries(self, positions: Positions, attempts: Attempts) -> Attempts:
         """Deliveries of the messages over all retries, from the attempts of the units at these dispatched positions."""
@@ -345,13 +358,14 @@ class Subscription:
         """Settle a batch if it names just the messages from the floor on, all in their first attempt, and nothing
         behind them was settled or came back: nearly every batch of a consumer that keeps up, at a tenth of the cost of
         `find` and `settle`. False: it is another batch, and nothing was done. Columns as in the log."""
-        window, first = self._window, self._window.floor
-        last = first + len(ids) // 8
-        if window.end != first or last > self.stop or self.pauses or self._ready.targets.last_position >= first:
+        window, ready, first, count = self._window, self._ready, self._window.floor, len(ids) // 8
+        last = first + count
+        if window.end != first or last > ready.count or count > self.window_messages_max:
             return False
-        if attempts != _FIRST_ATTEMPT * (last - first) or positions != np.arange(first, last, dtype="<u8").tobytes():
+        if self.pauses or ready.targets.last_position >= first or first < ready.first_retained:
             return False
-        if first < self._ready.first_retained or ids != self._ready.read(first, last - first).tobytes():
+        in_order = first.to_bytes(8, "little") if count == 1 else np.arange(first, last, dtype="<u8").tobytes()
+        if positions != in_order or attempts != _FIRST_ATTEMPT * count or ids != ready.read(first, count).tobytes():
             return False
         window.settle_to(last)
         return True
@@ -646,7 +660,8 @@ class Window:
         another group: over many topics nearly every settlement, and no array is needed for it."""
         self._note_settled(end - self.floor)
         self.floor = self._base = self.end = end
-        self._advance()
+        if self._ready.targets.last_position >= end:
+            self._advance()
 
     def give_back(self, places: Places) -> None:
         """End the attempts that are out for positions, which are rising and unsettled: the next attempt counts."""
