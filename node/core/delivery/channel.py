@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -33,6 +33,8 @@ UNREAD_MAX = 1_000
 """Messages of one channel whose records cannot be read. A channel with this many claims nothing more."""
 RECENT_UNITS_MAX = 100_000
 """Units of one topic that are kept at least; at most twice as many, 19 MB."""
+NEVER = 1 << 62
+"""A time that does not come."""
 
 
 class RecentUnits:
@@ -66,9 +68,13 @@ class RecentUnits:
         first, last = int(positions[0]), int(positions[-1])
         if first < self._firsts[0] or last >= self._firsts[-1] + len(self._chunks[-1]):
             return None
-        low, high = bisect_right(self._firsts, first) - 1, bisect_right(self._firsts, last)
-        places = (positions - np.uint64(self._firsts[low])).astype(np.int64)
-        return picked(join_units(self._chunks[low:high]), places)
+        units, base = self._chunks[-1], self._firsts[-1]
+        if first < base:
+            low, high = bisect_right(self._firsts, first) - 1, bisect_right(self._firsts, last)
+            units, base = join_units(self._chunks[low:high]), self._firsts[low]
+        if last - first == len(positions) - 1:
+            return units[first - base : last - base + 1]
+        return picked(units, (positions - np.uint64(base)).astype(np.int64))
 
     def clear(self) -> None:
         self._firsts.clear()
@@ -86,10 +92,12 @@ class Prefetched:
     attempts: Attempts
     units: Units | None = None
     records: list[bytes] | None = None
-    """None until they are read; `due_ms` and `ends` are set then."""
+    """None until they are read."""
     due_ms: NDArray[np.int64] = field(init=False)
+    """As `ends`, set by `measure` before the records are read."""
     ends: NDArray[np.int64] = field(init=False)
-    """Running sum of the records' sizes in bytes."""
+    """Running sum of the records' sizes in bytes, which begins at `before`."""
+    before: int = 0
     taken: int = 0
     """How many messages, from the first on, have left."""
     failed: str = ""
@@ -109,12 +117,9 @@ class Prefetched:
         """Whether its records are still to be read, and have no room yet."""
         return self.records is None and not self.bytes_held and not self.failed
 
-    def read(self, records: list[bytes]) -> None:
-        """The records of these messages, whose units are known."""
-        assert self.units is not None
-        self.records = records
-        self.due_ms = self.units["due_ms"].astype(np.int64)
-        self.ends = np.cumsum(self.units["size"], dtype=np.int64)
+    def bytes_of(self, first: int, last: int) -> int:
+        """Bytes of the records of the rows [first, last), at least one."""
+        return int(self.ends[last - 1]) - (int(self.ends[first - 1]) if first else self.before)
 
     def keep(self, rows: slice | list[int] | NDArray[np.bool_]) -> None:
         """Drop all but these messages. None of them has been read."""
@@ -127,6 +132,7 @@ class Prefetched:
         assert self.units is not None
         behind = Prefetched(self.positions[at:], self.ids[at:], self.attempts[at:], self.units[at:])
         self.keep(slice(at))
+        measure([self])
         return behind
 
     def join(self, behind: Prefetched) -> None:
@@ -138,9 +144,22 @@ class Prefetched:
         self.ids = np.concatenate((self.ids[here], behind.ids[there]))
         self.attempts = np.concatenate((self.attempts[here], behind.attempts[there]))
         self.units = join_units((self.units[here], behind.units[there]))
-        self.read(self.records[here] + behind.records[there])
+        self.records = self.records[here] + behind.records[there]
+        measure([self])
         self.taken = 0
         self.bytes_held += behind.bytes_held
+
+
+def measure(some: Sequence[Prefetched]) -> Units:
+    """Note due times and sizes of messages whose units are known, all together. Returns these units in one array."""
+    units = join_units([prefetched.units for prefetched in some if prefetched.units is not None])
+    due_ms, ends = units["due_ms"].astype(np.int64), units["size"].cumsum(dtype=np.int64)
+    first = before = 0
+    for prefetched in some:
+        last = first + len(prefetched.positions)
+        prefetched.due_ms, prefetched.ends, prefetched.before = due_ms[first:last], ends[first:last], before
+        first, before = last, int(ends[last - 1])
+    return units
 
 
 @dataclass(slots=True, eq=False)
@@ -235,16 +254,9 @@ class Channel:
         busy = self._fetching or self._prefetched_count or self._held or self._claimed_again or self._unread
         return not busy and self.next_position <= ready_count
 
-    def has_work(self, ready_count: int) -> bool:
-        """Whether the channel has something to claim, to read or to hand out. If not, only a dispatch, a return or a
-        change of the group can give it some."""
-        return bool(
-            self.next_position < ready_count
-            or self.prefetched_count
-            or self._fetching
-            or self._unread
-            or self.subscription.returned_count
-        )
+    def wants(self, ready_count: int) -> bool:
+        """Whether `advance` may find something to claim or to read."""
+        return self.next_position < ready_count or self._parked > 0 or self.subscription.returned_count > 0
 
     @property
     def first_unsent(self) -> int:
@@ -313,32 +325,32 @@ class Channel:
         return self._bytes
 
     def admit(self, prefetched: Prefetched) -> bool:
-        """The units of a fetch are known: keep as many messages as there is room for, and park the others. False: there
-        is no room at all, or messages before them have none yet, and nothing is to be read."""
-        assert prefetched.units is not None
+        """The units of a fetch are measured: keep as many messages as there is room for, and park the others. False:
+        there is no room at all, or messages before them have none yet, and nothing is to be read."""
         if prefetched.failed:  # its dispatch was not applied, and it may have left the queue
             self._fetching -= 1
             return False
         queue = self._urgent if prefetched in self._urgent else self._prefetched
-        place = queue.index(prefetched)
-        ends = np.cumsum(prefetched.units["size"], dtype=np.int64)
+        place, count = queue.index(prefetched), len(prefetched.positions)
         room = self.config.staged_bytes_max - self._bytes_ahead
-        fit = int(np.searchsorted(ends, room, "right"))
+        fit = count
+        if prefetched.bytes_of(0, count) > room:
+            fit = int(prefetched.ends.searchsorted(prefetched.before + room, "right"))
         if not fit and not self._bytes_ahead:
             fit = 1  # larger than all of the room
-        if any(before.has_no_room for before in islice(queue, place)):
+        if place and any(before.has_no_room for before in islice(queue, place)):
             fit = 0
         if not fit:
             self._fetching -= 1
             prefetched.parked = True
             self._parked += 1
             return False
-        if fit < len(ends):
+        if fit < count:
             behind = prefetched.split(fit)
             behind.parked = True
             queue.insert(place + 1, behind)
             self._parked += 1
-        self._account(prefetched, int(ends[fit - 1]))
+        self._account(prefetched, prefetched.bytes_of(0, fit))
         return True
 
     def _account(self, prefetched: Prefetched, size: int) -> None:
@@ -423,7 +435,7 @@ class Channel:
     def fetched(self, prefetched: Prefetched, records: list[bytes]) -> None:
         """A fetch brought the records of all its messages."""
         self._fetching -= 1
-        prefetched.read(records)
+        prefetched.records = records
 
     def give_up(self, prefetched: Prefetched, why: str) -> None:
         """A fetch failed: its messages do not leave from here."""
@@ -462,6 +474,7 @@ class Channel:
         prefetched.units = units
         prefetched.keep(rows)
         if rows:
+            measure([prefetched])
             self.fetched(prefetched, brought)
         else:
             self.give_up(prefetched, "cannot be read")
@@ -472,9 +485,9 @@ class Channel:
         if attempt is None:
             return
         prefetched = Prefetched(
-            np.array([position], np.uint64), np.array([id], np.uint64), np.array([attempt], np.uint32), unit
+            np.array([position], np.uint64), np.array([id], np.uint64), np.array([attempt], np.uint32), unit, [record]
         )
-        prefetched.read([record])
+        measure([prefetched])
         self._urgent.append(prefetched)
         self._prefetched_count += 1
         self._account(prefetched, len(record))
@@ -508,13 +521,13 @@ class Channel:
         return None
 
     def rests_until_ms(self, ready_count: int, full: int) -> int | None:
-        """When the first prefetched message may leave, if all that is ready has been claimed and read: until then only
-        a dispatch, a return or a change of the group gives the channel work. None: it has some now. A batch of `full`
-        messages does not wait for the pace."""
-        if self.next_position < ready_count or self._fetching or self._parked or self._unread:
+        """When the first prefetched message may leave, NEVER if there is none, if all that is ready has been claimed
+        and read: until then only a dispatch, a return or a change of the group gives the channel work. None: it has
+        some now. A batch of `full` messages does not wait for the pace."""
+        if self._fetching or self._unread or self.wants(ready_count):
             return None
-        if self.subscription.returned_count:
-            return None
+        if not self._prefetched_count:
+            return NEVER
         due_ms = self._first_due_ms()
         return due_ms if due_ms is None or self._prefetched_count >= full else max(due_ms, self.pace.until_ms)
 
@@ -544,22 +557,19 @@ class Channel:
                     break
                 if queue is self._prefetched and len(queue) > 1:
                     self._join(head, now_ms, limit)
-                first = head.taken
-                ready = (
-                    int(np.searchsorted(head.due_ms[first:], now_ms, "right"))
-                    if queue is self._prefetched
-                    else head.count
-                )
-                count = min(ready, limit, self._checked_of(head), self._fitting(head, first))
+                first, ready = head.taken, head.count
+                if queue is self._prefetched and int(head.due_ms[-1]) > now_ms:
+                    ready = int(head.due_ms[first:].searchsorted(now_ms, "right"))
+                count = min(ready, limit, self._checked_of(head))
                 if count <= 0:
                     break
+                head.taken = last = first + self._fitting(head, first, count)
                 self.pace.used = True
-                head.taken = first + count
-                self._prefetched_count -= count
-                self._account(head, int(head.ends[-1] - head.ends[first + count - 1]))
+                self._prefetched_count -= last - first
+                self._account(head, head.bytes_of(last, len(head.ends)) if head.count else 0)
                 if head.count == 0:
                     queue.popleft()
-                return head, first, first + count
+                return head, first, last
         return None
 
     def _drop_head(self, queue: deque[Prefetched]) -> Prefetched:
@@ -582,8 +592,10 @@ class Channel:
             head.join(behind)
             del queue[1]
 
-    def _fitting(self, prefetched: Prefetched, first: int) -> int:
-        """How many messages from `first` on fit into a batch of `batch_bytes_max`; at least one."""
-        ends = prefetched.ends
-        start = int(ends[first - 1]) if first else 0
-        return max(1, int(np.searchsorted(ends, start + self.config.batch_bytes_max, "right")) - first)
+    def _fitting(self, prefetched: Prefetched, first: int, count: int) -> int:
+        """How many of the `count` messages from `first` on fit into a batch of `batch_bytes_max`; at least one."""
+        bytes_max = self.config.batch_bytes_max
+        if prefetched.bytes_of(first, first + count) <= bytes_max:
+            return count
+        end = int(prefetched.ends[first + count - 1]) - prefetched.bytes_of(first, first + count) + bytes_max
+        return max(1, int(prefetched.ends.searchsorted(end, "right")) - first)

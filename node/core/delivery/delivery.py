@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 
 from tickwheel.node.core.delivery.broadcast import Broadcasts
-from tickwheel.node.core.delivery.channel import Channel, Pace, RecentUnits
+from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, RecentUnits
 from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, Share, batch_of, share_of
@@ -581,25 +581,26 @@ class Delivery(Part):
             return False  # the next credit wakes the group
         state = self._state
         picky = any(session.topic for session in sessions)
-        served: list[tuple[Channel, list[Session]]] = []
+        demand = sum(session.credits for session in sessions)
+        served: list[tuple[Channel, list[Session], int]] = []
         # With a limit each part of a pass would count anew what is out in all topics.
         limited = state.settings.group_in_flight_max > 0
-        for channel in self._channels_in(group_id, begun.slice(None if limited else SLICE_TOPICS_MAX)):
-            topic_id = channel.key[1]
-            if state.topic_paused(topic_id):
+        for topic_id in begun.slice(None if limited else SLICE_TOPICS_MAX):
+            channel, topic = self._channel((group_id, topic_id)), state.topics.get(topic_id)
+            if channel is None or topic is None or topic.paused:
                 continue
             takers = self.sessions.of_group(group_id, channel.topic) if picky else sessions
             if takers:
-                channel.advance(sum(session.credits for session in takers), state.ready_count(topic_id))
-                served.append((channel, takers))
+                ready_count = topic.ready.count
+                if channel.wants(ready_count):
+                    channel.advance(sum(s.credits for s in takers) if picky else demand, ready_count)
+                served.append((channel, takers, ready_count))
         self.fetching.flush()
         fed: list[int] = []
         if self._may_act():
             room = self._room(group_id)
-            for channel, takers in served:
-                if not self._may_act():
-                    break  # a pass over many topics may outlast the lease of mastership
-                handed = self._hand_out(channel, takers, now_ms, room)
+            for channel, takers, ready_count in served:
+                handed = self._hand_out(channel, takers, ready_count, now_ms, room)
                 room -= handed
                 if handed:
                     fed.append(channel.key[1])
@@ -613,23 +614,21 @@ class Delivery(Part):
         waits = False
         full = min((min(s.credits, s.batch_messages_max) for s in sessions if s.credits), default=0)
         work = self._work.get(group_id, {})
-        for channel, _ in served:
-            topic_id = channel.key[1]
-            ready_count = state.ready_count(topic_id)
-            if not channel.has_work(ready_count):
-                work.pop(topic_id, None)
-            elif (until_ms := channel.rests_until_ms(ready_count, full)) is not None and until_ms > now_ms:
-                work.pop(topic_id, None)
-                heapq.heappush(self._resting, (until_ms, group_id, topic_id))
-            else:
+        for channel, _, ready_count in served:
+            until_ms = channel.rests_until_ms(ready_count, full)
+            if until_ms is None or until_ms <= now_ms:
                 waits = waits or channel.prefetched_count > 0
+                continue
+            work.pop(channel.key[1], None)
+            if until_ms != NEVER:
+                heapq.heappush(self._resting, (until_ms, *channel.key))
         for topic_id in fed:
             if topic_id in work:
                 # Behind the others: a topic with a long backlog must not take all credits of every pass.
                 work[topic_id] = work.pop(topic_id)
         return waits
 
-    def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int, room: int) -> int:
+    def _hand_out(self, channel: Channel, sessions: list[Session], ready_count: int, now_ms: int, room: int) -> int:
         """Hand out what is due in one channel, at most `room` messages, the consumers in turn. Returns how many."""
         handed = 0
         idle = 0
@@ -644,10 +643,17 @@ class Delivery(Part):
             idle = 0
             share = share_of(channel, *taken)
             if share is not None:
+                if not self._may_act():  # since the pass began, its lease may have run out
+                    del self._channels[channel.key]  # nobody has what was taken: a new channel reads it again
+                    break
                 handed += share.count
                 self._handing.put(session, share, mixes=session.mixes)
-            channel.advance(sum(s.credits for s in sessions), self._state.ready_count(channel.key[1]))
-            self.fetching.flush()
+            if channel.wants(ready_count):
+                channel.advance(sum(s.credits for s in sessions), ready_count)
+                self.fetching.flush()
+            elif not channel.prefetched_count:
+                self._turn += len(sessions)  # as if each had been tried
+                break
         return handed
 
     def _room(self, group_id: int) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from tickwheel.node.core.delivery.channel import Channel, Prefetched
+from tickwheel.node.core.delivery.channel import Channel, Prefetched, measure
 from tickwheel.node.core.delivery.partial_read import PartialRead, ReadRows
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.work import RemovedError
@@ -68,20 +68,38 @@ class Fetching:
         if not self._claims:
             return
         claims, self._claims = self._claims, []
-        with_units = [(channel, one) for channel, one in claims if one.units is not None and channel.admit(one)]
-        without = [claim for claim in claims if claim[1].units is None]
-        for some in (with_units, without):
-            for together in _in_pieces(some):
-                self._read(together)
+        with_units: list[_Claim] = []
+        without: list[_Claim] = []
+        for claim in claims:
+            (without if claim[1].units is None else with_units).append(claim)
+        self._admit(with_units)
+        for together in _in_pieces(without):
+            self._read(together)
+
+    def _admit(self, claims: Sequence[_Claim]) -> None:
+        """Read those for which the channels have room; all have units."""
+        if not claims:
+            return
+        units = measure([prefetched for _, prefetched in claims])
+        admitted = [(channel, prefetched) for channel, prefetched in claims if channel.admit(prefetched)]
+        if sum([len(prefetched.positions) for _, prefetched in admitted]) == len(units) <= READ_MESSAGES_MAX:
+            self._read_records(claims, units)
+            return
+        for together in _in_pieces(admitted):
+            self._read(together)
 
     def _read(self, claims: Sequence[_Claim]) -> None:
         """Read the claims together; all have units or none has."""
         known = [prefetched.units for _, prefetched in claims if prefetched.units is not None]
         if known:
-            self._background.read_records(join_units(known), partial(self._records_read, self._mastership, claims))
+            self._read_records(claims, join_units(known))
         else:
             ids = np.concatenate([prefetched.ids for _, prefetched in claims])
             self._background.read_units(ids, partial(self._units_found, self._mastership, claims))
+
+    def _read_records(self, claims: Sequence[_Claim], units: Units) -> None:
+        """`units`: those of all claims."""
+        self._background.read_records(units, partial(self._records_read, self._mastership, claims))
 
     def _units_found(
         self, mastership: int, claims: Sequence[_Claim], units: Units | None, error: BaseException | None
@@ -97,9 +115,7 @@ class Fetching:
             count = len(prefetched.positions)
             prefetched.units = units[at : at + count]
             at += count
-        admitted = [(channel, prefetched) for channel, prefetched in claims if channel.admit(prefetched)]
-        if admitted:
-            self._read(admitted)
+        self._admit(claims)
 
     def _records_read(
         self, mastership: int, claims: Sequence[_Claim], records: list[bytes] | None, error: BaseException | None

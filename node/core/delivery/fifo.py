@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.core.delivery.channel import FETCHES_MAX, Channel, Prefetched
+from tickwheel.node.core.delivery.channel import FETCHES_MAX, NEVER, Channel, Prefetched, measure
 from tickwheel.node.core.delivery.leases import Positions
 from tickwheel.node.core.delivery.partial_read import ReadRows
 from tickwheel.node.core.metas import meta_of
@@ -111,9 +111,9 @@ class FifoChannel(Channel):
     def idle_at(self, ready_count: int) -> bool:
         return not self._lanes and Channel.idle_at(self, ready_count)
 
-    def has_work(self, ready_count: int) -> bool:
-        """As in Channel. A settlement or the end of a pause frees a lane, so every unsettled message counts."""
-        return bool(self.subscription.backlog) or not self.idle_at(ready_count)
+    def wants(self, ready_count: int) -> bool:
+        """Always true: `advance` also sorts into lanes what was read."""
+        return True
 
     @property
     def _bytes_ahead(self) -> int:
@@ -218,8 +218,8 @@ class FifoChannel(Channel):
         return max(self._paused[0][0], self.hold_until_ms) if self._paused else None
 
     def rests_until_ms(self, ready_count: int, full: int) -> int | None:
-        """Always None: a settlement or the end of a pause may free a lane at any time."""
-        return None
+        """NEVER if everything is settled, else None: a settlement or the end of a pause may free a lane at any time."""
+        return None if self.subscription.backlog or not self.idle_at(ready_count) else NEVER
 
     def take(self, now_ms: int, limit: int) -> tuple[Prefetched, int, int] | None:
         """Take the due heads of up to `limit` lanes."""
@@ -299,6 +299,7 @@ class FifoChannel(Channel):
             np.array([head.prefetched.ids[head.row] for head in heads], np.uint64),
             np.array([attempt for _, attempt in chosen], np.uint32),
             join_units([head.unit for head in heads]),
+            [head.record for head in heads],
         )
-        prefetched.read([head.record for head in heads])
+        measure([prefetched])
         return prefetched, 0, len(chosen)

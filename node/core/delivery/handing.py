@@ -41,7 +41,7 @@ class Share:
 
     @property
     def bytes(self) -> int:
-        return int(self.units["size"].sum(dtype=np.int64))
+        return sum(map(len, self.records))
 
 
 def share_of(channel: Channel, prefetched: Prefetched, first: int, last: int) -> Share | None:
@@ -50,12 +50,13 @@ def share_of(channel: Channel, prefetched: Prefetched, first: int, last: int) ->
     assert prefetched.records is not None and prefetched.units is not None
     places: slice | NDArray[np.int64] = slice(first, last)
     records = prefetched.records[first:last]
-    valid = channel.subscription.attempts_of(prefetched.positions[places]) == prefetched.attempts[places]
-    if not valid.all():
-        places = np.flatnonzero(valid) + first
-        if not len(places):
-            return None
-        records = [prefetched.records[place] for place in places.tolist()]
+    if not channel.subscription.is_untouched_from(int(prefetched.positions[first])):
+        valid = channel.subscription.attempts_of(prefetched.positions[places]) == prefetched.attempts[places]
+        if not valid.all():
+            places = np.flatnonzero(valid) + first
+            if not len(places):
+                return None
+            records = [prefetched.records[place] for place in places.tolist()]
     return Share(
         channel,
         prefetched.positions[places],

@@ -274,8 +274,9 @@ def ranges_of(lease: Lease) -> Iterator[LeaseRange]:
     if not len(positions):
         return
     group_id, topic_id = lease.channel
-    # Over many topics most leases have one message: arrays would cost ten times as much.
-    inner = (np.flatnonzero(np.diff(positions) != 1) + 1).tolist() if len(positions) > 1 else []
+    # Over many topics most leases are one range: arrays would cost ten times as much.
+    together = int(positions[-1]) - int(positions[0]) == len(positions) - 1
+    inner = [] if together else (np.flatnonzero(np.diff(positions) != 1) + 1).tolist()
     plain = ids is None and _all_first(attempts)
     for start, end in itertools.pairwise([0, *inner, len(positions)]):
         for first in range(start, end, TOLD_MESSAGES_MAX):

@@ -192,7 +192,7 @@ class Settlements:
         it is applied. Raises RequestError. A settlement of several topics has a result for each: rows of a topic that
         the group does not have (any more) are stale."""
         if not batch.topics:
-            taken = self._taken(batch, now_ms, reply)
+            taken = self._taken(batch, *self._named(batch.group, batch.topic), now_ms, reply)
             if isinstance(taken, Leaving):
                 self._leave(taken)
             else:
@@ -208,12 +208,14 @@ class Settlements:
             raise invalid("group", batch.group, "an existing consumer group")
         for part in parts:
             topic_id = self._state.topic_id(part.topic)
+            subscription = None if topic_id is None else self._state.subscription(group_id, topic_id)
             rows = len(part.ids) // 8
             answer = joined.part(rows)
-            if topic_id is None or self._state.subscription(group_id, topic_id) is None:
+            if topic_id is None or subscription is None:
                 answer.done(SettleResult(stale=rows))
                 continue
-            taken = self._taken(part, now_ms, answer)  # nothing is settled where one part is refused
+            # Nothing is settled where one part is refused.
+            taken = self._taken(part, (group_id, topic_id), subscription, now_ms, answer)
             if isinstance(taken, Leaving):
                 leaving.append(taken)
             else:
@@ -227,14 +229,33 @@ class Settlements:
         joined.close()
 
     def _taken(
-        self, batch: consumer_pb2.SettleBatch, now_ms: int, reply: Reply[SettleResult]
+        self,
+        batch: consumer_pb2.SettleBatch,
+        key: ChannelKey,
+        subscription: Subscription,
+        now_ms: int,
+        reply: Reply[SettleResult],
     ) -> SettleColumns | Leaving:
         """What to propose for a settlement of one topic, or to queue if its messages are copied, with `reply` for the
         result. Changes nothing. Raises RequestError."""
-        (group_id, topic_id), subscription = self._named(batch.group, batch.topic)
         kind = _checked_kind(batch)
         if len(batch.reason) > REASON_MAX:
             raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+        group_id, topic_id = key
+        epoch = batch.epoch if batch.HasField("epoch") else None
+        copies = kind in (SETTLE_RETRY, SETTLE_DEAD)
+        full = self._state.backlog.window_values >= WINDOW_VALUES_MAX
+        if len(batch.ids) == 8 and not (copies or full or subscription.has_names):
+            # Over many topics nearly every settlement: one row, which the log gets as it is.
+            return SettleColumns(
+                group_id=group_id,
+                topic_id=topic_id,
+                kind=kind,
+                ids=batch.ids,
+                attempts=batch.attempts,
+                positions=batch.positions,
+                epoch=epoch,
+            )
         given = np.frombuffer(batch.attempts, "<u4")
         ids, attempts, positions = subscription.as_logged(
             np.frombuffer(batch.ids, "<u8"), given, np.frombuffer(batch.positions, "<u8") if batch.positions else None
@@ -242,15 +263,13 @@ class Settlements:
         once = _rows_once(subscription, ids, attempts, positions)
         given, ids, attempts = given[once], ids[once], attempts[once]
         positions = None if positions is None else positions[once]
-        self._check_reach(subscription, ids, positions)
-        if kind in (SETTLE_RETRY, SETTLE_DEAD):
+        if full:
+            _check_reach(subscription, ids, positions)
+        if copies:
             dies = kind == SETTLE_DEAD
             due_ms = None if dies else self._due_ms(now_ms, self._pauses_ms(group_id, batch, given))
             cause = DECLARED_DEAD if dies else REFUSED
-            epoch = batch.epoch if batch.HasField("epoch") else None
-            return Leaving(
-                (group_id, topic_id), kind, ids, attempts, positions, due_ms, cause, batch.reason, reply, epoch
-            )
+            return Leaving(key, kind, ids, attempts, positions, due_ms, cause, batch.reason, reply, epoch)
         return SettleColumns(
             group_id=group_id,
             topic_id=topic_id,
@@ -258,16 +277,8 @@ class Settlements:
             ids=ids.tobytes(),
             attempts=attempts.astype("<u4").tobytes(),
             positions=b"" if positions is None else positions.astype("<u8").tobytes(),
-            epoch=batch.epoch if batch.HasField("epoch") else None,
+            epoch=epoch,
         )
-
-    def _check_reach(self, subscription: Subscription, ids: Ids, positions: Positions | None) -> None:
-        """Raise RequestError for a settlement so far ahead that it would exceed `WINDOW_VALUES_MAX`."""
-        if self._state.backlog.window_values < WINDOW_VALUES_MAX:
-            return
-        places, known = subscription.locate(ids, positions)
-        if known.any() and subscription.growth(int(places[known].max())) > CAPACITY_LEAST:
-            raise RequestError(limit_reached("window_values", WINDOW_VALUES_MAX, WINDOW_HINT_MS))
 
     def _pauses_ms(self, group_id: int, batch: consumer_pb2.SettleBatch, deliveries: Attempts) -> NDArray[np.int64]:
         """How long each nacked message waits: the delay or level that the nack gives, else the group's policy. Raises
@@ -408,6 +419,13 @@ class Settlements:
         if topic_id is None or subscription is None:
             raise invalid("topic", topic, f"a topic of group {group}")
         return (group_id, topic_id), subscription
+
+
+def _check_reach(subscription: Subscription, ids: Ids, positions: Positions | None) -> None:
+    """Raise RequestError for a settlement so far ahead that a window would grow beyond the smallest step."""
+    places, known = subscription.locate(ids, positions)
+    if known.any() and subscription.growth(int(places[known].max())) > CAPACITY_LEAST:
+        raise RequestError(limit_reached("window_values", WINDOW_VALUES_MAX, WINDOW_HINT_MS))
 
 
 def _rows_once(

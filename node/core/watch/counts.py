@@ -150,8 +150,8 @@ class Counts(Part):
         if len(topics) == 1:
             self.add(int(topics[0]), SCHEDULED, scheduled)
         else:
-            for topic_id, count in zip(*np.unique(topics, return_counts=True), strict=True):
-                self.add(int(topic_id), SCHEDULED, int(count))
+            for topic_id, count in Counter(topics.tolist()).items():
+                self.add(topic_id, SCHEDULED, count)
 
     def delivered(
         self,

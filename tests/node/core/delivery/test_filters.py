@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.delivery.channel import Channel, Pace, Prefetched, RecentUnits
+from tickwheel.node.core.delivery.channel import Channel, Pace, Prefetched, RecentUnits, measure
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
@@ -225,7 +225,8 @@ def test_what_was_read_meets_a_changed_filter() -> None:
     units = np.zeros(2, UNIT)
     units["size"] = 1
     prefetched = Prefetched(np.array([5, 6], np.uint64), np.array([5, 6], np.uint64), np.ones(2, np.uint32), units)
-    prefetched.read([b"x", b"y"])
+    prefetched.records = [b"x", b"y"]
+    measure([prefetched])
     channel._prefetched.append(prefetched)
     channel._prefetched_count = 2
     subscription.checked = 5

@@ -304,10 +304,11 @@ def test_where_one_topic_is_refused_nothing_is_settled(
     schedule(world, "abc")
     world.run_until(lambda: bool(taker.batches))
     core = core_of(taker)
-    state, settlements = core.state, core.parts.delivery.settlements
+    state = core.state
     full = limit_reached("window_values", 1, 1)
     with monkeypatch.context() as limited:
         limited.setattr(retries, "ROWS_MAX", 2)
+        limited.setattr(settlements, "WINDOW_VALUES_MAX", 0)
         limited.setattr(
             settlements,
             "_check_reach",
