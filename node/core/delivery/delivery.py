@@ -148,8 +148,9 @@ class Delivery(Part):
         self._work: dict[int, dict[int, None]] = {}
         """Group with consumers -> its topics that may have something to hand out now, as an ordered set; built on first
         use."""
-        self._resting: list[tuple[int, int, int]] = []
-        """Heap of (time, group, topic): there will be work at that time, unless something else brings it before."""
+        self._resting: list[tuple[int, int, int, bool]] = []
+        """Heap of (time, group, topic, paced): there will be work at that time, or if `paced` when the group's pace
+        allows the next batch after it, unless something else brings it before."""
         self._unsettled: dict[int, dict[int, None]] = {}
         """Group with a limit on what is out -> its topics that may have unsettled messages; built on first use."""
         self._paces: dict[int, Pace] = {}
@@ -386,7 +387,10 @@ class Delivery(Part):
         self._news = False
         self._now_ms = now_ms
         while self._resting and self._resting[0][0] <= now_ms:
-            _, group_id, topic_id = heapq.heappop(self._resting)
+            _, group_id, topic_id, paced = heapq.heappop(self._resting)
+            if paced and (until_ms := self._pace(group_id).until_ms) > now_ms:
+                heapq.heappush(self._resting, (until_ms, group_id, topic_id, paced))
+                continue
             self._has_work(group_id, topic_id)
             self._dirty.add(group_id)
         dirty, self._dirty = self._dirty, set()
@@ -621,7 +625,7 @@ class Delivery(Part):
                 continue
             work.pop(channel.key[1], None)
             if until_ms != NEVER:
-                heapq.heappush(self._resting, (until_ms, *channel.key))
+                heapq.heappush(self._resting, (until_ms, *channel.key, channel.prefetched_count < full))
         for topic_id in fed:
             if topic_id in work:
                 # Behind the others: a topic with a long backlog must not take all credits of every pass.
@@ -633,13 +637,13 @@ class Delivery(Part):
         handed = 0
         idle = 0
         while idle < len(sessions) and handed < room:
-            self._turn += 1
-            session = sessions[self._turn % len(sessions)]
+            session = sessions[(self._turn + idle) % len(sessions)]
             most = min(session.credits, session.batch_messages_max, room - handed)
             taken = channel.take(now_ms, most) if session.credits else None
             if taken is None:
                 idle += 1
                 continue
+            self._turn += idle + 1
             idle = 0
             share = share_of(channel, *taken)
             if share is not None:
@@ -652,7 +656,6 @@ class Delivery(Part):
                 channel.advance(sum(s.credits for s in sessions), ready_count)
                 self.fetching.flush()
             elif not channel.prefetched_count:
-                self._turn += len(sessions)  # as if each had been tried
                 break
         return handed
 
