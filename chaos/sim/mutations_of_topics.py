@@ -38,7 +38,4 @@ def first_topic_settled_only(original: Any, self: Settlements, columns: list[Any
 @mutation(settlements, "by_topic", aim=aimed("kill", couriers=1, mixing=2, settle_grid_ms=1_500, seconds=10))
 def resets_of_one_topic_ignored(original: Any, batch: Any) -> Any:
     """A settlement of several topics counts though one of them was reset since the delivery."""
-    parts = original(batch)
-    for part in parts:
-        part.ClearField("epoch")
-    return parts
+    return [rows._replace(epoch=None) for rows in original(batch)]

@@ -27,7 +27,7 @@ from tickwheel.node.core.delivery.handing import Handing, Share, batch_of, share
 from tickwheel.node.core.delivery.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, ranges_of
 from tickwheel.node.core.delivery.returns import Inherited, Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
-from tickwheel.node.core.delivery.settlements import Settlements, by_topic
+from tickwheel.node.core.delivery.settlements import Settlements, alone, by_topic
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.schedule.push import PushAhead
@@ -542,12 +542,12 @@ class Delivery(Part):
         """Note the answer of a consumer of a broadcasting group. Every outcome counts as settled by this consumer.
         Raises RequestError."""
         parts = []
-        for part in by_topic(batch) if batch.topics else [batch]:
-            topic_id = self._state.topic_id(part.topic)
+        for rows in by_topic(batch) if batch.topics else [alone(batch)]:
+            topic_id = self._state.topic_id(rows.topic)
             if batch.topics and (topic_id is None or self._state.subscription(session.group_id, topic_id) is None):
-                parts.append(SettleResult(stale=len(part.ids) // 8))
+                parts.append(SettleResult(stale=rows.messages))
                 continue
-            key, positions, named = self.settlements.positions_of(part)
+            key, positions, named = self.settlements.positions_of(batch, rows)
             count = self._broadcasts.answered(key, session.session_id, positions)
             parts.append(SettleResult(settled=count, stale=named - count))
         return SettleResult.of(tuple(parts))

@@ -7,6 +7,7 @@ extensions change only the master's own leases. Used by the master's deliveries 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,14 +59,43 @@ REASON_MAX = 1_024
 EXPIRED_TEXT = "its lease ran out"
 
 
-def by_topic(batch: consumer_pb2.SettleBatch) -> list[consumer_pb2.SettleBatch]:
-    """A settlement of several topics as settlements of one each, in order. Raises RequestError."""
+class Rows(NamedTuple):
+    """The rows of one topic in a settlement, as the columns that the consumer sent."""
+
+    topic: str
+    ids: bytes
+    attempts: bytes
+    positions: bytes
+    """Empty: the messages are searched by their ids."""
+    epoch: int | None
+
+    @property
+    def messages(self) -> int:
+        return len(self.ids) // 8
+
+
+def alone(batch: consumer_pb2.SettleBatch) -> Rows:
+    """The rows of a settlement of one topic. Raises RequestError."""
+    count = _check_columns(batch.ids, batch.attempts, batch.positions)
+    if count > SETTLE_MESSAGES_MAX:
+        raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
+    if len(batch.reason) > REASON_MAX:
+        raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+    epoch = batch.epoch if batch.HasField("epoch") else None
+    return Rows(batch.topic, batch.ids, batch.attempts, batch.positions, epoch)
+
+
+def by_topic(batch: consumer_pb2.SettleBatch) -> list[Rows]:
+    """The rows of a settlement of several topics, topic by topic. Raises RequestError."""
     if batch.topic or batch.HasField("epoch"):
         raise invalid("topics", len(batch.topics), "none when topic or epoch is given")
     topics = len(batch.topics)
     if topics > SETTLE_TOPICS_MAX:
         raise invalid("topics", topics, f"at most {SETTLE_TOPICS_MAX} topics in a settlement")
-    group, reason = _words(batch)
+    if len(batch.reason) > REASON_MAX:
+        raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+    if check_group_name(batch.group):
+        raise invalid("group", batch.group, "an existing consumer group")
     if len(batch.topic_counts) != 4 * topics:
         raise invalid("topic_counts", f"{len(batch.topic_counts)} bytes", f"{topics} elements of 4 bytes")
     if len(batch.epochs) != 4 * topics:
@@ -84,31 +114,10 @@ def by_topic(batch: consumer_pb2.SettleBatch) -> list[consumer_pb2.SettleBatch]:
     first = 0
     for topic, rows, epoch in zip(batch.topics, counts, np.frombuffer(batch.epochs, "<u4").tolist(), strict=True):
         last = first + rows
-        parts.append(
-            consumer_pb2.SettleBatch(
-                group=group,
-                topic=topic,
-                outcome=batch.outcome,
-                ids=ids[8 * first : 8 * last],
-                attempts=attempts[4 * first : 4 * last],
-                positions=positions[8 * first : 8 * last],
-                delay_ms=batch.delay_ms,
-                delay_level=batch.delay_level,
-                reason=reason,
-                epoch=epoch,
-            )
-        )
+        columns = ids[8 * first : 8 * last], attempts[4 * first : 4 * last], positions[8 * first : 8 * last]
+        parts.append(Rows(topic, *columns, epoch))
         first = last
     return parts
-
-
-def _words(batch: consumer_pb2.SettleBatch) -> tuple[str, str]:
-    """Group and reason of a settlement. Raises RequestError."""
-    if len(batch.reason) > REASON_MAX:
-        raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
-    if check_group_name(batch.group):
-        raise invalid("group", batch.group, "an existing consumer group")
-    return batch.group, batch.reason
 
 
 class Joined:
@@ -192,7 +201,8 @@ class Settlements:
         it is applied. Raises RequestError. A settlement of several topics has a result for each: rows of a topic that
         the group does not have (any more) are stale."""
         if not batch.topics:
-            taken = self._taken(batch, *self._named(batch.group, batch.topic), now_ms, reply)
+            named = self._named(batch.group, batch.topic)
+            taken = self._taken(batch, _kind(batch), alone(batch), *named, now_ms, reply)
             if isinstance(taken, Leaving):
                 self._leave(taken)
             else:
@@ -202,20 +212,19 @@ class Settlements:
         proposed: list[SettleColumns] = []
         answers: list[Reply[SettleResult]] = []
         leaving: list[Leaving] = []
-        parts = by_topic(batch)
-        group_id = self._state.group_id(batch.group)
-        if group_id is None:
+        parts, kind = by_topic(batch), _kind(batch)
+        group = self._state.groups.named(batch.group)
+        if group is None:
             raise invalid("group", batch.group, "an existing consumer group")
-        for part in parts:
-            topic_id = self._state.topic_id(part.topic)
-            subscription = None if topic_id is None else self._state.subscription(group_id, topic_id)
-            rows = len(part.ids) // 8
-            answer = joined.part(rows)
+        for rows in parts:
+            topic_id = self._state.topic_id(rows.topic)
+            subscription = None if topic_id is None else group.subscriptions.get(topic_id)
+            answer = joined.part(rows.messages)
             if topic_id is None or subscription is None:
-                answer.done(SettleResult(stale=rows))
+                answer.done(SettleResult(stale=rows.messages))
                 continue
             # Nothing is settled where one part is refused.
-            taken = self._taken(part, (group_id, topic_id), subscription, now_ms, answer)
+            taken = self._taken(batch, kind, rows, (group.group_id, topic_id), subscription, now_ms, answer)
             if isinstance(taken, Leaving):
                 leaving.append(taken)
             else:
@@ -231,34 +240,33 @@ class Settlements:
     def _taken(
         self,
         batch: consumer_pb2.SettleBatch,
+        kind: SettleKind.ValueType,
+        rows: Rows,
         key: ChannelKey,
         subscription: Subscription,
         now_ms: int,
         reply: Reply[SettleResult],
     ) -> SettleColumns | Leaving:
-        """What to propose for a settlement of one topic, or to queue if its messages are copied, with `reply` for the
+        """What to propose for the rows of one topic, or to queue if its messages are copied, with `reply` for the
         result. Changes nothing. Raises RequestError."""
-        kind = _checked_kind(batch)
-        if len(batch.reason) > REASON_MAX:
-            raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+        _, ids_bytes, attempts_bytes, positions_bytes, epoch = rows
         group_id, topic_id = key
-        epoch = batch.epoch if batch.HasField("epoch") else None
         copies = kind in (SETTLE_RETRY, SETTLE_DEAD)
         full = self._state.backlog.window_values >= WINDOW_VALUES_MAX
-        if len(batch.ids) == 8 and not (copies or full or subscription.has_names):
+        if len(ids_bytes) == 8 and not (copies or full or subscription.has_names):
             # Over many topics nearly every settlement: one row, which the log gets as it is.
             return SettleColumns(
                 group_id=group_id,
                 topic_id=topic_id,
                 kind=kind,
-                ids=batch.ids,
-                attempts=batch.attempts,
-                positions=batch.positions,
+                ids=ids_bytes,
+                attempts=attempts_bytes,
+                positions=positions_bytes,
                 epoch=epoch,
             )
-        given = np.frombuffer(batch.attempts, "<u4")
+        given = np.frombuffer(attempts_bytes, "<u4")
         ids, attempts, positions = subscription.as_logged(
-            np.frombuffer(batch.ids, "<u8"), given, np.frombuffer(batch.positions, "<u8") if batch.positions else None
+            np.frombuffer(ids_bytes, "<u8"), given, np.frombuffer(positions_bytes, "<u8") if positions_bytes else None
         )
         once = _rows_once(subscription, ids, attempts, positions)
         given, ids, attempts = given[once], ids[once], attempts[once]
@@ -361,15 +369,15 @@ class Settlements:
 
         self._proposer.submit(Command(settle=Settle(batches=columns)), Reply(applied, failed), may_gather=True)
 
-    def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions, int]:
-        """The channel of a settlement, the positions of its messages, and how many messages it names; of those that the
-        channel does not know there is no position. Raises RequestError."""
-        key, subscription = self._named(batch.group, batch.topic)
-        _checked_kind(batch)
-        ids = np.frombuffer(batch.ids, "<u8")
-        positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
+    def positions_of(self, batch: consumer_pb2.SettleBatch, rows: Rows) -> tuple[ChannelKey, Positions, int]:
+        """The channel of a settlement's rows, the positions of its messages, and how many messages it names; of those
+        that the channel does not know there is no position. Raises RequestError."""
+        key, subscription = self._named(batch.group, rows.topic)
+        _kind(batch)
+        ids = np.frombuffer(rows.ids, "<u8")
+        positions = np.frombuffer(rows.positions, "<u8") if rows.positions else None
         found, known = subscription.locate(ids, positions)
-        if batch.HasField("epoch") and batch.epoch != subscription.epoch:
+        if rows.epoch not in (None, subscription.epoch):
             known[:] = False
         return key, found[known], len(np.unique(ids))
 
@@ -444,14 +452,11 @@ def _rows_once(
     return np.sort(order[last])
 
 
-def _checked_kind(batch: consumer_pb2.SettleBatch) -> SettleKind.ValueType:
-    """The kind of a settlement of one topic. Raises RequestError for an unknown one, and for wrong columns."""
+def _kind(batch: consumer_pb2.SettleBatch) -> SettleKind.ValueType:
+    """The kind of a settlement. Raises RequestError for an unknown one."""
     kind = SETTLE_KINDS.get(batch.outcome)
     if kind is None:
         raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
-    count = _check_columns(batch.ids, batch.attempts, batch.positions)
-    if count > SETTLE_MESSAGES_MAX:
-        raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
     return kind
 
 
