@@ -125,16 +125,16 @@ class Handing:
     def put(self, session: Session, share: Share, *, mixes: bool) -> None:
         """Hand a share to a consumer, when the pass ends at the latest. Takes its credits now. `mixes`: the share may
         leave together with those of other topics."""
-        session.credits -= share.count
-        session.delivered += share.count
+        count, size = share.count, share.bytes
+        session.credits -= count
+        session.delivered += count
         if not mixes:
             self._send(session, [share])
             return
-        size = share.bytes
         gathered = self._gathered.get(session)
         if gathered is not None and (
             len(gathered.shares) >= BATCH_TOPICS_MAX
-            or gathered.count + share.count > session.batch_messages_max
+            or gathered.count + count > session.batch_messages_max
             or gathered.bytes + size > self._batch_bytes_max
         ):
             del self._gathered[session]
@@ -143,7 +143,7 @@ class Handing:
         if gathered is None:
             gathered = self._gathered[session] = _Gathered()
         gathered.shares.append(share)
-        gathered.count += share.count
+        gathered.count += count
         gathered.bytes += size
 
     def flush(self) -> None:

@@ -367,7 +367,9 @@ class Settlements:
             for answer in answers:
                 answer.fail(failure)
 
-        self._proposer.submit(Command(settle=Settle(batches=columns)), Reply(applied, failed), may_gather=True)
+        command = Command()
+        command.settle.batches.extend(columns)
+        self._proposer.submit(command, Reply(applied, failed), may_gather=True)
 
     def positions_of(self, batch: consumer_pb2.SettleBatch, rows: Rows) -> tuple[ChannelKey, Positions, int]:
         """The channel of a settlement's rows, the positions of its messages, and how many messages it names; of those
