@@ -158,7 +158,8 @@ class Publishing:
         if not len(used):
             return {}
         same = bool((used == used[0]).all())
-        unknown = [int(t) for t in (used[:1] if same else np.unique(used)) if not self._topics.takes(int(t))]
+        numbers = set((used[:1] if same else used).tolist())
+        unknown = sorted(number for number in numbers if not self._topics.takes(number))
         if not unknown:
             return {}
         ends = np.cumsum([request.count for request in requests])
