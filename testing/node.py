@@ -124,7 +124,10 @@ class MemoryNode:
             report=_report,
             faults=_request_failed,
         )
-        self._port = ClientPort(config, lambda: self._host.core, ports, self._wake, self._failed, Counter())
+        wake = self._wake
+        self._port = ClientPort(
+            config, lambda: self._host.core, ports, wake, lambda wait_ms: wake(), self._failed, Counter()
+        )
         self._note_late()
         self._host.start()
         self._found()

@@ -348,7 +348,7 @@ def test_what_was_proposed_before_the_damage_is_told_as_unknown() -> None:
     schedule()
     world.run_until(lambda: core.serving.closed is not None)
     later: list[Any] = []
-    calls = Calls(lambda: core, master.wake, later.append)
+    calls = Calls(lambda: core, master.wake, lambda wait_ms: master.wake(), later.append)
     calls.serve(later.append, lambda: None)
     world.run_until(lambda: bool(master.fatal), 5_000)
     following = world.elect()

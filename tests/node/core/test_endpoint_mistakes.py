@@ -236,7 +236,9 @@ async def once(request: Message) -> AsyncIterator[Message]:
 def node_of(master: SimulatedNode, ended_by: list[BaseException]) -> tuple[Node, StumblingCalls]:
     """The server's side of a simulated node."""
     assert master.host is not None
-    calls = StumblingCalls(lambda: cast(Any, master.host).core, master.wake, ended_by.append)
+    calls = StumblingCalls(
+        lambda: cast(Any, master.host).core, master.wake, lambda wait_ms: master.wake(), ended_by.append
+    )
     calls.at = []
     core = master.host.core
     node = Node(
