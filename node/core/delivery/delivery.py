@@ -48,7 +48,7 @@ LEASES_WRITTEN_MAX = 20_000
 """Leases that a master notes for its file, shared evenly by the groups. Each takes about a microsecond of the core's
 thread every second."""
 SLICE_TOPICS_MAX = 64
-"""Topics of one group that a tick serves. To claim and hand out messages of one takes about a tenth of a millisecond,
+"""Topics of one group that a tick serves. To claim and hand out messages of one takes up to a tenth of a millisecond,
 and heartbeats and votes should wait no longer than ten. A pass over more topics goes on in the next ticks."""
 FAULT_PAUSE_MS = 1_000
 """Pause before a lease is returned again whose return failed through a mistake of ours."""

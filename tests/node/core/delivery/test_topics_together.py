@@ -428,27 +428,53 @@ def test_a_pass_over_many_topics_goes_on_in_later_ticks(world: World, monkeypatc
     assert max(map(len, slices)) == 1
 
 
-def test_topics_rest_until_their_messages_are_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The topic of each look at a channel, as they come."""
+    found: list[str] = []
+    rests_until_ms = Channel.rests_until_ms
+
+    def noted(self: Channel, ready_count: int, full: int) -> int | None:
+        found.append(self.topic)
+        return rests_until_ms(self, ready_count, full)
+
+    monkeypatch.setattr(Channel, "rests_until_ms", noted)
+    return found
+
+
+def ticks_until(taker: Taker, batches: int) -> int:
+    """Wakes the master five times a millisecond until it has delivered so many batches. Returns how often."""
+    ticks = 0
+    while len(taker.batches) < batches:
+        taker.node.wake()
+        taker.world.run(0.2)
+        ticks += 1
+    return ticks
+
+
+def test_topics_rest_until_their_messages_are_due(world: World, looks: list[str]) -> None:
     """A dispatch comes some milliseconds ahead. The ticks until then pass over what it brought: with a hundred topics
     they took most of a master's time."""
     taker = Taker(world, mixes=True)
     world.run(100)
-    served: list[str] = []
-    advance = Channel.advance
-
-    def noted(self: Channel, demand: int, ready_count: int) -> None:
-        served.append(self.topic)
-        advance(self, demand, ready_count)
-
-    monkeypatch.setattr(Channel, "advance", noted)
+    looks.clear()
     schedule(world, "abc")
-    ticks = 0
-    while not taker.batches:
-        taker.node.wake()
-        world.run(0.2)
-        ticks += 1
+    assert ticks_until(taker, 1) > 200
     assert sum(len(batch.ids) // 8 for batch in taker.batches) == 3
-    assert ticks > 200 and max(map(served.count, "abc")) <= 5
+    assert max(map(looks.count, "abc")) == 2, "one to claim, one to hand out"
+
+
+def test_topics_rest_until_their_group_may_have_its_next_batch(world: World, looks: list[str]) -> None:
+    """Though their messages are due before."""
+    taker = Taker(world, mixes=True)
+    world.run(100)
+    looks.clear()
+    due_ms = world.now_ms + 100
+    schedule(world, "a", 100)
+    schedule(world, "bc", due_ms + 1 - world.now_ms)
+    ticks_until(taker, 1)
+    assert ticks_until(taker, 2) > 10
+    assert [looks.count(topic) for topic in "abc"] == [2, 2, 2]
 
 
 def test_what_comes_while_a_pass_goes_on_is_served_after_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
