@@ -387,15 +387,20 @@ class Proposer(Part):
         finally:
             self._refusing = False
 
+    @property
+    def _has_room(self) -> bool:
+        """Whether the limits on entries and bytes in flight allow another entry."""
+        config = self._config
+        return len(self._flights) < config.propose_in_flight_max and self._bytes_in_flight < config.propose_bytes_max
+
     def flush(self) -> None:
         """Propose waiting commands, as far as the limits on entries and bytes in flight allow."""
         log = self._log
         if log is None or self.term == 0:
             return
-        config = self._config
         now_ms = self._now_ms()
         self._held_until_ms = 0
-        while len(self._flights) < config.propose_in_flight_max and self._bytes_in_flight < config.propose_bytes_max:
+        while self._has_room:
             leaves_ms = self._leaves_ms(now_ms)
             if leaves_ms is not None and leaves_ms > now_ms:
                 self._held_until_ms = leaves_ms
@@ -573,7 +578,11 @@ class Proposer(Part):
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next `flush` is needed."""
-        return self._held_until_ms - now.cluster_ms if self.term and self._held_until_ms else None
+        if not self.term:
+            return None
+        if self._waiting and self._has_room and (self._urgent or not self._held_until_ms):
+            return 0  # it was submitted since the last `flush`, or by it: a publish may need its topic first
+        return self._held_until_ms - now.cluster_ms if self._held_until_ms else None
 
 
 def _accepted(command: Command, kind: type[R], result: CommandResult) -> R:

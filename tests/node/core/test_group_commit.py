@@ -29,13 +29,13 @@ from tickwheel.proto.peer_pb2 import PeerFrame
 NOW_MS, HOUR_MS = 1_800_000_000_000, 3_600_000
 
 
-def message() -> IncomingBatch:
+def message(topic: str = "t") -> IncomingBatch:
     """One, due in an hour."""
     return IncomingBatch(
         producer_id="",
         sequence=0,
         count=1,
-        topics=["t"],
+        topics=[topic],
         topic_of=None,
         when=np.array([3_600_000], np.int64),
         kinds=KIND_DELAY,
@@ -96,6 +96,24 @@ def test_a_single_caller_waits_for_nobody() -> None:
     world.run(1_000)
     assert alone.answered > 30
     assert max(alone.took_ms) <= 4, alone.took_ms
+
+
+def test_a_topic_is_created_at_once_for_its_first_message() -> None:
+    """Its creation is submitted while an entry is gathered: it must not wait for the next heartbeat to leave."""
+    world = ready()
+    node, took_ms = world.elect(), list[float]()
+    assert node.host is not None
+    for number in range(5):
+        world.run(1_000 + 9 * number)
+        began_ns = world.now_ns
+
+        def answered(_: object, began_ns: int = began_ns) -> None:
+            took_ms.append((world.now_ns - began_ns) / 1e6)
+
+        node.host.core.parts.requests.schedule(message(f"t-{number}"), Reply.either(answered))
+        node.wake()
+    world.run(1_000)
+    assert len(took_ms) == 5 and max(took_ms) <= 8, took_ms
 
 
 def test_many_callers_share_entries() -> None:
