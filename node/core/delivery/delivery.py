@@ -126,7 +126,9 @@ class Delivery(Part):
         self._leases = LeaseTable()
         self.push = push
         self.fetching = Fetching(core, self._read, unreadable)
-        self._turn = 0
+        self._turns = Counter[int]()
+        """Of each group: how many times a consumer had its turn. With one count for all groups, two groups of two
+        consumers would have each message go to the same consumer."""
         self.active = False
         self.term = 0
         self.feed = LeaseFeed()
@@ -191,6 +193,7 @@ class Delivery(Part):
         self._broadcasts.end()
         self._forget_work()
         self._paces.clear()
+        self._turns.clear()
         self._handing.drop()
         self._returns.end()
         self._inherited.clear()
@@ -634,16 +637,17 @@ class Delivery(Part):
 
     def _hand_out(self, channel: Channel, sessions: list[Session], ready_count: int, now_ms: int, room: int) -> int:
         """Hand out what is due in one channel, at most `room` messages, the consumers in turn. Returns how many."""
+        group_id = channel.key[0]
         handed = 0
         idle = 0
         while idle < len(sessions) and handed < room:
-            session = sessions[(self._turn + idle) % len(sessions)]
+            session = sessions[(self._turns[group_id] + idle) % len(sessions)]
             most = min(session.credits, session.batch_messages_max, room - handed)
             taken = channel.take(now_ms, most) if session.credits else None
             if taken is None:
                 idle += 1
                 continue
-            self._turn += idle + 1
+            self._turns[group_id] += idle + 1
             idle = 0
             share = share_of(channel, *taken)
             if share is not None:

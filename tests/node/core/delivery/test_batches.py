@@ -22,3 +22,19 @@ def test_the_rest_of_one_dispatch_leaves_with_the_next() -> None:
     pause_ms = CoreConfig().delivery_period_ms
     assert max(late_ms) < pause_ms, max(late_ms)
     assert len(moments) <= 400 // pause_ms + 2, "each pause ends with one batch"
+
+
+def test_the_consumers_of_each_group_take_turns() -> None:
+    """However many groups are served in the same ticks."""
+    world = World()
+    world.elect()
+    sender = Client(world)
+    consumers = [Client(world) for _ in range(4)]
+    for place, client in enumerate(consumers):
+        client.group = f"g{place // 2}"
+        client.consume()
+    world.run(200)
+    for _ in range(10):
+        sender.schedule([20])
+        world.run(50)
+    assert [len(client.got) for client in consumers] == [5, 5, 5, 5]
