@@ -325,13 +325,14 @@ class Consumer:
             _fail(settling.future, OutcomeUnknown("the consumer has ended: nothing settles any more", "CLOSED"))
             return
         settling.sequence = self._sequence()
-        self._waiting[settling.sequence] = settling
         if self._mixes and settling.acknowledges:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._send_gathered)
             self._gathered.append(settling)
         else:
             self._send(settling.message())
+        # Only now: a refused argument must not be repeated on each new stream.
+        self._waiting[settling.sequence] = settling
 
     def _sequence(self) -> int:
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client.delivery import DeliveredBatch
+from tickwheel.client.requests import request_of
 from tickwheel.proto import consumer_pb2
 
 Rows = NDArray[np.int64]
@@ -53,7 +54,7 @@ class Settling:
         return self.terms is ACK
 
     def message(self) -> consumer_pb2.ConsumeRequest:
-        """It alone, as a node is sent it."""
+        """It alone, as a node is sent it. Raises RequestRefused for terms that no message can hold."""
         fields: dict[str, Any] = {
             "group": self.group,
             "topic": self.topic,
@@ -65,8 +66,8 @@ class Settling:
             **self.terms,
         }
         if "lease_ms" in self.terms:
-            return consumer_pb2.ConsumeRequest(extend=consumer_pb2.ExtendBatch(**fields))
-        return consumer_pb2.ConsumeRequest(settle=consumer_pb2.SettleBatch(**fields))
+            return consumer_pb2.ConsumeRequest(extend=request_of(consumer_pb2.ExtendBatch, **fields))
+        return consumer_pb2.ConsumeRequest(settle=request_of(consumer_pb2.SettleBatch, **fields))
 
 
 ACK: Mapping[str, Any] = {"outcome": consumer_pb2.ACK}

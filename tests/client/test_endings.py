@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -357,3 +357,27 @@ def test_only_the_first_hint_is_followed_without_a_pause() -> None:
     assert not backoff.follows("n1:1")
     backoff.reset()
     assert backoff.follows("n2:1")
+
+
+@pytest.mark.parametrize(
+    ("settle", "field"),
+    [
+        (lambda batch: batch.nack(level=-1), "delay_level"),
+        (lambda batch: batch.delivery(0).nack(level="5"), "delay_level"),
+        (lambda batch: batch.extend(timedelta(days=60)), "lease_ms"),
+    ],
+)
+async def test_a_wrong_argument_of_a_settlement_is_told_and_not_repeated(
+    nodes: list[FakeNode], settle: Callable[[DeliveredBatch], Awaitable[object]], field: str
+) -> None:
+    """Its caller hears of it. The consumer goes on, also on its next stream, which repeats what has no receipt."""
+    async with AsyncClient(nodes[0].address) as client, asyncio.timeout(SOON_S):
+        await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", batch_messages_max=1) as consumer:
+            batches = consumer.batches()
+            batch = await anext(batches)
+            with pytest.raises(RequestRefused, match=field):
+                await settle(batch)
+            await consumer.drain()
+            nodes[1].lead()
+            assert (await anext(batches)).payloads() == [b"x"]
