@@ -36,6 +36,7 @@ from tickwheel.chaos.sim.history_machines import (
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
     CancelSent,
+    DeadReplayAsked,
     DelayCounted,
     Delivered,
     Looked,
@@ -192,6 +193,20 @@ GOOD: dict[str, Case] = {
         ],
     ),
     "after the lease": (FewDuplicates, [began(), delivered(1, 1), delivered(1_001, 1, attempt=2)]),
+    "after its second replay": (
+        FewDuplicates,
+        [
+            began(),
+            delivered(1, 1),
+            delivered(1_001, 1, attempt=2),
+            DeadReplayAsked(1_003 * MS, "g", (1,)),
+            SettleSent(1_003 * MS, "g", ID + 1, 1, 2, "RETRY"),
+            delivered(1_005, 1),
+            DeadReplayAsked(1_007 * MS, "g", (1,)),
+            SettleSent(1_007 * MS, "g", ID + 1, 1, 1, "RETRY"),
+            delivered(1_009, 1),
+        ],
+    ),
     "after its session": (
         FewDuplicates,
         [began(), delivered(1, 1), SessionClosed(2 * MS, "g", 1), delivered(3, 1, session=2, attempt=2)],

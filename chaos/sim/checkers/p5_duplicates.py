@@ -13,6 +13,7 @@ from tickwheel.chaos.sim.history_machines import (
     Stopped,
 )
 from tickwheel.chaos.sim.history_messages import (
+    DeadReplayAsked,
     Delivered,
     Extended,
     ScheduleAcknowledged,
@@ -98,6 +99,11 @@ class FewDuplicates(Checker):
             # A late one of an earlier attempt takes nothing back.
             key = (record.group, record.uid, record.epoch)
             self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
+
+    def _on_dead_replay_asked(self, record: DeadReplayAsked) -> None:
+        # Attempts begin anew: what was handed back before the replay is no later attempt than what comes by it.
+        for key in [key for key in self._nacked if key[0] == record.group and key[1] in record.uids]:
+            del self._nacked[key]
 
     def _on_reset_asked(self, record: ResetAsked) -> None:
         self._resetting.add((record.group, record.topic))
