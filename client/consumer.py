@@ -16,6 +16,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,8 @@ class Consumer:
         self._joint: dict[int, list[Settling]] = {}
         """Sequence of a settlement of several topics on the open stream -> the settlements in it."""
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
-        self._acks_by_key: dict[tuple[str, int], asyncio.Future[SettleReceipt]] = {}
+        self._acks_by_key: dict[tuple[str, int], list[asyncio.Future[SettleReceipt]]] = {}
+        """By topic and epoch: the receipts of these acknowledgements. Each caller may cancel its own."""
         self._acks_count = 0
         self._stream = MasterStream(cluster, self._talk)
         self._running: asyncio.Task[None] | None = None
@@ -222,15 +224,13 @@ class Consumer:
         if not self._acks:
             loop.call_soon(self._send_acks)
         self._acks.setdefault(id(batch), (batch, []))[1].append(row)
-        key = (batch.topic, batch.columns.epoch)
-        shared = self._acks_by_key.get(key)
-        if shared is None:
-            shared = self._acks_by_key[key] = loop.create_future()
-        self._trace(batch, [row], consumer_pb2.ACK, shared)
+        receipt: asyncio.Future[SettleReceipt] = loop.create_future()
+        self._acks_by_key.setdefault((batch.topic, batch.columns.epoch), []).append(receipt)
+        self._trace(batch, [row], consumer_pb2.ACK, receipt)
         self._acks_count += 1
         if self._acks_count >= ACKS_AT_ONCE_MAX:
             self._send_acks()
-        return shared
+        return receipt
 
     def _trace(
         self,
@@ -246,12 +246,14 @@ class Consumer:
 
     def _send_acks(self) -> None:
         acks, self._acks, self._acks_count = self._acks, {}, 0
-        futures, self._acks_by_key = self._acks_by_key, {}
+        receipts, self._acks_by_key = self._acks_by_key, {}
         by_key: dict[tuple[str, int], list[tuple[DeliveredBatch, NDArray[np.int64]]]] = {}
         for batch, places in acks.values():
             by_key.setdefault((batch.topic, batch.columns.epoch), []).append((batch, np.array(places, np.int64)))
         for key, parts in by_key.items():
-            self._submit(Settling(parts, ACK, futures[key]))
+            shared: asyncio.Future[SettleReceipt] = asyncio.get_running_loop().create_future()
+            shared.add_done_callback(partial(_share, receipts[key]))
+            self._submit(Settling(parts, ACK, shared))
             self._held.give_back(sum(batch.leave(rows) for batch, rows in parts))
 
     async def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> int:
@@ -630,6 +632,16 @@ def _fail(future: asyncio.Future[Any], error: TickwheelError) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()
+
+
+def _share(receipts: Sequence[asyncio.Future[SettleReceipt]], shared: asyncio.Future[SettleReceipt]) -> None:
+    """Tell everybody whose acknowledgements left together what has become of them."""
+    error = shared.exception()
+    for receipt in receipts:
+        if isinstance(error, TickwheelError):
+            _fail(receipt, error)
+        elif not receipt.done():
+            receipt.set_result(shared.result())
 
 
 def _as_error(error: BaseException | None) -> TickwheelError:

@@ -18,7 +18,7 @@ from tests.client.fake_node import LEASE_S, FakeNode
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
 from tickwheel.client.backoff import Backoff
 from tickwheel.client.consumer import Consumer
-from tickwheel.client.delivery import DeliveredBatch, Delivery, columns_of
+from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt, columns_of
 from tickwheel.client.errors import Fault
 from tickwheel.client.held import HeldDeliveries
 from tickwheel.client.requests import is_read
@@ -381,3 +381,22 @@ async def test_a_wrong_argument_of_a_settlement_is_told_and_not_repeated(
             await consumer.drain()
             nodes[1].lead()
             assert (await anext(batches)).payloads() == [b"x"]
+
+
+async def test_a_wait_for_an_acknowledgement_that_is_cancelled_ends_alone(nodes: list[FakeNode]) -> None:
+    """Acknowledgements of one moment share a receipt: the others still get it, and the cancelled one counts, too."""
+
+    async def acknowledge(delivery: Delivery) -> SettleReceipt:
+        return await delivery.ack()
+
+    async with AsyncClient(nodes[0].address) as client, asyncio.timeout(SOON_S):
+        for _ in range(3):
+            await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t") as consumer:
+            deliveries = aiter(consumer)
+            held = [await anext(deliveries) for _ in range(3)]
+            first, *others = [asyncio.ensure_future(acknowledge(delivery)) for delivery in held]
+            await asyncio.sleep(0)  # all of them wait
+            first.cancel()
+            assert [(await other).settled for other in others] == [3, 3]
+            assert first.cancelled() and len(nodes[0].state.settled) == 3
