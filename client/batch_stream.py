@@ -21,7 +21,7 @@ import grpc
 
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import END_OF_STREAM, Cluster
-from tickwheel.client.errors import Fault, TickwheelError, fault_of_call, fault_of_status
+from tickwheel.client.errors import Fault, TickwheelError, fault_of_call, fault_of_status, unforeseen
 from tickwheel.client.lanes import Doubt
 from tickwheel.client.master_stream import MasterStream
 from tickwheel.client.messages import BatchReceipt, receipt_of
@@ -152,9 +152,10 @@ class BatchStream:
                     self._new_epoch()
                 elif not backoff.follows(fault.master_address):
                     await backoff.pause(self._deadline, fault.retry_after_s)
-        except TickwheelError as error:
+        except Exception as error:  # if unforeseen, a mistake of this client, or of the node: nobody may wait for ever
+            ended = error if isinstance(error, TickwheelError) else unforeseen(error)
             self._running = None
-            self._fail_all(Fault(error.reason, str(error), error.metadata))
+            self._fail_all(Fault(ended.reason, str(ended), ended.metadata))
             self._new_epoch()
 
     async def _stream_once(self) -> Fault | None:
@@ -223,11 +224,12 @@ class BatchStream:
         if self._to_send:  # there is room now
             self._changed.set()
         if not receipt.error:
+            answer = receipt_of(receipt)
             batch.doubt.accepted()
             self._epoch_accepted = self._epoch_accepted or batch.request.producer_id == self._producer_id
             self._finish(batch)
             if not batch.future.done():
-                batch.future.set_result(receipt_of(receipt))
+                batch.future.set_result(answer)
             return None
         fault = fault_of_status(receipt.error)
         batch.doubt.refused(fault)

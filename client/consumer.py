@@ -28,7 +28,15 @@ from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import END_OF_STREAM, Cluster
 from tickwheel.client.coming import Coming, Iteration
 from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt, columns_of
-from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error_of, fault_of_call, fault_of_status
+from tickwheel.client.errors import (
+    Fault,
+    OutcomeUnknown,
+    TickwheelError,
+    error_of,
+    fault_of_call,
+    fault_of_status,
+    unforeseen,
+)
 from tickwheel.client.filtering import mismatches
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
@@ -374,6 +382,9 @@ class Consumer:
                 fault = await self._stream.once(deadline)
             except TickwheelError as error:
                 self._end(error)
+                return
+            except Exception as error:  # a mistake of this client, or of the node: nobody may wait for ever
+                self._end(unforeseen(error))
                 return
             assert fault is not None, "a consumer's stream ends by a fault"
             if self._generation != opened_before:

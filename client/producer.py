@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tickwheel.client.batch_stream import Batch, BatchStream
 from tickwheel.client.cluster import Cluster
-from tickwheel.client.errors import ClientClosed, TickwheelError, refused
+from tickwheel.client.errors import ClientClosed, TickwheelError, refused, unforeseen
 from tickwheel.client.messages import (
     BatchReceipt,
     KeyOptions,
@@ -325,13 +325,19 @@ def _seen(future: asyncio.Future[BatchReceipt]) -> None:
 
 def _spread(done: asyncio.Future[BatchReceipt], futures: list[asyncio.Future[Receipt]], rows: list[Row]) -> None:
     error = done.exception() if not done.cancelled() else TickwheelError("cancelled", "CANCELLED")
+    told: list[tuple[asyncio.Future[Receipt], Receipt | KeyTaken]] = []
+    if error is None:
+        try:
+            told = list(zip(futures, receipts_of(done.result(), rows), strict=True))
+        except Exception as mistake:  # the node has left some out: nobody may wait for ever
+            error = unforeseen(mistake)
     if error is not None:
         for future in futures:
             if not future.done():
                 future.set_exception(error)
                 future.exception()
         return
-    for future, receipt in zip(futures, receipts_of(done.result(), rows), strict=True):
+    for future, receipt in told:
         if future.done():
             continue
         if isinstance(receipt, KeyTaken):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis.strategies import integers, lists, tuples
 
-from tests.client.fake_node import LEASE_S, FakeNode
+from tests.client.fake_node import LEASE_S, FakeNode, FakeState
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
 from tickwheel.client.backoff import Backoff
 from tickwheel.client.consumer import Consumer
@@ -400,3 +400,44 @@ async def test_a_wait_for_an_acknowledgement_that_is_cancelled_ends_alone(nodes:
             first.cancel()
             assert [(await other).settled for other in others] == [3, 3]
             assert first.cancelled() and len(nodes[0].state.settled) == 3
+
+
+class Garbled(FakeNode):
+    """Its streams answer what no node answers."""
+
+    columns = b"odd"
+    """Of ids; eight bytes stand for one."""
+
+    async def Consume(self, requests: AsyncIterator[Any], context: Any) -> None:
+        """As of the service."""
+        await anext(requests)
+        await context.write(consumer_pb2.ConsumeResponse(opened=consumer_pb2.Opened(term=1, lease_ms=1_000)))
+        await context.write(consumer_pb2.ConsumeResponse(deliver=consumer_pb2.DeliverBatch(ids=self.columns)))
+        await asyncio.Event().wait()
+
+    async def ScheduleStream(self, batches: AsyncIterator[Any], context: Any) -> None:
+        """As of the service."""
+        async for batch in batches:
+            await context.write(scheduler_pb2.BatchReceipt(sequence=batch.sequence, ids=self.columns))
+
+
+@pytest.mark.parametrize("columns", [b"odd", bytes(24)], ids=["no column", "too many rows"])
+async def test_answers_that_make_no_sense_are_told_to_whoever_waits(columns: bytes) -> None:
+    """The stream ends by them, and its errors would be seen by nobody."""
+    node = Garbled(FakeState(), "n1")
+    node.columns = columns
+    await node.start()
+    node.lead()
+    try:
+        async with AsyncClient(node.address) as client, asyncio.timeout(SOON_S):
+            producer = client.producer()
+            receipts = [await producer.send("t", b"x", delay_ms=0) for _ in range(2)]
+            for receipt in receipts:
+                with pytest.raises(TickwheelError, match="ValueError"):
+                    await receipt
+            await producer.close()
+            if columns == b"odd":
+                with pytest.raises(TickwheelError, match="ValueError"):
+                    await anext(aiter(client.consumer("g", "t")))
+    finally:
+        await node.stop()
