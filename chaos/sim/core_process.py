@@ -456,6 +456,7 @@ def small_config(seed: int, shape: Shape) -> CoreConfig:
         sync_period_ms=shape.sync_period_ms,
         segment_bytes=shape.segment_bytes,
         dispatch_ahead_ms=shape.dispatch_ahead_ms,
+        spaced_rate_min=shape.spaced_rate_min,
         buffer_bytes_max=shape.buffer_bytes,
         preload_ms=shape.preload_ms,
         retention_period_ms=1_000,

@@ -118,6 +118,8 @@ class Shape:
     dispatch_ahead_ms: int = _drawn(*(12,) * 5, 400)
     """How long before the first of its messages is due a dispatch is proposed. With a long time topics rest that wait
     for it."""
+    spaced_rate_min: int = _drawn(500, 500, 500, 1)
+    """Messages a second from which on entries of the log are spaced. No run has as many as a busy cluster."""
     in_flight_max: int = _drawn(*(0,) * 8, 30, 100)
     """`group_in_flight_max` of the cluster from its founding on; 0: none."""
     extra_stay: int = _drawn(1, long=(0,))

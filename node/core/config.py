@@ -60,6 +60,9 @@ class CoreConfig:
     proposer.py). A dispatch leaves at once and takes waiting commands along. 0: settlements leave at once, and entries
     are not spaced."""
 
+    spaced_rate_min: int = 500
+    """Entries are spaced while at least so many messages a second are scheduled and settled."""
+
     gather_busy_ms: int = 16
     """Schedules wait for the answers to entries under way, at most this long for each such entry, counted from the last
     proposal. 0: they do not wait."""

@@ -47,8 +47,6 @@ OTHERS_MS = 1_000
 
 SPACING = 2
 SPACING_MS_MIN, SPACING_MS_MAX = 8, 20
-SPACED_RATE_MIN = 500
-"""Entries are spaced while at least so many messages a second are scheduled and settled."""
 RATE_MS = 250
 """For so long messages are counted for their rate."""
 
@@ -174,8 +172,10 @@ class Spacing:
     wait for each answer would wait longer, and save little. Nor are schedules alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rate_min: int) -> None:
+        """`rate_min`: messages a second from which on entries are spaced."""
         self.ms = 0
+        self._rate_min = rate_min
         self._took_ms = 0.0
         self._messages = 0
         self._counts_from_ms = 0
@@ -187,7 +187,7 @@ class Spacing:
         counted_ms = now_ms - self._counts_from_ms
         if 0 <= counted_ms < RATE_MS:
             return
-        many = shared and self._messages * 1_000 >= SPACED_RATE_MIN * counted_ms > 0
+        many = shared and self._messages * 1_000 >= self._rate_min * counted_ms > 0
         self.ms = min(SPACING_MS_MAX, max(SPACING_MS_MIN, int(SPACING * self._took_ms))) if many else 0
         self._messages, self._counts_from_ms = 0, now_ms
 
@@ -280,7 +280,7 @@ class Proposer(Part):
         """Entries proposed and not yet applied, as an ordered set."""
         self._bytes_in_flight = 0
         self.window = PublishWindow(config.propose_bytes_max)
-        self.spacing = Spacing()
+        self.spacing = Spacing(config.spaced_rate_min)
         self._returning = ReturningCallers()
         self._urgent = False
         self._after_urgent = False

@@ -15,7 +15,6 @@ from tickwheel.node.core.proposer import (
     GATHER_BYTES_MAX,
     RATE_MS,
     RETURN_MS_MAX,
-    SPACED_RATE_MIN,
     SPACING_MS_MAX,
     SPACING_MS_MIN,
     ReturningCallers,
@@ -27,6 +26,7 @@ from tickwheel.node.failure import Failure
 from tickwheel.proto.peer_pb2 import PeerFrame
 
 NOW_MS, HOUR_MS = 1_800_000_000_000, 3_600_000
+RATE_MIN = CoreConfig().spaced_rate_min
 
 
 def message(topic: str = "t") -> IncomingBatch:
@@ -170,16 +170,16 @@ def test_nobody_is_waited_for(size: int, took_ms: int, later_ms: int) -> None:
 @pytest.mark.parametrize(
     ("rate", "took_ms", "shared", "spacing_ms"),
     [
-        (SPACED_RATE_MIN, 1, True, SPACING_MS_MIN),
+        (RATE_MIN, 1, True, SPACING_MS_MIN),
         (5_000, 7, True, 13),
         (5_000, 500, True, SPACING_MS_MAX),
-        (SPACED_RATE_MIN - 1, 500, True, 0),
+        (RATE_MIN - 1, 500, True, 0),
         (5_000, 500, False, 0),
     ],
     ids=["fast", "slower", "very slow", "few messages", "schedules alone"],
 )
 def test_entries_are_spaced_by_how_long_they_take(rate: int, took_ms: int, shared: bool, spacing_ms: int) -> None:
-    spacing, now_ms = Spacing(), NOW_MS
+    spacing, now_ms = Spacing(RATE_MIN), NOW_MS
     for _ in range(2 * RATE_MS // 10):
         now_ms += 10
         spacing.answered(rate // 100, now_ms - took_ms, now_ms, shared=shared)
@@ -190,7 +190,7 @@ def test_entries_are_spaced_by_how_long_they_take(rate: int, took_ms: int, share
 
 
 def test_spacing_takes_a_time_that_was_set_back() -> None:
-    spacing = Spacing()
+    spacing = Spacing(RATE_MIN)
     for now_ms in [*range(NOW_MS, NOW_MS + 1_000, 10), NOW_MS - HOUR_MS, NOW_MS - HOUR_MS + RATE_MS]:
         spacing.answered(1_000, max(NOW_MS, now_ms), now_ms, shared=True)
     assert spacing.ms == SPACING_MS_MIN

@@ -35,7 +35,7 @@ class Log:
 
     def __init__(self, wheel: Wheel) -> None:
         self._wheel = wheel
-        self.spacing = Spacing()
+        self.spacing = Spacing(CoreConfig().spaced_rate_min)
         self.waiting: list[tuple[Command, Answer]] = []
         self.dispatched: list[int] = []
         self.commands = 0
