@@ -24,13 +24,14 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.parts import IDLE_MS_MAX, Parts
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.schedule.deleting import has_removed
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.stagger import Stagger
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, Reported, SteadyMs
 from tickwheel.node.failure import Failure, refuse
 from tickwheel.node.state.machine import AnyResult
-from tickwheel.node.state.results import AdminResult, DispatchResult
+from tickwheel.node.state.results import AdminResult, DispatchResult, SweepResult
 from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import Command, LogEntry
@@ -385,6 +386,9 @@ class CoreListener:
             self._parts.mastership.lead_was_applied(command.lead)
         elif kind == "admin" and isinstance(result, AdminResult):
             self._administered(command.admin.WhichOneof("body") or "", result)
+        elif kind == "sweep" and isinstance(result, SweepResult) and has_removed(result) and self._core.leading:
+            self._parts.filter_skips.refresh()
+            self._parts.delivery.administered()
 
     def _nothing(self, index: int, term: int) -> None:
         """An entry without an effect."""

@@ -34,10 +34,10 @@ from tickwheel.node.core.schedule.push import PushAhead
 from tickwheel.node.core.watch.counts import Counts
 from tickwheel.node.core.watch.events import Events
 from tickwheel.node.core.world import ClusterMs, Now
-from tickwheel.node.failure import Failure, RequestError, not_master
+from tickwheel.node.failure import Failure, RequestError, not_master, refused
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import DispatchResult, MadeReady, SettleResult
-from tickwheel.proto import consumer_pb2
+from tickwheel.proto import common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import (
     SettleColumns,
 )
@@ -316,8 +316,8 @@ class Delivery(Part):
         self.wake_group(group_id)
 
     def administered(self) -> None:
-        """A command changed a topic or group. Channels and leases of a reset or deleted one are dropped. Consumers
-        whose filter no longer matches their group's are closed."""
+        """A command changed or removed a topic or group. Channels and leases of a reset or removed one are dropped.
+        Consumers are closed if their group is gone, or if their filter no longer matches the group's."""
         self._forget_work()
         # Leases of an earlier master can exist without a channel: nobody has consumed here yet.
         void = {lease.channel for lease in self._leases.open_leases() if self._epoch(lease.channel) != lease.epoch}
@@ -345,11 +345,18 @@ class Delivery(Part):
         for group_id in list(self.sessions.groups()):
             for session in list(self.sessions.of_group(group_id)):
                 try:
-                    self._state.check_filter(group_id, session.filter)
+                    self._check(session)
                 except RequestError as error:
                     if self.sessions.close(session):
                         session.closed(error.failure)
             self.wake_group(group_id)
+
+    def _check(self, session: Session) -> None:
+        """Raise RequestError if the session's group is gone, or has another filter than the session states."""
+        if not self._state.group_name(session.group_id):
+            text = f"group {session.group} was removed"
+            raise refused(common_pb2.UNKNOWN_NAME, text, field="group", value=session.group)
+        self._state.check_filter(session.group_id, session.filter)
 
     def _epoch(self, key: ChannelKey) -> int | None:
         """How often the group was reset; None if the group does not have the topic (any more)."""

@@ -23,7 +23,9 @@ from tickwheel.node.core.schedule.pending import PendingRequests, deletion_query
 from tickwheel.node.core.schedule.sweeper import Sweeper
 from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.node.failure import Failure, refused
+from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.schema import TOPIC_DEAD_LEVEL
+from tickwheel.node.state.sweeps import DELETIONS
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
@@ -200,6 +202,12 @@ def _is_of(job: Sweep, wanted: Sweep, request_id: int) -> bool:
     """Whether an earlier try of the same call began the job."""
     same = (job.delete_topic, job.delete_group) == (wanted.delete_topic, wanted.delete_group)
     return bool(request_id) and same and job.job_id.endswith(f"-{request_id:x}")
+
+
+def has_removed(result: SweepResult) -> bool:
+    """Whether a command of a sweep has ended a deletion, so that its topic or group is gone."""
+    job = result.sweep
+    return job is not None and job.WhichOneof("action") in DELETIONS and finished(job)
 
 
 def finished(job: Sweep) -> bool:

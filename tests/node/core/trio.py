@@ -24,7 +24,7 @@ from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.failure import Failure
-from tickwheel.proto import consumer_pb2
+from tickwheel.proto import common_pb2, consumer_pb2
 from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.journal import FsyncWork
@@ -429,7 +429,7 @@ class Client:
         session.settle(settle, Reply(done, done))
 
     def _closed(self, failure: Failure) -> None:
-        self.closed = True
+        self.closed = failure.reason != common_pb2.UNKNOWN_NAME  # whose group is gone makes no other
 
     def _deliver(self, batch: consumer_pb2.DeliverBatch) -> None:
         at = 0

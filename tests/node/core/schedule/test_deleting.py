@@ -233,6 +233,22 @@ def test_masters_die_while_dead_letters_go(monkeypatch: pytest.MonkeyPatch) -> N
     assert listed(world, "g") == ["u", "u", "u"]
 
 
+@pytest.mark.parametrize("settles", [True, False], ids=["all settled", "some out"])
+def test_consumers_of_a_group_hear_that_it_is_gone(settles: bool) -> None:
+    """They would wait for ever: the group of that name that others create is another one."""
+    world = trio()
+    client = Client(world)
+    client.settle = settles
+    client.consume()
+    schedule(world, [("t", 10, "k", [])])
+    world.run_until(lambda: came(client) == 1)
+    told: list[Failure] = []
+    assert client.session is not None
+    client.session.session.closed = told.append
+    assert delete_group(world, confirmed=True).state == SWEEP_FINISHED
+    assert [(failure.reason, failure.metadata["field"]) for failure in told] == [(common_pb2.UNKNOWN_NAME, "group")]
+
+
 def test_a_delivery_that_is_declared_dead_while_its_topic_goes_leaves_no_letter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
