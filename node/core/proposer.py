@@ -47,8 +47,9 @@ OTHERS_MS = 1_000
 
 SPACING = 2
 SPACING_MS_MIN, SPACING_MS_MAX = 8, 20
+"""Entries that are spaced leave SPACING times as long apart as they take, within these bounds."""
 RATE_MS = 250
-"""For so long messages are counted for their rate."""
+"""The rate of messages is measured over this time."""
 
 RETURN_MS_MAX = 3
 """Longest wait for callers to send again; at most half of the time in which they got their answers."""

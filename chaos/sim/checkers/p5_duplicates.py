@@ -101,7 +101,7 @@ class FewDuplicates(Checker):
             self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
 
     def _on_dead_replay_asked(self, record: DeadReplayAsked) -> None:
-        # Attempts begin anew: what was handed back before the replay is no later attempt than what comes by it.
+        # A replayed letter counts its attempts from one again.
         for key in [key for key in self._nacked if key[0] == record.group and key[1] in record.uids]:
             del self._nacked[key]
 
