@@ -23,8 +23,9 @@ from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import END_OF_STREAM, Cluster
 from tickwheel.client.errors import Fault, TickwheelError, fault_of_call, fault_of_status, unforeseen
 from tickwheel.client.lanes import Doubt
-from tickwheel.client.master_stream import MasterStream
+from tickwheel.client.master_stream import CALL_OVER, MasterStream
 from tickwheel.client.messages import BatchReceipt, receipt_of
+from tickwheel.client.tasks import start_task
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
@@ -97,7 +98,7 @@ class BatchStream:
         self._changed.set()
         if self._running is None:
             self._stream.watch()
-            self._running = asyncio.ensure_future(self._run())
+            self._running = start_task(self._run(), "the stream of a producer", self._failed)
 
     async def close(self) -> None:
         """Stop. Batches without an answer end with OutcomeUnknown."""
@@ -152,11 +153,15 @@ class BatchStream:
                     self._new_epoch()
                 elif not backoff.follows(fault.master_address):
                     await backoff.pause(self._deadline, fault.retry_after_s)
-        except Exception as error:  # if unforeseen, a mistake of this client, or of the node: nobody may wait for ever
-            ended = error if isinstance(error, TickwheelError) else unforeseen(error)
-            self._running = None
-            self._fail_all(Fault(ended.reason, str(ended), ended.metadata))
-            self._new_epoch()
+        except TickwheelError as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """No stream can be opened; or a mistake of this client, or of the node: nobody may wait for ever."""
+        ended = error if isinstance(error, TickwheelError) else unforeseen(error)
+        self._running = None
+        self._fail_all(Fault(ended.reason, str(ended), ended.metadata))
+        self._new_epoch()
 
     async def _stream_once(self) -> Fault | None:
         """Open a stream at the master and use it until it ends. Returns the fault that ended it, or None."""
@@ -176,7 +181,7 @@ class BatchStream:
         self._to_send = deque(self._pending)
         self._unanswered.clear()
         self._halted = False
-        writer = asyncio.ensure_future(self._write(call))
+        self._stream.beside(self._write(call), "the writer of a producer")
         fault: Fault | None = None
         try:
             while True:
@@ -197,23 +202,21 @@ class BatchStream:
         except TimeoutError:
             fault = fault or Fault("DEADLINE_EXCEEDED", "the master does not answer")
         finally:
-            writer.cancel()
             call.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await writer
         return fault
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        while True:
-            room = self._in_flight_max if self._epoch_accepted else 1
-            if self._to_send and len(self._unanswered) < room and not self._halted:
-                batch = self._to_send.popleft()
-                self._unanswered.append(batch)
-                batch.doubt.sending()
-                await call.write(batch.request)
-            else:
-                self._changed.clear()
-                await self._changed.wait()
+        with contextlib.suppress(*CALL_OVER):
+            while True:
+                room = self._in_flight_max if self._epoch_accepted else 1
+                if self._to_send and len(self._unanswered) < room and not self._halted:
+                    batch = self._to_send.popleft()
+                    self._unanswered.append(batch)
+                    batch.doubt.sending()
+                    await call.write(batch.request)
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
 
     def _receive(self, receipt: scheduler_pb2.BatchReceipt) -> Fault | None:
         """Take the receipt of the oldest unanswered batch. Returns a fault if the stream must be repeated for it."""

@@ -535,6 +535,9 @@ class Cluster:
                     continue
             except TimeoutError:
                 said = admin_pb2.AwaitMasterResponse()
+            except Exception:  # a mistake of this client: the others are still asked, and this node again
+                _log.exception("a question for the master at %s failed; it is repeated in %g s", address, TOLD_AGAIN_S)
+                await asyncio.sleep(TOLD_AGAIN_S)
             await asyncio.sleep(WATCH_PERIOD_S)
 
     # -- one call at the master

@@ -40,8 +40,9 @@ from tickwheel.client.errors import (
 from tickwheel.client.filtering import mismatches
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
-from tickwheel.client.master_stream import MasterStream
+from tickwheel.client.master_stream import CALL_OVER, MasterStream
 from tickwheel.client.settling import ACK, Settling, joint, terms_of, together
+from tickwheel.client.tasks import start_task
 from tickwheel.client.timing import sleep
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
@@ -112,7 +113,6 @@ class Consumer:
         self._acks_count = 0
         self._stream = MasterStream(cluster, self._talk)
         self._running: asyncio.Task[None] | None = None
-        self._renewing: asyncio.Task[None] | None = None
         self._closing = False
         self._ended = False
         self._lease_s = 30.0
@@ -335,14 +335,17 @@ class Consumer:
             _fail(settling.future, OutcomeUnknown("the consumer has ended: nothing settles any more", "CLOSED"))
             return
         settling.sequence = self._sequence()
+        self._hand_in(settling)
+        # Only now: a refused argument must not be repeated on each new stream.
+        self._waiting[settling.sequence] = settling
+
+    def _hand_in(self, settling: Settling) -> None:
         if self._mixes and settling.acknowledges:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._send_gathered)
             self._gathered.append(settling)
         else:
             self._send(settling.message())
-        # Only now: a refused argument must not be repeated on each new stream.
-        self._waiting[settling.sequence] = settling
 
     def _sequence(self) -> int:
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
@@ -371,7 +374,11 @@ class Consumer:
     def _start(self) -> None:
         if self._running is None and not self._closing:
             self._stream.watch()
-            self._running = asyncio.ensure_future(self._run())
+            self._running = start_task(self._run(), f"the stream of group {self._open.group}", self._failed)
+
+    def _failed(self, error: BaseException) -> None:
+        """A mistake of this client, or of the node: nobody may wait for ever."""
+        self._end(unforeseen(error))
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -382,9 +389,6 @@ class Consumer:
                 fault = await self._stream.once(deadline)
             except TickwheelError as error:
                 self._end(error)
-                return
-            except Exception as error:  # a mistake of this client, or of the node: nobody may wait for ever
-                self._end(unforeseen(error))
                 return
             assert fault is not None, "a consumer's stream ends by a fault"
             if self._generation != opened_before:
@@ -411,7 +415,6 @@ class Consumer:
     async def _talk(self, address: str) -> Fault:
         """Use one stream to this node until it ends or this task is cancelled, which abandons the stream."""
         call = ConsumerStub(self._cluster.channel(address)).Consume()  # type: ignore[call-arg]
-        writer: asyncio.Task[None] | None = None
         fault: Fault
         try:
             await call.write(self._opening())
@@ -428,7 +431,8 @@ class Consumer:
                     self._extended(response.extended)
                 elif response.HasField("opened"):
                     self._opened(response.opened)
-                    writer = asyncio.ensure_future(self._write(call))
+                    self._stream.beside(self._write(call), "the writer of a consumer")
+                    self._stream.beside(self._renew_while_open(), "the renewal of leases")
                 elif response.HasField("moved"):
                     where = response.moved.master_address
                     fault = Fault("NOT_MASTER", "the master has moved", {"master_address": where})
@@ -439,12 +443,6 @@ class Consumer:
             fault = Fault("UNAVAILABLE", str(error))
         finally:
             call.cancel()
-            if self._renewing is not None:
-                self._renewing.cancel()
-            if writer is not None:
-                writer.cancel()
-                with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await writer
         return fault
 
     def _opening(self) -> consumer_pb2.ConsumeRequest:
@@ -472,16 +470,16 @@ class Consumer:
                 self._send(settling.message())
         self._send_gathered()
         self._held.opened()
-        self._renewing = asyncio.ensure_future(self._renew_while_open())
         self._outbox_changed.set()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        while True:
-            if self._outbox:
-                await call.write(self._outbox.popleft())
-            else:
-                self._outbox_changed.clear()
-                await self._outbox_changed.wait()
+        with contextlib.suppress(*CALL_OVER):
+            while True:
+                if self._outbox:
+                    await call.write(self._outbox.popleft())
+                else:
+                    self._outbox_changed.clear()
+                    await self._outbox_changed.wait()
 
     def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
         batches: list[DeliveredBatch] = []
@@ -515,13 +513,16 @@ class Consumer:
         if receipt.error:
             self._refused(some, fault_of_status(receipt.error))
             return
+        early: list[Settling] = []
         for settling, (settled, stale, unknown) in zip(some, counts, strict=True):
             if stale:
                 self._note_stale(settling, stale)
             if unknown and settling.tries < UNKNOWN_TRIES_MAX:
-                self._again(settling, Fault("NO_MASTER", "not known to be dispatched yet"))
+                early.append(settling)
             else:
                 self._answer(settling, SettleReceipt(settled, stale, unknown))
+        if early:
+            self._again(early, Fault("NO_MASTER", "not known to be dispatched yet"))
 
     def _extended(self, receipt: consumer_pb2.ExtendReceipt) -> None:
         settling = self._waiting.get(receipt.sequence)
@@ -550,26 +551,31 @@ class Consumer:
 
     def _refused(self, some: Sequence[Settling], fault: Fault) -> None:
         """A node has refused these, which were sent together."""
+        if fault.elsewhere or fault.later:
+            self._again(some, fault)
+            return
         for settling in some:
-            if fault.elsewhere or fault.later:
-                self._again(settling, fault)
-            elif len(some) > 1:
+            if len(some) > 1:
                 # The reason may lie with one of them, a topic without the right to it for example: each asks by itself.
                 self._send(settling.message())
             else:
                 self._waiting.pop(settling.sequence, None)
                 _fail(settling.future, error_of(fault))
 
-    def _again(self, settling: Settling, fault: Fault) -> None:
-        """Repeat a settlement after a pause if the stream is still the same; a new stream repeats all of them."""
-        settling.tries += 1
+    def _again(self, some: Sequence[Settling], fault: Fault) -> None:
+        """Repeat these together after a pause if the stream is still the same; a new stream repeats all settlements."""
+        for settling in some:
+            settling.tries += 1
         generation = self._generation
 
         def send() -> None:
-            if generation == self._generation and settling.sequence in self._waiting:
-                self._send(settling.message())
+            if generation == self._generation:
+                for settling in some:
+                    if settling.sequence in self._waiting:
+                        self._hand_in(settling)
 
-        pause_s = max(fault.retry_after_s, min(0.5, 0.02 * 2 ** min(settling.tries, 5)))
+        tries = max(settling.tries for settling in some)
+        pause_s = max(fault.retry_after_s, min(0.5, 0.02 * 2 ** min(tries, 5)))
         asyncio.get_running_loop().call_later(pause_s, send)
 
     # -- the end

@@ -206,7 +206,7 @@ def error_of(fault: Fault) -> TickwheelError:
     return kind(fault.message or fault.reason, fault.reason, fault.metadata)
 
 
-def unforeseen(error: Exception) -> TickwheelError:
+def unforeseen(error: BaseException) -> TickwheelError:
     """What ended a stream, if it is none of the faults that a stream may end by: a node's answer made no sense, or this
     client has a mistake."""
     found = TickwheelError(f"the stream ended by an unforeseen error: {error!r}", "UNFORESEEN")

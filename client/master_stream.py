@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import grpc
+
 from tickwheel.client.backoff import Deadline
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import Fault
+from tickwheel.client.tasks import start_task
+
+CALL_OVER = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
+"""What a write raises once its call is over. The reader of the call hears why."""
 
 
 class MasterStream:
@@ -18,6 +24,10 @@ class MasterStream:
         self._cluster = cluster
         self._talk = talk
         self._talking: asyncio.Task[Fault | None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
+        """What runs as long as the talk does."""
+        self._error: BaseException | None = None
+        """What ended one of them."""
         self._address = ""
 
     def watch(self) -> None:
@@ -33,6 +43,15 @@ class MasterStream:
         if self._talking is not None and address != self._address:
             self._talking.cancel()
 
+    def beside(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Called by a talk: run this until the talk ends. An error in it ends the talk, and `once` raises it."""
+        self._beside.append(start_task(work, what, self._failed))
+
+    def _failed(self, error: BaseException) -> None:
+        self._error = error
+        if self._talking is not None:
+            self._talking.cancel()
+
     async def once(self, deadline: Deadline) -> Fault | None:
         """Find the master, and talk to it until the stream ends or the master changes. Returns the fault, if any.
 
@@ -40,15 +59,19 @@ class MasterStream:
         wait for ever, and its reader would get a cancellation that the call does not know of yet. A cancellation of the
         caller itself ends the talk and is raised.
         """
+        self._error = None
         address = self._address = await self._cluster.master(deadline, patient=True)
         talking = self._talking = asyncio.ensure_future(self._talk(address))
         try:
             await asyncio.wait({talking})
         finally:
             self._talking = None
-            if not talking.done():
-                talking.cancel()
-                await asyncio.wait({talking})
+            beside, self._beside = self._beside, []
+            for task in (talking, *beside):
+                task.cancel()
+            await asyncio.wait({talking, *beside})
+        if self._error is not None:
+            raise self._error
         fault = Fault("UNAVAILABLE", "the master has changed") if talking.cancelled() else talking.result()
         if fault is not None and fault.elsewhere:
             self._cluster.forget(address)

@@ -34,6 +34,7 @@ from tickwheel.client.handling import DEFAULT_RULES, Dead, Drop, Handler, Retry,
 from tickwheel.client.moments import span_ms_of
 from tickwheel.client.requests import checked_count
 from tickwheel.client.states import StartFrom
+from tickwheel.client.tasks import start_task
 from tickwheel.client.timing import Timer
 from tickwheel.client.worker_metrics import TopicMetrics, WorkerMetrics
 
@@ -163,6 +164,8 @@ class Worker:
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._begun = False
+        self._fault: BaseException | None = None
+        """What ended the task of a call without a settlement."""
 
     @property
     def running(self) -> int:
@@ -179,8 +182,8 @@ class Worker:
             self._hurrying.set()
 
     async def run(self) -> None:
-        """Handle deliveries until a signal, `stop`, or an error of the cluster, which is raised once the running
-        handlers have ended. Returns after settlements have been sent and answered."""
+        """Handle deliveries until a signal, `stop`, or an error of the cluster or of this worker, which is raised once
+        the running handlers have ended. Returns after settlements have been sent and answered."""
         if self._begun:
             raise refused("run", "again", "once: make another worker")
         self._begun = True
@@ -208,6 +211,13 @@ class Worker:
             self._threads.stop()
         if not feeding.cancelled() and (error := feeding.exception()) is not None:
             raise error
+        if self._fault is not None:
+            raise self._fault
+
+    def _failed(self, error: BaseException) -> None:
+        """A delivery was neither settled nor given back: only the end of the consumer has it delivered again."""
+        self._fault = self._fault or error
+        self.stop()
 
     async def _feed(self, consumer: Consumer) -> None:
         """Begin a handler for each delivery, when there is room."""
@@ -253,7 +263,7 @@ class Worker:
         if self._client.tracing is not None:
             call.span = self._client.tracing.handling(delivery, self.group)
         self._time.hold(call)
-        call.task = asyncio.ensure_future(self._run(call))
+        call.task = start_task(self._run(call), f"the handling of message {delivery.id}", self._failed)
         self._calls.add(call)
         if call.handler.timeout is not None:
             call.timer = self._time.call_later(call.handler.timeout.total_seconds(), partial(self._time_out, call))

@@ -178,6 +178,8 @@ class FakeNode:
         """Streams of consumers that are open."""
         self.settles: list[Any] = []
         """Settlements that it was asked for."""
+        self.busy_settles = 0
+        """So many settlements are refused for later."""
         self.forbidden = ""
         """Topic that the caller has no right to: settlements that name it are refused."""
 
@@ -510,6 +512,12 @@ class _Stream:
         receipt = consumer_pb2.SettleReceipt(sequence=settle.sequence)
         if self.node.forbidden and self.node.forbidden in (settle.topic, *settle.topics):
             refused = status(grpc.StatusCode.PERMISSION_DENIED, "RIGHT_REQUIRED", "no right to the topic")
+            receipt.error = refused.SerializeToString()
+            self.receipts.append(consumer_pb2.ConsumeResponse(settled=receipt))
+            return
+        if self.node.busy_settles:
+            self.node.busy_settles -= 1
+            refused = status(grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED", "full", retry_after_ms="1")
             receipt.error = refused.SerializeToString()
             self.receipts.append(consumer_pb2.ConsumeResponse(settled=receipt))
             return

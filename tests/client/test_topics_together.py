@@ -117,3 +117,16 @@ async def test_a_refusal_of_one_topic_fails_no_acknowledgement_of_another(nodes:
     refused = {batch.topic for batch, answer in zip(found, answers, strict=True) if isinstance(answer, Exception)}
     assert refused == {"b"} and isinstance(answers[1], PermissionRefused)
     assert len(nodes[0].state.settled) == 4
+
+
+async def test_what_a_busy_node_refuses_stays_together(nodes: list[FakeNode]) -> None:
+    """A settlement that it wants later comes again as one, not topic by topic."""
+    nodes[0].mixes = True
+    nodes[0].busy_settles = 2
+    async with AsyncClient(nodes[0].address) as client:
+        await scheduled(client)
+        async with client.consumer("g", TOPICS) as consumer:
+            found = await batches(consumer, 6)
+            receipts = await asyncio.gather(*(batch.ack() for batch in found))
+    assert [receipt.settled for receipt in receipts] == [2] * 3
+    assert [list(settle.topics) for settle in nodes[0].settles] == [list(TOPICS)] * 3
