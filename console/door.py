@@ -132,8 +132,8 @@ class Door:
 
     def _check(self, request: Request) -> None:
         headers = request.headers
-        host = host_of(headers.get("host", ""))
-        if self._config.hosts and host not in self._config.hosts:
+        host = foreign_host(request, self._config.hosts)
+        if host is not None:
             raise refused("Host", host or "absent", f"one of {', '.join(sorted(self._config.hosts))}; see --host-name")
         if request.method in ("GET", "HEAD"):
             return
@@ -151,11 +151,17 @@ class Door:
             raise PermissionRefused("this console only reads (--read-only)", "READ_ONLY")
 
 
-def host_of(header: str) -> str:
-    """The name in a Host header, without its port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()
+def foreign_host(request: Request, hosts: frozenset[str]) -> str | None:
+    """The name, without its port, under which a request came that may not; None: it may. Without `hosts` all may.
+
+    HTTP/1.0 needs no Host (RFC 9112, 3.2): probes of load balancers name none, while browsers always do.
+    """
+    header = request.headers.get("host")
+    if not hosts or (header is None and request.scope["http_version"] == "1.0"):
+        return None
+    header = header or ""
+    host = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0].lower()
+    return None if host in hosts else host
 
 
 def _forbidden(field: str, value: str, limit: str) -> PermissionRefused:

@@ -27,7 +27,7 @@ from tickwheel.client import (
     TickwheelError,
 )
 from tickwheel.client.errors import refused
-from tickwheel.console.door import host_of
+from tickwheel.console.door import foreign_host
 from tickwheel.gateway.api import ERRORS, NO_QUERY, WELL_FORMED, Api, Caller, JsonRoute, Token, TopicName, api_of
 from tickwheel.gateway.idempotency import KEY_LENGTH_MAX, KeyReusedError, unique_key_of
 from tickwheel.gateway.models import (
@@ -310,8 +310,8 @@ async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
 
 def _foreign(request: Request, hosts: frozenset[str]) -> JSONResponse | None:
     """The refusal of a request under another name: a page elsewhere could have it lead here (DNS rebinding)."""
-    host = host_of(request.headers.get("host", ""))
-    if not hosts or host in hosts:
+    host = foreign_host(request, hosts)
+    if host is None:
         return None
     limit = f"one of {', '.join(sorted(hosts))}; see host_names"
     return problem(400, f"Host: {host[:100]}: {limit}", "INVALID_FIELD", field="Host", value=host, limit=limit)

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tickwheel.client import AsyncClient, TickwheelError, Worker
+from tickwheel.client.tasks import start_task
 from tickwheel.console.app import STREAMS_MAX, application
 from tickwheel.console.certificates import TokenFile
 from tickwheel.console.cli import hosts_of, is_loopback
@@ -99,7 +100,10 @@ class Gateway:
                 with contextlib.suppress(ValueError, NotImplementedError):  # not the main thread: its owner stops us
                     loop.add_signal_handler(number, self.stop)
             async with self._make_client(None) as client:
-                tasks = [asyncio.ensure_future(self._deliver(client, *item)) for item in self._config.targets.items()]
+                tasks = [
+                    start_task(self._deliver(client, name, target), f"target {name}", lambda _: self.stop())
+                    for name, target in self._config.targets.items()
+                ]
                 try:
                     if listen is not None and listener is not None:
                         await self._serve(client, listen, listener)

@@ -245,6 +245,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "request_faults",
         "Requests and steps that failed by a mistake of this node (NODE_FAULT). The log has each under its id.",
     ),
+    counter("loop_faults", "Errors by a mistake of this node that ended a connection. The log has each."),
     gauge("client_connections", "TCP connections on the client port."),
     gauge(
         "client_connections_max",

@@ -191,6 +191,13 @@ class ClientConnection(Connection):
         self._look()
 
     def _look(self) -> None:
+        try:
+            self._look_at_peer()
+        except Exception:
+            self.cut_off()  # else nobody would notice that the peer is gone
+            raise
+
+    def _look_at_peer(self) -> None:
         now_s, limits = self.loop.time(), self.limits
         if (self.pinged_s is not None and now_s - self.pinged_s > limits.dead_s) or (
             self.closing_s is not None and now_s - self.closing_s > limits.linger_s

@@ -399,7 +399,7 @@ class ServerStream(Stream):
         if self._left:
             raise MalformedError("content-length does not match")
         if self.head.http_status:
-            self._task = self.connection.loop.create_task(self._answer_http())
+            self._task = self.connection.loop.create_task(self._serve(self._answer_http))
         elif self._refusal is not None:
             self.refuse(self._refusal)
         elif self._messages.partial_bytes:
@@ -686,10 +686,9 @@ class ServerStream(Stream):
         connection = self.connection
         block = wire.field(b":status", b"%d" % self.head.http_status) + wire.field(b"content-type", b"text/plain")
         connection.put(wire.header_frames(self.stream_id, block, end_stream=False))
-        with contextlib.suppress(StreamOverError):
-            await self.send(b"This port serves gRPC: POST with content-type application/grpc.\n")
-            connection.put(wire.frame(wire.DATA, wire.END_STREAM, self.stream_id))
-            connection.forget(self, peer_knows=True)
+        await self.send(b"This port serves gRPC: POST with content-type application/grpc.\n")
+        connection.put(wire.frame(wire.DATA, wire.END_STREAM, self.stream_id))
+        connection.forget(self, peer_knows=True)
 
     def _end(self, block: bytes) -> None:
         connection = self.connection
@@ -1016,8 +1015,12 @@ class Server:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s, ended = loop.time(), 0
         for connection in [connection for connection in self.connections if connection.look_s <= now_s]:
-            connection.look_at_peer(now_s)
-            ended += connection.end_late(now_s, LATE_MAX - ended)
+            try:
+                connection.look_at_peer(now_s)
+                ended += connection.end_late(now_s, LATE_MAX - ended)
+            except Exception:  # else no connection would be looked at any more
+                _log.exception("a look at a connection failed: it is cut off")
+                connection.cut_off()
             if ended == LATE_MAX:
                 break
         self._looking = loop.call_later(LOOK_S if ended < LATE_MAX else SOON_S, self._look, loop)

@@ -1,8 +1,13 @@
-"""The log of errors that failed a request: each with its id, one traceback per kind and place every few seconds."""
+"""The log of errors that failed a request or a connection.
+
+Those of requests have their ids, and one traceback per kind and place every few seconds.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import traceback
+from typing import Any
 
 from tickwheel.node.logs import logger
 from tickwheel.replication.ports import Clock
@@ -35,3 +40,21 @@ class FaultLog:
             self._written.clear()
         self._written[place] = (now_ns + REPEAT_NS, error_id)
         log.error("a request failed by a mistake of this node", id=error_id, exc_info=error)
+
+
+class LoopFaults:
+    """The exception handler of a node's loop: callbacks and tasks that serve a connection, which has ended by the
+    error. What must not end is watched by `NodeProcess`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Errors that are mistakes of this node; those of the network are not."""
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error that nothing else took."""
+        error = context.get("exception")
+        if isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        else:
+            self.count += 1
+            log.error("a mistake of this node", where=context.get("message"), exc_info=error)

@@ -91,6 +91,9 @@ class MetricsServer:
             writer.close()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             writer.transport.abort()  # the caller has gone, does not read, or sent no valid request: no answer
+        except Exception as error:
+            writer.transport.abort()
+            self._failed(error)
         finally:
             self._open.pop(writer, None)
 

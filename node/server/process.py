@@ -41,7 +41,7 @@ from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LoopDriver
-from tickwheel.node.server.fault_log import FaultLog
+from tickwheel.node.server.fault_log import FaultLog, LoopFaults
 from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IDENTITY_PATH, IdentityError, open_identity, why_gone
@@ -122,6 +122,7 @@ class NodeProcess:
         self._stood: tuple[int, int, object] = (0, 0, None)
         self._refused_calls: Counter[str] = Counter()
         self._links_dropped = 0
+        self._loop_faults = LoopFaults()
         self._process_metrics = ProcessMetrics()
 
     def _log_context(self) -> Mapping[str, object]:
@@ -136,6 +137,7 @@ class NodeProcess:
         """Start, serve until a signal, stop. Returns the exit code. Raises StartError."""
         config = self._config
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._loop_faults)
         tls = self._certificates()
         self._take_descriptors()
         disk = self._open_disk()
@@ -579,6 +581,7 @@ class NodeProcess:
             "descriptors_max": float(self._descriptors.limit),
             "descriptor_reserve_uses": float(self._descriptors.uses),
             "request_faults": float(host.core.serving.faults),
+            "loop_faults": float(self._loop_faults.count),
             "refused_calls": {(kind,): float(self._refused_calls[kind]) for kind in REFUSED_KINDS},
             "peer_links_dropped": float(self._links_dropped),
             "suppressed_log_lines": float(self._rate_limit.suppressed),

@@ -406,5 +406,28 @@ async def test_a_foreign_host_gets_nothing(tmp_path: Path, listen: str) -> None:
                 if status == 400:
                     said = await answer.json(content_type=None)
                     assert (said["field"], said["value"]) == ("Host", name.partition(":")[0].lower())
+    for version, header, status in (("1.0", "", "200"), ("1.0", "Host: x\r\n", "400"), ("1.1", "", "400")):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(f"GET /livez HTTP/{version}\r\n{header}\r\n".encode())
+        line = (await reader.readline()).decode()
+        assert line.split()[1] == status, "of HTTP/1.0 it needs none: load balancers probe without"
+        writer.close()
     gateway.stop()
     await asyncio.wait_for(running, 60)
+
+
+async def test_a_target_that_stands_still_ends_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a mistake of the gateway. Its supervisor notices that, and nobody a gateway that does not post."""
+
+    def broken(*_: object) -> None:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr("tickwheel.gateway.running.Poster", broken)
+    path = tmp_path / "g.toml"
+    path.write_text("[targets.shop]\nurl = 'https://shop.example/'\ntopics = ['t']\ngroup = 'g'\n")
+    gateway = Gateway(read_config(path), lambda token: AsyncClient("127.0.0.1:1", token=token or "", timeout_s=0.1))
+    with pytest.raises(ValueError, match="a mistake"):
+        await asyncio.wait_for(gateway.run(), 60)
+    assert "target shop" in caplog.text

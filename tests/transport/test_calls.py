@@ -333,6 +333,22 @@ async def grpcs_server(service: Service) -> AsyncIterator[str]:
     await server.stop(None)
 
 
+async def test_a_mistake_in_a_look_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would notice that the peer is gone."""
+    async with serving(ours(Service())) as address, await dialled(address, LIMITS) as connection:
+
+        def broken() -> None:
+            raise ValueError("a mistake")
+
+        monkeypatch.setattr(connection, "ping", broken)
+        connection.heard_s -= 2 * LIMITS.ask_alive_s
+        with pytest.raises(ValueError, match="a mistake"):
+            connection._look()
+        with pytest.raises(CallError):
+            async with asyncio.timeout(10):
+                await connection.call("/s/Both", bytes, bytes).read()
+
+
 @pytest.mark.parametrize("served", [lambda service: serving(ours(service)), grpcs_server], ids=["ours", "grpc's"])
 async def test_streams_of_this_client(served: Callable[[Service], Any]) -> None:
     async with served(Service()) as address, asyncio.timeout(10):

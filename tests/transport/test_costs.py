@@ -15,7 +15,7 @@ from tickwheel.transport import wire
 from tickwheel.transport.connection import BLOCKS_KEPT, BLOCKS_KEPT_BYTES, size_of
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import prefixed
-from tickwheel.transport.server import Opened, Server, StreamHandler
+from tickwheel.transport.server import Opened, Server, ServerStream, StreamHandler
 from tickwheel.transport.wire import ErrorCode
 
 CALM = {("connection", ErrorCode.ENHANCE_YOUR_CALM)}
@@ -291,6 +291,40 @@ async def test_silent_idle_and_unfinished_connections_end() -> None:
     await goes_on(idle, 1)
     await looked(idle.server, 101)
     assert ends(await idle.answered()) == {("connection", ErrorCode.NO_ERROR)} and idle.wire.closed
+
+
+async def test_a_mistake_in_a_look_ends_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are looked at, and again later: their silent peers and deadlines would never end."""
+    limits = Limits(handshake_s=10)
+    first, second = (Caller(limits=limits, greet=False) for _ in range(2))
+
+    def broken(_: float) -> None:
+        raise ValueError("a mistake")
+
+    server = Server(limits)
+    for caller in (first, second):
+        caller.connection.look_s = 0.0
+        server.connections.add(caller.connection)
+    monkeypatch.setattr(first.connection, "look_at_peer", broken)
+    await looked(server, 11)
+    assert first.wire.aborted and "a mistake" in caplog.text
+    assert ends(await second.answered()) == {("connection", ErrorCode.SETTINGS_TIMEOUT)}
+
+
+async def test_a_mistake_in_an_answer_to_a_probe_ends_its_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object) -> None:
+        raise ValueError("a mistake")
+
+    caller = Caller()
+    await caller.settled()
+    monkeypatch.setattr(ServerStream, "send", broken)
+    caller.headers(1, [(":method", "GET"), *POST[1:]], end=True)
+    await caller.answered()
+    assert not caller.server.calls and "a mistake" in caplog.text
 
 
 async def test_a_deadline_ends_the_handler() -> None:

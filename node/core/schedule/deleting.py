@@ -162,8 +162,10 @@ class Deleter(Part):
             self._answer(now.steady_ms)
 
     def wait_ms(self, now: Now) -> int | None:
-        """None, or 0 while a count goes on."""
-        return 0 if self._counting else None
+        """0 while a count goes on; else until the time of a caller is up."""
+        if self._counting:
+            return 0
+        return min((caller.until_ms - now.steady_ms for caller in self._waiting), default=None) if now.acting else None
 
     def _answer(self, steady_ms: SteadyMs) -> None:
         left: list[_Waiting] = []

@@ -175,6 +175,7 @@ class Sweeper(Part):
                 self._finders.pop(job.job_id, None)
                 self._looked.pop(job.job_id, None)
                 self._in_range.pop(job.job_id, None)
+                self._wait_until_ms.pop(job.job_id, None)
                 continue
             if job.job_id in self._under_way:
                 continue
@@ -182,6 +183,14 @@ class Sweeper(Part):
                 continue
             self._under_way.add(job.job_id)
             self._begin_step(job)
+
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next step that waits after a failure may begin."""
+        if not now.acting or not self._wait_until_ms:
+            return None
+        return min(
+            (until - now.steady_ms for until in self._wait_until_ms.values() if until > now.steady_ms), default=None
+        )
 
     def _begin_step(self, job: Sweep) -> None:
         job_id = job.job_id

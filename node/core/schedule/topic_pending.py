@@ -178,21 +178,25 @@ class TopicPending(Part):
 
     def tick(self, now: Now) -> None:
         """Begin a count if one is needed."""
-        steady_ms = now.steady_ms
         if not self.wanted:
             if self._known is not None or self._count is not None:
                 self._forget()
             return
-        if (
-            self._count is not None
-            or self.counted
-            or steady_ms < self._not_before_ms
-            or self._core.wheel.ingestion.absorbing
-        ):
+        if not self._lacking or now.steady_ms < self._not_before_ms or self._core.wheel.ingestion.absorbing:
             return
-        serving, count = self._core.serving, _Count(self._core.wheel.reads.pin(0, DUE_MS_LIMIT), steady_ms)
+        serving, count = self._core.serving, _Count(self._core.wheel.reads.pin(0, DUE_MS_LIMIT), now.steady_ms)
         self._count = count
         serving.run(lambda _: self._again(count), lambda: serving.start(self._read(count), lambda _: None))
+
+    @property
+    def _lacking(self) -> bool:
+        """A count must begin."""
+        return self._count is None and not self.counted
+
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next count may begin, if there must be one. Arrivals that are being absorbed bring ticks."""
+        lacking = self._lacking and self.wanted and not self._core.wheel.ingestion.absorbing
+        return self._not_before_ms - now.steady_ms if lacking else None
 
     async def _read(self, count: _Count) -> None:
         """Count what a pin holds, page by page."""

@@ -341,6 +341,10 @@ class Events(Part):
         self._write_at_ms = now.steady_ms + WRITE_PERIOD_MS
         self.flush()
 
+    def wait_ms(self, now: Now) -> int | None:
+        """Until queued records are due. None while a write is under way: its end brings a tick."""
+        return self._write_at_ms - now.steady_ms if self._queue and not self._writing else None
+
     def replayed_to(self, index: int) -> None:
         """The log ends at `index` at a start: what was noted beyond it is noted again."""
         self.noted_to = min(self.noted_to, index)

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 
 import pytest
 
+from tests.node.core.schedule.test_pending import schedule
+from tests.node.core.test_when import change
 from tests.node.core.trio import MS, World
 from tickwheel.node import core as package
+from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.schedule import sweeper as sweeper_module
+from tickwheel.node.core.schedule.deleting import ANSWER_MS_MAX
+from tickwheel.node.core.schedule.topic_pending import COUNT_PERIOD_MS
+from tickwheel.node.core.watch.events import WRITE_PERIOD_MS
 from tickwheel.node.core.world import Now
+from tickwheel.node.failure import RequestError, not_master
+from tickwheel.proto.admin_pb2 import DeleteTopicRequest
+from tickwheel.proto.scheduler_pb2 import BeginSweepRequest, Selection
+
+PARTS_BY_TIME = ("sweeper", "topic_pending", "events", "deleter")
 
 
 def a_core(world: World) -> NodeCore:
@@ -83,3 +96,50 @@ def test_a_tick_of_the_log_alone_leaves_the_parts_alone(monkeypatch: pytest.Monk
     assert not ticks()
     world.now_ns += 2 * MS
     assert ticks()
+
+
+def now_of(core: NodeCore) -> Now:
+    """The moment as its parts see it."""
+    return core._now(core.monotonic_ns())
+
+
+def test_what_acts_by_time_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts do not rely on ticks that others want: a failed step of a sweep, a count of what is pending, events to be
+    written, and callers who wait for a deletion."""
+
+    async def failing(_: object) -> None:
+        raise RequestError(not_master(None, None))
+
+    world = World(names="a", config=replace(CoreConfig(), segment_bytes=1 << 20, events_bytes_max=1 << 20))
+    master = world.elect()
+    core = a_core(world)
+    sweeper, counting, events, deleter = (getattr(core.parts, name) for name in PARTS_BY_TIME)
+    change(master, topic_pending_max="*=50")
+    schedule(world, [("t", 60_000, "k", [])])
+    world.run_until(lambda: counting.counted)
+    world.run(1_000)
+    assert [getattr(core.parts, name).wait_ms(now_of(core)) for name in PARTS_BY_TIME] == [None] * 4
+
+    monkeypatch.setattr(sweeper_module._Step, "run", failing)
+    request = BeginSweepRequest(job_id="j", selection=Selection(topic="t"), cancel=True)
+    core.serving.start(sweeper.begin_sweep(request), lambda _: None)
+    core.serving.start(deleter.topic(DeleteTopicRequest(name="t", cancel_pending=True)), lambda _: None)
+    master.wake()
+    world.run_until(lambda: sweeper.failures == 2)
+    now = now_of(core)
+    assert 0 < sweeper.wait_ms(now) <= sweeper_module.RETRY_MS
+    assert sweeper_module.RETRY_MS < deleter.wait_ms(now) <= ANSWER_MS_MAX
+
+    world.run(1_000)
+    for key in "kl":  # the first is written at once
+        schedule(world, [("u", 60_000, key, [])])
+    assert 0 < events.wait_ms(now_of(core)) <= WRITE_PERIOD_MS
+
+    counting.spoil()
+    master.wake()
+    world.run_until(lambda: counting.counted)
+    counting.spoil()
+    wait_ms = counting.wait_ms(now_of(core))
+    assert 0 < wait_ms <= COUNT_PERIOD_MS
+    world.run(WRITE_PERIOD_MS + wait_ms)
+    assert counting.counted and counting.wait_ms(now_of(core)) is None and events.wait_ms(now_of(core)) is None

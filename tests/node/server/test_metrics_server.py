@@ -74,7 +74,21 @@ async def test_each_path_and_method_has_its_answer() -> None:
         assert b"/metrics, /livez, /readyz" in nowhere
         assert (await served.ask(get("/etc/passwd"))).startswith(b"HTTP/1.1 404 ")
         assert (await served.ask(get("/livez").replace(b"GET", b"POST"))).startswith(b"HTTP/1.1 405 ")
+        old = await served.ask(b"GET /livez HTTP/1.0\r\n\r\n")
+        assert old.startswith(b"HTTP/1.1 200 ") and old.endswith(b"alive\n"), "some load balancers probe like this"
         assert not served.failed
+
+
+async def test_a_mistake_in_an_answer_ends_its_connection_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> bytes:
+        raise ValueError("a mistake")
+
+    async with serving() as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(metrics_server, "_page", broken)
+            assert await served.ask(get("/livez")) == b""
+        assert [str(error) for error in served.failed] == ["a mistake"]
+        assert b"alive" in await served.ask(get("/livez"))
 
 
 @pytest.mark.parametrize("version", ["abc", "1.x.0", "1..0", "", "9" * 4_000])

@@ -13,6 +13,7 @@ import pytest
 
 from tests.transport.served import started
 from tickwheel.node.server.door import Door
+from tickwheel.node.server.fault_log import LoopFaults
 from tickwheel.node.server.ports import ThreadExecutor
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame
@@ -298,3 +299,20 @@ async def test_an_error_over_a_copied_checkpoint_ends_the_node(where: str) -> No
         error = await failed
         await ours.stop()
     assert isinstance(error, KeyError) and error.args == (where,)
+
+
+async def test_an_error_that_nothing_takes_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """In a callback of the loop. An error of the network is none of the node's."""
+    loop, faults = asyncio.get_running_loop(), LoopFaults()
+    loop.set_exception_handler(faults)
+
+    def raising(error: Exception) -> None:
+        raise error
+
+    try:
+        loop.call_soon(raising, KeyError("a mistake"))
+        loop.call_soon(raising, TimeoutError("a network"))
+        await asyncio.sleep(0)
+    finally:
+        loop.set_exception_handler(None)
+    assert faults.count == 1
