@@ -195,19 +195,19 @@ class Checkpointer:
             self._answer(self._copied_files)
             return
         self._copies = 0
-        if not self._waiting:
-            index = self._core.applied_index
-            grown = (
-                self._core.log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
-                or index - self.covered_index >= self._config.checkpoint_entries
-            )
-            due = steady_ms >= self._next_ms and index > self.covered_index
-            if steady_ms < self._rest_until_ms or not (grown or due):
-                return
-            self._held = self._stagger.holds(now)
-            if self._held:
-                return
-        self._begin(steady_ms)
+        if not self._waiting and not self._due(steady_ms):
+            return
+        self._held = self._stagger.holds(now, waits=not self._waiting)
+        if not self._held:
+            self._begin(steady_ms)
+
+    def _due(self, steady_ms: int) -> bool:
+        if steady_ms < self._rest_until_ms:
+            return False
+        entries = self._core.applied_index - self.covered_index
+        if entries >= self._config.checkpoint_entries or (steady_ms >= self._next_ms and entries > 0):
+            return True
+        return self._core.log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
 
     def request(self, reply: Reply[list[BackupFile]]) -> None:
         """Write a checkpoint soon, or take the one that others copy now; `reply` gets its files.

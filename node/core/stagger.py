@@ -22,16 +22,20 @@ class Stagger:
     def __init__(self, node_id: str, voters: Callable[[], list[str]]) -> None:
         self._node_id = node_id
         self._voters = voters
-        self._held_since_ms = 0
+        self._held_since_ms: int | None = None
 
-    def holds(self, now: Now) -> bool:
-        """Whether work that is wanted now should wait. To be asked with every tick until it begins."""
-        if self.wait_ms(now.cluster_ms) > 0:
-            self._held_since_ms = self._held_since_ms or now.steady_ms
-            if now.steady_ms - self._held_since_ms < WAIT_MS_MAX:
-                return True
-        self._held_since_ms = 0
-        return False
+    def holds(self, now: Now, *, waits: bool) -> bool:
+        """Whether work has to wait now. `waits`: there is some, and nobody wants it at once.
+
+        To be asked with every look until the work begins or is wanted no more.
+        """
+        if not waits or self.wait_ms(now.cluster_ms) == 0:
+            self._held_since_ms = None
+        elif self._held_since_ms is None:
+            self._held_since_ms = now.steady_ms
+        elif now.steady_ms - self._held_since_ms >= WAIT_MS_MAX:
+            self._held_since_ms = None
+        return self._held_since_ms is not None
 
     def wait_ms(self, cluster_ms: ClusterMs) -> int:
         """Until the next share of this member; 0: it is now, or the member needs none."""

@@ -142,7 +142,7 @@ class Background:
         self._paused_until_ms = min(self._paused_until_ms, now_ms + MERGE_RETRY_MS)
         if now_ms < self._paused_until_ms:
             return
-        self._merge_held = self._wheel.files.wants_merge and self._stagger.holds(now)
+        self._merge_held = self._stagger.holds(now, waits=self._wheel.files.wants_merge)
         for job in self._wheel.jobs(now_ms, merges=not self._merge_held):
             self._start(job)
 

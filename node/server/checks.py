@@ -77,7 +77,7 @@ def sweeping(caller: Caller, request: Any, state: StateView) -> Failure | None:
 def consuming(caller: Caller, request: Any, state: StateView) -> Failure | None:
     """To open a consumer: needs the right to its group, and to the topics of the request and of the group."""
     too_many = _too_many(len(request.topics), TOPICS_PER_GROUP_MAX)
-    if too_many is not None:
+    if too_many is not None or caller.free:
         return too_many
     named = [*request.topics, *([request.topic] if "topic" in request.DESCRIPTOR.fields_by_name else [])]
     topics = {name for name in (*named, *topics_of(state, request.group)) if name}
@@ -86,12 +86,11 @@ def consuming(caller: Caller, request: Any, state: StateView) -> Failure | None:
 
 def settling(caller: Caller, request: Any, state: StateView) -> Failure | None:
     """To settle or extend deliveries: needs the right to the group, and to the topics that the request names."""
-    topics = [request.topic] if request.topic else []
-    if isinstance(request, SettleBatch):
-        too_many = _too_many(len(request.topics), SETTLE_TOPICS_MAX)
-        if too_many is not None:
-            return too_many
-        topics.extend(request.topics)
+    several = request.topics if isinstance(request, SettleBatch) else ()
+    too_many = _too_many(len(several), SETTLE_TOPICS_MAX)
+    if too_many is not None or caller.free:  # each batch is settled once: a free caller costs no look at its topics
+        return too_many
+    topics = [*([request.topic] if request.topic else []), *several]
     return caller.group_and_topics(RIGHT_CONSUME, request.group, dict.fromkeys(topics))
 
 

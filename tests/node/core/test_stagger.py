@@ -33,15 +33,23 @@ def test_the_others_are_a_majority(count: int) -> None:
 
 def test_a_learner_waits_for_nothing() -> None:
     stagger = Stagger("new", lambda: ["n1", "n2", "n3"])
-    assert not any(stagger.holds(now_at(now_ms, now_ms)) for now_ms in range(0, 10 * SHARE_MS, 50))
+    assert not any(stagger.holds(now_at(now_ms, now_ms), waits=True) for now_ms in range(0, 10 * SHARE_MS, 50))
 
 
 def test_a_time_that_stands_still_holds_nothing_up_for_long() -> None:
     stagger = Stagger("n2", lambda: ["n1", "n2", "n3"])
     assert stagger.wait_ms(ClusterMs(0)) == SHARE_MS
-    held = [stagger.holds(now_at(0, steady_ms)) for steady_ms in range(1, 3 * WAIT_MS_MAX)]
+    held = [stagger.holds(now_at(0, steady_ms), waits=True) for steady_ms in range(1, 3 * WAIT_MS_MAX)]
     assert not all(held[: WAIT_MS_MAX + 1])
     assert held[0] and held[WAIT_MS_MAX + 1], "the next work waits again"
+
+
+def test_work_that_is_wanted_no_more_leaves_nothing_behind() -> None:
+    """A checkpoint that somebody asks for begins out of turn. The next one waits its whole time again."""
+    stagger = Stagger("n2", lambda: ["n1", "n2", "n3"])
+    assert stagger.holds(now_at(0, 1), waits=True)
+    assert not stagger.holds(now_at(0, 2), waits=False)
+    assert stagger.holds(now_at(0, 10 * WAIT_MS_MAX), waits=True)
 
 
 def test_no_two_of_three_members_begin_together() -> None:
