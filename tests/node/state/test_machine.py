@@ -234,6 +234,28 @@ def test_removing_hours_raises_floors_and_counts(driver: Driver) -> None:
     assert place is not None and place.floor == 2, "earliest is what is retained"
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_returns_at_the_last_attempt_that_is_counted(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """However often a message comes back, and twice at once: it is still out, once, and can be settled."""
+    monkeypatch.setattr("tickwheel.node.state.subscription.ATTEMPT_MAX", 3)
+    driver.group()
+    number = driver.ready([HOUR_0])[0]
+    place = driver.state.subscription(1, 1)
+    assert place is not None
+    for attempt in (1, 2, 3, 3):
+        if together:
+            driver.apply(settle_command(SETTLE_RETURN, [number, number], [attempt] * 2, [0, 0]))
+        else:
+            once = settle_command(SETTLE_RETURN, [number], [attempt], [0])
+            driver.apply(once, once)
+        positions, _, attempts = place.returned(9)
+        assert (positions.tolist(), attempts.tolist(), place.returned_count) == ([0], [min(attempt + 1, 3)], 1)
+    driver.apply(settle_command(SETTLE_ACK, [number], [3], [0]))
+    assert (place.floor, place.returned_count) == (1, 0)
+
+
 def test_a_topic_without_groups_retains(driver: Driver) -> None:
     """Nothing of it is removable until a group has settled it."""
     driver.ready([HOUR_0, HOUR_0 + 3 * HOUR_MS])
