@@ -281,7 +281,7 @@ class MemoryNode:
         try:
             for _ in range(TURNS_MAX):
                 wanted_ns = self._host.tick()
-                stands = core.log.status().last_index, core.applied_index
+                stands = core.log.status().last_index, core.applied.index
                 if not self._works and wanted_ns > self.time.now_ns and stands == seen:
                     return wanted_ns
                 seen = stands  # one tick more: what a tick leaves for the next one may not say when it is due

@@ -162,7 +162,30 @@ class LackingRecordError(DiskError):
         super().__init__(f"message {id >> 32}-{id & 0xFFFF_FFFF} was copied here from a record that could not be read")
 
 
-class RecordsJob:
+class _HoursJob:
+    """Reads what is left to read from the files of hours, one hour after the other."""
+
+    def __init__(self) -> None:
+        self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
+        """With the rows of the result that lie there."""
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    def run(self) -> None:
+        for hour, rows in self._left:
+            try:
+                self._read(hour, rows)
+            finally:
+                hour.close()
+        self._left = []
+
+    def _read(self, hour: HourChunks, rows: NDArray[np.int64]) -> None:
+        raise NotImplementedError
+
+
+class RecordsJob(_HoursJob):
     """Fetches the records (meta and payload) of units. Result: `records`, one bytes object for each unit, in their
     order.
 
@@ -173,6 +196,7 @@ class RecordsJob:
     kind = "records"
 
     def __init__(self, units: Units, holdings: Holdings) -> None:
+        super().__init__()
         self._units = units
         self.missing = False
         self._result: list[bytes | None] = [None] * len(units)
@@ -180,7 +204,6 @@ class RecordsJob:
         hours = (ids >> np.uint64(32)).astype(np.int64)
         lacking = np.flatnonzero(units["flags"] & LACKING)
         self._lacking = LackingRecordError(int(ids[lacking[0]])) if len(lacking) else None
-        self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
         for hour, rows in by_hour(hours):
             if hour < holdings.removed_below:
                 self.missing = True
@@ -207,7 +230,7 @@ class RecordsJob:
 
     @property
     def done(self) -> bool:
-        return not self._left and self._lacking is None
+        return super().done and self._lacking is None
 
     @property
     def records(self) -> list[bytes]:
@@ -216,12 +239,7 @@ class RecordsJob:
     def run(self) -> None:
         if self._lacking is not None:
             raise self._lacking
-        for hour, rows in self._left:
-            try:
-                self._read(hour, rows)
-            finally:
-                hour.close()
-        self._left = []
+        super().run()
 
     def _read(self, hour: HourChunks, rows: NDArray[np.int64]) -> None:
         offsets = self._units["offset"][rows].astype(np.int64)
@@ -248,7 +266,7 @@ class RecordsJob:
                 low = stop
 
 
-class LookupJob:
+class LookupJob(_HoursJob):
     """Finds units by id, following moves. Results by row of the requested ids, complete after `run`."""
 
     kind = "lookup"
@@ -261,6 +279,7 @@ class LookupJob:
         cancelled: NDArray[np.bool_],
         holdings: Holdings,
     ) -> None:
+        super().__init__()
         self.ids = ids
         self.resolved = resolved
         """The newest id of each message."""
@@ -268,7 +287,6 @@ class LookupJob:
         """True for each message that exists (its hour was not removed); `units` is valid there."""
         self.cancelled = cancelled
         self.units: Units = np.zeros(len(ids), dtype=UNIT)
-        self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
         wanted = np.flatnonzero(found)
         hours = (resolved[wanted] >> np.uint64(32)).astype(np.int64)
         for hour, at in by_hour(hours):
@@ -284,21 +302,9 @@ class LookupJob:
                 rows = rows[~hit]
 
     @property
-    def done(self) -> bool:
-        return not self._left
-
-    @property
     def moved(self) -> NDArray[np.bool_]:
         moved: NDArray[np.bool_] = self.ids != self.resolved
         return moved
-
-    def run(self) -> None:
-        for hour, rows in self._left:
-            try:
-                self._read(hour, rows)
-            finally:
-                hour.close()
-        self._left = []
 
     def _read(self, hour: HourChunks, rows: NDArray[np.int64]) -> None:
         index = (self.resolved[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64)

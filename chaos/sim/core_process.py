@@ -294,7 +294,7 @@ class CoreProcess:
         """Whether all that this node has applied is on its disk, and the disk of a member in it."""
         core = self.host.core
         named = any(member.node_id == node_id and member.disk_uuid for member in core.state.members())
-        return named and self.log.journal.durable_index >= core.applied_index
+        return named and self.log.journal.durable_index >= core.applied.index
 
     def observe(self) -> None:
         core, machine = self.host.core, self.machine
@@ -349,7 +349,7 @@ class CoreProcess:
     @property
     def position(self) -> int:
         """Index of the last entry applied."""
-        return self.host.core.applied_index
+        return self.host.core.applied.index
 
     # -- CheckpointSource
 

@@ -442,7 +442,7 @@ def hours_removed_early(original: Any, self: CheckpointJob) -> None:
 @mutation(Checkpointer, "_begin", aim=aimed("power-in-checkpoint", nodes=3, segment_bytes=8 << 10))
 def journal_cut_early(original: Any, self: Checkpointer, now_ms: int) -> None:
     """The journal is cut before the checkpoint that covers it is durable."""
-    index, term = self._core.applied_index, self._core.applied_term
+    index, term = self._core.applied.index, self._core.applied.term
     if index:
         log: Any = self._core.log
         config = log.config

@@ -204,7 +204,7 @@ class Checkpointer:
     def _due(self, steady_ms: int) -> bool:
         if steady_ms < self._rest_until_ms:
             return False
-        entries = self._core.applied_index - self.covered_index
+        entries = self._core.applied.index - self.covered_index
         if entries >= self._config.checkpoint_entries or (steady_ms >= self._next_ms and entries > 0):
             return True
         return self._core.log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
@@ -257,7 +257,7 @@ class Checkpointer:
             reply.fail(failure)
 
     def _begin(self, steady_ms: SteadyMs) -> None:
-        index, term = self._core.applied_index, self._core.applied_term
+        index, term = self._core.applied.index, self._core.applied.term
         if index == 0:
             self._refuse(Failure(common_pb2.WRONG_STATE, "nothing has been applied yet", {"retry_after_ms": "1000"}))
             return

@@ -10,9 +10,8 @@ calls `tick` after any input, unless `receive` returned False, and no later than
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,13 +19,14 @@ from google.protobuf.message import DecodeError
 
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Applied, Kernel
 from tickwheel.node.core.parts import IDLE_MS_MAX, Parts
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.schedule.deleting import has_removed
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.stagger import Stagger
+from tickwheel.node.core.watch.counts import published_by_topic
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, Reported, SteadyMs
 from tickwheel.node.failure import Failure, refuse
@@ -179,7 +179,7 @@ class NodeCore:
             if parts.delivery.has_news:
                 parts.delivery.tick(self._now(now_ns))
                 self.proposer.flush()
-        self.background.pump(now, self.applied_index)
+        self.background.pump(now, self.applied.index)
         parts.upkeep(now)
         if not self.wheel.ingestion.absorbing:
             self.checkpointer.tick(now)
@@ -236,18 +236,6 @@ class NodeCore:
             self._recovered = self.log.status().caught_up
         return not self._recovered
 
-    @property
-    def applied_index(self) -> int:
-        return self.applied.index
-
-    @property
-    def applied_term(self) -> int:
-        return self.applied.term
-
-    @property
-    def stamped_ms(self) -> int:
-        return self.applied.stamped_ms
-
     def monotonic_ns(self) -> int:
         return self._ports.clock.monotonic_ns()
 
@@ -279,21 +267,6 @@ def serve(
 BUFFERS_APPLIED_MAX = 3
 """Arrival buffers full of what is not merged, from which on a node applies no more of its log until the disk has caught
 up; more than what a master stops accepting at (publisher.BUFFERS_ACCEPTED_MAX)."""
-
-
-PASSED_OVER_MAX = 1_000
-
-
-@dataclass(slots=True)
-class Applied:
-    """How far this process has applied the log. Only the listener changes it; the kernel shows it."""
-
-    index: int
-    term: int
-    stamped_ms: int = 0
-    """Latest stamp of an entry; cluster time."""
-    passed_over: deque[int] = field(default_factory=lambda: deque(maxlen=PASSED_OVER_MAX))
-    """Indexes of entries that nobody can decode, which this process passed over like every node: for the server."""
 
 
 def _attempted(
@@ -370,8 +343,9 @@ class CoreListener:
     def _count(self, index: int, entry: LogEntry, command: Command, result: AnyResult) -> None:
         """Count an applied command, and record its events unless they are recorded already."""
         parts = self._parts
-        parts.counts.applied(command, result)
-        parts.topic_pending.applied(command, result)
+        published = published_by_topic(command, result)
+        parts.counts.applied(command, result, published)
+        parts.topic_pending.applied(command, result, published)
         if parts.events.enabled and index > parts.events.noted_to:
             parts.events.applied(index, self._core.clock.now_ms(), entry, command, result)
 

@@ -286,7 +286,7 @@ class NodeHost:
                 if not isinstance(error, CopyError | DiskFullError):
                     self._fatal(f"a checkpoint could not be stored: {error}")
                 return
-            if copy.index < self.core.applied_index:
+            if copy.index < self.core.applied.index:
                 # The missing entries came after all, from a master with a longer log: the copy would set the node back.
                 self._give_up(copy)
                 return

@@ -6,7 +6,9 @@ Everything here is used on the thread that drives the core.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tickwheel.node.core.config import CoreConfig
@@ -21,6 +23,22 @@ from tickwheel.replication.log import ReplicatedLog
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.engine import Wheel
+
+PASSED_OVER_MAX = 1_000
+
+
+@dataclass(slots=True)
+class Applied:
+    """How far this process has applied the log. Only the core's listener changes it."""
+
+    index: int
+    """Of the newest applied entry."""
+    term: int
+    """Of that entry."""
+    stamped_ms: int = 0
+    """Latest stamp among the entries; cluster time."""
+    passed_over: deque[int] = field(default_factory=lambda: deque(maxlen=PASSED_OVER_MAX))
+    """Indexes of entries that nobody can decode, which this process passed over like every node: for the server."""
 
 
 class Kernel(Protocol):
@@ -46,22 +64,7 @@ class Kernel(Protocol):
     stopped: bool
     """The core was stopped and takes no part any more."""
 
-    # -- progress of apply
-
-    @property
-    def applied_index(self) -> int:
-        """Index of the newest applied entry of the log."""
-        ...
-
-    @property
-    def applied_term(self) -> int:
-        """The term of that entry."""
-        ...
-
-    @property
-    def stamped_ms(self) -> int:
-        """Latest stamp among the entries that this process applied, in cluster time."""
-        ...
+    applied: Applied
 
     @property
     def recovering(self) -> bool:

@@ -112,7 +112,7 @@ class Mastership:
         if core.recovering:
             return Failure(
                 common_pb2.RECOVERING,
-                f"replaying the log: at {core.applied_index} of {core.recover_to}; ask another node or retry",
+                f"replaying the log: at {core.applied.index} of {core.recover_to}; ask another node or retry",
                 {"retry_after_ms": "200"},
             )
         status = core.log.status()
@@ -139,7 +139,7 @@ class Mastership:
         core = self._core
         core.require_master()
         self.handing_over = True
-        self.handed_over_index = core.applied_index
+        self.handed_over_index = core.applied.index
         ended: Promise[str | None] = Promise()
 
         def hand_over() -> None:

@@ -123,7 +123,7 @@ class Membership(Part):
             soon = bool(shown.members) and shown.named(node_id) is None
             return Refusal(f"{node_id} has not read yet that it is a member itself") if soon else None
         known = known or log.introduced().named(node_id)
-        if known is None and core.state.was_removed(node_id):
+        if known is None and node_id in core.state.removed_ids:
             return Refusal(
                 f"{node_id} was removed from the cluster: what it has is old and nobody asks it any more. Switch it "
                 "off; to have its host in the cluster again, add it under a new id, with an empty data directory",
@@ -170,7 +170,7 @@ class Membership(Part):
             shown.applied_index > newest
             and (own.disk_uuid == core.identity.disk_uuid or not (own.disk_uuid or recorded))
             and caller.disk_uuid in ("", disk_uuid)
-            and not any(core.state.was_removed(member.node_id) for member in shown.members)
+            and core.state.removed_ids.isdisjoint(member.node_id for member in shown.members)
         )
 
     def _next(self) -> None:
@@ -200,7 +200,7 @@ class Membership(Part):
                 await self._hand_over()
                 core.require_master()
                 raise RequestError(not_master(None, None))
-            if core.state.removed_count >= REMOVED_MAX:
+            if len(core.state.removed_ids) >= REMOVED_MAX:
                 raise RequestError(limit_reached("members_removed", REMOVED_MAX))
         else:
             self._check_address(command.add_member)

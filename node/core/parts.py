@@ -251,7 +251,7 @@ class Parts:
     def _stands(self) -> tuple[object, ...]:
         core, mastership = self._core, self.mastership
         leads = mastership.term, mastership.changes, mastership.begun, core.log.lease_held()
-        return (core.applied_index, *leads, core.clock.steers)
+        return (core.applied.index, *leads, core.clock.steers)
 
     def voters(self) -> list[str]:
         """Ids of the voting members."""

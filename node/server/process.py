@@ -342,7 +342,7 @@ class NodeProcess:
             wake,
             disk=disk,
             refusal=refusal,
-            removed=lambda peer: host.core.state.was_removed(peer),
+            removed=lambda peer: peer in host.core.state.removed_ids,
             greeted=greeted,
             checkpoint=checkpoint,
             progressed=lambda files: host.core.checkpointer.progressed(files),
@@ -548,7 +548,7 @@ class NodeProcess:
         log_status = core.log.status()
         return Seen(
             node_vitals(core),
-            max(0, max(log_status.commit_index, log_status.master_commit_index) - core.applied_index),
+            max(0, max(log_status.commit_index, log_status.master_commit_index) - core.applied.index),
             driver.overdue_ns() / 1e9,
             self._stopping.is_set(),
             tls.reason(),

@@ -8,6 +8,7 @@ like, which node/core may read and never changes.
 from __future__ import annotations
 
 from collections.abc import Generator
+from collections.abc import Set as AbstractSet
 from itertools import islice
 
 import numpy as np
@@ -27,7 +28,6 @@ from tickwheel.node.state.settings import DELAY_LEVEL_MS_MAX, Settings
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
-from tickwheel.proto.state_pb2 import LoadSnapshot
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import Ids
 
@@ -41,7 +41,7 @@ class StateView:
         self.topics, self.groups, self.backlog = state.topics, state.groups, state.backlog
         self.sweeps, self.schedules, self.unique_keys = state.sweeps, state.schedules, state.unique_keys
         self.access, self.staging, self.cold = state.access, state.staging, state.cold
-        self.producers = state.producers
+        self.producers, self.loads = state.producers, state.loads
         self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
 
     @property
@@ -104,22 +104,14 @@ class StateView:
         """Members of the cluster, in the order they came."""
         return list(self._state.members.values())
 
-    def was_removed(self, node_id: str) -> bool:
-        """Whether a member with this id was removed; such an id never comes back."""
-        return node_id in self._state.removed_ids
-
     @property
-    def removed_count(self) -> int:
-        """Number of removed members."""
-        return len(self._state.removed_ids)
+    def removed_ids(self) -> AbstractSet[str]:
+        """Ids of removed members; such an id never comes back."""
+        return self._state.removed_ids
 
     def members_after(self, command: AdminCommand) -> Members:
         """The members after this command about members. Raises RequestError: apply would refuse it."""
         return after(command, self._state.members, self._state.removed_ids)
-
-    def load(self, job_id: str) -> LoadSnapshot | None:
-        """A bulk load, by its job id."""
-        return self._state.loads.get(job_id)
 
     def topic_id(self, name: str) -> int | None:
         """Id of a topic."""
@@ -162,11 +154,6 @@ class StateView:
         """Ready queue of a topic, for reading."""
         topic = self._state.topics.get(topic_id)
         return None if topic is None else topic.ready
-
-    def topic_message(self, name: str) -> admin_pb2.Topic | None:
-        """One topic."""
-        topic = self._state.topics.named(name)
-        return None if topic is None else topic.message()
 
     def group_id(self, name: str) -> int | None:
         """Id of a group."""

@@ -406,11 +406,11 @@ async def test_a_foreign_host_gets_nothing(tmp_path: Path, listen: str) -> None:
                 if status == 400:
                     said = await answer.json(content_type=None)
                     assert (said["field"], said["value"]) == ("Host", name.partition(":")[0].lower())
-    for version, header, status in (("1.0", "", "200"), ("1.0", "Host: x\r\n", "400"), ("1.1", "", "400")):
+    for version, header, code in (("1.0", "", "200"), ("1.0", "Host: x\r\n", "400"), ("1.1", "", "400")):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(f"GET /livez HTTP/{version}\r\n{header}\r\n".encode())
         line = (await reader.readline()).decode()
-        assert line.split()[1] == status, "of HTTP/1.0 it needs none: load balancers probe without"
+        assert line.split()[1] == code, "of HTTP/1.0 it needs none: load balancers probe without"
         writer.close()
     gateway.stop()
     await asyncio.wait_for(running, 60)

@@ -151,7 +151,7 @@ class BulkLoad(Part):
 
     def load(self, job_id: str) -> bulk_pb2.LoadState:
         """How far this node has applied a load."""
-        load = self._core.state.load(job_id)
+        load = self._core.state.loads.get(job_id)
         return bulk_pb2.LoadState(job_id=job_id) if load is None else told(load)
 
     async def take_over(self, request: bulk_pb2.TakeOverRequest) -> bulk_pb2.LoadState:
@@ -186,7 +186,7 @@ class BulkLoad(Part):
         self._core.require_master()
         if request.HasField("cold"):
             return self._cold.unwanted(request)
-        known = self._core.state.load(request.job_id)
+        known = self._core.state.loads.get(request.job_id)
         if (
             known is not None
             and (known.load_sha256, known.bundles) == (request.load_sha256, request.bundles)
@@ -291,7 +291,7 @@ class BulkLoad(Part):
         """Answer a peer that asks for a piece, or whether this node has a bundle."""
         held = self.store.held(ask.name)
         if not ask.bytes_max or not held:
-            applied_index = 0 if held else self._core.applied_index
+            applied_index = 0 if held else self._core.applied.index
             piece = BundlePiece(name=ask.name, held=held, held_only=not ask.bytes_max, applied_index=applied_index)
             return PeerFrame(bundle_piece=piece)
         name, offset, size = ask.name, ask.offset, min(ask.bytes_max, PIECE_BYTES)
@@ -332,7 +332,7 @@ class BulkLoad(Part):
         if fetch is None or fetch.name != piece.name:
             return
         if not piece.held or not piece.data:
-            if piece.applied_index > self._core.applied_index:
+            if piece.applied_index > self._core.applied.index:
                 fetch.past = peer_id
             fetch.asked_until_ms = min(fetch.asked_until_ms, self._core.steady_ms() + AGAIN_MS)
             return
@@ -379,7 +379,7 @@ class BulkLoad(Part):
             facts = {"field": "name", "value": str(count), "retry_after_ms": "500"}
             current.refuse(Failure(common_pb2.WRONG_STATE, text, facts))
         self._fetch_lacking(steady_ms)
-        self.store.tick(steady_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
+        self.store.tick(steady_ms, self._claimed, lambda: core.applied.index >= core.log.status().last_index)
 
     def _claimed(self) -> set[str]:
         return self._core.wheel.files.bundle_names() | self._checkpointer.bundle_names

@@ -115,7 +115,7 @@ class SyncState:
             sync_reply=SyncReply(
                 number=sync.number,
                 # Not what waits for its bundle: such a node would lead and not serve.
-                applied_index=self._core.applied_index - self._waits_for_bundle(),
+                applied_index=self._core.applied.index - self._waits_for_bundle(),
                 cursor_due_ms=cursor.due_ms,
                 cursor_index=cursor.index,
                 clock_ms=self._clock.wall_ms(),

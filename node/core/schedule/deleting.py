@@ -97,7 +97,7 @@ class Deleter(Part):
         running = next((job.job_id for job in core.state.sweeps if _deletes(job, wanted)), None)
         if running is not None:
             return await self._ended(running)
-        call = f"{request_id:x}" if request_id else str(core.applied_index)
+        call = f"{request_id:x}" if request_id else str(core.applied.index)
         wanted.job_id = f"delete-{what}-{target_id}-{call}"
         if what == "topic":
             wanted.with_dead = self._takes_letters()

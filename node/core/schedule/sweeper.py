@@ -84,7 +84,7 @@ class Sweeper(Part):
         if not core.clock.known:
             raise RequestError(no_agreed_time())
         now_ms = core.clock.now_ms()
-        sweep = Sweep(job_id=request.job_id, selection=selection, stamped_ms_max=max(now_ms, core.stamped_ms))
+        sweep = Sweep(job_id=request.job_id, selection=selection, stamped_ms_max=max(now_ms, core.applied.stamped_ms))
         limit_ms = core.state.settings.delay_ms_max
         if action == "cancel":
             sweep.cancel = True

@@ -111,12 +111,12 @@ class TopicPending(Part):
 
     # -- applied commands
 
-    def applied(self, command: Command, result: AnyResult) -> None:
-        """Count an applied command."""
+    def applied(self, command: Command, result: AnyResult, published: Mapping[int, int]) -> None:
+        """Count an applied command. `published`: messages of a publish by topic, some perhaps repeats."""
         if self._known is None and self._count is None:
             return
         if isinstance(result, PublishResult):
-            self._published(command, result)
+            self._published(result, published)
             return
         if isinstance(result, DispatchResult):
             for ready in result.ready:
@@ -136,17 +136,17 @@ class TopicPending(Part):
         if kind in UNTOLD or retries:
             self.spoil()
 
-    def _published(self, command: Command, result: PublishResult) -> None:
+    def _published(self, result: PublishResult, by_topic: Mapping[int, int]) -> None:
         # A message that replaces another leaves as many pending.
         count = result.scheduled - len(result.replaced)
         if not count:
             return
-        topics = np.frombuffer(command.publish.topic_ids, "<u4")
-        if len(topics) == 1:
-            self._add(int(topics[0]), count)
-        elif count == len(topics):
-            for topic_id, part in zip(*np.unique(topics, return_counts=True), strict=True):
-                self._add(int(topic_id), int(part))
+        if len(by_topic) == 1:
+            (topic_id,) = by_topic
+            self._add(topic_id, count)
+        elif count == sum(by_topic.values()):
+            for topic_id, part in by_topic.items():
+                self._add(topic_id, part)
         else:
             self.spoil()  # some of it was a repeat, or met the unique key of another
 

@@ -92,6 +92,15 @@ class _Note:
     redelivered: int
 
 
+def published_by_topic(command: Command, result: AnyResult) -> Mapping[int, int]:
+    """Topic id -> messages that an applied publish scheduled; of several topics, its repeats count too. {}: none, or
+    another command."""
+    if not isinstance(result, PublishResult) or not result.scheduled:
+        return {}
+    topics = np.frombuffer(command.publish.topic_ids, "<u4").tolist()  # of each message, or of all
+    return {topics[0]: result.scheduled} if len(topics) == 1 else Counter(topics)
+
+
 class Counts(Part):
     def __init__(self, state: StateView, names: Sequence[str] = ()) -> None:
         """`names`: topics whose totals are kept. They never fall, also when a topic is deleted and comes again."""
@@ -107,15 +116,14 @@ class Counts(Part):
 
     # -- counting
 
-    def applied(self, command: Command, result: AnyResult) -> None:
-        """Count the effect of an applied command."""
+    def applied(self, command: Command, result: AnyResult, published: Mapping[int, int]) -> None:
+        """Count the effect of an applied command. `published`: as of `published_by_topic`."""
         totals = self.totals
         if isinstance(result, PublishResult):
-            scheduled = result.scheduled
-            totals.scheduled += scheduled
+            totals.scheduled += result.scheduled
             totals.cancelled += len(result.replaced)
-            if scheduled:
-                self._published(np.frombuffer(command.publish.topic_ids, "<u4"), scheduled)
+            for topic_id, count in published.items():
+                self.add(topic_id, SCHEDULED, count)
         elif isinstance(result, DispatchResult):
             totals.dispatched += result.dispatched
             for ready in result.ready:
@@ -144,14 +152,6 @@ class Counts(Part):
                 if note.run.outcome in MESSAGES:
                     totals.scheduled += 1
                     self.add(note.topic_id, SCHEDULED, 1)
-
-    def _published(self, topics: NDArray[np.uint32], scheduled: int) -> None:
-        """Count a publish. `topics`: the topic of each message, or of all."""
-        if len(topics) == 1:
-            self.add(int(topics[0]), SCHEDULED, scheduled)
-        else:
-            for topic_id, count in Counter(topics.tolist()).items():
-                self.add(topic_id, SCHEDULED, count)
 
     def delivered(
         self,

@@ -30,9 +30,12 @@ def topics_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Topic]
 
 def named_topic(core: NodeCore, name: str) -> admin_pb2.Topic | None:
     """One topic."""
-    topic = core.state.topic_message(name)
+    known = core.state.topics.named(name)
+    if known is None:
+        return None
+    topic = known.message()
     limits = core.parts.topic_pending.limits() if core.parts.topic_pending.wanted else {}
-    if topic is not None and name in limits:
+    if name in limits:
         topic.pending, topic.pending_max = limits[name]
     return topic
 

@@ -36,8 +36,8 @@ class PinTable(Generic[P]):
     def check_applied(self, index_min: int) -> None:
         """Raise RequestError if this node has not applied so much yet."""
         core = self._core
-        if core.recovering or core.applied_index < index_min:
-            text = f"applied {core.applied_index} of {max(core.recover_to, index_min)}"
+        if core.recovering or core.applied.index < index_min:
+            text = f"applied {core.applied.index} of {max(core.recover_to, index_min)}"
             raise refused(common_pb2.RECOVERING, text, retry_after_ms=RETRY_HINT_MS)
 
     def new_id(self, pins_max: int) -> int:

@@ -86,7 +86,7 @@ class PendingPins:
         pin_id = self._pins.new_id(PINS_MAX)
         told = PinResponse(
             pin_id=pin_id,
-            applied_index=core.applied_index,
+            applied_index=core.applied.index,
             node_id=core.identity.node_id,
             cursor_due_ms=pinned.cursor.due_ms,
             hours=pinned.hours.astype("<u4").tobytes(),

@@ -119,7 +119,7 @@ class SettledPins:
         broadcasting = state.group_broadcasting(group_id)
         told = PinSettledResponse(
             pin_id=pin_id,
-            applied_index=core.applied_index,
+            applied_index=core.applied.index,
             node_id=core.identity.node_id,
             filter=state.group_filter(group_id),
             dead_next=dead.next_number,

@@ -37,7 +37,7 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_ALONE, core.parts.founding.reason
     if core.recovering:
         # First of all: until then the cursor that it shows is an older one (P6).
-        replayed = f"replayed {core.applied_index} of {max(core.recover_to, log.last_index)} entries"
+        replayed = f"replayed {core.applied.index} of {max(core.recover_to, log.last_index)} entries"
         waits = log.halted or ("" if log.master_id else "it hears no master")
         return admin_pb2.NODE_RECOVERING, "; ".join(filter(None, (replayed, waits)))
     if log.halted:
@@ -83,7 +83,7 @@ def backup_origin(core: NodeCore) -> admin_pb2.BackupOrigin:
     committed = max(log.commit_index, log.master_commit_index)
     state, stale_reason = _state(core, log)
     if state not in _STALE_STATES:
-        behind = committed - core.applied_index
+        behind = committed - core.applied.index
         stale_reason = f"it is {behind:,} entries behind its master" if behind > BACKUP_LAG_ENTRIES_MAX else ""
     covered = core.checkpointer.covered_index
     return admin_pb2.BackupOrigin(

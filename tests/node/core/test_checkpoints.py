@@ -47,7 +47,7 @@ def test_a_checkpoint_is_written_by_any_of_its_limits(entries: int, log_bytes: i
     covered = slave.host.core.checkpointer.covered_index
     slave.kill()
     slave.start()
-    assert slave.host is not None and slave.host.core.applied_index == covered
+    assert slave.host is not None and slave.host.core.applied.index == covered
     world.run_until(lambda: len(digests(world)) == 1)
 
 

@@ -126,12 +126,12 @@ def test_a_checkpoint_that_comes_too_late_sets_nobody_back() -> None:
     checkpointer = slave.host.core.checkpointer
     checkpointer.request(Reply.either(checkpointer.copied))
     world.run(500)
-    applied = slave.host.core.applied_index
+    applied = slave.host.core.applied.index
     assert slave.host.core.checkpointer.covered_index > 0 and applied > 0
     late.arrive()
     load(world, late.client, 1)
     assert slave.host is not None, slave.fatal
-    assert slave.host.core.applied_index > applied and not slave.host.installs
+    assert slave.host.core.applied.index > applied and not slave.host.installs
     slave.kill()
     slave.start()
     late.master.start()
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_cannot_be_put_in_place_ends_the_node() -> None:
     assert "put in place" in slave.fatal and "Input/output" in slave.fatal
     slave.disk.heal_reads()
     slave.start()
-    assert slave.host is not None and slave.host.core.applied_index > 0
+    assert slave.host is not None and slave.host.core.applied.index > 0
     late.world.run_until(lambda: len(digests(late.world)) == 1)
 
 

@@ -117,7 +117,7 @@ def test_a_call_of_the_log(name: str, monkeypatch: Patch) -> None:
     world, client, master, core = running()
     # What is applied after the last sync cannot be confirmed any more, and each second brings a dispatch.
     world.run_until(lambda: 200 <= world.now_ms % 1_000 < 500)
-    assert all(core.parts.sync.applied_of(name) == core.applied_index for name in world.nodes if name != master.name)
+    assert all(core.parts.sync.applied_of(name) == core.applied.index for name in world.nodes if name != master.name)
     part = {"sync_out": core.parts.sync, "sync_reply_in": core.parts.sync, "beside_in": core.clock}[name]
     monkeypatch.setattr(part, {"sync_out": "outgoing", "sync_reply_in": "reply", "beside_in": "receive"}[name], damage)
     lets_another_lead(world, client, master, "state/some.file", 10_000)
@@ -196,7 +196,7 @@ def test_the_journal(reader: str, monkeypatch: Patch) -> None:
         behind.kill()
         client.schedule([2_000])
         world.run(300)
-        first = core.applied_index
+        first = core.applied.index
         slice_ = Journal.slice
 
         def damaged(self: Journal, index: int, *bounds: int) -> Any:
@@ -268,7 +268,7 @@ def test_files_that_cannot_be_written(what: str, failure: str, monkeypatch: Patc
     stick, stood = core.serving.stick, list[tuple[int, int, int]]()
 
     def stands() -> tuple[int, int, int]:
-        return core.applied_index, core.checkpointer.written, journal.durable_index
+        return core.applied.index, core.checkpointer.written, journal.durable_index
 
     def stuck(reason: str, error: DiskError) -> None:
         stick(reason, error)

@@ -125,12 +125,12 @@ def test_damage_met_by_apply_lets_another_lead_first(monkeypatch: pytest.MonkeyP
     met = break_apply(monkeypatch, master)
     client.schedule([100, 110])
     world.run_until(lambda: bool(met))
-    assert core.applied_index < met[0] and len(met) == 1
+    assert core.applied.index < met[0] and len(met) == 1
     answers: list[object] = []
     core.serving.run(answers.append, lambda: answers.append("served"))
     assert [type(answer) for answer in answers] == [Failure] and not core.may_act()
     world.run_until(lambda: bool(master.fatal), 2_000)
-    assert led == [True] and len(met) == 1 and core.applied_index < met[0]
+    assert led == [True] and len(met) == 1 and core.applied.index < met[0]
     assert f"log entry {met[0]} could not be applied" in master.fatal and "Remove the member" in master.fatal
     following = world.elect()
     assert following.host is not None and following.host.core.term == term + 1

@@ -25,7 +25,7 @@ async def test_a_slave_refuses_what_needs_the_master_and_serves_the_rest() -> No
     assert slave.host is not None and not slave.host.core.leading
     ended_by: list[BaseException] = []
     node, _ = node_of(slave, ended_by)
-    applied = slave.host.core.applied_index
+    applied = slave.host.core.applied.index
     wrong = []
     for name, endpoint in METHODS.items():
         requests = [REQUESTS[name], type(REQUESTS[name])()] if endpoint.needs is MASTER else [REQUESTS[name]]
@@ -34,4 +34,4 @@ async def test_a_slave_refuses_what_needs_the_master_and_serves_the_rest() -> No
             if any(not_master(answer) for answer in answers) == (endpoint.needs is ANY_NODE):
                 wrong.append(f"{name} needs {endpoint.needs.name}: {answers}")
     assert not wrong, "\n".join(wrong)
-    assert not ended_by and slave.host.core.applied_index == applied, "nothing of it got into the log"
+    assert not ended_by and slave.host.core.applied.index == applied, "nothing of it got into the log"

@@ -118,7 +118,7 @@ def test_it_catches_up_with_those_that_it_never_heard_of(by_checkpoint: bool) ->
     assert (world.host(slave).installs > 0) == by_checkpoint
     world.run_until(lambda: counting(world) == {slave, other, "d"})
     assert world.host(slave).core.log.introduced() == NO_INTRODUCTION, "it has applied as much itself"
-    assert world.host(slave).core.parts.members.introduction().applied_index == world.host(slave).core.applied_index
+    assert world.host(slave).core.parts.members.introduction().applied_index == world.host(slave).core.applied.index
     assert {"d", other} == world.nodes[slave].calls
 
 
@@ -260,7 +260,7 @@ def test_who_is_let_in_by_what_it_shows() -> None:
     world, slave, _ = replaced()
     members, log = world.host(slave).core.parts.members, world.host(slave).core.log
     true = shown_in(hello_of("", world.host("d").core.parts.members.introduction()))
-    applied = world.host(slave).core.applied_index
+    applied = world.host(slave).core.applied.index
     assert true.applied_index > applied and true.named("d") is not None
     false = {
         "shows nothing, as older versions do": NO_INTRODUCTION,
@@ -311,7 +311,7 @@ def test_what_was_shown_is_kept_over_a_checkpoint() -> None:
     assert host.core.parts.members.refuses("d", "disk-d", shown) is None
     host._checkpoint_needed("d")
     world.run_until(lambda: host.installs > 0)
-    assert host.core.log.introduced() == shown and host.core.applied_index > 0
+    assert host.core.log.introduced() == shown and host.core.applied.index > 0
 
 
 def test_who_was_removed_stays_out_whatever_it_shows() -> None:

@@ -128,7 +128,7 @@ def test_a_learner_does_not_count_after_a_restart_from_a_checkpoint() -> None:
         node.kill()
         node.start()
         assert node.host.core.log.voters == ("a", "b", "c")  # type: ignore[attr-defined]  # RaftLog's
-        assert node.host.core.applied_index > 0, "from the checkpoint"
+        assert node.host.core.applied.index > 0, "from the checkpoint"
     world.join("d")
     d = world.nodes["d"]
     world.run_until(lambda: counting(world) == {"a", "b", "c", "d"})

@@ -162,7 +162,7 @@ def poisoned_disk() -> tuple[Any, int, int]:
     world.run(1_000)
     node = world.elect()
     assert node.host is not None and node.host.core.checkpointer.written == 0
-    applied = node.host.core.applied_index
+    applied = node.host.core.applied.index
     node.kill()
     return node, index, applied
 

@@ -59,7 +59,7 @@ class Alone:
         written = self.core.checkpointer.written
         self.core.checkpointer.request(Reply.either(self.core.checkpointer.copied))
         self.world.run_until(lambda: self.core.checkpointer.written > written)
-        self.applied = self.core.applied_index
+        self.applied = self.core.applied.index
         self.before = self.content()
         self.killed_ms = self.world.now_ms
         self.node.kill()
@@ -104,7 +104,7 @@ def test_loaded_messages_come_back_as_they_were() -> None:
         alone.node.start()
     assert rebuild(disk, CONFIG.segment_bytes).entries > 10
     alone.node.start()
-    world.run_until(lambda: alone.core.applied_index >= alone.applied)
+    world.run_until(lambda: alone.core.applied.index >= alone.applied)
     assert alone.content() == alone.before
     world.run(15_000)
     far = {record for record in alone.wanted if record.startswith(b"far-")} - {b"far-%d" % MOVED}
@@ -136,5 +136,5 @@ def test_without_all_bundles_nothing_is_changed(harm: str) -> None:
     assert {name: disk.list(name) for name in before} == before
     assert rebuild(disk, CONFIG.segment_bytes).entries > 10
     alone.node.start()
-    alone.world.run_until(lambda: alone.core.applied_index >= alone.applied)
+    alone.world.run_until(lambda: alone.core.applied.index >= alone.applied)
     assert alone.content() == alone.before

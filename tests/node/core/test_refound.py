@@ -36,7 +36,7 @@ def test_what_changed_the_members_is_taken_over_too() -> None:
     world.run(1_000)
     node = world.elect()
     assert node.host is not None and node.host.core.checkpointer.written == 0, "all of it stands in the journal alone"
-    applied = node.host.core.applied_index
+    applied = node.host.core.applied.index
     node.kill()
     found = refound(node.disk, configured(node))
     assert found.old_members == tuple(name for name in "abc" if name != gone)

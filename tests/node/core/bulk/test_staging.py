@@ -191,7 +191,7 @@ def test_what_is_wrong_with_a_block_is_named(change: dict[str, object], field: s
     world = World()
     master = world.elect()
     assert master.host is not None
-    index = master.host.core.applied_index
+    index = master.host.core.applied.index
     request = staging_pb2.StageRequest(**{"job_id": "j", "run_id": "r", "attempt": 5, **change})  # type: ignore[arg-type]
     answers: list[StagedJob | Failure] = []
     master.host.core.serving.start(
@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_block_is_named(change: dict[str, object], field: s
     [failure] = answers
     assert isinstance(failure, Failure) and failure.reason == common_pb2.INVALID_FIELD
     assert failure.metadata["field"] == field
-    assert master.host.core.applied_index == index
+    assert master.host.core.applied.index == index
 
 
 def test_a_slave_names_the_master() -> None:

@@ -95,7 +95,7 @@ def test_a_replay_waits_for_rows_that_are_lost() -> None:
     client.schedule([2 * HOUR_MS])
     world.run_until(lambda: len(client.acked) > COUNT)
     assert master.host is not None and victim.host is not None
-    checkpointer, applied = victim.host.core.checkpointer, master.host.core.applied_index
+    checkpointer, applied = victim.host.core.checkpointer, master.host.core.applied.index
     world.run_until(lambda: checkpointer.covered_index >= applied, 2_000)
     before = content(victim)
     victim.kill()

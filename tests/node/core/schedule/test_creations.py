@@ -135,11 +135,11 @@ def test_topics_beyond_their_number_are_refused_before_they_are_in_the_log() -> 
     assert not isinstance(administer(world, AdminCommand(create_topic=CreateTopicRequest(name="a"))), Failure)
     master = world.elect()
     assert master.host is not None
-    index = master.host.core.applied_index
+    index = master.host.core.applied.index
     refused = schedule(world, ["b", "c", "d"])
     assert isinstance(refused, Failure) and refused.metadata["field"] == "topics_max"
     world.run(100)
-    assert topic_count(world) == 1 and master.host.core.applied_index == index
+    assert topic_count(world) == 1 and master.host.core.applied.index == index
 
 
 def test_queues_of_dead_letters_are_no_topics() -> None:

@@ -63,7 +63,7 @@ def test_pages_of_a_slave_hold_what_was_pending_and_no_more(monkeypatch: pytest.
     world, client, slave = filled(30)
     found = pin(slave)
     assert isinstance(found, PinResponse) and slave.host is not None
-    assert found.node_id == slave.name and found.applied_index == slave.host.core.applied_index
+    assert found.node_id == slave.name and found.applied_index == slave.host.core.applied.index
     records: list[bytes] = []
     for hour in np.frombuffer(found.hours, "<u4").tolist():
         start = (0, 0)

@@ -87,7 +87,7 @@ def test_pages_of_a_slave_hold_what_was_settled_and_no_more(monkeypatch: pytest.
     slave = slave_of(world)
     found = pin(slave, group="g")
     assert isinstance(found, PinSettledResponse) and slave.host is not None
-    assert (found.node_id, found.applied_index) == (slave.name, slave.host.core.applied_index)
+    assert (found.node_id, found.applied_index) == (slave.name, slave.host.core.applied.index)
     client.schedule([20] * 12)
     retries: dict[int, int] = {}
     for page in pages(world, slave, found, retries=True):
