@@ -90,7 +90,7 @@ class Gateway:
 
     async def run(self) -> None:
         """Serve and deliver until `stop`. Raises RequestRefused, before anything is delivered, if the REST API cannot
-        listen."""
+        listen; and the error of a target that can be posted to no more."""
         loop, listen = asyncio.get_running_loop(), self._config.listen
         with contextlib.ExitStack() as closing:
             listener = None
@@ -113,7 +113,9 @@ class Gateway:
                     self._stopping.set()
                     for worker in self._workers:
                         worker.stop()
-                    await asyncio.gather(*tasks)
+                    ended = await asyncio.gather(*tasks, return_exceptions=True)
+                for error in filter(None, ended):
+                    raise error
 
     async def _serve(self, client: AsyncClient, listen: Listen, listener: socket.socket) -> None:
         own = listen.credentials == "own"
