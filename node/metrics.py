@@ -228,7 +228,7 @@ METRICS: tuple[MetricSpec, ...] = (
     gauge(
         "group_oldest_unsettled_age_seconds",
         "Time since the oldest message that the group has not settled was due, to the second. 0 means none. "
-        "(Master; a page looks at 2,000 subscriptions with unsettled messages.)",
+        "(Master; a page looks at 1,000 subscriptions with unsettled messages.)",
         "group",
     ),
     gauge("group_in_flight_messages", "Messages of the group out with consumers under a lease (master).", "group"),

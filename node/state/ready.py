@@ -70,6 +70,8 @@ class ReadyLog:
         self.targets = targets
         self.slot_ms = slot_ms
         self.last_tick = NO_TICK
+        self._last_from = 0
+        """Position of the first message of the last tick."""
         self.first_retained = 0
         self._hours: list[int] = []
         """Retained hours that had messages, rising, each with its first position and its first row of `ticks`."""
@@ -112,7 +114,7 @@ class ReadyLog:
             self._hour_dispatched.append(hour)
         row = (tick, self.ids.count)
         self.ticks.append_one(row, _TICK.pack(*row))
-        self.last_tick = tick
+        self.last_tick, self._last_from = tick, self.ids.count
 
     def _note_ticks(self, ticks: NDArray[np.int64]) -> None:
         starts = np.flatnonzero(np.diff(ticks, prepend=self.last_tick))
@@ -127,7 +129,7 @@ class ReadyLog:
             self._hour_ticks.append(self.ticks.count + place)
             self._hour_dispatched.append(int(hours[place]))
         self.ticks.append(rows)
-        self.last_tick = int(ticks[-1])
+        self.last_tick, self._last_from = int(ticks[-1]), int(rows["position"][-1])
 
     def _note_dispatch(self, first_hour: int, stamped_hour: int) -> None:
         """Note that messages of the hours from the first one on were dispatched."""
@@ -207,11 +209,14 @@ class ReadyLog:
         """Due time of the message at a retained position, rounded down to its tick; None if there is none (yet)."""
         if position >= self.count:
             return None
+        if position >= self._last_from:  # nearly always, where consumers keep up
+            return self.last_tick * self.slot_ms
         place = bisect_right(self._hour_positions, position) - 1
         low = self._hour_ticks[place]
         high = self._hour_ticks[place + 1] if place + 1 < len(self._hours) else self.ticks.count
         ticks = self.ticks.read(low, high - low)
-        return int(ticks["tick"][ticks["position"].searchsorted(position, side="right") - 1]) * self.slot_ms
+        row = ticks["position"].searchsorted(np.uint64(position), side="right") - 1  # an int would copy the column
+        return int(ticks["tick"][row]) * self.slot_ms
 
     def remove_hours(self, hour_min_kept: int) -> None:
         """Drop the messages of hours below."""
@@ -241,6 +246,8 @@ class ReadyLog:
         rows = np.frombuffer(data, "<i8").reshape(-1, 3)
         self._hours, self._hour_positions, self._hour_ticks = (rows[:, column].tolist() for column in range(3))
         self._hour_dispatched = np.frombuffer(dispatched, "<i8").tolist() if dispatched else list(self._hours)
+        kept = self.ticks.count > self.ticks.first
+        self._last_from = int(self.ticks.read(self.ticks.count - 1, 1)["position"][0]) if kept else self.count
 
     def digest_into(self, sha: hashlib._Hash) -> None:
         """Add the logical content to a digest."""

@@ -338,7 +338,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
 
 GROUPS_MAX = 1_000
 """Groups with metrics of their own: those that were created first, so that the same ones are there on each page."""
-LOOKS_MAX = 2_000
+LOOKS_MAX = 1_000
 """Subscriptions of one page or listing whose oldest message is looked for: some milliseconds of the core's thread."""
 
 Rows = dict[tuple[str, ...], float]

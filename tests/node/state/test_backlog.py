@@ -222,3 +222,34 @@ def test_what_windows_hold_is_counted() -> None:
     assert solo.state.backlog.window_values == held()
     solo.apply(admin(delete_topic=admin_pb2.DeleteTopicRequest(name="t")))
     assert solo.state.backlog.window_values == 0
+
+
+def test_the_tick_of_each_message_is_known_before_and_after_a_start() -> None:
+    """Of the last tick and of earlier ones, of several in one dispatch; also where hours were removed."""
+    solo = Solo()
+    solo.create("g")
+    due_ms = [solo.now_ms + 700 * number for number in range(20)]
+    solo.publish(due_ms, b"x")
+    for number in (5, 6, 7, 20):
+        solo.dispatch(due_ms[number - 1] + 1)
+    wanted = [due // 1_000 * 1_000 for due in due_ms]
+
+    def ticks() -> list[int | None]:
+        log = solo.state.ready_log(1)
+        assert log is not None
+        return [log.due_tick_ms(position) for position in range(log.first_retained, log.count + 1)]
+
+    assert ticks() == [*wanted, None]
+    solo.checkpoint()
+    solo.restart()
+    assert ticks() == [*wanted, None]
+    solo.settle()
+    solo.dispatch(solo.now_ms + 2 * HOUR_MS)
+    solo.remove(HOUR_0 + 2, forced_below=0)
+    assert ticks() == [None]
+    solo.checkpoint()
+    solo.restart()
+    assert ticks() == [None]
+    solo.publish([solo.now_ms + 1], b"x")
+    solo.dispatch(solo.now_ms + 10)
+    assert ticks() == [(solo.now_ms - 9) // 1_000 * 1_000, None]
