@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -248,6 +249,7 @@ class Groups:
 
     def __init__(self) -> None:
         self._by_id: dict[int, Group] = {}
+        self._ids: list[int] = []
         self._by_name: dict[str, Group] = {}
         self._by_topic: dict[int, list[Subscription]] = {}
         self.last_id = 0
@@ -261,6 +263,12 @@ class Groups:
         """Groups by rising id."""
         return iter(self._by_id.values())
 
+    def after(self, group_id: int) -> Iterator[Group]:
+        """Groups with higher ids, by rising id; groups may come and go between two of them."""
+        while (place := bisect_right(self._ids, group_id)) < len(self._ids):
+            group_id = self._ids[place]
+            yield self._by_id[group_id]
+
     def get(self, group_id: int) -> Group | None:
         return self._by_id.get(group_id)
 
@@ -271,6 +279,7 @@ class Groups:
         """Add a group; its id is above all earlier ones."""
         self.last_id = max(self.last_id, group.group_id)
         self._by_id[group.group_id] = group
+        self._ids.append(group.group_id)
         self._by_name[group.name] = group
         if group.owner:
             self._owned[group.owner] += 1
@@ -291,6 +300,7 @@ class Groups:
     def remove(self, group: Group) -> None:
         """Remove a group and its subscriptions."""
         del self._by_id[group.group_id]
+        del self._ids[bisect_left(self._ids, group.group_id)]
         del self._by_name[group.name]
         if group.owner:
             self._owned[group.owner] -= 1

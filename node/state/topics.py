@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Topics:
 
     def __init__(self) -> None:
         self._by_id: dict[int, Topic] = {}
+        self._ids: list[int] = []
         self._by_name: dict[str, Topic] = {}
         self.last_id = 0
         self._owned: Counter[str] = Counter()
@@ -46,6 +48,12 @@ class Topics:
     def __iter__(self) -> Iterator[Topic]:
         """Topics by rising id."""
         return iter(self._by_id.values())
+
+    def after(self, topic_id: int) -> Iterator[Topic]:
+        """Topics with higher ids, by rising id; topics may come and go between two of them."""
+        while (place := bisect_right(self._ids, topic_id)) < len(self._ids):
+            topic_id = self._ids[place]
+            yield self._by_id[topic_id]
 
     def get(self, topic_id: int) -> Topic | None:
         return self._by_id.get(topic_id)
@@ -62,6 +70,7 @@ class Topics:
         """Add a topic; its id is above all earlier ones."""
         self.last_id = max(self.last_id, topic.topic_id)
         self._by_id[topic.topic_id] = topic
+        self._ids.append(topic.topic_id)
         self._by_name[topic.name] = topic
         if topic.owner:
             self._owned[topic.owner] += 1
@@ -69,6 +78,7 @@ class Topics:
     def remove(self, topic: Topic) -> None:
         """Remove a topic. Its name becomes free again, its id does not."""
         del self._by_id[topic.topic_id]
+        del self._ids[bisect_left(self._ids, topic.topic_id)]
         del self._by_name[topic.name]
         if topic.owner:
             self._owned[topic.owner] -= 1

@@ -12,8 +12,10 @@ used: a limit may be exceeded by messages that the new master has not counted ye
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import DispatchResult, PublishResult, ScheduleResult, SettleResult
 from tickwheel.node.state.schedules import MESSAGES
 from tickwheel.node.state.settings import QUOTA_OTHERS, parse_quotas
+from tickwheel.node.state.subscription import largest
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
 from tickwheel.wheel.reads import Pinned
 from tickwheel.wheel.units import CursorKey
@@ -87,17 +90,24 @@ class TopicPending(Part):
         count = self._count
         return 0 if count is None else max(0, count.found.get(topic_id, 0) + count.since.get(topic_id, 0))
 
-    def limits(self) -> dict[str, tuple[int, int]]:
-        """Topic with a limit -> (pending messages, limit)."""
+    def limit(self, name: str) -> int:
+        """The limit of a topic; 0: it has none."""
         limits = parse_quotas(self._core.state.settings.topic_pending_max) or {}
-        if not limits:
-            return {}
-        found: dict[str, tuple[int, int]] = {}
-        for topic in self._core.state.topics:
-            limit = limits.get(topic.name) or limits.get(QUOTA_OTHERS)
-            if limit:
-                found[topic.name] = (self.of(topic.topic_id), limit)
-        return found
+        return limits.get(name) or limits.get(QUOTA_OTHERS, 0)
+
+    def fullest(self, count: int) -> dict[str, tuple[int, int]]:
+        """Topic with a limit -> (pending messages, limit): the `count` topics that are nearest to theirs, nearest
+        first. Those without a limit of their own share one, so only the fullest of them can be among these."""
+        limits, topics = parse_quotas(self._core.state.settings.topic_pending_max) or {}, self._core.state.topics
+        named = [topic for name in limits if (topic := topics.named(name)) is not None]
+        if limits.get(QUOTA_OTHERS):
+            pending = self._known if self._known is not None else self._count.found if self._count is not None else {}
+            ids = largest(pending, count + len(named))
+            named += [topic for topic_id in ids if (topic := topics.get(topic_id)) is not None]
+            named += islice(topics.after(0), count)  # there may be fewer with messages
+        found = {t.name: (self.of(t.topic_id), limit) for t in named if (limit := self.limit(t.name))}
+        nearest = sorted(found, key=lambda name: (-found[name][0] / found[name][1], name))
+        return {name: found[name] for name in nearest[:count]}
 
     def end(self, failure: Failure) -> None:
         self._forget()
@@ -169,11 +179,10 @@ class TopicPending(Part):
         """Counts and limits of the fullest topics that have a limit."""
         if not self.wanted:
             return {}
-        limits = self.limits()
-        fullest = sorted(limits, key=lambda name: (-limits[name][0] / limits[name][1], name))[:METRIC_TOPICS_MAX]
+        fullest = self.fullest(METRIC_TOPICS_MAX)
         return {
-            "topic_pending_messages": {(name,): float(limits[name][0]) for name in fullest},
-            "topic_pending_limit": {(name,): float(limits[name][1]) for name in fullest},
+            "topic_pending_messages": {(name,): float(pending) for name, (pending, _) in fullest.items()},
+            "topic_pending_limit": {(name,): float(limit) for name, (_, limit) in fullest.items()},
         }
 
     def tick(self, now: Now) -> None:

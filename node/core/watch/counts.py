@@ -1,16 +1,17 @@
 """What was counted since the process started, and rates over the last seconds: for status, metrics and `tickwheel top`.
 
 All is of this process: what it applied, and what it delivered as master. Counts by topic are kept a second at a time,
-as notes; a rate is the difference of two notes. Nothing is remembered of a topic without events in the last seconds,
-except of the topics that the configuration names: those have totals.
+as notes; a rate is the difference of two notes. The sums of the notes by topic change with each note, so that a status
+walks over no topics. Nothing is remembered of a topic without events in the last seconds, except of the topics that the
+configuration names: those have totals.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,8 @@ _LATE_BOUNDS = np.array(LATE_BOUNDS_MS, np.int64)
 LATE_ABOVE_MS = 3_600_000
 """Reported for deliveries later than the last bound."""
 WINDOW_MS = 5_000
+FEW_ROWS = 8
+"""Rows of a batch that are counted one by one: arrays of them would cost more."""
 SCHEDULED, DISPATCHED, DELIVERED, SETTLED = range(4)
 _NO_RATES = (0.0, 0.0, 0.0, 0.0)
 _NAMED = {DISPATCHED: "dispatched", DELIVERED: "delivered", SETTLED: "settled"}
@@ -81,12 +84,77 @@ class Totals:
     """Planned times of recurring schedules, by the number of their outcome."""
 
 
+_Column = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Of one kind of event: places of topics, and the number of messages of each."""
+
+
+class _Sums:
+    """Sums by topic of the notes in the window. A topic has a place in the arrays from its first event until no note of
+    the window names it."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._places: dict[int, int] = {}
+        self._free: list[int] = []
+        self._topics = np.zeros(0, np.int64)
+        """The topic of each place; 0: it is free."""
+        self._sums = np.zeros((0, len(_NO_RATES)), np.int64)
+
+    def add(self, by_topic: Sequence[Mapping[int, int]]) -> list[_Column]:
+        """Add a second's counts: of each kind of event, topic id -> messages. Returns them for `remove`."""
+        columns: list[_Column] = []
+        for what, counts in enumerate(by_topic):
+            self._seat(counts.keys() - self._places.keys())
+            places = np.fromiter(map(self._places.__getitem__, counts), np.int64, len(counts))
+            numbers = np.fromiter(counts.values(), np.int64, len(counts))
+            self._sums[places, what] += numbers
+            columns.append((places, numbers))
+        return columns
+
+    def _seat(self, topics: Set[int]) -> None:
+        """Give these topics places."""
+        missing = len(topics) - len(self._free)
+        if missing > 0:
+            end = len(self._topics)
+            more = max(missing, end)
+            self._free += range(end, end + more)
+            self._topics = np.append(self._topics, np.zeros(more, np.int64))
+            self._sums = np.append(self._sums, np.zeros((more, len(_NO_RATES)), np.int64), axis=0)
+        for topic_id in topics:
+            self._places[topic_id] = place = self._free.pop()
+            self._topics[place] = topic_id
+
+    def remove(self, columns: Sequence[_Column]) -> None:
+        """Take off what `add` returned."""
+        for what, (places, numbers) in enumerate(columns):
+            self._sums[places, what] -= numbers
+        for places, _ in columns:
+            gone = places[(self._topics[places] != 0) & ~self._sums[places].any(axis=1)]
+            for topic_id in self._topics[gone].tolist():
+                self._free.append(self._places.pop(topic_id))
+            self._topics[gone] = 0
+        if not self._places:
+            self._clear()
+
+    def largest(self, limit: int) -> list[tuple[int, list[int]]]:
+        """The topics with most events, most first, by rising id where they have as many; with their sums."""
+        totals = self._sums.sum(axis=1)
+        rows = np.flatnonzero(totals)
+        if len(rows) > limit:
+            least = np.partition(totals[rows], -limit)[-limit]
+            rows = rows[totals[rows] >= least]
+        rows = rows[np.lexsort((self._topics[rows], -totals[rows]))[:limit]]
+        return list(zip(self._topics[rows].tolist(), self._sums[rows].tolist(), strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class _Note:
     at_ms: int
     totals: tuple[int, int, int, int]
     """Messages scheduled, dispatched, delivered and settled since the process started."""
-    by_topic: dict[int, list[int]]
+    by_topic: Sequence[_Column]
     """The same by topic, since the note before."""
     late_counts: NDArray[np.int64]
     redelivered: int
@@ -101,14 +169,21 @@ def published_by_topic(command: Command, result: AnyResult) -> Mapping[int, int]
     return {topics[0]: result.scheduled} if len(topics) == 1 else Counter(topics)
 
 
+def _no_counts() -> tuple[dict[int, int], ...]:
+    """Topic id -> messages scheduled, dispatched, delivered and settled, each kind by itself."""
+    return tuple({} for _ in _NO_RATES)
+
+
 class Counts(Part):
     def __init__(self, state: StateView, names: Sequence[str] = ()) -> None:
         """`names`: topics whose totals are kept. They never fall, also when a topic is deleted and comes again."""
         self._state = state
         self.totals = Totals()
         self.deliveries = Deliveries()
-        self._by_topic: dict[int, list[int]] = {}
-        """Topic id -> messages scheduled, dispatched, delivered and settled since the last note."""
+        self._since = _no_counts()
+        """Since the last note."""
+        self._sums = _Sums()
+        """Of all notes but the first."""
         self._named = {name: dict.fromkeys(_NAMED, 0) for name in names}
         self._notes: deque[_Note] = deque()
         self._busiest: list[tuple[int, tuple[float, ...]]] | None = None
@@ -165,39 +240,45 @@ class Counts(Part):
         each topic in the batch and its number of messages."""
         counts = self.deliveries
         counts.delivered += len(due_ms)
-        again = int((attempts > 1).sum())
+        if len(due_ms) <= FEW_ROWS:
+            again = 0
+            for due, attempt in zip(due_ms.tolist(), attempts.tolist(), strict=True):
+                again += attempt > 1
+                counts.late_counts[bisect_left(LATE_BOUNDS_MS, now_ms - due)] += 1
+                counts.late_sum_ms += now_ms - due
+        else:
+            again = int(np.count_nonzero(attempts > 1))
+            late_ms = now_ms - due_ms
+            counts.late_counts += np.bincount(np.searchsorted(_LATE_BOUNDS, late_ms), minlength=len(LATE_BOUNDS_MS) + 1)
+            counts.late_sum_ms += int(late_ms.sum())
         if again:
             counts.redelivered += again
             counts.redelivered_by_group[group_id] += again
-        late_ms = now_ms - due_ms
-        counts.late_counts += np.bincount(np.searchsorted(_LATE_BOUNDS, late_ms), minlength=len(LATE_BOUNDS_MS) + 1)
-        counts.late_sum_ms += int(late_ms.sum())
         for topic_id, _, count in topics:
             self.add(topic_id, DELIVERED, count)
 
     def add(self, topic_id: int, what: int, count: int) -> None:
         """Count `count` messages of a topic; `what` is DISPATCHED or another of the module's numbers."""
-        found = self._by_topic.get(topic_id)
-        if found is None:
-            found = self._by_topic[topic_id] = [0, 0, 0, 0]
-        found[what] += count
+        found = self._since[what]
+        found[topic_id] = found.get(topic_id, 0) + count
 
     def upkeep(self, now: Now) -> None:
         """Keep the counts of the last second as a note, and begin new ones."""
         for name, sums in self._named.items():
             topic_id = self._state.topic_id(name)
-            found = self._by_topic.get(topic_id) if topic_id is not None else None
-            if found is not None:
+            if topic_id is not None:
                 for what in _NAMED:
-                    sums[what] += found[what]
+                    sums[what] += self._since[what].get(topic_id, 0)
         totals, deliveries = self.totals, self.deliveries
         in_all = (totals.scheduled, totals.dispatched, deliveries.delivered, totals.settled)
         late_counts, redelivered = deliveries.late_counts.copy(), deliveries.redelivered
-        self._notes.append(_Note(now.steady_ms, in_all, self._by_topic, late_counts, redelivered))
-        self._by_topic = {}
+        by_topic = self._sums.add(self._since) if self._notes else ()
+        self._notes.append(_Note(now.steady_ms, in_all, by_topic, late_counts, redelivered))
+        self._since = _no_counts()
         self._busiest = None
         while self._notes[0].at_ms < now.steady_ms - WINDOW_MS:
             self._notes.popleft()
+            self._sums.remove(self._notes[0].by_topic)
 
     # -- reading
 
@@ -215,28 +296,21 @@ class Counts(Part):
         first, last = self._notes[0].totals, self._notes[-1].totals
         return tuple((after - before) / seconds for before, after in zip(first, last, strict=True))
 
-    def per_second(self) -> dict[int, tuple[float, ...]]:
-        """Topic id -> messages scheduled, dispatched, delivered and settled per second."""
-        seconds = self._seconds()
-        if not seconds:
-            return {}
-        sums: dict[int, list[int]] = {}
-        for note in islice(self._notes, 1, None):
-            for topic_id, counts in note.by_topic.items():
-                before = sums.get(topic_id)
-                sums[topic_id] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
-        return {topic_id: tuple(count / seconds for count in counts) for topic_id, counts in sums.items()}
-
     def busiest(self, backlog: Backlog, limit: int) -> list[tuple[int, tuple[float, ...]]]:
-        """The busiest topics with their rates; then those with most waiting messages.
+        """The busiest topics, with their messages scheduled, dispatched, delivered and settled per second; then those
+        with most waiting messages.
 
         The choice is made once after each note, however often it is requested.
         """
         if self._busiest is None:
-            rates = self.per_second()
-            wanted = {topic_id for topic_id, values in rates.items() if any(values)} | set(backlog.fullest(limit))
-            waiting = backlog.by_topic
-            order = sorted(wanted, key=lambda t: (-sum(rates.get(t, _NO_RATES)), -waiting.get(t, 0), t))
+            seconds, waiting = self._seconds(), backlog.by_topic
+            rates = {
+                topic_id: tuple(count / seconds for count in sums)
+                for topic_id, sums in (self._sums.largest(limit) if seconds else ())
+            }
+            order = sorted(rates, key=lambda t: (-sum(rates[t]), -waiting.get(t, 0), t))
+            if len(order) < limit:
+                order += [topic_id for topic_id in backlog.fullest(limit) if topic_id not in rates]
             self._busiest = [(topic_id, rates.get(topic_id, _NO_RATES)) for topic_id in order[:limit]]
         return self._busiest
 

@@ -19,24 +19,20 @@ def members_of(core: NodeCore) -> admin_pb2.MemberList:
 def topics_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Topic]:
     """Topics with a higher id than `after_id`, by rising id. An iterator, so that the caller can pause between
     topics."""
-    limits = core.parts.topic_pending.limits() if core.parts.topic_pending.wanted else {}
-    for known in [topic for topic in core.state.topics if topic.topic_id > after_id]:
-        if core.state.topics.get(known.topic_id) is not None:  # else it was deleted in a pause
-            topic = known.message()
-            if topic.name in limits:
-                topic.pending, topic.pending_max = limits[topic.name]
-            yield topic
+    return (_with_limit(core, topic.message()) for topic in core.state.topics.after(after_id))
 
 
 def named_topic(core: NodeCore, name: str) -> admin_pb2.Topic | None:
     """One topic."""
     known = core.state.topics.named(name)
-    if known is None:
-        return None
-    topic = known.message()
-    limits = core.parts.topic_pending.limits() if core.parts.topic_pending.wanted else {}
-    if name in limits:
-        topic.pending, topic.pending_max = limits[name]
+    return None if known is None else _with_limit(core, known.message())
+
+
+def _with_limit(core: NodeCore, topic: admin_pb2.Topic) -> admin_pb2.Topic:
+    """Add how many messages are pending in a topic, and how many may be, if this node applies a limit to it."""
+    limit = core.parts.topic_pending.limit(topic.name) if core.parts.topic_pending.wanted else 0
+    if limit:
+        topic.pending, topic.pending_max = core.parts.topic_pending.of(topic.topic_id), limit
     return topic
 
 
@@ -44,11 +40,11 @@ def groups_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Group]
     """Groups with a higher id than `after_id`, by rising id, with their consumers as far as this node knows them.
     An iterator, so that the caller can pause between groups."""
     looks = LOOKS_MAX
-    for known in [group for group in core.state.groups if group.group_id > after_id]:
+    for known in core.state.groups.after(after_id):
         group = core.state.group_message(known.name)
-        if group is not None and group.group_id == known.group_id:  # else it was deleted and created in a pause
-            looks -= _fill(core, group, looks)
-            yield group
+        assert group is not None, "the group is there"
+        looks -= _fill(core, group, looks)
+        yield group
 
 
 def named_group(core: NodeCore, name: str) -> admin_pb2.Group | None:

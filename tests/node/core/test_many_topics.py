@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 
 import pytest
 
+from tests.counting import calls_of
+from tests.node.core.schedule.test_pending import core_of, schedule
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.watch import status
+from tickwheel.node.core.watch.listings import named_topic, topics_after
 from tickwheel.node.core.watch.status import node_metrics, node_status
 from tickwheel.node.state import snapshot
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.topics import Topics
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, Settings
 from tickwheel.proto.log_pb2 import AdminCommand, Command
 
 TOPICS = 300
@@ -63,6 +69,45 @@ def test_nothing_walks_over_all_subscriptions_or_topics_while_a_node_works(monke
             node_status(node.host.core)
             node_metrics(node.host.core)
     assert len(client.got) == 101 and not client.repeated()
+
+
+def busy(topics: int) -> World:
+    """Each topic has had a message in the last seconds, which its group has not settled."""
+    world = World()
+    names = [f"t{n:04}" for n in range(topics)]
+    groups = 4
+    for number in range(groups):
+        create(world, AdminCommand(create_group=CreateGroupRequest(name=f"g{number}", topics=names[number::groups])))
+    settings = "*=100000 " + " ".join(f"{name}={10_000 + number}" for number, name in enumerate(names[:20]))
+    create(world, AdminCommand(settings=Settings(topic_pending_max=settings)))
+    world.run(100)
+    schedule(world, [(name, 500, "k", []) for name in names])
+    schedule(world, [(name, 60_000, "k", []) for name in names])
+    world.run(2_000)
+    assert core_of(world).state.backlog.total == topics
+    return world
+
+
+def test_what_watches_costs_what_it_shows_and_not_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status, a page of metrics, one topic, the first topics of a list: with 2,000 busy topics as with 200."""
+    monkeypatch.setattr(status, "LOOKS_MAX", 100)
+    cost: list[dict[str, int]] = []
+    for topics in (200, 2_000):
+        core = core_of(busy(topics))
+        looks: dict[str, Callable[[], object]] = {
+            "status": partial(node_status, core),
+            "metrics": partial(node_metrics, core),
+            "topic": partial(named_topic, core, "t0150"),
+            "topics": partial(lambda core: list(islice(topics_after(core), 100)), core),
+        }
+        cost.append({name: calls_of(look) for name, look in looks.items()})
+        shown = node_status(core).topics
+        assert [topic.backlog for topic in shown] == [1] * 100
+        assert all(topic.schedule_rate > 0 for topic in shown)
+        limits = node_metrics(core)["topic_pending_limit"]
+        assert isinstance(limits, dict) and len(limits) == 100
+    few, many = cost
+    assert all(many[name] <= 1.1 * few[name] for name in many), cost
 
 
 def test_a_consumer_makes_channels_only_for_topics_that_have_something_for_it() -> None:

@@ -487,7 +487,7 @@ def test_a_mistake_in_a_count_of_pending_messages_is_tried_again(monkeypatch: py
     change(master, topic_pending_max="t=10")
     world.run_until(lambda: core_of(master).parts.topic_pending.counted, 10_000)
     assert [type(error) for error in reported.values()] == [Mistake] and not master.fatal
-    assert core_of(master).parts.topic_pending.limits() == {"t": (1, 10)}
+    assert core_of(master).parts.topic_pending.fullest(9) == {"t": (1, 10)}
 
 
 def test_a_mistake_in_a_filter_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

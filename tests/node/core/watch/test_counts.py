@@ -10,6 +10,7 @@ from tests.node.state.solo import Solo
 from tickwheel.node.core.watch.counts import DELIVERED, SCHEDULED, Counts
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
+from tickwheel.node.state.subscription import Backlog
 
 
 def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
@@ -27,13 +28,13 @@ def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
         counts.add(2, DELIVERED, second)
         late = np.array([5_000, 4_997 - 100 * second]), np.array([1, 2], np.uint32)
         counts.delivered(1, 5_000, [], *late)
-    assert counts.per_second() == {1: (100.0, 0, 0, 0), 2: (0, 0, (4 + 5 + 6 + 7 + 8) / 5, 0)}
+    assert counts.busiest(Backlog(), 9) == [(1, (100.0, 0, 0, 0)), (2, (0, 0, (4 + 5 + 6 + 7 + 8) / 5, 0))]
     assert counts.in_all_per_second() == (100.0, 0, 2.0, 0)
     assert counts.redelivered_per_second() == 1
     assert (counts.late_ms(0.5), counts.late_ms(0.99)) == (1, 1_000)
     for second in range(10, 20):
         note(second)
-    assert counts.per_second() == {}
+    assert counts.busiest(Backlog(), 9) == []
     assert counts.late_ms(0.99) == -1
 
 
