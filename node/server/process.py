@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import signal
 import socket
@@ -31,6 +30,7 @@ from tickwheel.node.core.world import NodeIdentity, Ports, Reported
 from tickwheel.node.failure import Failure, RequestError
 from tickwheel.node.logs import logger, set_up_logs
 from tickwheel.node.metrics import MetricValue, registry_of
+from tickwheel.node.server import collector
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.server.client_port import ClientPort
 from tickwheel.node.server.clock_watch import ClockWatch
@@ -82,8 +82,6 @@ DESCRIPTORS_MIN = 192
 """Descriptors that a node needs to run at all: the reserve, its files and peers, and a few clients."""
 READ_THREADS = 4
 SYNC_THREADS = 2
-GC_ALLOCATIONS = 20_000
-"""Container objects allocated between two collections of the youngest generation."""
 
 log = logger("node")
 
@@ -512,6 +510,8 @@ class NodeProcess:
         stands: tuple[object, ...] = ()
         look_ns = 0
         while True:
+            if host.core.log.status().master_id not in (None, self._config.node.id):
+                collector.look()
             before, stands, now_ns = stands, standing(host.core), self._clock.monotonic_ns()
             if stands == before and now_ns < look_ns:
                 await asyncio.sleep(HOUSEKEEPING_S)
@@ -623,10 +623,7 @@ def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
     """
     os.umask(0o077)  # only this user may read the messages in the files, whatever the caller's umask
     sys.setswitchinterval(0.001)
-    # Modules loaded by now stay for good: the collector need not walk them while messages wait.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    collector.set_up()
 
     # Until the node is up there is nothing to stop in order, and its journal may take long to read: exit at once. The
     # first process of a container gets only signals that it has handlers for.
