@@ -1,8 +1,9 @@
 """Records the events of messages in bounded files, for `tickwheel trace` and audits.
 
 Once a batch, the core's thread puts references into a queue: arrays of a result, columns of a command or of a delivered
-batch. A worker makes columns of them and writes them (storage/events.py). If the queue is full, records are left out
-and counted, so writing never delays the node. Nothing depends on these files.
+batch. A worker makes columns of them, those of all topics in one pass since it shares the interpreter with the core's
+thread, and writes them (storage/events.py). If the queue is full, records are left out and counted, so writing never
+delays the node. Nothing depends on these files.
 
 A killed process loses the queued records. A replay of the journal records them again, from the last entry in the files
 on. Only deliveries are lost for good: they are in no log.
@@ -10,7 +11,7 @@ on. Only deliveries are lost for good: they are in no log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,7 +62,7 @@ from tickwheel.storage.events import (
 from tickwheel.storage.loaded_events import messages_of, note_texts, rows_of
 from tickwheel.storage.unit import HOUR_MS
 from tickwheel.wheel.bundles import Ingested
-from tickwheel.wheel.units import ids_of
+from tickwheel.wheel.units import ids_of, join_units
 
 DIRECTORY = "events"
 QUEUE_BYTES_MAX = 32 << 20
@@ -81,8 +82,8 @@ UNITS_MAX = 1_000
 RUN_OF = "@"
 """Begins a text of a record that names the schedule of a run: `@<message id>=<name>`."""
 
-Make = Callable[[], EventRecord | None]
-"""Makes a record from queued references. Runs in a worker."""
+Make = Callable[[], Iterable[EventRecord]]
+"""Makes records from queued references. Runs in a worker."""
 
 
 def _start_ms(request: CreateGroupRequest | ResetGroupRequest) -> int:
@@ -94,6 +95,14 @@ def _start_ms(request: CreateGroupRequest | ResetGroupRequest) -> int:
 
 def _column(data: bytes, dtype: str) -> Column:
     return np.frombuffer(data, dtype).astype(np.uint64)
+
+
+def _cut(columns: Mapping[str, Column], counts: Sequence[int]) -> Iterable[Mapping[str, Column]]:
+    """Consecutive parts of columns, of so many rows each."""
+    first = 0
+    for count in counts:
+        yield {name: values[first : first + count] for name, values in columns.items()}
+        first += count
 
 
 class Names(Protocol):
@@ -128,13 +137,17 @@ class Events(Part):
         self._places: dict[str, Places] = {}
         """Of the event files, by path: what searches have found out. A file never changes but at its end."""
 
-    def _put(self, make: Make, size: int) -> None:
+    def _put(self, make: Make, size: int, count: int = 1) -> None:
+        """Queue what makes `count` records, of about `size` bytes together."""
         if self._queue_bytes + size > QUEUE_BYTES_MAX:
-            self.lost += 1
-            self._left_out += 1
+            self.lost += count
+            self._left_out += count
             return
         self._queue.append(make)
         self._queue_bytes += size
+
+    def _put_record(self, record: EventRecord, size: int) -> None:
+        self._put(lambda: (record,), size)
 
     # -- input from the core
 
@@ -149,8 +162,7 @@ class Events(Part):
         if isinstance(result, PublishResult):
             self._schedule(command.publish, result, facts)
         elif isinstance(result, DispatchResult):
-            for ready in result.ready:
-                self._dispatched(ready, facts)
+            self._dispatched(result.ready, facts)
         elif isinstance(result, StagingResult):
             if result.schedule is not None:
                 self._schedule(*result.schedule, facts)
@@ -160,9 +172,8 @@ class Events(Part):
                 if len(result.withheld):
                     self._ids(EventKind.CANCELLED, result.withheld, facts)
         elif isinstance(result, SettleResult):
-            for batch, part in zip(command.settle.batches, result.parts, strict=False):
-                if part.settled:
-                    self._settled(batch, part.taken, facts)
+            batches = zip(command.settle.batches, result.parts, strict=False)
+            self._settled([(batch, part.taken) for batch, part in batches if part.settled], facts)
         elif isinstance(result, CancelResult):
             if result.outcome == CANCELLED and not result.repeated:
                 self._ids(EventKind.CANCELLED, np.array([result.id], np.uint64), facts)
@@ -186,8 +197,7 @@ class Events(Part):
             if result.failure is None:
                 self._administered(command.admin, result, facts)
         elif command.HasField("lead") and command.lead.node_id == self._node_id:
-            record = EventRecord(EventKind.LEADS, **facts, texts=(self._node_id,))
-            self._put(lambda: record, 128)
+            self._put_record(EventRecord(EventKind.LEADS, **facts, texts=(self._node_id,)), 128)
 
     def _administered(self, command: AdminCommand, result: AdminResult, facts: Mapping[str, Any]) -> None:
         """Record commands that decide which messages a group must get."""
@@ -232,16 +242,16 @@ class Events(Part):
             record = EventRecord(
                 EventKind.GROUP, **facts, detail=change, count=len(names), texts=texts, columns=columns
             )
-            self._put(lambda record=record: record, 128 * len(names) + 512)  # type: ignore[misc]
+            self._put_record(record, 128 * len(names) + 512)
 
     def _schedule(self, publish: Publish, result: PublishResult, facts: Mapping[str, Any]) -> None:
         if not result.scheduled:
             return
         if result.replaced:
             self._ids(EventKind.CANCELLED, np.array(result.replaced, np.uint64), facts)
-        topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()
+        topics = sorted(set(np.frombuffer(publish.topic_ids, "<u4").tolist()))
         texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
-        self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
+        self._put(lambda: (_scheduled(publish, result, facts, texts),), 3 * len(publish.due_ms) + 512)
 
     def _runs(self, notes: Sequence[RunNote], facts: Mapping[str, Any]) -> None:
         """Record the messages of runs, with the names of their schedules, and those that were cancelled."""
@@ -256,7 +266,7 @@ class Events(Part):
             }
             texts = (*topics, *(f"{RUN_OF}{note.run.id}={note.name}" for note in part))
             record = EventRecord(EventKind.SCHEDULED, **facts, count=len(part), texts=texts, columns=columns)
-            self._put(lambda record=record: record, 256 * len(part) + 512)  # type: ignore[misc]
+            self._put_record(record, 256 * len(part) + 512)
         cancelled = [note.run.id for note in notes if note.run.id and note.run.outcome not in MESSAGES]
         if cancelled:
             self._ids(EventKind.CANCELLED, np.array(cancelled, np.uint64), facts)
@@ -268,62 +278,66 @@ class Events(Part):
         columns["clamp_ms"] = np.full(len(chunks), ingested.clamp_ms, np.uint64)
         texts = note_texts(ingest.segment_sha256, [self._names.topic_name(number) for number in ingest.topic_ids])
         record = EventRecord(EventKind.LOADED, **facts, count=len(chunks), texts=texts, columns=columns)
-        self._put(lambda: record, 32 * len(chunks) + 512)
+        self._put_record(record, 32 * len(chunks) + 512)
 
-    def _settled(self, batch: SettleColumns, taken: int, facts: Mapping[str, Any]) -> None:
-        ids, attempts, kind = batch.ids[: 8 * taken], batch.attempts[: 4 * taken], batch.kind
-        texts = (self._names.topic_name(batch.topic_id), self._names.group_name(batch.group_id), batch.reason)
+    def _settled(self, batches: Sequence[tuple[SettleColumns, int]], facts: Mapping[str, Any]) -> None:
+        """Record settlements: a record for each batch, with as many of its messages as were taken."""
+        names = self._names
+        rows = [
+            (batch.kind, (names.topic_name(batch.topic_id), names.group_name(batch.group_id), batch.reason), taken)
+            for batch, taken in batches
+        ]
+        ids = [batch.ids[: 8 * taken] for batch, taken in batches]
+        attempts = [batch.attempts[: 4 * taken] for batch, taken in batches]
 
-        def make() -> EventRecord:
-            columns = {"unit": _column(ids, "<u8"), "attempt": _column(attempts, "<u4")}
-            return EventRecord(
-                EventKind.SETTLED, **facts, detail=kind, count=len(ids) // 8, texts=texts, columns=columns
-            )
+        def make() -> Iterable[EventRecord]:
+            columns = {"unit": _column(b"".join(ids), "<u8"), "attempt": _column(b"".join(attempts), "<u4")}
+            parts = _cut(columns, [taken for _, _, taken in rows])
+            for (kind, texts, taken), part in zip(rows, parts, strict=True):
+                yield EventRecord(EventKind.SETTLED, **facts, detail=kind, count=taken, texts=texts, columns=part)
 
-        self._put(make, 3 * len(ids) + 512)
+        self._put(make, 24 * sum(taken for _, taken in batches) + 512 * len(batches), len(batches))
 
     def _ids(self, kind: EventKind, ids: np.ndarray, facts: Mapping[str, Any]) -> None:
         record = EventRecord(kind, **facts, count=len(ids), columns={"id": ids.astype(np.uint64)})
-        self._put(lambda: record, ids.nbytes + 512)
+        self._put_record(record, ids.nbytes + 512)
 
     def _moved(self, ids: np.ndarray, new_ids: np.ndarray, due_ms: np.ndarray, facts: Mapping[str, Any]) -> None:
         columns = {"id": ids.astype(np.uint64), "new_id": new_ids.astype(np.uint64), "due_ms": due_ms.astype(np.uint64)}
         record = EventRecord(EventKind.MOVED, **facts, count=len(ids), columns=columns)
-        self._put(lambda: record, 3 * ids.nbytes + 512)
+        self._put_record(record, 3 * ids.nbytes + 512)
 
-    def _dispatched(self, ready: MadeReady, facts: Mapping[str, Any]) -> None:
+    def _dispatched(self, topics: Sequence[MadeReady], facts: Mapping[str, Any]) -> None:
+        """Record a dispatch: a record for each topic."""
+        if not topics:
+            return
         facts = {**facts, "stamped_ms": 0}
-        units = ready.units
 
-        def make() -> EventRecord:
+        def make() -> Iterable[EventRecord]:
+            units = join_units([ready.units for ready in topics])
             ids, origins = ids_of(units), origins_of(units)
             columns = {"id": np.where(origins != 0, origins, ids), "unit": ids}
-            return EventRecord(EventKind.DISPATCHED, **facts, count=len(ids), texts=(ready.topic,), columns=columns)
+            for ready, part in zip(topics, _cut(columns, [len(ready.units) for ready in topics]), strict=True):
+                count = len(ready.units)
+                yield EventRecord(EventKind.DISPATCHED, **facts, count=count, texts=(ready.topic,), columns=part)
 
-        self._put(make, units.nbytes + 512)
+        self._put(make, sum(ready.units.nbytes for ready in topics) + 512 * len(topics), len(topics))
 
     def delivered(
         self, now_ms: int, consumer: str, topics: Sequence[tuple[int, str, int]], batch: DeliverBatch
     ) -> None:
         """Record a batch handed to a consumer: a record for each topic. `topics` as in `Counts.delivered`."""
-        term, group, first = batch.term, batch.group, 0
-        all_ids, all_due_ms, all_attempts = batch.ids, batch.due_ms, batch.attempts  # each look at a field copies it
-        for _, topic, count in topics:
-            last = first + count
-            ids, due_ms = all_ids[8 * first : 8 * last], all_due_ms[8 * first : 8 * last]
-            self._delivered(now_ms, term, (topic, group, consumer), (ids, due_ms, all_attempts[4 * first : 4 * last]))
-            first = last
+        term, group = batch.term, batch.group
+        ids, due_ms, attempts = batch.ids, batch.due_ms, batch.attempts
 
-    def _delivered(self, now_ms: int, term: int, texts: tuple[str, ...], columns: tuple[bytes, bytes, bytes]) -> None:
-        ids, due_ms, attempts = columns
-
-        def make() -> EventRecord:
+        def make() -> Iterable[EventRecord]:
             columns = {"id": _column(ids, "<u8"), "due_ms": _column(due_ms, "<i8"), "attempt": _column(attempts, "<u4")}
-            return EventRecord(
-                EventKind.DELIVERED, now_ms, term=term, count=len(ids) // 8, texts=texts, columns=columns
-            )
+            parts = _cut(columns, [count for _, _, count in topics])
+            for (_, topic, count), part in zip(topics, parts, strict=True):
+                texts = (topic, group, consumer)
+                yield EventRecord(EventKind.DELIVERED, now_ms, term=term, count=count, texts=texts, columns=part)
 
-        self._put(make, 3 * len(ids) + 512)
+        self._put(make, 3 * len(ids) + 512 * len(topics), len(topics))
 
     # -- writing
 
@@ -371,7 +385,7 @@ class Events(Part):
         left_out, self._left_out = self._left_out, 0
 
         def work() -> int:
-            records = [record for make in queue if (record := make()) is not None]
+            records = [record for make in queue for record in make()]
             if left_out and records:
                 records.append(EventRecord(EventKind.LOST, records[-1].at_ms, count=left_out))
             return self._writer.append(records) if records else 0
