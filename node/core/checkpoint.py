@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.kernel import Kernel
@@ -26,7 +27,6 @@ from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.schema import unknown_in
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import common_pb2
-from tickwheel.proto.log_pb2 import Manifest
 from tickwheel.replication.journal_files import entries_cut
 from tickwheel.replication.log import Member
 from tickwheel.storage.bundle import DIRECTORY, SUFFIX
@@ -123,6 +123,13 @@ def _stopped() -> Failure:
     return Failure(common_pb2.RECOVERING, text, {"retry_after_ms": "1000"})
 
 
+class _Written(NamedTuple):
+    """What a worker tells of a durable checkpoint: the files that its manifest names, and the bundles among them."""
+
+    files: list[BackupFile]
+    bundle_names: set[str]
+
+
 class Checkpointer:
     """Writes the node's checkpoints. `tick` begins one when it pays; the work runs in the executor."""
 
@@ -136,6 +143,8 @@ class Checkpointer:
         self._running = False
         self._capture: tuple[Generator[None, None, StateCheckpoint], int, int] | None = None
         """Under way, with the index and term that it is of."""
+        self._end: Generator[None, None, None] | None = None
+        """Of the checkpoint that became durable last."""
         self._stopped = False
         self._next_ms = 0
         self._not_before_ms = 0
@@ -173,8 +182,8 @@ class Checkpointer:
         return self._steady_ms - self._covered_ms
 
     def wait_ms(self, now: Now) -> int | None:
-        """0 while a capture has turns to come; until this member's turn to begin one; else None."""
-        if self.capturing:
+        """0 while a capture or an end has turns to come; until this member's turn to begin one; else None."""
+        if self.capturing or (self._end is not None and not self._core.wheel.ingestion.absorbing):
             return 0
         return self._stagger.wait_ms(now.cluster_ms) or None if self._held else None
 
@@ -186,6 +195,9 @@ class Checkpointer:
         self._held = False
         if self._capture is not None:
             self._go_on(steady_ms)
+            return
+        if self._end is not None:
+            next(self._end, None)
             return
         if self._next_ms == 0:
             self._next_ms = steady_ms + self._config.checkpoint_period_ms
@@ -222,8 +234,8 @@ class Checkpointer:
     def stop(self) -> None:
         """Begin nothing any more and tell those that wait. A write under way may still end."""
         self._stopped = True
-        if self._capture is not None:
-            self._capture, self._running = None, False
+        if self._capture is not None or self._end is not None:
+            self._capture, self._end, self._running = None, None, False
         self._refuse(_stopped())
 
     def progressed(self, files: object) -> bool:
@@ -279,14 +291,15 @@ class Checkpointer:
     def _write(self, checkpoint: StateCheckpoint, index: int, term: int, steady_ms: SteadyMs) -> None:
         disk = self._core.disk
 
-        def write() -> Manifest:
+        def write() -> _Written:
             checkpoint.run()
             manifest = checkpoint.manifest
             write_manifest(disk, manifest)
-            return manifest
+            files = [BackupFile(f.path, f.bytes) for f in manifest.files]
+            return _Written(files, bundles_in(f.path for f in files))
 
         self._core.executor.submit(
-            write, lambda manifest, error: self._ended(checkpoint, index, term, steady_ms, manifest, error)
+            write, lambda written, error: self._ended(checkpoint, index, term, steady_ms, written, error)
         )
 
     def _ended(
@@ -295,10 +308,10 @@ class Checkpointer:
         index: int,
         term: int,
         begun_ms: SteadyMs,
-        manifest: Manifest | None,
+        written: _Written | None,
         error: BaseException | None,
     ) -> None:
-        if error is not None or manifest is None:
+        if error is not None or written is None:
             self._running = False
             if not isinstance(error, DiskFullError):
                 self._core.fatal(f"the checkpoint failed: {error}", error)
@@ -310,10 +323,15 @@ class Checkpointer:
         self.written += 1
         self._rest_until_ms = self._steady_ms + min(REST * (self._steady_ms - begun_ms), REST_MS_MAX)
         self.covered_index, self._covered_ms = index, begun_ms
-        self.bundle_names = bundles_in(f.path for f in manifest.files)
+        self.bundle_names = written.bundle_names
         self._core.log.checkpointed(index, term)
-        self._state.checkpoint_durable(checkpoint)
-        files = [BackupFile(f.path, f.bytes) for f in manifest.files]
+        self._end = self._finish(checkpoint, written.files)
+        next(self._end, None)
+
+    def _finish(self, checkpoint: StateCheckpoint, files: list[BackupFile]) -> Generator[None, None, None]:
+        """What follows once a checkpoint is durable, in turns of a few milliseconds."""
+        yield from self._state.finish_in_turns(checkpoint)
+        self._end = None
         files.append(BackupFile(MANIFEST_PATH, self._core.disk.size(MANIFEST_PATH)))
 
         def removed(_: object, problem: BaseException | None) -> None:

@@ -457,10 +457,16 @@ class StateMachine(StateView):
         return checkpoint
 
     def checkpoint_durable(self, checkpoint: StateCheckpoint) -> None:
-        """The checkpoint's manifest is durable. Run its `remove_old` in a worker before the next one begins."""
+        """As `finish_in_turns`, in one piece."""
+        for _ in self.finish_in_turns(checkpoint):
+            pass
+
+    def finish_in_turns(self, checkpoint: StateCheckpoint) -> Generator[None, None, None]:
+        """The checkpoint's manifest is durable: note that, in turns of a few milliseconds. Run its `remove_old` in a
+        worker afterwards, before the next one begins."""
         self._checkpoint = None
-        snapshot.finish(checkpoint)
         self.wheel.checkpoint_durable(checkpoint.wheel)
+        yield from snapshot.finish(checkpoint)
 
     def abandon_checkpoint(self, checkpoint: StateCheckpoint) -> None:
         """Give up a checkpoint that failed before its manifest was durable: the one before stays valid."""

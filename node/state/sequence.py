@@ -285,6 +285,8 @@ class Sequence:
 
     def files(self) -> list[ManifestFile]:
         """The files that hold the current records, with their lengths as after a flush."""
+        if not self.count:
+            return []
         last, inside = divmod(self.count, self._per_file)
         whole = self._layout.offset(self._per_file)
         found = [
@@ -300,6 +302,8 @@ class Sequence:
 
     def snapshot(self) -> SequenceSnapshot:
         """A snapshot for the constructor's `restored`."""
+        if not self.count:
+            return SequenceSnapshot()
         tail = self._buffer[self._layout.start_of_block(self.count) - self._first : self.count - self._first]
         return SequenceSnapshot(
             count=self.count, crc32c=self.crc, first=self.first, tail_crc32c=google_crc32c.value(tail.tobytes())

@@ -51,9 +51,10 @@ FORMAT_VERSION = 3
 TURN_TOPICS = 100
 TURN_SUBSCRIPTIONS = 2_000
 TURN_BATCHES = 20_000
+TURN_FLUSHES = 5_000
 WINDOW_BYTES_A_SUBSCRIPTION = 10_000
-"""These bounds limit one turn of a capture to a few milliseconds each. A window counts as one more subscription for
-each such number of bytes."""
+"""These bounds limit one turn of a capture, or of a checkpoint's end, to a few milliseconds each. A window counts as
+one more subscription for each such number of bytes."""
 PIECE_BYTES = 1 << 20
 """Size of the pieces in which the file of windows is written."""
 ROW_BYTES = 32
@@ -370,12 +371,17 @@ class _Sequences:
                 self.dropped.append((sequence, paths))
 
 
-def finish(checkpoint: StateCheckpoint) -> None:
-    """The checkpoint's manifest is durable; run `remove_old` now."""
-    for sequence, _ in checkpoint.flushes:
+def finish(checkpoint: StateCheckpoint) -> Generator[None, None, None]:
+    """The checkpoint's manifest is durable: note that in turns of a few milliseconds, during which entries may be
+    applied. Then run `remove_old`."""
+    for number, (sequence, _) in enumerate(checkpoint.flushes, 1):
         sequence.finish_flush(True)
-    for sequence, paths in checkpoint.dropped:
+        if number % TURN_FLUSHES == 0:
+            yield
+    for number, (sequence, paths) in enumerate(checkpoint.dropped, 1):
         sequence.forget_dropped(len(paths))
+        if number % TURN_FLUSHES == 0:
+            yield
     for file, sync in checkpoint.staged_syncs:
         file.finish_fsync(sync)
 

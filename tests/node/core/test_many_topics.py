@@ -174,3 +174,34 @@ def test_nothing_is_applied_while_a_checkpoint_is_captured_and_the_master_stays(
     master.kill()
     master.start()
     world.run_until(lambda: digests(world) == before or len(digests(world)) == 1)
+
+
+def test_the_end_of_a_checkpoint_takes_turns_and_entries_are_applied_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each topic with new messages has files to be noted as durable. What is dispatched meanwhile is in the next one,
+    and a start from that brings back everything."""
+    monkeypatch.setattr(snapshot, "TURN_FLUSHES", 1)
+    world = crowded()
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    for _ in range(2):
+        schedule(world, [(f"t{number}", 50, "k", []) for number in range(TOPICS)])
+        world.run(1_000)
+        written: list[object] = []
+        core.checkpointer.request(Reply.either(written.append))
+        master.wake()
+        world.run_until(lambda: core.checkpointer._end is not None)
+        applied = core.applied.index
+        schedule(world, [(f"t{number}", 5, "k", []) for number in range(0, TOPICS, 2)])
+        assert core.checkpointer._end is not None and core.applied.index > applied
+        assert core.checkpointer.running and not written
+        world.run_until(lambda written=written: bool(written) and not core.checkpointer.running)  # type: ignore[misc]
+        core.checkpointer.copied(written[0])
+        world.run(1_000)
+    before = digests(world)
+    assert len(before) == 1 and core.state.backlog.total == 6 * (2 * TOPICS + TOPICS)
+    master.kill()
+    master.start()
+    world.run_until(lambda: master.host is not None and master.host.core.applied.index >= core.applied.index)
+    world.run(500)
+    assert len(digests(world)) == 1
