@@ -76,11 +76,13 @@ class PendingPins:
             return _told(self._pins.read(request.pin_id), request.topics_after)
         self._check(request)
         state = core.state
-        names = {topic.topic_id: topic.name for topic in state.topics}
         topic_ids = None
         if request.topics:
-            wanted = set(request.topics)
-            topic_ids = frozenset(number for number, name in names.items() if name in wanted)
+            found = filter(None, map(state.topics.named, set(request.topics)))
+            named = sorted((topic.topic_id, topic.name) for topic in found)
+            topic_ids = frozenset(number for number, _ in named)
+        else:
+            named = [(topic.topic_id, topic.name) for topic in state.topics]
         due_min, due_max = request.due_ms_min, request.due_ms_max or DUE_MS_LIMIT
         pinned = core.wheel.reads.pin(due_min, due_max)
         pin_id = self._pins.new_id(PINS_MAX)
@@ -93,7 +95,6 @@ class PendingPins:
             units=pinned.bounds.astype("<u4").tobytes(),
             spans=True,
         )
-        named = sorted((number, name) for number, name in names.items() if topic_ids is None or number in topic_ids)
         pin = _Pin(pinned, told, named, topic_ids, due_min, due_max, core.steady_ms())
         return _told(self._pins.add(pin_id, pin))
 

@@ -90,8 +90,14 @@ def _told(pin: _Pin, topics_after: int = 0) -> PinSettledResponse:
     return answer
 
 
+_NO_BITS = np.zeros(0, np.uint8)
+
+
 def _window_of(subscription: Subscription) -> _Window:
-    settled = np.frombuffer(subscription.window_bytes(), "<u2") == 0
+    values = subscription.window_bytes()
+    if not values:  # as in most topics of a group that has many
+        return _Window(subscription.floor, _NO_BITS, 0)
+    settled = np.frombuffer(values, "<u2") == 0
     return _Window(subscription.floor, np.packbits(settled, bitorder="little"), len(settled))
 
 
@@ -114,35 +120,33 @@ class SettledPins:
                 common_pb2.UNKNOWN_NAME, f"group {request.group} does not exist", field="group", value=request.group
             )
         pin_id = self._pins.new_id(PINS_MAX)
-        dead = state.dead_letters(group_id)
-        assert dead is not None, "a group has them"
-        broadcasting = state.group_broadcasting(group_id)
+        group = state.groups.get(group_id)
+        assert group is not None, "its id was found"
         told = PinSettledResponse(
             pin_id=pin_id,
             applied_index=core.applied.index,
             node_id=core.identity.node_id,
             filter=state.group_filter(group_id),
-            dead_next=dead.next_number,
-            dead_count=dead.count,
+            dead_next=group.dead.next_number,
+            dead_count=group.dead.count,
         )
         waiting = np.unique(state.waiting_origins(group_id))
         pin = self._pins.add(pin_id, _Pin(group_id, {}, {}, waiting, core.steady_ms(), told))
-        for topic_id in sorted(state.group_topics(group_id)):
-            ready, subscription = state.ready_log(topic_id), state.subscription(group_id, topic_id)
-            if ready is None or subscription is None:
-                continue
+        for topic_id, subscription in sorted(group.subscriptions.items()):
+            topic = state.topics.get(topic_id)
+            assert topic is not None, "a topic that is deleted leaves all groups"
+            ready = topic.ready
             pin.windows[topic_id] = _window_of(subscription)
             pin.ends[topic_id] = ready.count
             first = ready.position_of_due(request.due_ms_min) if request.due_ms_min else ready.first_retained
-            name = state.topic_name(topic_id)
             pin.topics.append(
                 SettledTopic(
                     topic_id=topic_id,
-                    name=name,
+                    name=topic.name,
                     first=first,
                     end=ready.count,
                     began=subscription.began,
-                    judged_from=ready.count if broadcasting else subscription.judged_from,
+                    judged_from=ready.count if group.broadcasting else subscription.judged_from,
                     retained=ready.first_retained,
                     floor=subscription.floor,
                     open=subscription.backlog,
