@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from tickwheel.node.core.work import UnreadableError
 from tickwheel.node.core.world import Now, fractions
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.metrics import MetricValue
-from tickwheel.node.state.rights import NO_QUOTAS
+from tickwheel.node.state.rights import NO_QUOTAS, Rights
 from tickwheel.node.state.schema import KEYS_LEVEL
 from tickwheel.node.state.settings import QUOTA_OTHERS, parse_quotas
 from tickwheel.node.state.unique_keys import SHARD_ROWS_MAX, UNIQUE_KEYS_MAX, UniqueKeys
@@ -47,8 +47,8 @@ TICK_WAIT_MS = 1_000
 PENDING_WAIT_MS = 1_000
 KEYS_WAIT_MS = 1_000
 USER_SUM_MS = 100
-"""How long the sum over a user's topics is reused: a user may have thousands of topics, too many to sum for each
-batch."""
+"""How long the sum over a user's topics is reused: a user may have thousands of topics, too many to sum for each batch.
+With 10,000 a sum takes some milliseconds."""
 BUCKETS_MAX = 10_000
 WAIT_MS_MAX = 60_000
 
@@ -98,6 +98,19 @@ class Buckets:
         self._buckets.clear()
 
 
+@dataclass(slots=True)
+class _UserPending:
+    """Messages pending in the topics that a user may schedule to."""
+
+    rights: Rights
+    topic_ids: list[int] = field(default_factory=list)
+    """Of the topics up to `last_id` those that these rights allow; some may have been deleted since the last sum."""
+    last_id: int = 0
+    messages: int = 0
+    until_ms: int = 0
+    """Cluster time until which `messages` is used."""
+
+
 class FlowControl(Part):
     """Works only while the node leads."""
 
@@ -120,9 +133,8 @@ class FlowControl(Part):
         self._clients = Buckets()
         self._user_messages = Buckets()
         self._user_bytes = Buckets()
-        self._user_pending: dict[str, tuple[int, int]] = {}
-        """User with a limit -> messages pending in the user's topics, and until when (cluster ms) that figure is
-        used."""
+        self._user_pending: dict[str, _UserPending] = {}
+        """By user; of those with a limit."""
         self._ticks: dict[int, int] = {}
         self._asked: set[int] = set()
         self._to_ask: deque[int] = deque()
@@ -170,10 +182,10 @@ class FlowControl(Part):
         if full is not None:
             return self._refuse(batch, full)
         rates = self._rates(batch)
-        for buckets, name, field, rate, _ in rates:
+        for buckets, name, setting, rate, _ in rates:
             wait_ms = buckets.wait_ms(name, rate, now_ms)
             if wait_ms:
-                failure = limit_reached(field, rate, wait_ms)
+                failure = limit_reached(setting, rate, wait_ms)
                 failure.metadata["value"] = name
                 return self._refuse(batch, failure)
         if settings.tick_messages_max:
@@ -277,25 +289,36 @@ class FlowControl(Part):
         user = self._state.access.user(batch.actor)
         if not limit or user is None:
             return None
-        rights = self._state.access.rights_of(user)
-        until_ms, there = self._user_pending.get(user.name, (0, 0))
-        if now_ms >= until_ms:
-            if rights.all_topics(RIGHT_SCHEDULE):
-                there = self._wheel.pending + self._in_all
-            else:
-                topics = (topic for topic in self._state.topics if rights.topic(RIGHT_SCHEDULE, topic.name))
-                there = sum(self._topic_pending.of(t.topic_id) + self._by_topic.get(t.name, 0) for t in topics)
-            until_ms = now_ms + USER_SUM_MS
+        rights, known = self._state.access.rights_of(user), self._user_pending.get(user.name)
+        if known is None or known.rights is not rights:
+            known = self._user_pending[user.name] = _UserPending(rights)
+        if now_ms >= known.until_ms:
+            known.messages, known.until_ms = self._pending_of(known), now_ms + USER_SUM_MS
         if batch.count > limit:
             # The request alone exceeds the quota: a retry can never succeed.
             return invalid("quotas.pending_max", f"{batch.count} messages", f"at most {limit}").failure
-        fits = there + batch.count <= limit
-        self._user_pending[user.name] = (until_ms, there + batch.count if fits else there)
-        if fits:
+        if known.messages + batch.count <= limit:
+            known.messages += batch.count
             return None
         failure = limit_reached("quotas.pending_max", limit, PENDING_WAIT_MS)
         failure.metadata["value"] = batch.actor
         return failure
+
+    def _pending_of(self, known: _UserPending) -> int:
+        """Messages pending in a user's topics, with those admitted and not yet applied. Only topics that are new to
+        `known` are compared with the rights."""
+        rights, topics = known.rights, self._state.topics
+        if rights.all_topics(RIGHT_SCHEDULE):
+            return self._wheel.pending + self._in_all
+        kept = [topic_id for topic_id in known.topic_ids if topics.get(topic_id) is not None]
+        new = (topic for topic in topics.after(known.last_id) if rights.topic(RIGHT_SCHEDULE, topic.name))
+        known.topic_ids, known.last_id = kept + [topic.topic_id for topic in new], topics.last_id
+        admitted = (
+            count
+            for name, count in self._by_topic.items()
+            if topics.named(name) is not None and rights.topic(RIGHT_SCHEDULE, name)
+        )
+        return sum(map(self._topic_pending.of, known.topic_ids)) + sum(admitted)
 
     # -- rates
 

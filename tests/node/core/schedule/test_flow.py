@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tests.node.core.test_when import change, one, schedule
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.schedule.flow import BUCKETS_MAX, Buckets
+from tickwheel.node.core.schedule.flow import BUCKETS_MAX, USER_SUM_MS, Buckets
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.schedule.publisher import REFUSALS_MAX, BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.rights import Rights
 from tickwheel.node.state.settings import normalised_quotas
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE, AccessCommand, AccessRole, Grant, StoredUser, UserQuotas
@@ -175,6 +176,55 @@ def test_quotas_of_a_user(quota: str, limit: int, size: int) -> None:
     assert isinstance(as_user(master, "ann", batch(1, tick_of(world), "mine-2")), BatchOutcome)
     assert master.host is not None
     assert master.host.core.parts.flow.refused == {f"quotas.{quota}": 1}
+
+
+def test_a_users_quota_follows_topics_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And rights that change. Only what is new is compared with the rights: there may be thousands of topics."""
+    world = World(70)
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+
+    def admin(**command: object) -> None:
+        done: list[object] = []
+        core.serving.start(core.parts.requests.admin(AdminCommand(**command)), done.append)  # type: ignore[arg-type]
+        master.wake()
+        world.run_until(lambda: bool(done))
+        assert isinstance(done[0], AdminResult), done
+
+    def sent(topic: str, count: int) -> bool:
+        """Whether ann may send so many for later, once the last sum is forgotten."""
+        world.run(USER_SUM_MS + 10)
+        answer = as_user(master, "ann", batch(count, tick_of(world), topic))
+        if isinstance(answer, BatchOutcome):
+            return True
+        refusal(answer, "quotas.pending_max")
+        return False
+
+    role = AccessRole(name="some", grants=[Grant(rights=[RIGHT_SCHEDULE], topics=["mine-*"])])
+    access(master, set_role=role)
+    access(master, set_user=StoredUser(name="root", roles=["administrator"]))
+    access(master, set_user=StoredUser(name="ann", roles=["some"], quotas=UserQuotas(pending_max=50)))
+    topics = [f"{kind}-{number}" for kind in ("mine", "other") for number in range(100)]
+    admin(create_group=admin_pb2.CreateGroupRequest(name="g", topics=topics))
+    change(master, rights=True)
+    world.run(1_000)  # the names that were created count against names_created
+    assert sent("mine-1", 30) and sent("mine-new", 20) and not sent("mine-2", 1)
+    looks = Counter[str]()
+    asked = Rights.topic
+
+    def counted(self: Rights, right: int, name: str) -> bool:
+        looks[name] += 1
+        return asked(self, right, name)
+
+    monkeypatch.setattr(Rights, "topic", counted)
+    assert not any(sent("mine-2", 1) for _ in range(3))
+    assert looks.total() < 20
+    admin(delete_topic=admin_pb2.DeleteTopicRequest(name="mine-new"))
+    assert sent("mine-2", 20) and not sent("mine-2", 1)
+    role.grants[0].topics[:] = ["other-*"]
+    access(master, set_role=role)
+    assert sent("other-1", 50) and not sent("other-2", 1)
 
 
 def test_a_flood_of_refusals_is_cut_into_slices() -> None:
