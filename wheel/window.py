@@ -108,7 +108,7 @@ class Window:
 
     def peek(self, start: CursorKey, to: CursorKey) -> Units | None:
         """The units from `start` to `to`, marked ones included, in order; None: some of them are not loaded."""
-        return None if self._second.until_ms <= to.due_ms else _joined(self._second.peek(start, to))
+        return None if to > CursorKey(self._second.until_ms, 0) else _joined(self._second.peek(start, to))
 
     def next_due_ms(self, after: CursorKey | None = None) -> int | None:
         """Lower bound of the due time of the next unit from `after` on, exact if that unit is loaded; None: there is

@@ -37,6 +37,10 @@ from tickwheel.replication.log import ProposalOutcome, ProposalResult, Replicate
 
 GATHER_BYTES_MAX = 64 << 10
 """Waiting commands of this many bytes are worth an entry: they wait no longer."""
+ENTRY_TOPICS_MAX = 256
+"""Topics that the dispatches and settlements of one entry touch; the last command may go beyond it. An entry is applied
+in one go, and each topic takes 20 to 40 microseconds: heartbeats and votes should not wait longer than ten
+milliseconds."""
 
 COMMIT_MS = 50
 """Time from proposal to apply that the window of schedules aims at. The log at full speed on two cores needs about 20
@@ -71,6 +75,9 @@ class _Waiting:
     reply: Answer
     bytes: int
     changes_from_ms: int
+    topics: int = 1
+    """Topics that it touches; a publish counts as one, since it is bounded by its size."""
+    urgent: bool = False
     alone: bool = False
     """Needs an entry of its own. `voters`: ids of the voters from that entry on, if the command changes them."""
     voters: Sequence[str] | None = None
@@ -275,6 +282,9 @@ class Proposer(Part):
         self._source: PublishSource | None = None
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
+        self._waiting_topics = 0
+        self._waiting_urgent = 0
+        """How many of them are urgent."""
         self._refused: deque[tuple[Fail, Failure]] = deque()
         self._refusing = False
         self._flights: dict[_Flight, None] = {}
@@ -283,7 +293,6 @@ class Proposer(Part):
         self.window = PublishWindow(config.propose_bytes_max)
         self.spacing = Spacing(config.spaced_rate_min)
         self._returning = ReturningCallers()
-        self._urgent = False
         self._after_urgent = False
         """The last entry was urgent, so an urgent one probably follows soon."""
         self._proposed_ms = 0
@@ -311,10 +320,11 @@ class Proposer(Part):
         """Entries proposed and not yet applied."""
         return len(self._flights)
 
-    def submit(self, command: Command, reply: Answer, *, may_gather: bool = False) -> None:
+    def submit(self, command: Command, reply: Answer, *, may_gather: bool = False, topics: int = 1) -> None:
         """Queue a command; `reply` gets its result or a Failure.
 
-        `may_gather`: the command may wait a few milliseconds to share an entry with others.
+        `may_gather`: the command may wait a few milliseconds to share an entry with others. `topics`: how many it
+        touches.
         """
         reply = self.serving.bound_reply(reply)
         if self.term == 0:
@@ -324,9 +334,21 @@ class Proposer(Part):
         if self._waiting_bytes + size > self._config.intake_bytes_max:
             self._refuse([reply], limit_reached("waiting_commands_bytes", self._config.intake_bytes_max))
             return
-        self._waiting.append(_Waiting(command, reply, size, _changes_from_ms(command)))
-        self._waiting_bytes += size
-        self._urgent = self._urgent or not may_gather
+        item = _Waiting(command, reply, size, _changes_from_ms(command), topics, urgent=not may_gather)
+        self._wait(item)
+
+    def _wait(self, item: _Waiting) -> None:
+        self._waiting.append(item)
+        self._waiting_bytes += item.bytes
+        self._waiting_topics += item.topics
+        self._waiting_urgent += item.urgent
+
+    def _next(self) -> _Waiting:
+        item = self._waiting.popleft()
+        self._waiting_bytes -= item.bytes
+        self._waiting_topics -= item.topics
+        self._waiting_urgent -= item.urgent
+        return item
 
     async def propose(self, command: Command, kind: type[R], *, may_gather: bool = False) -> R:
         """The result of a command, which is of this kind. Raises RequestError: apply refused it, or it may not have
@@ -354,9 +376,7 @@ class Proposer(Part):
             return
         size = command.ByteSize()
         changes_from_ms = NO_CHANGE if voters is not None else _changes_from_ms(command)
-        self._waiting.append(_Waiting(command, reply, size, changes_from_ms, alone=True, voters=voters))
-        self._waiting_bytes += size
-        self._urgent = True
+        self._wait(_Waiting(command, reply, size, changes_from_ms, urgent=True, alone=True, voters=voters))
 
     def may_change_from_ms(self) -> int:
         """First due time at which a waiting command or an entry in flight can change pending messages; NO_CHANGE: none
@@ -369,7 +389,7 @@ class Proposer(Part):
         self.term = 0
         self._returning.left()
         waiting, self._waiting = self._waiting, deque()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._waiting_topics = self._waiting_urgent = 0
         self._refuse([item.reply for item in waiting], failure)
 
     def _refuse(self, replies: Sequence[Answer], failure: Failure) -> None:
@@ -417,11 +437,9 @@ class Proposer(Part):
     def _propose_next(self, log: ReplicatedLog, now_ms: int, *, everything: bool = False) -> bool:
         """Propose one entry of waiting commands. `everything`: schedules too while their window is closed. False: none
         can go."""
-        self._after_urgent, self._urgent = self._urgent, False
+        self._after_urgent = bool(self._waiting_urgent)
         if self._waiting and self._waiting[0].alone:
-            items = [self._waiting.popleft()]
-            self._waiting_bytes -= items[0].bytes
-            self._urgent = bool(self._waiting)
+            items = [self._next()]
         else:
             items = self._gather(schedules=everything or self.window.open)
             if not items:
@@ -433,17 +451,16 @@ class Proposer(Part):
     def _gather(self, *, schedules: bool) -> list[_Waiting]:
         """Take the commands of the next entry."""
         items: list[_Waiting] = []
-        size = 0
+        size = topics = 0
         target = self._config.entry_bytes_target
-        while self._waiting and size < target:
+        while self._waiting and size < target and topics < ENTRY_TOPICS_MAX:
             if self._waiting[0].alone:
-                self._urgent = True
                 return items
-            item = self._waiting.popleft()
-            self._waiting_bytes -= item.bytes
+            item = self._next()
             items.append(item)
             size += item.bytes
-        if schedules and self._source is not None and size < target:
+            topics += item.topics
+        if schedules and self._source is not None and size < target and topics < ENTRY_TOPICS_MAX:
             waiting = self._source.waiting
             taken = self._source.take(target - size)
             if taken is not None:
@@ -550,7 +567,8 @@ class Proposer(Part):
         published = source.waiting_bytes if source is not None else 0
         if not self._waiting and not published:
             return None
-        if self._urgent or self._waiting_bytes + published >= GATHER_BYTES_MAX:
+        full = self._waiting_bytes + published >= GATHER_BYTES_MAX or self._waiting_topics >= ENTRY_TOPICS_MAX
+        if full or self._waiting_urgent:
             return now_ms
         pause_ms = self.spacing.ms
         if source is not None and published and not self._flights:
@@ -581,7 +599,7 @@ class Proposer(Part):
         """Until the next `flush` is needed."""
         if not self.term:
             return None
-        if self._waiting and self._has_room and (self._urgent or not self._held_until_ms):
+        if self._waiting and self._has_room and (self._waiting_urgent or not self._held_until_ms):
             return 0  # it was submitted since the last `flush`, or by it: a publish may need its topic first
         return self._held_until_ms - now.cluster_ms if self._held_until_ms else None
 

@@ -369,7 +369,7 @@ class Settlements:
 
         command = Command()
         command.settle.batches.extend(columns)
-        self._proposer.submit(command, Reply(applied, failed), may_gather=True)
+        self._proposer.submit(command, Reply(applied, failed), may_gather=True, topics=len(columns))
 
     def positions_of(self, batch: consumer_pb2.SettleBatch, rows: Rows) -> tuple[ChannelKey, Positions, int]:
         """The channel of a settlement's rows, the positions of its messages, and how many messages it names; of those

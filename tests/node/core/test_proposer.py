@@ -11,9 +11,9 @@ from hypothesis.strategies import booleans, integers, lists, tuples
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import UNHEARD, Reply
-from tickwheel.node.core.proposer import COMMIT_MS, NO_CHANGE, WINDOW_BYTES_MIN, Proposer
+from tickwheel.node.core.proposer import COMMIT_MS, ENTRY_TOPICS_MAX, NO_CHANGE, WINDOW_BYTES_MIN, Proposer
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
-from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry, Publish
+from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry, Publish, Settle
 from tickwheel.replication.log import ProposalOutcome, ProposalResult, ReplicatedLog
 
 
@@ -124,6 +124,24 @@ def test_commands_keep_their_order(steps: list[tuple[bool, bool]], in_flight: in
     for entry in log.entries:
         kinds = [command.WhichOneof("body") for command in entry.commands]
         assert kinds == ["ingest"] or "ingest" not in kinds
+
+
+def test_an_entry_touches_a_bounded_number_of_topics() -> None:
+    """Each node applies an entry in one go, at a cost for each topic. What is left leaves at once, schedules last."""
+    log, calls, times = Log(), Calls(), [1_000]
+    proposer = called(log, calls, times)
+    for number in range(10):
+        proposer.submit(Command(settle=Settle()), UNHEARD, may_gather=True, topics=ENTRY_TOPICS_MAX // 4)
+        if number == 6:
+            proposer.submit(dispatch(7), UNHEARD, topics=ENTRY_TOPICS_MAX)
+    calls.sizes = [100]
+    proposer.flush()
+    kinds = [[command.WhichOneof("body") for command in entry.commands] for entry in log.entries]
+    assert kinds == [["settle"] * 4, ["settle"] * 3 + ["dispatch"]]
+    times[0] += 100
+    proposer.flush()
+    kinds = [[command.WhichOneof("body") for command in entry.commands] for entry in log.entries]
+    assert kinds[2:] == [["settle"] * 3 + ["publish"]]
 
 
 class Calls:

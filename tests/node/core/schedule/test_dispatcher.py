@@ -12,7 +12,7 @@ import pytest
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.proposer import Answer, Spacing
-from tickwheel.node.core.schedule.dispatcher import Dispatcher, Phase
+from tickwheel.node.core.schedule.dispatcher import DISPATCH_TOPICS_MAX, Dispatcher, Phase
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.failure import limit_reached, not_master
 from tickwheel.node.state.results import DispatchResult
@@ -39,9 +39,11 @@ class Log:
         self.waiting: list[tuple[Command, Answer]] = []
         self.dispatched: list[int] = []
         self.commands = 0
+        self.topics: list[int] = []
 
-    def submit(self, command: Command, reply: Answer, *, may_gather: bool = False) -> None:
+    def submit(self, command: Command, reply: Answer, *, may_gather: bool = False, topics: int = 1) -> None:
         self.commands += 1
+        self.topics.append(topics)
         self.waiting.append((command, reply))
 
     def commit(self) -> None:
@@ -56,19 +58,22 @@ class Log:
         self.waiting.pop(0)[1].fail(limit_reached("log_in_flight", 8))
 
 
-def made(config: CoreConfig, count: int = 100) -> tuple[Dispatcher, Log, Wheel]:
-    """A dispatcher that leads, and a wheel with messages due in every millisecond of the last hundred."""
+def made(config: CoreConfig, count: int = 100, topics: int = 1) -> tuple[Dispatcher, Log, Wheel]:
+    """A dispatcher that leads, and a wheel with a message due in each of the last `count` milliseconds, for these
+    topics in turn."""
     wheel = Wheel(SimulatedDisk(Random(1)), "wheel", WheelConfig())
     units = np.zeros(count, UNIT)
     units["due_requested_ms"] = NOW_MS - count + np.arange(count)
     units["size"] = 1
+    units["topic_id"] = 1 + np.arange(count) % topics
     wheel.append(units, bytes(count))
     for job in wheel.jobs(NOW_MS):
         job.run()
         wheel.finish(job)
     log = Log(wheel)
     # What a dispatcher uses of a kernel; the log is the part of a proposer that it uses.
-    kernel: Any = SimpleNamespace(config=config, wheel=wheel, proposer=log)
+    state = SimpleNamespace(topics=range(topics))
+    kernel: Any = SimpleNamespace(config=config, wheel=wheel, proposer=log, state=state)
     dispatcher = Dispatcher(kernel, None)
     dispatcher.begin(1, ClusterMs(NOW_MS))
     assert dispatcher.phase is Phase.ALIGNING
@@ -87,6 +92,25 @@ def test_several_are_under_way_and_progress_is_in_order(in_flight: int) -> None:
     assert log.dispatched == list(range(100))
     assert wheel.pending == 0
     assert dispatcher.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("topics", [100, DISPATCH_TOPICS_MAX, DISPATCH_TOPICS_MAX + 1, 1_000])
+def test_a_dispatch_moves_messages_of_a_bounded_number_of_topics(topics: int) -> None:
+    """It is applied in one go, at a cost for each topic. Whatever is left goes next, in order."""
+    most = 1_000 if topics <= DISPATCH_TOPICS_MAX else DISPATCH_TOPICS_MAX
+    dispatcher, log, wheel = made(replace(CONFIG, dispatch_messages_max=8_192), 1_000, topics)
+    moved = []
+    while log.waiting:
+        before = len(log.dispatched)
+        log.commit()
+        moved.append(len(log.dispatched) - before)
+        dispatcher.tick(at(NOW_MS))
+    assert (
+        moved == [min(most, 1_000 - first) for first in range(0, 1_000, most)]
+        and log.dispatched == list(range(1_000))
+        and not wheel.pending
+    )
+    assert log.topics[0] == min(topics, DISPATCH_TOPICS_MAX)
 
 
 def test_one_that_fails_between_others_is_not_skipped() -> None:
