@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.failure import Failure
@@ -36,8 +36,11 @@ class Part:
         an answer will bring the tick. Called after the ticks."""
         return None
 
-    def upkeep(self, now: Now) -> None:
-        """Forget and count what can wait. Called about once a second."""
+    def upkeep(self, now: Now) -> Iterator[None] | None:
+        """Forget and count what can wait. Called about once a second. What walks over much returns its turns, of a few
+        milliseconds each: one is taken in each tick, and the next upkeep begins after the last. Anything may happen
+        between two turns, the end of the mastership too."""
+        return None
 
     def metrics(self) -> Mapping[str, MetricValue]:
         """Values by name, of the metrics that this part counts (the table is in node/metrics.py)."""

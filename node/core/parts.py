@@ -6,7 +6,7 @@ mastership or time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tickwheel.node.core.bulk.bulk import BulkLoad
@@ -57,6 +57,8 @@ from tickwheel.proto import admin_pb2
 from tickwheel.replication.log import Member
 
 UPKEEP_PERIOD_MS = 1_000
+TURN_PAUSE_MS = 5
+"""Longest pause between two turns of an upkeep."""
 IDLE_MS_MAX = 1_000
 WAIT_STEP_NS = 1_000_000
 """Parts wait whole milliseconds: what one waits for may be due so much earlier."""
@@ -79,6 +81,8 @@ class Parts:
         self._founders = founders
         self._first_settings = first_settings
         self._next_upkeep_ms = 0
+        self._turns: dict[Part, Iterator[None]] = {}
+        """Upkeep under way."""
         bundle_store = BundleStore(ports.disk, ports.executor, core.steady_ms, core.fatal)
         # Accepting schedules.
         self.creations = Creations(core.state, core.steady_ms)
@@ -219,6 +223,8 @@ class Parts:
 
     def upkeep(self, now: Now) -> None:
         """Count, forget and write what can wait, about once a second."""
+        if self._turns:
+            self._take_turn(next(iter(self._turns)))
         if now.steady_ms < self._next_upkeep_ms:
             return
         self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
@@ -226,11 +232,17 @@ class Parts:
         self.disk_room.look()
         self.synced_file.write(self.sync.newest(core.term if core.leading else 0))
         for part in self.ordered:
-            part.upkeep(now)
-        if core.clock.known:
+            if part not in self._turns and (turns := part.upkeep(now)) is not None:
+                self._turns[part] = turns
+                self._take_turn(part)
+        if core.clock.known and self.delivery.knows_leases:
             self.lease_file.write(self.delivery.lease_ranges())
         if core.leading and self.disk_room.above:
             self.mastership.seek_room(now.steady_ms)
+
+    def _take_turn(self, part: Part) -> None:
+        if next(self._turns[part], self) is self:
+            del self._turns[part]
 
     def resting(self, now_ns: int) -> bool:
         """Whether no part wants a tick yet, and nothing that the log and the clock change by themselves has changed
@@ -243,6 +255,8 @@ class Parts:
         core = self._core
         waits = [*beside, *(part.wait_ms(now) for part in self._waiting), self.mastership.wait_ms()]
         waits += [self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
+        if self._turns:
+            waits.append(TURN_PAUSE_MS)
         wait_ms = min(IDLE_MS_MAX, *(wait for wait in waits if wait is not None))
         wake_ns = core.monotonic_ns() + max(0, wait_ms) * 1_000_000
         self.rests_until_ns, self._stood = min(wake_ns, core.clock.wanted_ns()), self._stands()

@@ -24,7 +24,18 @@ from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, RecentUni
 from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, Share, batch_of, share_of
-from tickwheel.node.core.delivery.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, ranges_of
+from tickwheel.node.core.delivery.leases import (
+    TURN_CHANNELS,
+    TURN_LEASES,
+    ChannelKey,
+    HeardLeases,
+    Lease,
+    LeaseCopy,
+    LeaseFeed,
+    LeaseTable,
+    copy_of,
+    ranges_of,
+)
 from tickwheel.node.core.delivery.returns import Inherited, Returns
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.delivery.settlements import Settlements, alone, by_topic
@@ -48,8 +59,11 @@ LEASES_WRITTEN_MAX = 20_000
 """Leases that a master notes for its file, shared evenly by the groups. Each takes about a microsecond of the core's
 thread every second."""
 SLICE_TOPICS_MAX = 64
-"""Topics of one group that a tick serves. To claim and hand out messages of one takes up to a tenth of a millisecond,
-and heartbeats and votes should wait no longer than ten. A pass over more topics goes on in the next ticks."""
+"""Topics of one group that a tick serves, and topics of all groups from which on it serves no further group. To claim
+and hand out messages of one takes up to a tenth of a millisecond, and heartbeats and votes should wait no longer than
+ten. A pass over more topics goes on in the next ticks."""
+TURN_PAUSE_MS = 2
+"""Pause between two turns of what takes many."""
 FAULT_PAUSE_MS = 1_000
 """Pause before a lease is returned again whose return failed through a mistake of ours."""
 
@@ -57,7 +71,7 @@ FAULT_PAUSE_MS = 1_000
 T = TypeVar("T")
 
 
-def _end_of(lease: Lease | LeaseRange) -> int:
+def _end_of(lease: LeaseCopy | LeaseRange) -> int:
     return lease.until_ms
 
 
@@ -69,13 +83,14 @@ def _by(items: Iterable[T], key: Callable[[T], int]) -> list[list[T]]:
     return list(found.values())
 
 
-def shares(groups: Sequence[Sequence[object]]) -> list[int]:
-    """How many leases of each group are written: all if they fit LEASES_WRITTEN_MAX, else as evenly as they allow."""
+def shares(groups: Sequence[int]) -> list[int]:
+    """How many leases of each group are written, by how many it has: all if they fit LEASES_WRITTEN_MAX, else as evenly
+    as they allow."""
     most = [0] * len(groups)
     room = LEASES_WRITTEN_MAX
-    order = sorted(range(len(groups)), key=lambda place: len(groups[place]))
+    order = sorted(range(len(groups)), key=lambda place: groups[place])
     for behind, place in enumerate(order):
-        most[place] = min(len(groups[place]), room // (len(groups) - behind))
+        most[place] = min(groups[place], room // (len(groups) - behind))
         room -= most[place]
     return most
 
@@ -123,7 +138,7 @@ class Delivery(Part):
         self.sessions = Sessions(config, self._wanted)
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
-        self._leases = LeaseTable()
+        self._leases = LeaseTable(self._inherit)
         self.push = push
         self.fetching = Fetching(core, self._read, unreadable)
         self._turns = Counter[int]()
@@ -133,6 +148,15 @@ class Delivery(Part):
         self.term = 0
         self.feed = LeaseFeed()
         self.heard = HeardLeases()
+        self._inheritance = HeardLeases()
+        """Leases from before this mastership that are not taken over yet. Those of a channel are once it is looked at,
+        all others turn by turn: tens of thousands take seconds, and mastership would be lost meanwhile."""
+        self._taken_over = 0
+        """Leases taken over so far."""
+        self._latest_ms = 0
+        """No lease from before this mastership ends later."""
+        self._leaving: dict[int, None] = {}
+        """Sessions that are over and whose messages go back, as an ordered set."""
         self._counts = counts
         self._events = events
         self.settlements = Settlements(
@@ -160,7 +184,10 @@ class Delivery(Part):
         self._dirty: set[int] = set()
         """Groups whose channels may have work."""
         self._passes: dict[int, _Pass | None] = {}
-        """Groups that the next tick serves, which comes at once: their pass goes on, or (None) a new one begins."""
+        """Groups that the next tick serves, which comes at once: their pass goes on, or (None) a new one begins. Those
+        that have waited longest come first."""
+        self._served = 0
+        """Topics served so far, those of each group counted."""
 
     # -- mastership
 
@@ -172,24 +199,27 @@ class Delivery(Part):
         self.term = term
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self._forget_work()
-        self.heard.prune(now_ms, self._floor)
+        self._now_ms = now_ms
         # No lease is longer than that, whatever a clock said when it was given out.
-        latest_ms = now_ms + self._config.lease_max_ms
-        for lease in self.heard.held(now_ms, self._epoch):
-            self._inherited.take_over(replace(lease, until_ms=min(lease.until_ms, latest_ms)))
-        self.heard.clear()
+        self._latest_ms = now_ms + self._config.lease_max_ms
+        self._inheritance, self.heard = self.heard, HeardLeases()
+        self._take_over(self._inheritance.take_some(TURN_LEASES))
         self._dirty.update(self.sessions.groups())
 
     def end(self, failure: Failure) -> None:
         """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
         next master, perhaps this node again, must not deliver them a second time."""
-        self.heard.hear(r for lease in self.held_leases() for r in ranges_of(lease))
+        known, self._inheritance = self._inheritance, HeardLeases()
+        known.keep(self.held_leases())
+        known.hear(self.heard.ranges())
+        self.heard = known
         self.fetching.next_mastership()
         self.active = False
         self.settlements.retries.lose(failure)
         self._channels.clear()
         self._recent.clear()
         self._leases.clear()
+        self._leaving.clear()
         self._broadcasts.end()
         self._forget_work()
         self._paces.clear()
@@ -320,7 +350,11 @@ class Delivery(Part):
         Consumers are closed if their group is gone, or if their filter no longer matches the group's."""
         self._forget_work()
         # Leases of an earlier master can exist without a channel: nobody has consumed here yet.
-        void = {lease.channel for lease in self._leases.open_leases() if self._epoch(lease.channel) != lease.epoch}
+        void = {key for key in self._inheritance.channels() if self._epoch(key) is None}
+        for key in self._leases.channels():
+            epoch = self._epoch(key)
+            if any(lease.epoch != epoch for lease in self._leases.of_channel(key)):
+                void.add(key)
         for key, channel in self._channels.items():
             subscription = self._state.subscription(*key)
             if subscription is not channel.subscription or subscription.epoch != channel.epoch:
@@ -374,8 +408,39 @@ class Delivery(Part):
             self._leases.close_session(session.session_id)
             self._broadcasts.left(session.session_id)
         elif give_back:
-            for lease in self._leases.close_session(session.session_id):
+            self._leaving[session.session_id] = None
+            self._return_left(now_ms)
+
+    def _return_left(self, now_ms: int) -> int:
+        """Return the messages of consumers that left, of at most TURN_LEASES leases: all at once could take seconds.
+        Returns how many fewer they were."""
+        room = TURN_LEASES
+        while self._leaving and room:
+            session_id = next(iter(self._leaving))
+            leases = self._leases.close_session(session_id, room)
+            if len(leases) < room:
+                del self._leaving[session_id]
+            room -= len(leases)
+            for lease in leases:
                 self._give_back(replace(lease, given_back=True), now_ms)
+        return room
+
+    def _return_expired(self, leases_max: int, now_ms: int) -> None:
+        for lease in itertools.islice(self._leases.expire(now_ms), leases_max):
+            given_back = lease.given_back or lease.session_id in self._leaving
+            self._give_back(replace(lease, given_back=given_back), now_ms)
+
+    def _inherit(self, key: ChannelKey) -> None:
+        """Take over the leases of a channel from before this mastership, before anybody looks at it."""
+        heard = self._inheritance.take(key)
+        if heard is not None:
+            self._take_over(heard)
+
+    def _take_over(self, heard: HeardLeases) -> None:
+        leases = heard.held(self._now_ms, self._epoch)
+        self._taken_over += len(leases)
+        for lease in leases:
+            self._inherited.take_over(replace(lease, until_ms=min(lease.until_ms, self._latest_ms)))
 
     def _give_back(self, lease: Lease, now_ms: int) -> None:
         """Return the open messages of a lease that is over. If that fails, the lease runs on for `FAULT_PAUSE_MS`."""
@@ -392,10 +457,12 @@ class Delivery(Part):
         if not now.acting or not self.active:
             return
         now_ms = now.cluster_ms
-        for lease in self._leases.expire(now_ms):
-            self._give_back(lease, now_ms)
-        self._news = False
         self._now_ms = now_ms
+        self._return_expired(self._return_left(now_ms), now_ms)
+        if self._inheritance:
+            self._take_over(self._inheritance.take_some(TURN_LEASES))
+            self._dirty.update(self.sessions.groups())
+        self._news = False
         while self._resting and self._resting[0][0] <= now_ms:
             _, group_id, topic_id, paced = heapq.heappop(self._resting)
             if paced and (until_ms := self._pace(group_id).until_ms) > now_ms:
@@ -407,7 +474,11 @@ class Delivery(Part):
         for group_id in dirty.intersection(self._passes):
             if (begun := self._passes[group_id]) is not None:
                 begun.woken = True
-        for group_id in sorted(dirty.union(self._passes)):
+        served = self._served
+        for group_id in [*self._passes, *sorted(dirty.difference(self._passes))]:
+            if self._served - served >= SLICE_TOPICS_MAX:
+                self._passes.setdefault(group_id, None)
+                continue
             self._serving.run(partial(self._failed, group_id), self._serve, group_id, now_ms)
 
     def _failed(self, group_id: int, failure: Failure) -> None:
@@ -444,6 +515,8 @@ class Delivery(Part):
             return None
         if self._passes:
             return 0
+        if self._leaving or self._inheritance:
+            return TURN_PAUSE_MS
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
         if self._resting:
             times.append(self._resting[0][0])
@@ -523,7 +596,9 @@ class Delivery(Part):
     def _serve_all(self, group_id: int, now_ms: int) -> bool:
         """Serve each consumer of a broadcasting group by itself. True: prefetched messages are waiting."""
         waits = False
-        for topic_id in self._state.group_topics(group_id):
+        topics = self._state.group_topics(group_id)
+        self._served += len(topics)
+        for topic_id in topics:
             if self._state.topic_paused(topic_id):
                 continue
             for session in self.sessions.of_group(group_id, self._state.topic_name(topic_id)):
@@ -599,7 +674,13 @@ class Delivery(Part):
         served: list[tuple[Channel, list[Session], int]] = []
         # With a limit each part of a pass would count anew what is out in all topics.
         limited = state.settings.group_in_flight_max > 0
-        for topic_id in begun.slice(None if limited else SLICE_TOPICS_MAX):
+        topics = begun.slice(None if limited else SLICE_TOPICS_MAX)
+        self._served += len(topics)
+        taken_over = self._taken_over
+        for place, topic_id in enumerate(topics):
+            if self._taken_over - taken_over >= TURN_LEASES:
+                begun.topics[:0] = topics[place:]
+                break
             channel, topic = self._channel((group_id, topic_id)), state.topics.get(topic_id)
             if channel is None or topic is None or topic.paused:
                 continue
@@ -671,10 +752,13 @@ class Delivery(Part):
         return handed
 
     def _room(self, group_id: int) -> int:
-        """How many more messages this group may have out: `group_in_flight_max` less those out."""
+        """How many more messages this group may have out: `group_in_flight_max` less those out. None while leases from
+        before this mastership are taken over."""
         limit = self._state.settings.group_in_flight_max
         if not limit:
             return CREDITS_MAX
+        if self._inheritance:
+            return 0  # to count what is out would take over all leases at once
         return max(0, limit - sum(channel.out() for channel in self._open_channels(group_id)))
 
     def _send(self, session: Session, shares: list[Share]) -> None:
@@ -729,47 +813,68 @@ class Delivery(Part):
     def metrics(self) -> Mapping[str, MetricValue]:
         return {"consumers": float(len(self.sessions))}
 
-    def upkeep(self, now: Now) -> None:
+    def upkeep(self, now: Now) -> Iterator[None]:
         """Forget settled leases and idle channels."""
         if not self._clock.known:
             return
-        self._leases.forget_settled(self._floor)
-        for key, channel in list(self._channels.items()):
+        yield from self._leases.forget_settled(self._floor)
+        for number, key in enumerate(list(self._channels), 1):
+            if not number % TURN_CHANNELS:
+                yield
+            channel = self._channels.get(key)
+            if channel is None:
+                continue
             channel.forget_settled()
             if not channel.subscription.backlog and channel.idle_at(self._state.ready_count(key[1])):
                 # Everything is settled: a new channel would begin where this one stands.
                 del self._channels[key]
         self._broadcasts.upkeep()
         self._inherited.prune(now.cluster_ms)
-        self.heard.prune(now.cluster_ms, self._floor)
+        yield from self.heard.prune(now.cluster_ms, self._floor)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
         """Lease ranges for sync `number` to one slave, and whether with them it has been told all."""
-        return self.feed.for_peer(peer_id, number, self.held_leases)
+        return self.feed.for_peer(peer_id, number, self._all_held)
+
+    def _all_held(self) -> Iterator[Lease | LeaseRange]:
+        """What the next master must know of leases, channel by channel, each as it is when the iteration comes to it.
+        Leases from before this mastership, as ranges, until they are taken over."""
+        left = self._inheritance.channels()
+        yield from self.held_leases()
+        for key in left:
+            yield from self._inheritance.of_channel(key) if key in self._inheritance else self._leases.of_channel(key)
 
     def held_leases(self) -> Iterator[Lease]:
-        """The leases that the next master must know. Left out: leases of broadcasting groups, whose consumers start
-        afresh with each master, and leases given back, which nobody holds."""
+        """The leases given out or taken over that the next master must know, as `_all_held`. Left out: leases of
+        broadcasting groups, whose consumers start afresh with each master, and leases given back, which nobody
+        holds."""
         for lease in itertools.chain(self._leases.open_leases(), self._inherited.unplaced()):
             if not lease.given_back and not self._state.group_broadcasting(lease.channel[0]):
                 yield lease
 
+    @property
+    def knows_leases(self) -> bool:
+        """Whether `lease_ranges` has all: not while those from before a change of mastership are being taken over."""
+        return not self._inheritance and self.heard.whole
+
     def lease_ranges(self) -> Callable[[], list[Iterator[LeaseRange]]] | None:
-        """A function that returns the lease ranges known now, of each group those that end last first; None if there
-        are none. Any thread may call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX` leases."""
+        """A function that returns the lease ranges known now, of each group those that end last first, about; None if
+        there are none. Any thread may call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX`
+        leases."""
         if not self.active:
             ranges = list(self.heard.ranges())
             if not ranges:
                 return None
             return lambda: [iter(sorted(some, key=_end_of, reverse=True)) for some in _by(ranges, lambda r: r.group_id)]
-        groups = _by(self.held_leases(), lambda lease: lease.channel[0])
-        # Copies, because leases in the table may change; arrays of positions never do. The latest ends come last,
-        # about.
+        groups = {g: n for g, n in self._leases.groups().items() if not self._state.group_broadcasting(g)}
         held = [
-            [replace(lease) for lease in some[-most:]]
-            for some, most in zip(groups, shares(groups), strict=True)
+            [copy_of(lease) for lease in self._leases.newest(group_id, most) if not lease.given_back]
+            for group_id, most in zip(groups, shares(list(groups.values())), strict=True)
             if most
         ]
+        unplaced = [copy_of(lease) for lease in itertools.islice(self._inherited.unplaced(), LEASES_WRITTEN_MAX)]
+        held += _by(unplaced, lambda lease: lease.channel[0])
+        held = [some for some in held if some]
         if not held:
             return None
         return lambda: [
@@ -779,15 +884,24 @@ class Delivery(Part):
     @property
     def in_flight(self) -> int:
         """Messages out with consumers, roughly: settled ones count until the floor passes them."""
-        return self._leases.out()
+        return self._leases.out() + self._inherited_out().total()
 
     def in_flight_of_group(self, group_id: int) -> int:
         """`in_flight` of one group."""
-        return self._leases.out_of_group(group_id)
+        return self._leases.out_of_group(group_id) + self._inherited_out()[group_id]
 
     def in_flight_by_group(self) -> Counter[int]:
         """Group id -> `in_flight` of that group."""
-        return self._leases.out_by_group()
+        return self._leases.out_by_group() + self._inherited_out()
+
+    def _inherited_out(self) -> Counter[int]:
+        """Group id -> messages under leases that are not taken over yet, about."""
+        out = Counter[int]()
+        for key, messages in self._inheritance.messages_by_channel().items():
+            subscription = self._state.subscription(*key)
+            if subscription is not None and not self._state.group_broadcasting(key[0]):
+                out[key[0]] += min(messages, subscription.backlog)
+        return out
 
     def prefetched(self) -> int:
         """Messages prefetched in all channels; channels of broadcasting groups do not count."""

@@ -12,7 +12,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,15 @@ FloorOf = Callable[[ChannelKey], int]
 
 EVENTS_MAX = 100_000
 """Lease ranges kept for slaves that have not acknowledged them. A slave further behind gets the whole table."""
+TURN_CHANNELS = 500
+"""Channels looked at in one turn of an upkeep. One takes a few microseconds."""
+TURN_RANGES = 5_000
+"""Ranges looked at in one turn of an upkeep."""
+TURN_LEASES = 200
+"""Leases taken over, written as ranges or given back in one turn. One takes 20 to 50 microseconds."""
 RANGES_PER_SYNC_MAX = 2_000
+TABLE_RANGES_PER_SYNC_MAX = 400
+"""Of the whole table: its ranges are made for the sync, each in some ten microseconds."""
 SYNC_BYTES_MAX = 1 << 20
 """Bytes of ranges in one sync; the last one may go beyond it."""
 TOLD_MESSAGES_MAX = 65_536
@@ -41,10 +49,13 @@ RANGE_MESSAGES_MAX = 1_000_000
 MERGED_MESSAGES_MAX = 1_000_000
 """Messages of several channels that are merged together. Ranges are a peer's word: all at once could fill the
 memory."""
+ENDS_MAX, ENDS_STEP_MS = 64, 1_000
+"""Where a new master knows more leases of a channel than that, they end at the next full second: a lease takes as long
+to take over with one message as with thousands."""
 POSITION_MAX = 1 << 62
+_FIRST = np.ones(1, "<u4").tobytes()
 UNANSWERED_MAX = 64
 """Unanswered syncs remembered for each slave: 3 s at 50 ms. Answers to older ones are ignored."""
-_FIRST = np.ones(1, "<u4").tobytes()
 NOTHING = -(1 << 62)
 """Number before all others. Pieces of the whole table count up from here, events from 0."""
 JOIN_MESSAGES_MIN = 1_000
@@ -87,8 +98,11 @@ class LeaseTable:
     A newer lease replaces older ones for the positions that it names, as soon as a lease of the channel was extended:
     a lease that no longer counts for any position is closed, and one that counts for less than half of them loses the
     others. So open leases name at most twice as many positions as there are messages out.
+
+    `inherit` is called before a channel's leases are looked at: its owner may have some to add first.
     """
 
+    inherit: Callable[[ChannelKey], None] = lambda _: None
     _heap: list[tuple[int, int, Lease]] = field(default_factory=list)
     _closed: int = 0
     """Closed leases that are still in the heap."""
@@ -97,6 +111,8 @@ class LeaseTable:
     """Session -> its open leases, in the order in which they were given."""
     _channels: dict[ChannelKey, dict[Lease, None]] = field(default_factory=dict)
     """All open leases by channel, in the same order."""
+    _groups: dict[int, dict[Lease, None]] = field(default_factory=dict)
+    """All open leases by group, in the same order."""
     _counting: dict[ChannelKey, dict[int, Lease]] = field(default_factory=dict)
     """Position -> the lease that counts for it. For channels in which leases were extended, while something is out."""
     _out: Counter[int] = field(default_factory=Counter)
@@ -109,6 +125,7 @@ class LeaseTable:
         heapq.heappush(self._heap, (lease.until_ms, next(self._order), lease))
         self._sessions.setdefault(lease.session_id, {})[lease] = None
         self._channels.setdefault(lease.channel, {})[lease] = None
+        self._groups.setdefault(lease.channel[0], {})[lease] = None
         self._out[lease.channel[0]] += lease.counting
         self._out_total += lease.counting
         counting = self._counting.get(lease.channel)
@@ -130,7 +147,7 @@ class LeaseTable:
         counting = self._counting.get(channel)
         if counting is None:
             counting = {}
-            for lease in list(self.of_channel(channel)):
+            for lease in self.of_channel(channel):
                 self._replace(counting, lease)
             if counting:
                 self._counting[channel] = counting
@@ -164,6 +181,7 @@ class LeaseTable:
         self._less(lease, lease.counting)
         _remove(self._sessions, lease.session_id, lease)
         _remove(self._channels, lease.channel, lease)
+        _remove(self._groups, lease.channel[0], lease)
         self._closed += 1
         if self._closed > 64 and 2 * self._closed > len(self._heap):
             self._heap = [item for item in self._heap if not item[2].closed]
@@ -187,7 +205,7 @@ class LeaseTable:
     def drop(self, channel: ChannelKey) -> None:
         """Close all leases of a channel: its group was reset, or the topic or group deleted."""
         self._counting.pop(channel, None)
-        for lease in list(self.of_channel(channel)):
+        for lease in self.of_channel(channel):
             self._close(lease)
             _empty(lease)
 
@@ -203,9 +221,10 @@ class LeaseTable:
         while (end_ms := self.next_end_ms()) is not None and end_ms <= now_ms:
             yield self._end(self._heap[0][2])
 
-    def close_session(self, session_id: int) -> list[Lease]:
-        """Close and return a consumer's open leases, each position only in the lease that counts for it."""
-        return [self._end(lease) for lease in list(self._sessions.get(session_id, ()))]
+    def close_session(self, session_id: int, leases_max: int | None = None) -> list[Lease]:
+        """Close and return a consumer's open leases, at most the first `leases_max`, each position only in the lease
+        that counts for it."""
+        return [self._end(lease) for lease in list(itertools.islice(self._sessions.get(session_id, ()), leases_max))]
 
     def out(self) -> int:
         """Messages under open leases, each counted once however often its lease was extended."""
@@ -219,26 +238,42 @@ class LeaseTable:
         """Group id -> messages under open leases, for groups that have some."""
         return self._out.copy()
 
-    def forget_settled(self, floor_of: FloorOf) -> None:
+    def forget_settled(self, floor_of: FloorOf) -> Iterator[None]:
         """Drop leases whose positions all lie below their channel's floor: all their messages are settled. Looks at a
-        channel's leases up to the first that stays."""
-        for channel, leases in list(self._channels.items()):
+        channel's leases up to the first that stays. In turns of TURN_CHANNELS."""
+        for number, channel in enumerate(list(self._channels), 1):
             floor = floor_of(channel)
             settled = []
-            for lease in leases:
+            for lease in self.of_channel(channel):
                 if int(lease.positions[-1]) >= floor:
                     break
                 settled.append(lease)
             for lease in settled:
                 _empty(self._end(lease))
+            if not number % TURN_CHANNELS:
+                yield
+
+    def channels(self) -> list[ChannelKey]:
+        """Channels with open leases."""
+        return list(self._channels)
 
     def open_leases(self) -> Iterator[Lease]:
-        """All open leases, roughly by rising end."""
-        return (item[2] for item in self._heap if not item[2].closed)
+        """All open leases, channel by channel, each as it is when the iteration comes to it."""
+        return itertools.chain.from_iterable(map(self.of_channel, self.channels()))
 
-    def of_channel(self, channel: ChannelKey) -> Iterator[Lease]:
-        """The open leases of one channel. Cost depends on that channel's leases."""
-        return iter(self._channels.get(channel, ()))
+    def of_channel(self, channel: ChannelKey) -> list[Lease]:
+        """The open leases of one channel, in the order in which they were given. Cost depends on that channel's
+        leases."""
+        self.inherit(channel)
+        return list(self._channels.get(channel, ()))
+
+    def groups(self) -> dict[int, int]:
+        """Group id -> its open leases, for groups that have some."""
+        return {group_id: len(leases) for group_id, leases in self._groups.items()}
+
+    def newest(self, group_id: int, leases_max: int) -> list[Lease]:
+        """The open leases of a group that were given last, at most so many, the newest first."""
+        return list(itertools.islice(reversed(self._groups.get(group_id, {})), leases_max))
 
     def clear(self) -> None:
         """Forget all leases: this node leads no more."""
@@ -246,6 +281,7 @@ class LeaseTable:
         self._closed = 0
         self._sessions.clear()
         self._channels.clear()
+        self._groups.clear()
         self._counting.clear()
         self._out.clear()
         self._out_total = 0
@@ -268,7 +304,23 @@ def _empty(lease: Lease) -> None:
     lease.positions, lease.attempts, lease.ids = _NO_POSITIONS, _NO_ATTEMPTS, None
 
 
-def ranges_of(lease: Lease) -> Iterator[LeaseRange]:
+class LeaseCopy(NamedTuple):
+    """What the others must know of a lease, as it is now: the arrays never change."""
+
+    channel: ChannelKey
+    positions: Positions
+    attempts: Attempts
+    ids: Ids | None
+    until_ms: int
+    epoch: int
+
+
+def copy_of(lease: Lease) -> LeaseCopy:
+    """What the others must know of a lease."""
+    return LeaseCopy(lease.channel, lease.positions, lease.attempts, lease.ids, lease.until_ms, lease.epoch)
+
+
+def ranges_of(lease: Lease | LeaseCopy) -> Iterator[LeaseRange]:
     """A lease as ranges of consecutive positions."""
     positions, attempts, ids, until_ms, epoch = lease.positions, lease.attempts, lease.ids, lease.until_ms, lease.epoch
     if not len(positions):
@@ -301,14 +353,14 @@ def _all_first(attempts: Attempts) -> bool:
     return int(attempts[0]) == 1 if len(attempts) == 1 else bool((attempts == 1).all())
 
 
-def _up_to_a_sync(ranges: Iterable[LeaseRange]) -> tuple[list[LeaseRange], bool]:
+def _up_to_a_sync(ranges: Iterable[LeaseRange], ranges_max: int) -> tuple[list[LeaseRange], bool]:
     """The first ranges, as many as one sync takes, and whether there are no more."""
     some: list[LeaseRange] = []
     size = 0
     for r in ranges:
         some.append(r)
         size += r.ByteSize()
-        if len(some) >= RANGES_PER_SYNC_MAX or size >= SYNC_BYTES_MAX:
+        if len(some) >= ranges_max or size >= SYNC_BYTES_MAX:
             return some, False
     return some, True
 
@@ -325,18 +377,17 @@ class _Told:
     unanswered: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=UNANSWERED_MAX))
     """Its syncs since the last rewind: (sync number, first event, end of its events)."""
     table: Iterator[LeaseRange] | None = None
-    """What is left of the whole table, as it was when the first piece left."""
+    """What is left of the whole table. What changes meanwhile is told as events, too."""
     events_from: int = 0
     """The first event that is not in the table."""
     piece: tuple[int, int, list[LeaseRange]] | None = None
     """The newest piece: its number, what comes after it, its ranges."""
 
-    def begin(self, held: Iterable[Lease], events_from: int) -> None:
-        """Tell the whole table."""
-        leases = list(held)
+    def begin(self, held: Iterable[Lease | LeaseRange], events_from: int) -> None:
+        """Tell the whole table, of which each piece is gathered when it is sent."""
         self.heard = self.sent = NOTHING
         self.unanswered.clear()
-        self.table = (r for lease in leases for r in ranges_of(lease))
+        self.table = (r for some in held for r in (ranges_of(some) if isinstance(some, Lease) else (some,)))
         self.events_from = events_from
         self.piece = None
 
@@ -344,7 +395,7 @@ class _Told:
         """What comes after the next piece of the table, and the piece."""
         if self.piece is None or self.piece[0] != self.sent:
             assert self.table is not None
-            ranges, ended = _up_to_a_sync(self.table)
+            ranges, ended = _up_to_a_sync(self.table, TABLE_RANGES_PER_SYNC_MAX)
             self.piece = self.sent, self.events_from if ended else self.sent + 1, ranges
         return self.piece[1], self.piece[2]
 
@@ -387,7 +438,9 @@ class LeaseFeed:
             self._events.popleft()
             self._first += 1
 
-    def for_peer(self, peer_id: str, number: int, held: Callable[[], Iterable[Lease]]) -> tuple[list[LeaseRange], bool]:
+    def for_peer(
+        self, peer_id: str, number: int, held: Callable[[], Iterable[Lease | LeaseRange]]
+    ) -> tuple[list[LeaseRange], bool]:
         """Ranges for sync `number` to a slave, and whether they end the whole table, which `held` returns."""
         told = self._told.setdefault(peer_id, _Told())
         if told.sent < 0:
@@ -399,7 +452,7 @@ class LeaseFeed:
         if start < 0:
             stop, ranges = told.next_piece()
         else:
-            ranges, _ = _up_to_a_sync(itertools.islice(self._events, start - self._first, None))
+            ranges, _ = _up_to_a_sync(itertools.islice(self._events, start - self._first, None), RANGES_PER_SYNC_MAX)
             stop = start + len(ranges)
         told.sent = stop
         told.unanswered.append((number, start, stop))
@@ -514,6 +567,71 @@ class HeardLeases:
 
     def __init__(self) -> None:
         self._channels: dict[ChannelKey, _Heard] = {}
+        self._given: dict[ChannelKey, list[Lease]] = {}
+        """Leases from this node's own mastership, not yet written as ranges: of many that takes seconds."""
+
+    def keep(self, leases: Iterable[Lease]) -> None:
+        """Keep leases of this node's own mastership, which nobody changes any more."""
+        for lease in leases:
+            self._given.setdefault(lease.channel, []).append(lease)
+
+    @property
+    def whole(self) -> bool:
+        """Whether `ranges` has everything. If not, `prune` goes on with it."""
+        return not self._given
+
+    def __len__(self) -> int:
+        """Number of channels."""
+        return len(self._channels.keys() | self._given.keys()) if self._given else len(self._channels)
+
+    def __contains__(self, key: ChannelKey) -> bool:
+        return key in self._channels or key in self._given
+
+    def messages_by_channel(self) -> Counter[ChannelKey]:
+        """Messages that the leases of each channel name; those named twice count twice."""
+        found = Counter({key: heard.messages for key, heard in self._channels.items()})
+        for key, leases in self._given.items():
+            found[key] += sum(len(lease.positions) for lease in leases)
+        return found
+
+    def take(self, key: ChannelKey) -> HeardLeases | None:
+        """Take out the leases of one channel; None: there are none."""
+        heard, given = self._channels.pop(key, None), self._given.pop(key, None)
+        if heard is None and given is None:
+            return None
+        taken = HeardLeases()
+        if heard is not None:
+            taken._channels[key] = heard
+        if given is not None:
+            taken._given[key] = given
+        return taken
+
+    def take_some(self, leases_max: int) -> HeardLeases:
+        """Take out the leases of some channels, with about `leases_max` leases or more."""
+        taken, count = HeardLeases(), 0
+        while count < leases_max and (key := next(iter(self._channels or self._given), None)) is not None:
+            if (heard := self._channels.pop(key, None)) is not None:
+                taken._channels[key] = heard
+                count += len(heard.ranges)
+            if (given := self._given.pop(key, None)) is not None:
+                taken._given[key] = given
+                count += len(given)
+        return taken
+
+    def channels(self) -> list[ChannelKey]:
+        """Channels of which leases are known."""
+        return list(dict.fromkeys([*self._channels, *self._given]))
+
+    def _write(self, key: ChannelKey) -> Iterator[int]:
+        """Write the leases of a channel that are not yet ranges. Yields how many were written, TURN_LEASES at most."""
+        while given := self._given.get(key):
+            some = given[-TURN_LEASES:]
+            del given[-TURN_LEASES:]
+            for lease in some:
+                self.hear(ranges_of(lease))
+            if not given:
+                del self._given[key]
+            yield len(some)
 
     def hear(self, ranges: Iterable[LeaseRange]) -> None:
         """Learn of leases. Many may be known already: what names the same messages is joined, at once where only the
@@ -528,46 +646,65 @@ class HeardLeases:
                 if heard.overlaps:
                     self._channels[key] = heard.joined()
 
-    def prune(self, now_ms: int, floor_of: FloorOf) -> None:
-        """Forget ranges that have ended or lie below the floor."""
-        for key, heard in list(self._channels.items()):
+    def prune(self, now_ms: int, floor_of: FloorOf) -> Iterator[None]:
+        """Forget ranges that have ended or lie below the floor. In turns of TURN_CHANNELS and TURN_RANGES, or of
+        TURN_LEASES that this node gave out."""
+        done = 0.0
+        for key in self.channels():
+            for written in self._write(key):
+                done += written / TURN_LEASES
+                if done >= 1:
+                    yield
+                    done = 0
+            done += 1 / TURN_CHANNELS
+            heard = self._channels.get(key)
+            if heard is None:
+                continue
+            done += len(heard.ranges) / TURN_RANGES
             floor = floor_of(key)
             kept = [r for r in heard.ranges.values() if r.until_ms > now_ms and r.first_position + r.count > floor]
             if not kept:
                 del self._channels[key]
             elif len(kept) < len(heard.ranges):
                 self._channels[key] = _heard_of(kept)
+            if done >= 1:
+                yield
+                done = 0
 
     def size(self) -> int:
-        """Number of ranges kept."""
-        return sum(len(heard.ranges) for heard in self._channels.values())
+        """Number of ranges kept, and leases not yet written as ranges."""
+        return sum(len(heard.ranges) for heard in self._channels.values()) + sum(map(len, self._given.values()))
 
     def ranges(self) -> Iterator[LeaseRange]:
-        """All ranges kept."""
+        """All ranges kept. Leases not yet written as ranges are left out."""
         return itertools.chain.from_iterable(heard.ranges.values() for heard in self._channels.values())
 
     def held(self, now_ms: int, epoch_of: Callable[[ChannelKey], int | None]) -> list[Lease]:
         """The leases that still run, as leases of an earlier master. Leases from before a reset of the group are void.
         Where leases overlap, the highest attempt wins, then the latest end."""
-        running = {
-            key: [r for r in heard.ranges.values() if r.until_ms > now_ms and r.epoch == (epoch_of(key) or 0)]
-            for key, heard in self._channels.items()
-        }
-        merged = _merged([r for ranges in running.values() for r in ranges if not r.ids])
+        running: dict[ChannelKey, list[LeaseRange | LeaseCopy]] = {}
+        for key in self.channels():
+            epoch, heard = epoch_of(key) or 0, self._channels.get(key)
+            known: list[LeaseRange | LeaseCopy] = [*heard.ranges.values()] if heard is not None else []
+            known += map(copy_of, self._given.get(key, ()))
+            running[key] = [some for some in known if some.until_ms > now_ms and some.epoch == epoch]
+        merged = _merged([some for known in running.values() for some in known if not _has_ids(some)], coarse=True)
         leases: list[Lease] = []
-        for key, ranges in running.items():
+        for key, known in running.items():
             leases += merged.get(key, ())
-            for r in ranges:
-                if r.ids:
-                    positions = np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64)
-                    ids = np.frombuffer(r.ids, "<u8")
-                    attempts = np.ones(r.count, np.uint32)
-                    leases.append(Lease(key, positions, attempts, r.until_ms, 0, ids=ids, epoch=r.epoch))
+            leases += map(_lease_by_ids, filter(_has_ids, known))
         return leases
 
+    def of_channel(self, key: ChannelKey) -> Iterator[LeaseRange]:
+        """Ranges of one channel, about as they are now."""
+        heard = self._channels.get(key)
+        given = (r for lease in self._given.get(key, ()) for r in ranges_of(lease))
+        return itertools.chain(list(heard.ranges.values()) if heard is not None else (), given)
+
     def clear(self) -> None:
-        """Forget all ranges: the leases are in a LeaseTable now."""
+        """Forget all."""
         self._channels.clear()
+        self._given.clear()
 
 
 def _well_formed(r: LeaseRange) -> bool:
@@ -580,35 +717,66 @@ def _well_formed(r: LeaseRange) -> bool:
     )
 
 
-def _merged(ranges: Iterable[LeaseRange]) -> dict[ChannelKey, list[Lease]]:
-    """Ranges without ids, channel by channel and those of a channel of one epoch, as leases that do not overlap: for
-    each channel, by rising end. Many channels in one pass: a new master would lose its mastership over a thousand."""
+def _has_ids(some: LeaseRange | LeaseCopy) -> bool:
+    return bool(some.ids) if isinstance(some, LeaseRange) else some.ids is not None
+
+
+def _channel_of(some: LeaseRange | LeaseCopy) -> ChannelKey:
+    return (some.group_id, some.topic_id) if isinstance(some, LeaseRange) else some.channel
+
+
+def _messages_of(some: LeaseRange | LeaseCopy) -> int:
+    return some.count if isinstance(some, LeaseRange) else len(some.positions)
+
+
+def _lease_by_ids(some: LeaseRange | LeaseCopy) -> Lease:
+    """A lease of messages that are known by their ids, as one of an earlier master."""
+    key, until_ms, epoch = _channel_of(some), some.until_ms, some.epoch
+    if isinstance(some, LeaseCopy):
+        return Lease(key, some.positions, some.attempts, until_ms, 0, ids=some.ids, epoch=epoch)
+    positions = np.arange(some.first_position, some.first_position + some.count, dtype=np.uint64)
+    attempts = np.ones(some.count, np.uint32)
+    return Lease(key, positions, attempts, until_ms, 0, ids=np.frombuffer(some.ids, "<u8"), epoch=epoch)
+
+
+def _merged(known: Iterable[LeaseRange | LeaseCopy], *, coarse: bool = False) -> dict[ChannelKey, list[Lease]]:
+    """Leases without ids, channel by channel and those of a channel of one epoch, as leases that do not overlap: for
+    each channel, by rising end. Many channels in one pass: a new master would lose its mastership over a thousand.
+    `coarse`: where a channel has more than ENDS_MAX of them, their ends are rounded up to ENDS_STEP_MS."""
     merged: dict[ChannelKey, list[Lease]] = {}
-    together: list[LeaseRange] = []
+    together: list[LeaseRange | LeaseCopy] = []
     messages = 0
-    for _, channel in itertools.groupby(ranges, key=lambda r: (r.group_id, r.topic_id)):
+    for _, channel in itertools.groupby(known, key=_channel_of):
         some = list(channel)
-        count = sum(r.count for r in some)
+        count = sum(map(_messages_of, some))
         if together and messages + count > MERGED_MESSAGES_MAX:
-            merged |= _merged_together(together)
+            merged |= _merged_together(together, coarse=coarse)
             together, messages = [], 0
         together += some
         messages += count
-    return merged | _merged_together(together) if together else merged
+    return merged | _merged_together(together, coarse=coarse) if together else merged
 
 
-def _merged_together(ranges: Sequence[LeaseRange]) -> dict[ChannelKey, list[Lease]]:
+def _merged_together(known: Sequence[LeaseRange | LeaseCopy], *, coarse: bool) -> dict[ChannelKey, list[Lease]]:
     """As `_merged`, in one pass."""
+    ranges = [some for some in known if isinstance(some, LeaseRange)]
+    copies = [some for some in known if isinstance(some, LeaseCopy)]
+    known = [*ranges, *copies]
     numbers: dict[ChannelKey, int] = {}
-    number_of = [numbers.setdefault((r.group_id, r.topic_id), len(numbers)) for r in ranges]
-    keys, epochs = list(numbers), {number: r.epoch for number, r in zip(number_of, ranges, strict=True)}
-    counts = np.array([r.count for r in ranges])
-    channels = np.repeat(np.array(number_of), counts)
-    until = np.repeat(np.array([r.until_ms for r in ranges], np.int64), counts)
-    firsts = np.array([r.first_position for r in ranges], np.uint64)
-    inside = np.arange(len(channels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    positions = np.repeat(firsts, counts) + inside.astype(np.uint64)
-    attempts = np.frombuffer(b"".join(r.attempts or _FIRST * r.count for r in ranges), "<u4")
+    numbers_of = np.array([numbers.setdefault(_channel_of(some), len(numbers)) for some in known])
+    keys, epochs = list(numbers), {number: some.epoch for number, some in zip(numbers_of.tolist(), known, strict=True)}
+    ends = np.array([some.until_ms for some in known], np.int64)
+    if coarse:
+        many = np.bincount(numbers_of)[numbers_of] > ENDS_MAX
+        ends[many] = -(-ends[many] // ENDS_STEP_MS) * ENDS_STEP_MS
+    counts = np.array([_messages_of(some) for some in known], np.int64)
+    channels, until = np.repeat(numbers_of, counts), np.repeat(ends, counts)
+    in_ranges = counts[: len(ranges)]
+    inside = np.arange(in_ranges.sum()) - np.repeat(np.cumsum(in_ranges) - in_ranges, in_ranges)
+    firsts = np.repeat(np.array([r.first_position for r in ranges], np.uint64), in_ranges)
+    positions = np.concatenate([firsts + inside.astype(np.uint64), *(copy.positions for copy in copies)])
+    told = np.frombuffer(b"".join(r.attempts or _FIRST * r.count for r in ranges), "<u4")
+    attempts = np.concatenate([told, *(copy.attempts for copy in copies)])
     order = np.lexsort((until, attempts, positions, channels))
     here, there = positions[order], channels[order]
     last = np.append((here[1:] != here[:-1]) | (there[1:] != there[:-1]), True)

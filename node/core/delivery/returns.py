@@ -174,7 +174,7 @@ class Inherited:
 
     def unplaced(self) -> Iterator[Lease]:
         """Leases of messages that are not dispatched yet, for a slave that is told everything."""
-        for key, waiting in self._unplaced.items():
+        for key, waiting in list(self._unplaced.items()):
             subscription = self._state.subscription(*key)
             if subscription is None:
                 continue

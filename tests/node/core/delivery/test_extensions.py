@@ -18,6 +18,7 @@ from tickwheel.node.core.delivery import leases as module
 from tickwheel.node.core.delivery.leases import (
     RANGES_PER_SYNC_MAX,
     SYNC_BYTES_MAX,
+    TABLE_RANGES_PER_SYNC_MAX,
     HeardLeases,
     Lease,
     LeaseFeed,
@@ -100,7 +101,7 @@ def test_the_newest_lease_of_a_message_counts(steps: list[tuple[str, set[int], i
         elif kind == "close":
             ended, over = table.close_session(number % 3 + 1), [p for p, (_, s) in held.items() if s == number % 3 + 1]
         else:
-            table.forget_settled(lambda _, floor=number: floor)  # type: ignore[misc]
+            list(table.forget_settled(lambda _, floor=number: floor))  # type: ignore[misc]
             kept = {p for one in table.open_leases() for p in one.positions.tolist()}
             assert all(p in kept for p in held if p >= number)
             held = {p: how for p, how in held.items() if p in kept}
@@ -121,7 +122,7 @@ def test_a_settled_lease_goes_although_one_of_the_same_caller_stays() -> None:
     table.give(stays)
     for position in range(100):
         table.give(lease([position], 10**9))
-    table.forget_settled(lambda key: 100 if key == T else 0)
+    list(table.forget_settled(lambda key: 100 if key == T else 0))
     assert list(table.open_leases()) == [stays] and table.out() == 1
 
 
@@ -131,7 +132,7 @@ def test_a_settled_lease_goes_although_one_of_the_same_caller_stays() -> None:
 def test_no_sync_has_more_than_its_share_of_the_whole_table() -> None:
     """Nor of a burst; `complete` comes with the last piece, and what is given out meanwhile after it."""
     feed, heard = LeaseFeed(), HeardLeases()
-    count = 2 * RANGES_PER_SYNC_MAX + 7
+    count = 2 * TABLE_RANGES_PER_SYNC_MAX + 7
     held = [lease(range(0, 2 * count, 2))]
     seen = []
     for number in range(1, 5):
@@ -140,8 +141,11 @@ def test_no_sync_has_more_than_its_share_of_the_whole_table() -> None:
         heard.hear(ranges)
         feed.acknowledged("b", number)
         seen.append((len(ranges), complete))
-    assert seen == [(RANGES_PER_SYNC_MAX, False), (RANGES_PER_SYNC_MAX, False), (7, True), (3, False)]
+    most = TABLE_RANGES_PER_SYNC_MAX
+    assert seen == [(most, False), (most, False), (7, True), (3, False)]
     assert heard.size() == count + 3 and not feed.all_heard("b")
+    feed.add(lease(range(10**7, 10**7 + 2 * RANGES_PER_SYNC_MAX + 2, 2)))
+    assert [len(feed.for_peer("b", number, lambda: held)[0]) for number in (5, 6)] == [RANGES_PER_SYNC_MAX, 2]
 
 
 def test_a_sync_is_bounded_in_bytes() -> None:
@@ -161,6 +165,7 @@ def test_a_sync_is_bounded_in_bytes() -> None:
 def test_what_is_heard_in_many_cuts_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each names other parts of the same hundred messages; without a join there would be 5,050 ranges."""
     monkeypatch.setattr(module, "JOIN_MESSAGES_MIN", 100)
+    monkeypatch.setattr(module, "ENDS_MAX", 10_000)
     heard = HeardLeases()
     largest = 0
     for until_ms, (first, end) in enumerate(itertools.combinations(range(101), 2), 1):

@@ -16,6 +16,7 @@ from tickwheel.node.core.delivery.leases import (
     ChannelKey,
     HeardLeases,
     Lease,
+    LeaseCopy,
     LeaseFeed,
     ranges_of,
 )
@@ -241,9 +242,9 @@ def test_what_peers_claim_is_merged_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     whole = held()
     together, sizes = module._merged_together, []
 
-    def counted(some: Sequence[LeaseRange]) -> dict[ChannelKey, list[Lease]]:
-        sizes.append(sum(r.count for r in some))
-        return together(some)
+    def counted(some: Sequence[LeaseRange | LeaseCopy], *, coarse: bool) -> dict[ChannelKey, list[Lease]]:
+        sizes.append(sum(map(module._messages_of, some)))
+        return together(some, coarse=coarse)
 
     monkeypatch.setattr(module, "MERGED_MESSAGES_MAX", 13)
     monkeypatch.setattr(module, "_merged_together", counted)

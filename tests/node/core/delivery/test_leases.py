@@ -330,6 +330,6 @@ def test_a_flood_of_one_group_leaves_the_others_their_place_in_the_file() -> Non
 
 def test_a_master_notes_leases_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "LEASES_WRITTEN_MAX", 100)
-    assert delivery.shares([range(20), range(30)]) == [20, 30]
-    assert delivery.shares([range(1_000), range(10), range(500)]) == [45, 10, 45]
+    assert delivery.shares([20, 30]) == [20, 30]
+    assert delivery.shares([1_000, 10, 500]) == [45, 10, 45]
     assert delivery.shares([]) == []

@@ -1,0 +1,183 @@
+"""Tens of thousands of leases: a master begins, ends, expires and returns them turn by turn, or it would be held up for
+longer than its mastership lasts, and the next one just as long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.node.core.delivery.test_leases import elected_again
+from tests.node.core.delivery.test_retries import admin
+from tests.node.core.trio import Client, World
+from tickwheel.node.core.delivery import delivery, leases
+from tickwheel.node.core.delivery.delivery import Delivery
+from tickwheel.node.core.delivery.leases import HeardLeases, Lease, LeaseTable, ranges_of
+from tickwheel.node.core.delivery.returns import Inherited, Returns
+from tickwheel.node.core.promise import Reply
+from tickwheel.node.core.schedule.intake import from_batch
+from tickwheel.node.state.settings import Settings
+from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
+
+TOPICS = [f"t{number}" for number in range(12)]
+EACH = 3
+COUNT = EACH * len(TOPICS)
+TURN = 4
+
+
+@pytest.fixture(autouse=True)
+def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (delivery, leases):
+        monkeypatch.setattr(module, "TURN_LEASES", TURN)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many leases each tick, each begin and each close of a session took over or gave back."""
+    done = [0]
+
+    def before(kind: type, name: str, note: Callable[[], None]) -> None:
+        original = getattr(kind, name)
+
+        def noted(*args: Any, **named: Any) -> None:
+            note()
+            original(*args, **named)
+
+        monkeypatch.setattr(kind, name, noted)
+
+    def count() -> None:
+        done[-1] += 1
+
+    for kind, name in ((Inherited, "take_over"), (Returns, "give_back")):
+        before(kind, name, count)
+    for name in ("tick", "begin", "close_session"):
+        before(Delivery, name, lambda: done.append(0))
+    return done
+
+
+def schedule(world: World, names: list[str]) -> None:
+    """A message for each of these topics, with a name of its own, due in a moment."""
+    master = world.elect()
+    assert master.host is not None
+    messages = [
+        common_pb2.Message(topic=name, payload=b"%s at %d" % (name.encode(), world.now_ms), due_ms=world.now_ms + 20)
+        for name in names
+    ]
+    answers: list[object] = []
+    wanted = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages))
+    master.host.core.parts.requests.schedule(from_batch(wanted, Settings()), Reply.either(answers.append))
+    master.wake()
+    world.run_until(lambda: bool(answers))
+
+
+def holding(world: World, lease_ms: int) -> Client:
+    """A consumer that settles nothing and has three messages of each topic, each under a lease of its own."""
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=TOPICS))
+    client = Client(world)
+    client.topics, client.settle = TOPICS, False
+    client.consume(lease_ms=lease_ms)
+    world.run_until(lambda: client.session is not None)
+    for number in range(EACH):
+        schedule(world, TOPICS)
+        world.run_until(lambda number=number: len(client.got) == len(TOPICS) * (number + 1))  # type: ignore[misc]
+    return client
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["the same", "another"])
+def test_a_new_master_takes_leases_over_in_turns(turns: list[int], *, again: bool) -> None:
+    """All count as out at once, none comes before its lease is over, and then each comes."""
+    world = World(3)
+    client = holding(world, 30_000)
+    before = world.elect()
+    world.run(1_500)  # the slaves have heard of all of them
+    turns[:] = [0]
+    if again:
+        elected_again(world, before)
+    else:
+        before.kill()
+        world.run_until(lambda: world.master() not in (None, before))
+    master = world.master()
+    assert master is not None and master.host is not None
+    watched = master.host.core.parts.delivery
+    world.run_until(lambda: watched.active)
+    assert watched.in_flight == COUNT == watched.in_flight_by_group().total()
+    assert not watched.knows_leases
+    world.run_until(lambda: watched.knows_leases)
+    # A turn ends with the channel in which it is over, and a tick serves consumers too.
+    assert watched.in_flight == COUNT and sum(turns) >= COUNT and max(turns) <= 2 * (TURN + EACH)
+    schedule(world, TOPICS[:2])
+    world.run_until(lambda: len(client.got) == COUNT + 2)
+    world.run(5_000)
+    assert not client.repeated()
+    world.run_until(lambda: len(client.repeated()) == COUNT + 2, 60_000)
+    assert {tuple(attempt for _, attempt, _ in seen) for seen in client.got.values()} == {(1, 2)}
+
+
+def test_slaves_are_told_what_is_not_taken_over_yet() -> None:
+    """New messages do not wait until it is, and what is held does not come with them."""
+    world = World(4)
+    client = holding(world, 30_000)
+    world.run(1_500)
+    before = world.elect()
+    before.kill()
+    world.run_until(lambda: world.master() not in (None, before))
+    master = world.master()
+    assert master is not None and master.host is not None
+    watched = master.host.core.parts.delivery
+    world.run_until(lambda: watched.active)
+    assert not watched.knows_leases and len(list(watched.held_leases())) < COUNT
+    told = [r for some in watched._all_held() for r in (ranges_of(some) if isinstance(some, Lease) else (some,))]
+    assert len({(r.topic_id, r.first_position + n) for r in told for n in range(r.count)}) == COUNT
+    assert not watched.knows_leases
+    schedule(world, TOPICS[-1:])
+    world.run_until(lambda: len(client.got) == COUNT + 1)
+    assert not client.repeated()
+
+
+@pytest.mark.parametrize("how", ["left", "ran out"])
+def test_many_messages_come_back_in_turns(turns: list[int], how: str) -> None:
+    world = World(5)
+    client = holding(world, 30_000 if how == "left" else 4_000)
+    turns[:] = [0]
+    if how == "left":
+        assert client.session is not None
+        client.session.close()
+        client.closed = True
+        client.at = None
+    world.run_until(lambda: len(client.repeated()) == COUNT, 60_000)
+    assert max(turns) <= TURN and sum(turns) == COUNT
+
+
+def test_leases_of_an_ended_mastership_become_ranges_in_turns() -> None:
+    """Until then the file of leases stays as it was."""
+    table, heard = LeaseTable(), HeardLeases()
+    for number in range(10):
+        table.give(Lease((1, number % 2), *one(number), 5_000, 7))
+    heard.keep(table.open_leases())
+    assert not heard.whole and heard.size() == 10
+    assert heard.messages_by_channel() == {(1, 0): 5, (1, 1): 5} and len(heard) == 2
+    steps = 0
+    for _ in heard.prune(1_000, lambda key: 0):
+        steps += 1
+    assert heard.whole and heard.size() == 10 and steps >= 2
+    assert sorted(r.first_position for r in heard.ranges()) == list(range(10))
+
+
+def test_many_leases_of_one_channel_are_taken_over_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those given out and those heard of; none ends earlier than it was told, nor a second later."""
+    monkeypatch.setattr(leases, "ENDS_MAX", 10)
+    heard = HeardLeases()
+    given = [Lease((1, 1), *one(number), 5_000 + 100 * number, 7) for number in range(20)]
+    heard.hear(r for lease in given[:10] for r in ranges_of(lease))
+    heard.keep(given[10:])
+    held = heard.held(1_000, lambda key: 0)
+    assert len(held) == 3
+    ends = {position: lease.until_ms for lease in held for position in lease.positions.tolist()}
+    assert len(ends) == 20 and all(0 <= ends[n] - (5_000 + 100 * n) < 1_000 for n in range(20))
+
+
+def one(position: int) -> tuple[Any, Any]:
+    """The positions and attempts of a lease of one message."""
+    return np.array([position], np.uint64), np.ones(1, np.uint32)
