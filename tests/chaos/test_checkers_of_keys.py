@@ -23,6 +23,7 @@ from tickwheel.chaos.sim.history_messages import (
     ScheduleAcknowledged,
     ScheduleRefused,
     ScheduleSent,
+    SessionOpened,
     Settled,
     SettleSent,
 )
@@ -87,8 +88,8 @@ def seen(uid: int, at_ms: int, state: str, now: int = 0) -> KeyedSeen:
     return KeyedSeen(at_ms * MS, uid, id_of(uid), (at_ms - 10) * MS, state, now or uid, id_of(uid), WALL_MS + 5_000)
 
 
-def keys(*records: Record | list[Record]) -> Case:
-    flat: list[Record] = [BEGAN, USED]
+def keys(*records: Record | list[Record], group_seen_ms: int = 0) -> Case:
+    flat: list[Record] = [BEGAN, USED, SessionOpened(group_seen_ms * MS, "g", 1)]
     for record in records:
         flat += record if isinstance(record, list) else [record]
     return KeysHeld, flat
@@ -106,6 +107,9 @@ LATE = [
 HELD = [sent(1, 100, 300, held=True), receipt(1, 120, due_ms=300), came(1, 310)]
 
 GOOD: dict[str, Case] = {
+    "free since it was dispatched before its group was made": keys(
+        HELD, put(2, 400), settled(1, 500), group_seen_ms=150
+    ),
     "refused while it is held": keys(put(1, 100), put(2, 200, "REFUSED", named=1)),
     "free once it is due": keys(put(1, 100, due_ms=300), put(2, 400, due_ms=900), came(1, 310), came(2, 910)),
     "still held a moment after that": keys(put(1, 100, due_ms=300), put(2, 305, "REFUSED", 300, named=1)),

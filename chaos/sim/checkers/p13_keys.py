@@ -23,6 +23,7 @@ from tickwheel.chaos.sim.history_messages import (
     Row,
     ScheduleRefused,
     ScheduleSent,
+    SessionOpened,
     Settled,
     SettleSent,
 )
@@ -68,6 +69,7 @@ class _Message:
     key: str
     until_settled: bool
     tagged: bool
+    sent_ns: int
     id: int = 0
     came_ns: int = -1
     settling_ns: dict[str, int] = field(default_factory=dict)
@@ -93,6 +95,11 @@ class KeysHeld(Checker):
         self._moves: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
         """By topic and key: least ids of the hours that somebody asked to move a message to."""
         self._used: dict[str, KeysUsed] = {}
+        self._groups: dict[str, int] = {}
+        """When a session of each group was first open: since then at the latest the group exists."""
+
+    def _on_session_opened(self, record: SessionOpened) -> None:
+        self._groups.setdefault(record.group, record.at_ns)
 
     def _on_settle_sent(self, record: SettleSent) -> None:
         message = self._messages.get(record.uid)
@@ -150,7 +157,9 @@ class KeysHeld(Checker):
             for row in record.rows:
                 label = row.label
                 assert label is not None and label.unique_key, "all messages of such a batch have keys"
-                self._messages[row.uid] = _Message(row.topic, label.unique_key, label.until_settled, bool(label.tags))
+                self._messages[row.uid] = _Message(
+                    row.topic, label.unique_key, label.until_settled, bool(label.tags), record.at_ns
+                )
         batch.sent += 1
 
     def _on_keyed_answered(self, record: KeyedAnswered) -> None:
@@ -209,7 +218,7 @@ class KeysHeld(Checker):
         for place in sorted(places):
             self.judged += 1
             try:
-                wrong = explain(self._events(place), self._facts(place))
+                wrong = explain(self._events(place), self._facts(place, at_ns))
             except Doubtful:
                 self.doubtful += 1
                 continue
@@ -219,7 +228,7 @@ class KeysHeld(Checker):
     def _of(self, place: _Place) -> dict[int, _Message]:
         return {uid: message for uid, message in self._messages.items() if (message.topic, message.key) == place}
 
-    def _facts(self, place: _Place) -> Facts:
+    def _facts(self, place: _Place, at_ns: int) -> Facts:
         messages, used = self._of(place), self._used[place[0]]
         groups = set(used.groups)
         ahead_ms = self.run.dispatch_ahead_ms + DISPATCH_SLACK_MS
@@ -230,7 +239,8 @@ class KeysHeld(Checker):
                 facts.delivered.add(uid)
             if message.until_settled and groups:
                 facts.until_settled.add(uid)
-                if used.reset:
+                if used.reset or any(message.sent_ns < self._groups.get(group, at_ns) for group in groups):
+                    # A message that was dispatched before its groups were made is settled until then.
                     facts.settled_from_ns[uid] = 0
                     facts.returning.add(uid)
                 elif groups <= set(message.settling_ns):
