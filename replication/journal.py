@@ -41,6 +41,8 @@ from tickwheel.replication.journal_files import (
     Segment,
     SegmentHeader,
     pack_record,
+    read_newest,
+    record_newest,
     replay,
     segment_path,
     unpack_record,
@@ -76,6 +78,8 @@ class Journal:
         # Files written to since the last fsync began.
         self._dirty: list[File] = []
         self._dir_dirty = False
+        # On record (`record_newest`); it is behind the newest segment until an fsync covers that, or on a full disk.
+        self._newest_recorded = 0
         self._reserve: File | None = None
         self._doomed: list[str] = []
         self._work: FsyncWork | None = None
@@ -109,6 +113,10 @@ class Journal:
         else:
             journal._begin_segment(journal._new_segment_file(1), 1)
             journal._fsync_now()
+        journal._newest_recorded = read_newest(disk, directory)
+        newest = journal._segments[-1].header.sequence
+        if newest > journal._newest_recorded and record_newest(disk, directory, newest):
+            journal._newest_recorded = newest
         journal.durable_index = journal.last_index
         journal.commit_hint = journal._commit_written = min(journal.commit_hint, journal.last_index)
         journal.restore_reserve()
@@ -205,6 +213,8 @@ class Journal:
             position=self._segments[-1].end_position,
             doomed=self._doomed,
         )
+        if self._segments[-1].header.sequence > self._newest_recorded:
+            work.newest = self._segments[-1].header.sequence
         if self._reserve is None:
             work.reserve_path = self._next_path()
             work.reserve_bytes = self._segment_bytes
@@ -227,6 +237,8 @@ class Journal:
         self._retired.clear()
         self.durable_index = max(self.durable_index, min(work.last_index, self._fsync_index_max))
         self._fsynced_position = max(self._fsynced_position, work.position)
+        if work.newest_recorded:
+            self._newest_recorded = work.newest
         if work.reserve is not None:
             if work.reserve_path == self._next_path():
                 self._reserve = work.reserve
@@ -581,8 +593,8 @@ class JournalEntries:
 class FsyncWork:
     """One group commit of everything written before `Journal.begin_fsync`, which creates it.
 
-    `run` fsyncs the files, to which the loop may keep appending meanwhile, removes segments that the loop no longer
-    uses, and creates the file of the next segment for `Journal.finish_fsync` to take.
+    `run` fsyncs the files, to which the loop may keep appending meanwhile, records a new segment, removes segments that
+    the loop no longer uses, and creates the file of the next segment for `Journal.finish_fsync` to take.
     """
 
     disk: Disk
@@ -593,6 +605,9 @@ class FsyncWork:
     position: int
     """End of what is fsynced."""
     doomed: list[str]
+    newest: int = 0
+    """Number of the newest segment, to be recorded; 0: it is on record."""
+    newest_recorded: bool = False
     reserve_path: str = ""
     reserve_bytes: int = 0
     reserve: File | None = None
@@ -606,6 +621,8 @@ class FsyncWork:
                 file.fsync()
             if self.fsync_dir:
                 self.disk.fsync_dir(self.directory)
+            if self.newest:
+                self.newest_recorded = record_newest(self.disk, self.directory, self.newest)
             # The oldest first, and without an fsync of the directory. A power loss can then bring back only the newest
             # of the removed segments, in front of those still held. A start reads them again, which is harmless: the
             # checkpoint covers them. A file system that kept a later removal but lost an earlier one (ext4, XFS and

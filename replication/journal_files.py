@@ -12,6 +12,9 @@ pages behind it, but nothing below an fsynced position may be missing. So a reco
   zeros and is never used twice;
 - the torn end otherwise.
 
+A directory without its last files looks like a crash, too. So the file `newest` has the number of the newest segment
+that an fsync has covered. It is durable before an entry of that segment counts as durable, unless the disk is full.
+
 The checksum of a record covers the segment's number and the record's offset too, so a record in the wrong place fails
 its check.
 
@@ -35,8 +38,9 @@ from itertools import pairwise
 
 import google_crc32c
 
-from tickwheel.storage.disk import Disk, DiskError, File
+from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File
 from tickwheel.storage.errors import ADVICE, CorruptFileError, UnknownVersionError
+from tickwheel.storage.whole_file import read_whole, write_whole
 
 FORMAT_VERSION = 1
 SECTOR_BYTES = 512
@@ -61,6 +65,9 @@ _CHECKED = struct.Struct("<IIIIQQQ")
 _PLACE = struct.Struct("<QQ")
 RECORD_HEADER_BYTES = 8 + _CHECKED.size
 _KINDS = frozenset({KIND_ENTRY, KIND_TRUNCATE, KIND_MARK})
+
+NEWEST_FILE = "newest"
+_NEWEST = struct.Struct("<Q")
 
 
 class CorruptJournalError(CorruptFileError):
@@ -262,6 +269,27 @@ def fsynced_beyond(reader: SegmentReader, sequence: int, start: int, position: i
     return False
 
 
+def read_newest(disk: Disk, directory: str) -> int:
+    """Number of the newest segment on record; 0: none is, as in a journal of an earlier version. Raises DiskError."""
+    path = f"{directory}/{NEWEST_FILE}"
+    content = read_whole(disk, path)
+    if content is None:
+        return 0
+    if len(content) < _NEWEST.size:
+        raise CorruptJournalError(path, 0, "too short")
+    sequence: int = _NEWEST.unpack_from(content)[0]
+    return sequence
+
+
+def record_newest(disk: Disk, directory: str, sequence: int) -> bool:
+    """Record the newest segment, which an fsync has covered; durable on return. False: the disk is full."""
+    try:
+        write_whole(disk, f"{directory}/{NEWEST_FILE}", _NEWEST.pack(sequence))
+    except DiskFullError:
+        return False
+    return True
+
+
 OnSegment = Callable[[SegmentHeader, str], None]
 OnRecord = Callable[[SegmentHeader, str, int, RecordHeader, bytes], None]
 
@@ -273,6 +301,9 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
     """
     found = segment_sequences(disk.list(directory))
     void, found = _split_at_reset(disk, directory, found)
+    newest = read_newest(disk, directory)
+    if newest > max(found, default=0):
+        raise CorruptJournalError(segment_path(directory, newest), 0, "it was removed")
     for before, after in pairwise(found):
         if after != before + 1:
             raise CorruptJournalError(segment_path(directory, before + 1), 0, "it was removed, and a later one is here")
@@ -302,7 +333,7 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
                 fsynced_position = max(fsynced_position, record.fsynced_position)
                 end = offset + RECORD_HEADER_BYTES + record.length
             segments.append(Segment(header, file, end))
-        _judge_end(disk, directory, segments, unusable)
+        _judge_end(disk, directory, segments, unusable, newest)
         _repair(disk, directory, segments, void, unusable, fsynced_position)
         opened.pop_all()
     return segments
@@ -337,7 +368,7 @@ def _split_at_reset(disk: Disk, directory: str, sequences: Sequence[int]) -> tup
     return [], list(sequences)
 
 
-def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], unusable: Sequence[int]) -> None:
+def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], unusable: Sequence[int], newest: int) -> None:
     """Raise CorruptJournalError unless a crash can explain that the intact records end where they do."""
     position = 0
     path, offset = (segment_path(directory, unusable[0]), 0) if unusable else (directory, 0)
@@ -353,7 +384,7 @@ def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], unusable
     for sequence in unusable:
         file = disk.open(segment_path(directory, sequence))
         try:
-            beyond = fsynced_beyond(SegmentReader(file), sequence, 0, position)
+            beyond = sequence <= newest or fsynced_beyond(SegmentReader(file), sequence, 0, position)
         finally:
             file.close()
         if beyond:

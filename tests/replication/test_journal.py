@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tickwheel.replication.journal import CorruptJournalError, Journal, JournalFailedError
-from tickwheel.replication.journal_files import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from tickwheel.replication.journal_files import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, read_newest
 from tickwheel.storage.disk import Disk, DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
 from tickwheel.storage.local import LocalDisk
@@ -251,7 +251,7 @@ def test_reset_during_a_sync(disk: SimulatedDisk) -> None:
     assert (journal.durable_index, journal.last_index) == (15, 20)
     sync(journal)
     sync(journal)
-    assert len(disk.list("g0/journal")) == 2
+    assert disk.list("g0/journal")[2:] == ["newest"]
     before = content(journal)
     disk.crash()
     assert content(opened(disk)) == before
@@ -399,6 +399,50 @@ def test_full_disk_leaves_room_to_stop(disk: SimulatedDisk) -> None:
     sync(again)
     assert again.reserve_ready
     assert again.durable_index == again.last_index
+
+
+def test_newest_segments_that_are_gone_are_missed(disk: SimulatedDisk) -> None:
+    """However many of the last files an operator removes, the reserve included, and if only one entry was in them."""
+    journal = opened(disk)
+    while len(disk.list("g0/journal")) < 6:
+        fill(journal, 1, 1)
+        sync(journal)
+    disk.kill()
+    *_, newest, reserve = (name for name in disk.list("g0/journal") if name.endswith(".segment"))
+    for name in (reserve, newest):
+        disk.remove(f"g0/journal/{name}")
+    for _ in range(3):
+        with pytest.raises(CorruptJournalError, match=f"{newest}.*it was removed.*add it anew under a new id"):
+            opened(disk)
+        disk.remove(f"g0/journal/{disk.list('g0/journal')[-2]}")
+
+
+def test_a_newest_segment_that_was_emptied_is_missed(disk: SimulatedDisk) -> None:
+    """A crash can leave a new segment of zeros, but not once it is on record."""
+    journal = opened(disk)
+    while len(disk.list("g0/journal")) < 6:
+        fill(journal, 1, 1)
+        sync(journal)
+    disk.kill()
+    *_, newest, reserve = (name for name in disk.list("g0/journal") if name.endswith(".segment"))
+    disk.remove(f"g0/journal/{newest}")
+    disk.rename(f"g0/journal/{reserve}", f"g0/journal/{newest}")
+    with pytest.raises(CorruptJournalError, match="it had been fsynced"):
+        opened(disk)
+
+
+def test_full_disk_records_a_new_segment_later(disk: SimulatedDisk) -> None:
+    """What is in the new segment counts all the same: the record protects against removed files alone."""
+    journal = opened(disk)
+    disk.fill(0)
+    while journal.reserve_ready:
+        fill(journal, 1, 1)
+        sync(journal)
+    assert journal.durable_index == journal.last_index and read_newest(disk, "g0/journal") == 1
+    disk.make_room()
+    fill(journal, 1, 1)
+    sync(journal)
+    assert read_newest(disk, "g0/journal") == 2
 
 
 class NoNames(SimulatedDisk):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tickwheel.replication import journal_files
-from tickwheel.replication.journal import CorruptJournalError, Journal
+from tickwheel.replication.journal import Journal
 from tickwheel.replication.journal_files import (
     KIND_MARK,
     SEGMENT_HEADER_BYTES,
@@ -19,6 +19,7 @@ from tickwheel.replication.journal_files import (
     fsynced_beyond,
     pack_record,
 )
+from tickwheel.storage.disk import DiskError
 from tickwheel.storage.local import LocalDisk, LocalFile
 from tickwheel.storage.simulated import SimulatedDisk
 
@@ -95,7 +96,7 @@ def outcome(seed: int, damage: int, piece_bytes: int) -> tuple[object, ...]:
         with_pieces(patch, piece_bytes)
         try:
             again = Journal.open(disk, DIRECTORY, segment_bytes=3_000, cache_bytes_max=1000)
-        except CorruptJournalError as error:
+        except DiskError as error:
             return (str(error),)
     entries = again.slice(again.first_index, 1 << 20, 1 << 40)
     names = disk.list(DIRECTORY)

@@ -10,11 +10,13 @@ from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.state.results import ImpossibleStateError
+from tickwheel.replication.journal_files import CorruptJournalError, segment_path, segment_sequences
 
 
-def stopped_master(*, with_checkpoint: bool) -> Node:
+def stopped_master(*, with_checkpoint: bool, segment_bytes: int = CoreConfig().segment_bytes) -> Node:
     """The master of three nodes, after it has acknowledged messages."""
-    world = World(config=replace(CoreConfig(), checkpoint_entries=10 if with_checkpoint else 10_000))
+    every = 10 if with_checkpoint else 10_000
+    world = World(config=replace(CoreConfig(), checkpoint_entries=every, segment_bytes=segment_bytes))
     client = Client(world)
     node = world.elect()
     for number in range(20):
@@ -36,7 +38,19 @@ def test_a_node_without_its_journal_or_its_votes_does_not_start(removed: str, wi
         node.start()
 
 
-@pytest.mark.parametrize("removed", [MANIFEST_PATH, "founding", "leases"])
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_a_node_without_its_newest_entries_does_not_start(*, with_checkpoint: bool) -> None:
+    """P1: the end of its journal would look like that of a crash, and it had acknowledged what is gone."""
+    node = stopped_master(with_checkpoint=with_checkpoint, segment_bytes=1_000)
+    *_, newest, reserve = segment_sequences(node.disk.list(JOURNAL_DIRECTORY))
+    assert newest > 1
+    for sequence in (newest, reserve):
+        node.disk.remove(segment_path(JOURNAL_DIRECTORY, sequence))
+    with pytest.raises(CorruptJournalError, match="it was removed.*add it anew under a new id"):
+        node.start()
+
+
+@pytest.mark.parametrize("removed", [MANIFEST_PATH, "founding", "leases", f"{JOURNAL_DIRECTORY}/newest"])
 def test_a_node_without_other_files_has_its_journal(removed: str) -> None:
     """Everything that it said stands there."""
     node = stopped_master(with_checkpoint=removed == MANIFEST_PATH)
