@@ -184,7 +184,8 @@ def clean(
     key_file: KeyFile = "",
     timeout_s: Timeout = TIMEOUT_S,
 ) -> None:
-    """Delete the files of parts that are loaded and that no moved message needs any more."""
+    """Delete the files of parts that are loaded and that no moved message needs any more, and what jobs left that were
+    killed over a day ago."""
     from tickwheel.pipeline.cold_status import remove_loaded
 
     async def go() -> tuple[int, int]:

@@ -31,7 +31,7 @@ from tickwheel.client.moments import MILLISECOND, moment_of, ms_of
 from tickwheel.pipeline.build import DUE_MS_MAX, PAYLOAD_BYTES_MAX
 from tickwheel.pipeline.bundling import BUNDLES, RESULT, Bundler, encoded, with_hashes
 from tickwheel.pipeline.cold_freeze import HORIZON_DAYS
-from tickwheel.pipeline.cold_store import DAY_MS, ColdError, ColdFile, ColdStore, read_part
+from tickwheel.pipeline.cold_store import DAY_MS, LEFT_S, ColdError, ColdFile, ColdStore, read_part
 from tickwheel.pipeline.load import Loader, Progress
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest
 from tickwheel.pipeline.meta_column import META_BYTES_MAX
@@ -48,8 +48,6 @@ MOVED_BYTES_MAX = 32 << 20
 """Bytes of payloads of moved messages in one bundle."""
 MOVED_ROWS_MAX = (bundle.LOG_BYTES_MAX - MOVED_BYTES_MAX) // META_BYTES_MAX
 """Moved messages in one bundle. They fit, however large their keys, tags and properties are."""
-LEFT_S = 86_400
-"""Age at which the files of a killed promotion are removed."""
 
 _PARTS = "number bigint, path string, sha256 string, rows bigint"
 _BUILT = pa.schema([("number", pa.int64()), ("problem", pa.string()), *RESULT])

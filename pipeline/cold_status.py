@@ -99,11 +99,11 @@ class _Inventory:
 
 
 async def remove_loaded(client: AsyncClient, folder: str | Path) -> tuple[int, int]:
-    """Delete files that are no longer needed. Returns (files, bytes)."""
+    """Delete files that are no longer needed, and unfinished ones of killed jobs. Returns (files, bytes)."""
     store = ColdStore(folder)
     count = size = 0
-    for path in (await _Inventory.take(client, store)).done():
-        file = store.folder / path
+    done = (await _Inventory.take(client, store)).done()
+    for file in (*(store.folder / path for path in done), *store.left()):
         if file.exists():
             count, size = count + 1, size + file.stat().st_size
             file.unlink()

@@ -19,8 +19,9 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -36,6 +37,8 @@ from tickwheel.pipeline.sink_rejected import TEMPORARY, publish
 
 DAY_MS = 86_400_000
 JOBS, IDS, NEAR, REJECTED = "_jobs", "_ids", "_near", "_rejected"
+LEFT_S = 86_400
+"""Age at which an unfinished file was left by a job that was killed."""
 OWNER = "_cold.json"
 VERSION = 1
 _JOB = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -236,6 +239,14 @@ class ColdStore:
             if first is not None and manifest is not None:
                 found |= {first + place: part for place, part in enumerate(manifest.parts)}
         return found
+
+    def left(self) -> Iterator[Path]:
+        """The unfinished files that killed jobs have left."""
+        for pattern in (".*.tmp", "day=*/.*.tmp", f"{JOBS}/*/.*.tmp", f"{IDS}/.*.tmp"):
+            for path in self.folder.glob(pattern):
+                with suppress(FileNotFoundError):  # it has been finished meanwhile
+                    if path.stat().st_mtime < time.time() - LEFT_S:
+                        yield path
 
     def problem_of(self, part: ColdFile) -> str:
         """A quick check of a part's file: the reason why it cannot be the written one, or empty."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,25 @@ def test_a_jobs_folder_is_on_stable_storage_with_its_plan(synced: dict[int, set[
     assert "plan.json" in synced[(tmp_path / "_jobs" / "job").stat().st_ino]
     assert "job" in synced[(tmp_path / "_jobs").stat().st_ino]
     assert "_jobs" in synced[tmp_path.stat().st_ino]
+
+
+def test_a_freeze_that_is_killed_at_any_step_can_be_repeated(tmp_path: Path) -> None:
+    """P1: the repeat ends with the same files. `cold clean` takes away what the killed process has left unfinished, but
+    not what a process may still be writing."""
+    command = [sys.executable, "-m", "tests.pipeline.cold_steps", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert len(lines) > 40
+    unfinished = 0
+    for step, found in lines:
+        folder = tmp_path / step
+        more, fewer = (set(re.findall(r"'([^']+)'", part)) for part in found.split("] ["))
+        assert not fewer, f"killed at step {step}"
+        unfinished += len(more)
+        store = ColdStore(folder)
+        assert not list(store.left())
+        for name in more:
+            os.utime(folder / name, (0, 0))
+        assert {str(path.relative_to(folder)) for path in store.left()} == more, f"killed at step {step}"
+    assert unfinished > 5

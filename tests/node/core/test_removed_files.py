@@ -46,7 +46,7 @@ def test_a_node_without_its_newest_entries_does_not_start(*, with_checkpoint: bo
     assert newest > 1
     for sequence in (newest, reserve):
         node.disk.remove(segment_path(JOURNAL_DIRECTORY, sequence))
-    with pytest.raises(CorruptJournalError, match="it was removed.*add it anew under a new id"):
+    with pytest.raises(CorruptJournalError, match=r"it was removed.*add it anew under a new id"):
         node.start()
 
 
