@@ -39,6 +39,8 @@ Timeout = Annotated[float, typer.Option(help="Seconds after which an unreachable
 TIMEOUT_S = 15.0
 OWN_ERROR = re.compile(r"^tickwheel\.[\w.]+: (.+)$", re.MULTILINE)
 """The last line of a traceback that ends with an error of ours."""
+WORKER_ERROR = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
+"""A traceback of Python; its last line says what happened."""
 
 
 def failed(text: str) -> RequestRefused:
@@ -47,10 +49,10 @@ def failed(text: str) -> RequestRefused:
 
 
 def failed_in_spark(error: PySparkException, where: str = "") -> RequestRefused:
-    """As `failed`, for an error of Spark. If our own code raised it inside Spark, the text is that of our error, not
+    """As `failed`, for an error of Spark. If Python code raised it inside Spark, the text is that of its error, not
     Spark's first line, which only announces a traceback. `where` begins the text."""
     text = str(error).strip()
-    why = OWN_ERROR.findall(text)[-1:] or text.splitlines()[:1]
+    why = OWN_ERROR.findall(text)[-1:] or WORKER_ERROR.findall(text)[-1:] or text.splitlines()[:1]
     return failed(": ".join([where, *why] if where else why))
 
 

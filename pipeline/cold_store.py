@@ -22,7 +22,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,6 +100,16 @@ def sync_folder(path: Path, above: int = 0) -> None:
             os.close(handle)
 
 
+@contextmanager
+def _unfinished(path: Path) -> Iterator[None]:
+    """Writes a file aside. It goes if that fails, or repeats would fill a full disk."""
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def write_file(path: Path, data: bytes, *, aside: str) -> None:
     """Write a file whole or not at all; durable on return."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +120,7 @@ def write_file(path: Path, data: bytes, *, aside: str) -> None:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with _unfinished(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -282,7 +292,7 @@ def write_ids(store: ColdStore, manifest: ColdJobManifest, first_part: int, text
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.parent / f".{manifest.job_id}-{uuid.uuid4().hex}.tmp"
     schema = pa.schema([("id", pa.string()), ("topic", pa.string()), ("key", pa.string()), ("due_ms", pa.int64())])
-    with pq.ParquetWriter(aside, schema) as writer:
+    with _unfinished(aside), pq.ParquetWriter(aside, schema) as writer:
         for place, part in enumerate(manifest.parts):
             file = pq.ParquetFile(store.folder / part.path)
             wanted = [name for name in ("topic", "key", "due_ms") if name in file.schema_arrow.names]

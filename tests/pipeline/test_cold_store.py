@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import stat
 import subprocess
 import sys
@@ -72,3 +73,17 @@ def test_a_freeze_that_is_killed_at_any_step_can_be_repeated(tmp_path: Path) -> 
             os.utime(folder / name, (0, 0))
         assert {str(path.relative_to(folder)) for path in store.left()} == more, f"killed at step {step}"
     assert unfinished > 5
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """A job that is repeated on a full disk must not fill it further."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_file(tmp_path / "day=2027-01-31" / "job-0.parquet", bytes(100_000), aside="job@0-1")
+        with pytest.raises(OSError, match="too large"):
+            ColdStore(tmp_path).plan("job", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -7,13 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from tickwheel.pipeline import options, sink, source_pending, source_stream
+from tickwheel.pipeline.cli_app import failed_in_spark
 from tickwheel.pipeline.session import NoJavaError, find_java
 from tickwheel.pipeline.source import TickwheelSource
 
@@ -30,6 +33,19 @@ def test_an_error_is_raised_and_not_also_written(spark: SparkSession, capfd: pyt
     with pytest.raises(AnalysisException, match="nothing_like_it"):
         spark.range(1).where("nothing_like_it = 1")
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_of_a_worker_says_what_happened_there(spark: SparkSession) -> None:
+    """A command that fails on a full disk names that, and not only that there was a traceback."""
+
+    def fails(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        Path("/proc/self/no-such-file").write_bytes(b"")
+        yield from batches
+
+    with pytest.raises(PySparkException) as caught:
+        spark.range(1).mapInArrow(fails, "id long").collect()
+    told = str(failed_in_spark(caught.value, "in.parquet"))
+    assert told.startswith("in.parquet: FileNotFoundError: ") and "no-such-file" in told and "\n" not in told
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
