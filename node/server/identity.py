@@ -2,7 +2,8 @@
 
 Owns the file `identity`: cluster id, node id and disk uuid, written once. A directory of another cluster or node is
 refused. A wiped disk under an old node id cannot be detected here, since a new directory looks the same. But its disk
-uuid is new too, and the members remember the old one and refuse the node.
+uuid is new too, and the members remember the old one and refuse the node. So it must be if everything but this file was
+removed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.proto.log_pb2 import Identity
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.storage.whole_file import read_whole, write_whole
@@ -21,6 +23,8 @@ FORMAT_VERSION = 1
 ADVICE = "Remove this member from the cluster and add it anew under a new id"
 FOREIGN_NAMES = ("manifest", "journal", "state", "wheel")
 """Files of an earlier run: if one exists without an identity, the identity was lost."""
+FIRST_NAMES = (*FOREIGN_NAMES, FOUNDING_PATH)
+"""A node has one of these before it speaks to any other."""
 
 
 class IdentityError(Exception):
@@ -53,8 +57,9 @@ def store_identity(disk: Disk, identity: Identity) -> None:
 def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Identity:
     """The identity of the directory, created if the directory is new. Raises IdentityError, DiskError."""
     identity = read_identity(disk)
+    names = disk.list("")
     if identity is None:
-        left = [name for name in disk.list("") if name in FOREIGN_NAMES]
+        left = [name for name in names if name in FOREIGN_NAMES]
         if left:
             raise IdentityError(
                 f"{root} holds data ({', '.join(left)}) but no identity file. Empty the directory, remove the member "
@@ -77,6 +82,10 @@ def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Ident
             f"{root} holds data of node {identity.node_id}, this node is configured as {node_id}. "
             "Correct node.id or node.data_dir"
         )
+    if not any(name in FIRST_NAMES for name in names):
+        # Nobody has heard of this uuid yet, or the disk has forgotten what its node said.
+        identity = new_identity(cluster_id, node_id)
+        store_identity(disk, identity)
     return identity
 
 

@@ -25,6 +25,7 @@ def test_identity_is_kept_and_foreign_data_refused(tmp_path: Path) -> None:
     """The disk uuid stays; another cluster's or node's configuration, or data without identity, is refused."""
     disk = LocalDisk(str(tmp_path))
     first = open_identity(disk, "c", "n1", "d")
+    disk.open("founding", create=True).close()
     assert open_identity(disk, "c", "n1", "d") == first
     with pytest.raises(IdentityError, match="data of cluster c"):
         open_identity(disk, "other", "n1", "d")
@@ -34,6 +35,19 @@ def test_identity_is_kept_and_foreign_data_refused(tmp_path: Path) -> None:
     disk.make_dir("journal")
     with pytest.raises(IdentityError, match="no identity file"):
         open_identity(disk, "c", "n1", "d")
+
+
+def test_a_disk_of_which_all_else_was_removed_is_another_one(tmp_path: Path) -> None:
+    """P1: its node has forgotten what it acknowledged and voted. Under the old uuid the others would count it."""
+    disk = LocalDisk(str(tmp_path))
+    first = open_identity(disk, "c", "n1", "d")
+    disk.make_dir("journal")
+    assert open_identity(disk, "c", "n1", "d") == first
+    disk.remove("journal")
+    second = open_identity(disk, "c", "n1", "d")
+    assert second.disk_uuid != first.disk_uuid
+    disk.open("founding", create=True).close()
+    assert open_identity(disk, "c", "n1", "d") == second
 
 
 def test_a_file_counts_as_gone_only_if_the_system_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
