@@ -120,6 +120,9 @@ class AuditLog:
             created = True
         file = disk.open(CURRENT, create=True)
         try:
+            size = file.size()
+            if size and file.read_at(size - 1, 1) != b"\n":
+                data = b"\n" + data  # a crash cut the last line short
             file.append(data)
             file.fsync()
         finally:
