@@ -320,6 +320,7 @@ class SimulatedDisk:
         self._dir_fsync_ignored_for: PathTest | None = None
         self._unreadable: set[str] = set()
         self._steps_left = -1
+        self._steps_begin: PathTest | None = None
         self.life = 0
         """Number of the process that uses the disk; handles of earlier processes raise."""
 
@@ -343,7 +344,7 @@ class SimulatedDisk:
             if not create:
                 raise DiskError(f"cannot open {path!r}: No such file or directory")
             node = PagedContent()
-            self._change([(directory, parts[-1], node)])
+            self._change([(directory, parts[-1], node)], path)
         return SimulatedFile(self, path, node)
 
     def exists(self, path: str) -> bool:
@@ -380,7 +381,7 @@ class SimulatedDisk:
         parent = self._find(parts[:-1])
         if isinstance(parent, _Directory) and parts[-1] in parent.entries:
             self._used_bytes -= _bytes_of(parent.entries[parts[-1]])
-            self._change([(parent, parts[-1], None)])
+            self._change([(parent, parts[-1], None)], path)
 
     def rename(self, source: str, target: str) -> None:
         source_parts, target_parts = path_parts(source), path_parts(target)
@@ -400,14 +401,14 @@ class SimulatedDisk:
             if isinstance(node, _Directory):
                 raise DiskError(f"cannot rename to {target!r} {source!r}: Not a directory")
             self._used_bytes -= replaced.size_bytes
-        self._change([(origin, source_parts[-1], None), (destination, target_parts[-1], node)])
+        self._change([(origin, source_parts[-1], None), (destination, target_parts[-1], node)], target)
 
     def fsync_dir(self, path: str) -> None:
         parts = path_parts(path)
         directory = self._find(parts)
         if not isinstance(directory, _Directory):
             raise DiskError(f"cannot open the directory {path!r}: No such file or directory")
-        self._take_step()
+        self._take_step(path)
         self._fail_fsync_if_told(path, None)
         if self._dir_fsync_ignored_for is not None and self._dir_fsync_ignored_for(path):
             self._counters.fsyncs_ignored += 1
@@ -471,9 +472,11 @@ class SimulatedDisk:
             self._used_bytes -= _bytes_of(directory.entries.pop(parts[-1]))
             directory.durable.pop(parts[-1], None)
 
-    def lose_power_after(self, steps: int) -> None:
-        """After the next `steps` changes and fsyncs raise PowerLost instead of each further one, until `crash`."""
+    def lose_power_after(self, steps: int, begins: PathTest | None = None) -> None:
+        """After the next `steps` changes and fsyncs raise PowerLost instead of each further one, until `crash`. Below
+        0: do not. `begins`: the steps are counted from the first one at such a path on."""
         self._steps_left = steps
+        self._steps_begin = begins
 
     def kill(self) -> None:
         """End the process that uses the disk (SIGKILL, or a clean stop): all written bytes stay."""
@@ -551,14 +554,14 @@ class SimulatedDisk:
         self._counters.reads += 1
 
     def take_space(self, path: str, growth: int) -> None:
-        self._take_step()
+        self._take_step(path)
         if growth > 0 and self._used_bytes + growth > self._capacity_bytes:
             self._counters.writes_refused += 1
             raise DiskFullError(f"cannot write to {path!r}: No space left on device")
         self._used_bytes += growth
 
     def fsync_content(self, path: str, content: PagedContent) -> None:
-        self._take_step()
+        self._take_step(path)
         self._counters.fsyncs += 1
         self._fail_fsync_if_told(path, content)
         if self._fsync_ignored_for is not None and self._fsync_ignored_for(path):
@@ -582,19 +585,22 @@ class SimulatedDisk:
             node = directory.entries.get(part)
             if node is None:
                 node = _Directory()
-                self._change([(directory, part, node)])
+                self._change([(directory, part, node)], path)
             elif not isinstance(node, _Directory):
                 raise DiskError(f"cannot make the directories of {path!r}: {part!r} is a file")
             directory = node
         return directory
 
-    def _take_step(self) -> None:
+    def _take_step(self, path: str) -> None:
+        if self._steps_left < 0 or not (self._steps_begin is None or self._steps_begin(path)):
+            return
+        self._steps_begin = None
         if self._steps_left == 0:
             raise PowerLost
-        self._steps_left -= self._steps_left > 0
+        self._steps_left -= 1
 
-    def _change(self, changes: _Changes) -> None:
-        self._take_step()
+    def _change(self, changes: _Changes, path: str) -> None:
+        self._take_step(path)
         for directory, name, node in changes:
             if node is None:
                 directory.entries.pop(name, None)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+from fnmatch import fnmatchcase
 
 from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene, excused
+from tickwheel.chaos.sim.history_machines import Booted
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
 STEPS_MOST = 40
 """The power fails within this many disk steps: about as many as a checkpoint takes."""
+STEPS_OF_FILE = 8
+"""Writing a file whole takes seven."""
+KINDS_OF_FILES = (
+    *("founding*", "manifest*", "leases*", "synced*", "wheel", "wheel/*", "state", "state/*"),
+    *("journal", "journal/*.segment", "journal/hard_state*", "journal/newest*"),
+    *("bulk", "bulk/*.part", "bulk/*.bundle", "staging", "staging/*", "staging/complete*"),
+)
+"""Most steps of a disk are those of the journal: a power loss at any step hardly ever meets others."""
 
 
 def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
@@ -63,6 +73,34 @@ def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     machine.disk.lose_power_after(-1)
     scene.world.after(1, machine.start)
     return machine.powers_lost - before
+
+
+def power_at_file(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+    """Again and again a machine loses power at some kind of file or soon after, at each kind as often; many lose it
+    again while they start."""
+    machines = scene.fabric.machines
+    before = sum(one.powers_lost for one in machines.values())
+    going = Going(scene)
+
+    def arm(one: Machine) -> None:
+        kind = rng.choice(KINDS_OF_FILES)
+        steps = rng.randrange(STEPS_OF_FILE if rng.random() < 0.7 else STEPS_MOST)
+        one.disk.lose_power_after(steps, lambda path: fnmatchcase(path, kind))
+
+    def booted(record: Booted) -> None:
+        if rng.random() < 0.3:
+            machines[record.node].disk.lose_power_after(rng.randrange(STEPS_MOST))
+        else:
+            arm(machines[record.node])
+
+    going.when(Booted, booted)
+    going.again(lambda: arm(rng.choice(scene.machines)), lambda: rng.randrange(300 * MS, 1_000 * MS))
+    yield
+    going.over = True
+    for one in machines.values():
+        one.disk.lose_power_after(-1)
+        scene.world.after(1, one.start)
+    return sum(one.powers_lost for one in machines.values()) - before
 
 
 def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:

@@ -70,6 +70,7 @@ KINDS: dict[str, Kind] = {
     "hung-disk": Kind(disk_faults.hung_disk, (500, 4_000), "works that hung"),
     "read-error": Kind(disk_faults.read_error, (200, 3_000), "reads failed"),
     "power-in-work": Kind(disk_faults.power_in_work, (500, 4_000), "powers lost between two writes"),
+    "power-at-file": _directed_of_nodes(disk_faults.power_at_file, (2_000, 8_000), "powers lost between two writes"),
     # Directed: ways of pysyncobj's that nothing in a node takes.
     "library-calls": _directed(library_faults.library_calls, (1_000, 4_000), "calls"),
     "foreign-entry": _directed(library_faults.foreign_entry, (200, 2_000), "entries read"),

@@ -10,7 +10,8 @@ from collections import Counter
 import pytest
 
 from tickwheel.chaos.sim import twins
-from tickwheel.chaos.sim.fault import PlannedFault
+from tickwheel.chaos.sim.aims import FEW_CLIENTS
+from tickwheel.chaos.sim.fault import PlannedFault, Tally
 from tickwheel.chaos.sim.faults import MASTER, Injector
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_bulk import ColdLoaded, ColdParked
@@ -114,6 +115,14 @@ def test_who_comes_back_with_an_empty_disk_is_turned_away() -> None:
     shape = (*((name, 0) for name, _ in WITH_ALL), ("keys", 0))
     config = SimulationConfig(level=Level.NODE, nodes=3, seconds=5, faults=("wiped-disk", "kill"), shape=shape)
     assert verdict(0, config).tallies["wiped-disk"].effective
+
+
+def test_power_is_lost_at_files_that_are_seldom_written() -> None:
+    """Also where a copied checkpoint is put in place, and again while a node starts."""
+    shape = (*FEW_CLIENTS, ("loads", 1), ("journal_tail_bytes", 0), ("segment_bytes", 8 << 10), ("loop_gap_us", 30_000))
+    config = SimulationConfig(level=Level.NODE, nodes=3, seconds=5, faults=("power-at-file", "isolate"), shape=shape)
+    lost = [verdict(seed, config).tallies.get("power-at-file", Tally()).evidence for seed in range(3)]
+    assert sum(lost) > 10
 
 
 def test_runs_of_schedules() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
-from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.storage.simulated import PowerLost, SimulatedDisk
 
 SEEDS = range(40)
 
@@ -292,3 +292,19 @@ def test_a_crash_right_after_a_sync_changes_nothing(steps: list[tuple[str, int]]
     disk.crash()
     again = disk.open("f")
     assert again.read_at(0, len(model)) == model
+
+
+def test_power_is_lost_some_steps_after_a_file_is_met() -> None:
+    """From the first step at such a path on, steps at any path count; the crash ends it."""
+    disk = SimulatedDisk(Random(1))
+    disk.lose_power_after(1, lambda path: path == "a")
+    other = disk.open("b", create=True)
+    for _ in range(5):
+        other.append(b"x")
+    disk.open("a", create=True)
+    with pytest.raises(PowerLost):
+        other.append(b"x")
+    with pytest.raises(PowerLost):
+        other.fsync()
+    disk.crash()
+    disk.open("a", create=True).fsync()
