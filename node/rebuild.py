@@ -19,8 +19,11 @@ from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.state.schema import read_entry
 from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.journal import Journal
+from tickwheel.replication.journal_files import segment_sequences
 from tickwheel.storage.bundle import bundle_path, name_of
 from tickwheel.storage.disk import Disk
+from tickwheel.storage.errors import CorruptFileError
+from tickwheel.storage.manifest import read_manifest
 
 PIECE_BYTES = 1 << 20
 """Bytes of a bundle read at a time."""
@@ -41,13 +44,19 @@ class Rebuilt:
 def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
     """Prepare the rebuild by the next start. `segment_bytes`: the journal's. Raises RebuildError and DiskError."""
     install_if_complete(disk)
-    if not disk.list(JOURNAL_DIRECTORY):
+    if not segment_sequences(disk.list(JOURNAL_DIRECTORY)):
         raise RebuildError("there is no journal here; nothing was changed")
     journal = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=segment_bytes)
     try:
         if journal.base_index:
             raise RebuildError(
                 f"the journal begins behind entry {journal.base_index}: what was before is in the checkpoint alone; "
+                "nothing was changed. Restore a backup, or go on with the other members"
+            )
+        covered = _covered(disk)
+        if journal.last_index < covered:
+            raise RebuildError(
+                f"the journal ends with entry {journal.last_index}, the checkpoint holds more, up to {covered}; "
                 "nothing was changed. Restore a backup, or go on with the other members"
             )
         lacking = [problem for name in sorted(set(_bundles(journal))) if (problem := _problem(disk, name))]
@@ -63,6 +72,15 @@ def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
     disk.remove(MANIFEST_PATH)
     disk.fsync_dir("")
     return found
+
+
+def _covered(disk: Disk) -> int:
+    """The index up to which the checkpoint holds the log; 0: none that can be read."""
+    try:
+        manifest = read_manifest(disk)
+    except CorruptFileError:
+        return 0
+    return manifest.applied_index if manifest is not None else 0
 
 
 def _problem(disk: Disk, name: str) -> str:

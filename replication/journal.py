@@ -33,6 +33,7 @@ from tickwheel.replication.journal_files import (
     KIND_ENTRY,
     KIND_MARK,
     KIND_TRUNCATE,
+    NEWEST_FILE,
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     CorruptJournalError,
@@ -111,6 +112,7 @@ class Journal:
             journal._fsynced_position = active.end_position
             journal._reserve_rest(active.file)
         else:
+            disk.remove(f"{directory}/{NEWEST_FILE}")  # of segments that are gone; the caller has judged that
             journal._begin_segment(journal._new_segment_file(1), 1)
             journal._fsync_now()
         journal._newest_recorded = read_newest(disk, directory)

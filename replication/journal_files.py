@@ -302,7 +302,7 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
     found = segment_sequences(disk.list(directory))
     void, found = _split_at_reset(disk, directory, found)
     newest = read_newest(disk, directory)
-    if newest > max(found, default=0):
+    if found and newest > found[-1]:
         raise CorruptJournalError(segment_path(directory, newest), 0, "it was removed")
     for before, after in pairwise(found):
         if after != before + 1:

@@ -24,7 +24,7 @@ from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import HARD_STATE_FILE, Journal
-from tickwheel.replication.journal_files import segment_sequences
+from tickwheel.replication.journal_files import read_newest, segment_sequences
 from tickwheel.replication.log import LogListener, Member, ReplicatedLog
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.disk import DiskError, DiskFullError
@@ -118,7 +118,7 @@ class NodeHost:
         """Raise ImpossibleStateError if the journal was removed: its first segment is durable before all other data."""
         disk = self._ports.disk
         gone = not segment_sequences(disk.list(JOURNAL_DIRECTORY))
-        if gone and (read_manifest(disk) is not None or has_founded(disk)):
+        if gone and (read_newest(disk, JOURNAL_DIRECTORY) or read_manifest(disk) is not None or has_founded(disk)):
             raise ImpossibleStateError(_removed(JOURNAL_DIRECTORY))
 
     def _build(self) -> NodeCore:

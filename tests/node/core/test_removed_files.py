@@ -9,6 +9,7 @@ import pytest
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.rebuild import RebuildError, rebuild
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.journal_files import CorruptJournalError, segment_path, segment_sequences
 
@@ -48,6 +49,40 @@ def test_a_node_without_its_newest_entries_does_not_start(*, with_checkpoint: bo
         node.disk.remove(segment_path(JOURNAL_DIRECTORY, sequence))
     with pytest.raises(CorruptJournalError, match=r"it was removed.*add it anew under a new id"):
         node.start()
+
+
+@pytest.mark.parametrize("founded", [True, False])
+def test_a_node_without_any_segment_does_not_start(*, founded: bool) -> None:
+    """Nor if it waits for the founding, and has acknowledged entries of a master that the others had elected."""
+    node = stopped_master(with_checkpoint=False)
+    if not founded:
+        node.disk.remove("founding")
+    for sequence in segment_sequences(node.disk.list(JOURNAL_DIRECTORY)):
+        node.disk.remove(segment_path(JOURNAL_DIRECTORY, sequence))
+    with pytest.raises(ImpossibleStateError, match=f"{JOURNAL_DIRECTORY} was removed.*add it anew under a new id"):
+        node.start()
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_a_checkpoint_is_not_given_up_for_a_journal_without_its_segments(*, with_checkpoint: bool) -> None:
+    """`tickwheel rebuild` took a journal of which only the vote was left for a whole one, and removed the manifest."""
+    node = stopped_master(with_checkpoint=with_checkpoint)
+    for sequence in segment_sequences(node.disk.list(JOURNAL_DIRECTORY)):
+        node.disk.remove(segment_path(JOURNAL_DIRECTORY, sequence))
+    with pytest.raises(RebuildError, match="there is no journal here; nothing was changed"):
+        rebuild(node.disk, CoreConfig().segment_bytes)
+    assert node.disk.exists(MANIFEST_PATH) == with_checkpoint
+
+
+def test_a_checkpoint_is_not_given_up_for_a_journal_that_holds_less() -> None:
+    """As one may of a version that kept no record of its newest segment."""
+    node = stopped_master(with_checkpoint=True, segment_bytes=1_000)
+    *_, newest, reserve = segment_sequences(node.disk.list(JOURNAL_DIRECTORY))
+    for path in (*(segment_path(JOURNAL_DIRECTORY, s) for s in range(2, reserve + 1)), f"{JOURNAL_DIRECTORY}/newest"):
+        node.disk.remove(path)
+    with pytest.raises(RebuildError, match=r"the checkpoint holds more.*nothing was changed"):
+        rebuild(node.disk, 1_000)
+    assert newest > 2 and node.disk.exists(MANIFEST_PATH)
 
 
 @pytest.mark.parametrize("removed", [MANIFEST_PATH, "founding", "leases", f"{JOURNAL_DIRECTORY}/newest"])
