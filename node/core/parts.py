@@ -235,7 +235,7 @@ class Parts:
             if part not in self._turns and (turns := part.upkeep(now)) is not None:
                 self._turns[part] = turns
                 self._take_turn(part)
-        if core.clock.known and self.delivery.knows_leases:
+        if core.clock.known:
             self.lease_file.write(self.delivery.lease_ranges())
         if core.leading and self.disk_room.above:
             self.mastership.seek_room(now.steady_ms)

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -27,10 +26,10 @@ from tickwheel.node.core.delivery.handing import Handing, Share, batch_of, share
 from tickwheel.node.core.delivery.leases import (
     TURN_CHANNELS,
     TURN_LEASES,
+    AnyLease,
     ChannelKey,
     HeardLeases,
     Lease,
-    LeaseCopy,
     LeaseFeed,
     LeaseTable,
     copy_of,
@@ -68,19 +67,8 @@ FAULT_PAUSE_MS = 1_000
 """Pause before a lease is returned again whose return failed through a mistake of ours."""
 
 
-T = TypeVar("T")
-
-
-def _end_of(lease: LeaseCopy | LeaseRange) -> int:
+def _end_of(lease: AnyLease) -> int:
     return lease.until_ms
-
-
-def _by(items: Iterable[T], key: Callable[[T], int]) -> list[list[T]]:
-    """The items that have the same key, in their order."""
-    found: dict[int, list[T]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return list(found.values())
 
 
 def shares(groups: Sequence[int]) -> list[int]:
@@ -202,17 +190,16 @@ class Delivery(Part):
         self._now_ms = now_ms
         # No lease is longer than that, whatever a clock said when it was given out.
         self._latest_ms = now_ms + self._config.lease_max_ms
-        self._inheritance, self.heard = self.heard, HeardLeases()
+        self._inheritance.take_in(self.heard)
         self._take_over(self._inheritance.take_some(TURN_LEASES))
         self._dirty.update(self.sessions.groups())
 
     def end(self, failure: Failure) -> None:
         """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
         next master, perhaps this node again, must not deliver them a second time."""
-        known, self._inheritance = self._inheritance, HeardLeases()
-        known.keep(self.held_leases())
-        known.hear(self.heard.ranges())
-        self.heard = known
+        left, self._inheritance = self._inheritance, HeardLeases()
+        self.heard.take_in(left)
+        self.heard.keep(self.held_leases())
         self.fetching.next_mastership()
         self.active = False
         self.settlements.retries.lose(failure)
@@ -266,6 +253,8 @@ class Delivery(Part):
                 continue
             if self._state.group_broadcasting(group_id):
                 continue
+            if (group_id, topic_id) in self._inheritance:
+                continue  # consumers may hold some of them, which is looked up once they are dispatched
             channel = self._channel((group_id, topic_id))
             assert channel is not None
             credits = sum(session.credits for session in self.sessions.of_group(group_id, channel.topic))
@@ -360,6 +349,7 @@ class Delivery(Part):
             if subscription is not channel.subscription or subscription.epoch != channel.epoch:
                 void.add(key)
         for key in void:
+            self._inheritance.take(key)
             self._channels.pop(key, None)
             self._leases.drop(key)
             self._returns.forget(key)
@@ -461,7 +451,8 @@ class Delivery(Part):
         self._return_expired(self._return_left(now_ms), now_ms)
         if self._inheritance:
             self._take_over(self._inheritance.take_some(TURN_LEASES))
-            self._dirty.update(self.sessions.groups())
+            if not self._inheritance:
+                self._dirty.update(self.sessions.groups())  # those with a limit on what is out waited for it
         self._news = False
         while self._resting and self._resting[0][0] <= now_ms:
             _, group_id, topic_id, paced = heapq.heappop(self._resting)
@@ -836,49 +827,43 @@ class Delivery(Part):
         """Lease ranges for sync `number` to one slave, and whether with them it has been told all."""
         return self.feed.for_peer(peer_id, number, self._all_held)
 
-    def _all_held(self) -> Iterator[Lease | LeaseRange]:
+    def _all_held(self) -> Iterator[AnyLease]:
         """What the next master must know of leases, channel by channel, each as it is when the iteration comes to it.
         Leases from before this mastership, as ranges, until they are taken over."""
         left = self._inheritance.channels()
-        yield from self.held_leases()
+        yield from self._held(self._leases.open_leases())
         for key in left:
-            yield from self._inheritance.of_channel(key) if key in self._inheritance else self._leases.of_channel(key)
+            # Those of a channel that is taken over before its turn are told as events.
+            yield from self._inheritance.of_channel(key)
+        # No event tells of these, and taking a channel over can add some: so they come last.
+        yield from self._held(self._inherited.unplaced())
 
     def held_leases(self) -> Iterator[Lease]:
-        """The leases given out or taken over that the next master must know, as `_all_held`. Left out: leases of
-        broadcasting groups, whose consumers start afresh with each master, and leases given back, which nobody
-        holds."""
-        for lease in itertools.chain(self._leases.open_leases(), self._inherited.unplaced()):
+        """The leases given out or taken over that the next master must know, as `_all_held`."""
+        return self._held(itertools.chain(self._leases.open_leases(), self._inherited.unplaced()))
+
+    def _held(self, leases: Iterable[Lease]) -> Iterator[Lease]:
+        """Those that the next master must know. Left out: leases of broadcasting groups, whose consumers start afresh
+        with each master, and leases given back, which nobody holds."""
+        for lease in leases:
             if not lease.given_back and not self._state.group_broadcasting(lease.channel[0]):
                 yield lease
-
-    @property
-    def knows_leases(self) -> bool:
-        """Whether `lease_ranges` has all: not while those from before a change of mastership are being taken over."""
-        return not self._inheritance and self.heard.whole
 
     def lease_ranges(self) -> Callable[[], list[Iterator[LeaseRange]]] | None:
         """A function that returns the lease ranges known now, of each group those that end last first, about; None if
         there are none. Any thread may call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX`
         leases."""
-        if not self.active:
-            ranges = list(self.heard.ranges())
-            if not ranges:
-                return None
-            return lambda: [iter(sorted(some, key=_end_of, reverse=True)) for some in _by(ranges, lambda r: r.group_id)]
+        held = (self._inheritance if self.active else self.heard).by_group()
         groups = {g: n for g, n in self._leases.groups().items() if not self._state.group_broadcasting(g)}
-        held = [
-            [copy_of(lease) for lease in self._leases.newest(group_id, most) if not lease.given_back]
-            for group_id, most in zip(groups, shares(list(groups.values())), strict=True)
-            if most
-        ]
-        unplaced = [copy_of(lease) for lease in itertools.islice(self._inherited.unplaced(), LEASES_WRITTEN_MAX)]
-        held += _by(unplaced, lambda lease: lease.channel[0])
-        held = [some for some in held if some]
-        if not held:
+        for group_id, most in zip(groups, shares(list(groups.values())), strict=True):
+            copies = [copy_of(lease) for lease in self._leases.newest(group_id, most) if not lease.given_back]
+            held.setdefault(group_id, []).extend(copies)
+        for lease in itertools.islice(self._inherited.unplaced(), LEASES_WRITTEN_MAX):
+            held.setdefault(lease.channel[0], []).append(copy_of(lease))
+        if not any(held.values()):
             return None
         return lambda: [
-            (r for lease in sorted(some, key=_end_of, reverse=True) for r in ranges_of(lease)) for some in held
+            (r for some in sorted(known, key=_end_of, reverse=True) for r in ranges_of(some)) for known in held.values()
         ]
 
     @property

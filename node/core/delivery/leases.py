@@ -320,8 +320,15 @@ def copy_of(lease: Lease) -> LeaseCopy:
     return LeaseCopy(lease.channel, lease.positions, lease.attempts, lease.ids, lease.until_ms, lease.epoch)
 
 
-def ranges_of(lease: Lease | LeaseCopy) -> Iterator[LeaseRange]:
+AnyLease = Lease | LeaseCopy | LeaseRange
+"""A lease that is out, or what is known of one."""
+
+
+def ranges_of(lease: AnyLease) -> Iterator[LeaseRange]:
     """A lease as ranges of consecutive positions."""
+    if isinstance(lease, LeaseRange):
+        yield lease
+        return
     positions, attempts, ids, until_ms, epoch = lease.positions, lease.attempts, lease.ids, lease.until_ms, lease.epoch
     if not len(positions):
         return
@@ -383,11 +390,11 @@ class _Told:
     piece: tuple[int, int, list[LeaseRange]] | None = None
     """The newest piece: its number, what comes after it, its ranges."""
 
-    def begin(self, held: Iterable[Lease | LeaseRange], events_from: int) -> None:
+    def begin(self, held: Iterable[AnyLease], events_from: int) -> None:
         """Tell the whole table, of which each piece is gathered when it is sent."""
         self.heard = self.sent = NOTHING
         self.unanswered.clear()
-        self.table = (r for some in held for r in (ranges_of(some) if isinstance(some, Lease) else (some,)))
+        self.table = (r for some in held for r in ranges_of(some))
         self.events_from = events_from
         self.piece = None
 
@@ -439,7 +446,7 @@ class LeaseFeed:
             self._first += 1
 
     def for_peer(
-        self, peer_id: str, number: int, held: Callable[[], Iterable[Lease | LeaseRange]]
+        self, peer_id: str, number: int, held: Callable[[], Iterable[AnyLease]]
     ) -> tuple[list[LeaseRange], bool]:
         """Ranges for sync `number` to a slave, and whether they end the whole table, which `held` returns."""
         told = self._told.setdefault(peer_id, _Told())
@@ -575,10 +582,20 @@ class HeardLeases:
         for lease in leases:
             self._given.setdefault(lease.channel, []).append(lease)
 
-    @property
-    def whole(self) -> bool:
-        """Whether `ranges` has everything. If not, `prune` goes on with it."""
-        return not self._given
+    def take_in(self, other: HeardLeases) -> None:
+        """Move all leases of `other` here."""
+        for key in other.channels():
+            heard, given = other._channels.pop(key, None), other._given.pop(key, ())
+            if heard is not None:
+                known = self._channels.setdefault(key, heard)
+                if known is not heard:
+                    self.hear(heard.ranges.values())
+            if given:
+                self._given.setdefault(key, []).extend(given)
+
+    def __contains__(self, key: ChannelKey) -> bool:
+        """Whether leases of a channel are known."""
+        return key in self._channels or key in self._given
 
     def __len__(self) -> int:
         """Number of channels."""
@@ -675,9 +692,14 @@ class HeardLeases:
         """Number of ranges kept, and leases not yet written as ranges."""
         return sum(len(heard.ranges) for heard in self._channels.values()) + sum(map(len, self._given.values()))
 
-    def ranges(self) -> Iterator[LeaseRange]:
-        """All ranges kept. Leases not yet written as ranges are left out."""
-        return itertools.chain.from_iterable(heard.ranges.values() for heard in self._channels.values())
+    def by_group(self) -> dict[int, list[AnyLease]]:
+        """All leases by group. None of them changes any more."""
+        found: dict[int, list[AnyLease]] = {}
+        for (group_id, _), heard in self._channels.items():
+            found.setdefault(group_id, []).extend(heard.ranges.values())
+        for (group_id, _), given in self._given.items():
+            found.setdefault(group_id, []).extend(given)
+        return found
 
     def held(self, now_ms: int, epoch_of: Callable[[ChannelKey], int | None]) -> list[Lease]:
         """The leases that still run, as leases of an earlier master. Leases from before a reset of the group are void.
@@ -695,11 +717,10 @@ class HeardLeases:
             leases += map(_lease_by_ids, filter(_has_ids, known))
         return leases
 
-    def of_channel(self, key: ChannelKey) -> Iterator[LeaseRange]:
-        """Ranges of one channel, about as they are now."""
+    def of_channel(self, key: ChannelKey) -> list[AnyLease]:
+        """The leases of one channel as they are now."""
         heard = self._channels.get(key)
-        given = (r for lease in self._given.get(key, ()) for r in ranges_of(lease))
-        return itertools.chain(list(heard.ranges.values()) if heard is not None else (), given)
+        return [*(heard.ranges.values() if heard is not None else ()), *self._given.get(key, ())]
 
     def clear(self) -> None:
         """Forget all."""

@@ -12,7 +12,6 @@ used: a limit may be exceeded by messages that the new master has not counted ye
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice

@@ -55,7 +55,7 @@ def test_extensions_of_one_message_leave_one_lease_on_master_and_slave() -> None
             heard.hear(feed.for_peer("b", number, table.open_leases)[0])
     assert [one.until_ms for one in table.open_leases()] == [6_000]
     assert table.out() == 1 and len(table._heap) < 200
-    assert [r.until_ms for r in heard.ranges()] == [6_000]
+    assert [r.until_ms for r in heard.of_channel(T)] == [6_000]
 
 
 def test_extensions_of_ever_fewer_messages_do_not_pile_up() -> None:
@@ -170,7 +170,7 @@ def test_what_is_heard_in_many_cuts_is_joined(monkeypatch: pytest.MonkeyPatch) -
     largest = 0
     for until_ms, (first, end) in enumerate(itertools.combinations(range(101), 2), 1):
         heard.hear([LeaseRange(group_id=1, topic_id=1, first_position=first, count=end - first, until_ms=until_ms)])
-        largest = max(largest, sum(r.count for r in heard.ranges()))
+        largest = max(largest, heard.messages_by_channel().total())
     assert largest <= 400
     ends = {p: one.until_ms for one in heard.held(0, lambda key: 0) for p in one.positions.tolist()}
     pairs = enumerate(itertools.combinations(range(101), 2), 1)

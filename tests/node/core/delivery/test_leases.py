@@ -173,7 +173,7 @@ def test_a_lease_of_an_earlier_term_stays_with_who_heard_of_it() -> None:
     lease = LeaseRange(group_id=1, topic_id=1, first_position=0, count=5, until_ms=world.now_ms + 60_000)
     core.parts.sync.incoming("b", PeerFrame(term=core.term, sync=Sync(number=10_000, leases=[lease])))
     core.parts.sync.incoming("b", PeerFrame(term=core.term + 1, sync=Sync(number=1, complete=True)))
-    assert list(core.parts.delivery.heard.ranges()) == [lease]
+    assert core.parts.delivery.heard.of_channel((lease.group_id, lease.topic_id)) == [lease]
 
 
 def all_lose_power(world: World, client: Client) -> None:
