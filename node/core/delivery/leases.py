@@ -601,9 +601,6 @@ class HeardLeases:
         """Number of channels."""
         return len(self._channels.keys() | self._given.keys()) if self._given else len(self._channels)
 
-    def __contains__(self, key: ChannelKey) -> bool:
-        return key in self._channels or key in self._given
-
     def messages_by_channel(self) -> Counter[ChannelKey]:
         """Messages that the leases of each channel name; those named twice count twice."""
         found = Counter({key: heard.messages for key, heard in self._channels.items()})
