@@ -316,6 +316,12 @@ class Proposer(Part):
         return len(self._waiting)
 
     @property
+    def crowded(self) -> bool:
+        """Whether an entry full of commands waits. More dispatches behind it would only keep schedules waiting, which
+        leave last."""
+        return self._waiting_topics >= ENTRY_TOPICS_MAX
+
+    @property
     def entries_in_flight(self) -> int:
         """Entries proposed and not yet applied."""
         return len(self._flights)
@@ -460,7 +466,7 @@ class Proposer(Part):
             items.append(item)
             size += item.bytes
             topics += item.topics
-        if schedules and self._source is not None and size < target and topics < ENTRY_TOPICS_MAX:
+        if schedules and self._source is not None and size < target and not self._waiting:
             waiting = self._source.waiting
             taken = self._source.take(target - size)
             if taken is not None:

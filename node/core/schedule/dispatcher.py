@@ -118,7 +118,7 @@ class Dispatcher(Part):
                 return
             self.phase = Phase.RUNNING
         while self._in_flight < config.dispatch_in_flight_max and now_ms >= self._paused_until_ms:
-            if now_ms < self._rests_until_ms:
+            if now_ms < self._rests_until_ms or self._proposer.crowded:
                 return
             start = max(self._proposed, self._wheel.cursor)
             due = self._is_due(start, now_ms + config.dispatch_ahead_ms)
@@ -207,8 +207,8 @@ class Dispatcher(Part):
             return None
         if self.phase is Phase.WAITING:
             return self._wheel.cursor.due_ms - 1 - self._reach_ms(now.cluster_ms)
-        if self._in_flight >= config.dispatch_in_flight_max:
-            return None
+        if self._in_flight >= config.dispatch_in_flight_max or self._proposer.crowded:
+            return None  # an answer of the log will bring it
         earliest_ms = max(self._paused_until_ms, self._rests_until_ms)
         if now.cluster_ms < earliest_ms:
             return earliest_ms - now.cluster_ms

@@ -144,6 +144,25 @@ def test_an_entry_touches_a_bounded_number_of_topics() -> None:
     assert kinds[2:] == [["settle"] * 3 + ["publish"]]
 
 
+def test_schedules_are_taken_while_dispatches_catch_up() -> None:
+    """A master with a long backlog over many topics proposes one full dispatch after the other, for minutes perhaps."""
+    log, calls, times = Log(), Calls(), [1_000]
+    proposer = called(log, calls, times)
+    due_ms = 0
+    for _ in range(50):
+        times[0] += 5
+        while not proposer.crowded and proposer.waiting + len(log.entries) - due_ms < 16:
+            due_ms += 1
+            proposer.submit(dispatch(due_ms), UNHEARD, topics=ENTRY_TOPICS_MAX)
+            proposer.flush()
+        calls.sizes = calls.sizes or [100]
+        log.answer()
+        proposer.flush()
+    published = [sum(c.HasField("publish") for c in entry.commands) for entry in log.entries]
+    dispatched = [sum(c.HasField("dispatch") for c in entry.commands) for entry in log.entries]
+    assert sum(published) > 25 and max(dispatched) == 1 and sum(dispatched) > 40
+
+
 class Calls:
     """A publisher with requests of these sizes, all of which leave together."""
 

@@ -40,6 +40,7 @@ class Log:
         self.dispatched: list[int] = []
         self.commands = 0
         self.topics: list[int] = []
+        self.crowded = False
 
     def submit(self, command: Command, reply: Answer, *, may_gather: bool = False, topics: int = 1) -> None:
         self.commands += 1
@@ -111,6 +112,23 @@ def test_a_dispatch_moves_messages_of_a_bounded_number_of_topics(topics: int) ->
         and not wheel.pending
     )
     assert log.topics[0] == min(topics, DISPATCH_TOPICS_MAX)
+
+
+def test_no_dispatch_joins_a_full_entry_that_waits() -> None:
+    """An answer of the log lets it go, and the tick after that proposes the next."""
+    dispatcher, log, wheel = made(replace(CONFIG, dispatch_messages_max=10))
+    log.commit()
+    log.crowded = True
+    before = log.commands
+    while log.waiting:
+        log.commit()
+        dispatcher.tick(at(NOW_MS))
+    assert log.commands == before and wheel.pending and dispatcher.wait_ms(at(NOW_MS)) is None
+    log.crowded = False
+    wait_ms = dispatcher.wait_ms(at(NOW_MS))
+    assert wait_ms is not None and wait_ms <= 0
+    dispatcher.tick(at(NOW_MS))
+    assert log.waiting
 
 
 def test_one_that_fails_between_others_is_not_skipped() -> None:
