@@ -56,6 +56,9 @@ class LoopDriver:
         self.took = TimeCounts()
         """How long ticks took."""
         self.stalls = 0
+        self._stall_ns = 0
+        """How late the loop was when it stalled last, and when that ended."""
+        self._stalled_ns = 0
 
     def start(self) -> None:
         """Start ticking, from the next pass of the loop on."""
@@ -73,6 +76,11 @@ class LoopDriver:
     def overdue_ns(self) -> int:
         """How long the next tick has been due without coming; 0 while it need not come."""
         return max(0, self._clock.monotonic_ns() - self._deadline_ns) if self._running else 0
+
+    def stall_ms(self, within_ms: int) -> int:
+        """How late the loop was when it stalled last, if that was at most so long ago; else 0."""
+        past_ns = self._clock.monotonic_ns() - self._stalled_ns
+        return self._stall_ns // 1_000_000 if past_ns <= within_ms * 1_000_000 else 0
 
     def wake(self) -> None:
         """Input has come: tick once the rest of this pass of the loop has run, or TICK_GAP_NS after the last tick."""
@@ -119,6 +127,7 @@ class LoopDriver:
                 self.lag.note(late_ns)
             if late_ns > STALL_NS:
                 self.stalls += 1
+                self._stall_ns, self._stalled_ns = late_ns, now_ns
                 self._drain_passes_left = DRAIN_PASSES
                 self.wake()
                 return

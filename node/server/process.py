@@ -55,7 +55,7 @@ from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import PEER_LIMITS, GrpcNetwork, PeerService
-from tickwheel.replication.log import Introduction
+from tickwheel.replication.log import Introduction, LogStatus, Role
 from tickwheel.replication.ports import Clock
 from tickwheel.storage.descriptors import DescriptorReserve, limit_max
 from tickwheel.storage.disk import DiskError, DiskFullError
@@ -82,6 +82,9 @@ DESCRIPTORS_MIN = 192
 """Descriptors that a node needs to run at all: the reserve, its files and peers, and a few clients."""
 READ_THREADS = 4
 SYNC_THREADS = 2
+
+STALL_TOLD_MS = 2_000
+"""A node that leads no more says that its loop stalled, if that was at most so long ago."""
 
 log = logger("node")
 
@@ -110,11 +113,15 @@ class NodeProcess:
         self._faults = FaultLog(self._clock)
         self._descriptors = DescriptorReserve()
         self._role = ""
+        self._role_term = 0
+        """The term in which it took this role."""
         self._phase = ""
         self._halted = ""
         self._unfounded = ""
         self._addresses_known = False
         self._unsound = 0
+        self._stall_ms: Callable[[int], int] = lambda within_ms: 0
+        """See `LoopDriver.stall_ms`."""
         self._role_changed: Callable[[], None] = lambda: None
         """Called whenever the role, the term or the master may have changed."""
         self._stood: tuple[int, int, object] = (0, 0, None)
@@ -163,6 +170,7 @@ class NodeProcess:
         host = self._host = self._make_host(ports, disk_uuid, network)
         limiter = ConnectionLimiter(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
         driver = LoopDriver(loop, self._clock, lambda woken: self._tick(host, woken=woken), self._failed)
+        self._stall_ms = driver.stall_ms
         wakers.append(driver.wake)
         port = ClientPort(
             config,
@@ -432,8 +440,11 @@ class NodeProcess:
         status = host.core.log.status()
         role, phase = status.role.name, host.core.parts.dispatcher.phase.value
         if role != self._role:
-            log.info("role changed", before=self._role or "none", now=role, master=status.master_id or "")
-            self._role = role
+            facts = {"before": self._role or "none", "now": role, "master": status.master_id or ""}
+            if self._role == Role.MASTER.name:
+                facts["reason"] = why_it_leads_no_more(status, self._role_term, self._stall_ms(STALL_TOLD_MS))
+            log.info("role changed", **facts)
+            self._role, self._role_term = role, status.term
         if phase != self._phase:
             log.info("wheel", before=self._phase or "none", now=phase)
             self._phase = phase
@@ -614,6 +625,16 @@ def _cannot_listen(name: str, address: str, error: OSError | UnicodeError) -> st
 def _exit_now(code: int) -> None:
     sys.stderr.flush()
     os._exit(code)
+
+
+def why_it_leads_no_more(status: LogStatus, term: int, stall_ms: int) -> str:
+    """For the log of a node that led in `term`. `stall_ms`: how long its loop was held up just before, or 0."""
+    if status.halted:
+        return status.halted
+    if status.term > term:
+        return f"{status.master_id or 'another member'} stood for election in term {status.term}"
+    held_up = f", and this node was held up for {stall_ms} ms just before" if stall_ms else ""
+    return f"no majority of the members answered in time{held_up}"
 
 
 def run_node(config: NodeConfig, clock: Clock | None = None) -> int:

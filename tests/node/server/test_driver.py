@@ -153,3 +153,34 @@ async def test_input_that_may_wait_moves_the_next_tick_no_further_than_it_says()
     driver.stop()
     driver.wake_within(10)
     assert ticks.empty()
+
+
+async def test_a_stall_is_remembered_for_a_while() -> None:
+    """A node that loses its mastership says that it was held up."""
+    now_ns = [BootClock().monotonic_ns()]
+
+    class Watch:
+        def monotonic_ns(self) -> int:
+            return now_ns[0]
+
+        def wall_ms(self) -> int:
+            return 0
+
+    ticked = asyncio.Event()
+
+    def tick(_: bool) -> int:
+        ticked.set()
+        return now_ns[0] + 10_000_000
+
+    driver = LoopDriver(asyncio.get_running_loop(), Watch(), tick, lambda error: None)
+    driver.start()
+    await ticked.wait()
+    assert driver.stall_ms(2_000) == 0
+    ticked.clear()
+    now_ns[0] += 10_000_000 + 300_000_000
+    driver.wake()
+    await ticked.wait()
+    driver.stop()
+    assert driver.stall_ms(2_000) == 300
+    now_ns[0] += 2_001_000_000
+    assert driver.stall_ms(2_000) == 0
