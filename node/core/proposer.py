@@ -284,7 +284,8 @@ class Proposer(Part):
         self._waiting_bytes = 0
         self._waiting_topics = 0
         self._waiting_urgent = 0
-        """How many of them are urgent."""
+        """How many of them are urgent. `_waiting_urgent_topics`: and how many topics those touch."""
+        self._waiting_urgent_topics = 0
         self._refused: deque[tuple[Fail, Failure]] = deque()
         self._refusing = False
         self._flights: dict[_Flight, None] = {}
@@ -317,9 +318,9 @@ class Proposer(Part):
 
     @property
     def crowded(self) -> bool:
-        """Whether an entry full of commands waits. More dispatches behind it would only keep schedules waiting, which
-        leave last."""
-        return self._waiting_topics >= ENTRY_TOPICS_MAX
+        """Whether as many urgent commands wait as an entry takes. More dispatches behind them would only keep schedules
+        waiting, which leave last."""
+        return self._waiting_urgent_topics >= ENTRY_TOPICS_MAX
 
     @property
     def entries_in_flight(self) -> int:
@@ -348,12 +349,14 @@ class Proposer(Part):
         self._waiting_bytes += item.bytes
         self._waiting_topics += item.topics
         self._waiting_urgent += item.urgent
+        self._waiting_urgent_topics += item.topics * item.urgent
 
     def _next(self) -> _Waiting:
         item = self._waiting.popleft()
         self._waiting_bytes -= item.bytes
         self._waiting_topics -= item.topics
         self._waiting_urgent -= item.urgent
+        self._waiting_urgent_topics -= item.topics * item.urgent
         return item
 
     async def propose(self, command: Command, kind: type[R], *, may_gather: bool = False) -> R:
@@ -395,7 +398,7 @@ class Proposer(Part):
         self.term = 0
         self._returning.left()
         waiting, self._waiting = self._waiting, deque()
-        self._waiting_bytes = self._waiting_topics = self._waiting_urgent = 0
+        self._waiting_bytes = self._waiting_topics = self._waiting_urgent = self._waiting_urgent_topics = 0
         self._refuse([item.reply for item in waiting], failure)
 
     def _refuse(self, replies: Sequence[Answer], failure: Failure) -> None:

@@ -161,6 +161,12 @@ def test_schedules_are_taken_while_dispatches_catch_up() -> None:
     published = [sum(c.HasField("publish") for c in entry.commands) for entry in log.entries]
     dispatched = [sum(c.HasField("dispatch") for c in entry.commands) for entry in log.entries]
     assert sum(published) > 25 and max(dispatched) == 1 and sum(dispatched) > 40
+    for _ in range(10):
+        proposer.submit(Command(settle=Settle()), UNHEARD, may_gather=True, topics=ENTRY_TOPICS_MAX)
+    while proposer.entries_in_flight:
+        log.answer()
+    proposer.flush()
+    assert proposer.waiting and not proposer.crowded, "settlements hold up no dispatch"
 
 
 class Calls:
