@@ -202,6 +202,7 @@ class Delivery(Part):
         self.heard.keep(self.held_leases())
         self.fetching.next_mastership()
         self.active = False
+        self._returns.end()  # first, or each return that is lost would bring its lease back
         self.settlements.retries.lose(failure)
         self._channels.clear()
         self._recent.clear()
@@ -212,7 +213,6 @@ class Delivery(Part):
         self._paces.clear()
         self._turns.clear()
         self._handing.drop()
-        self._returns.end()
         self._inherited.clear()
         self.feed.clear()
         self._dirty.clear()

@@ -19,7 +19,7 @@ from tickwheel.node.core.delivery.leases import HeardLeases, Lease, LeaseTable, 
 from tickwheel.node.core.delivery.returns import Inherited, Returns
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.failure import not_master
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
@@ -176,6 +176,23 @@ def test_no_lease_is_forgotten_between_two_turns(steps: str) -> None:
     assert watched.in_flight == (COUNT if steps.endswith("b") else 0)
     written = watched.lease_ranges()
     assert written is not None and named(r for ranges in written() for r in ranges) == COUNT
+
+
+def test_an_end_brings_no_lease_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tens of thousands that ran out and wait for the log, each would cost as much as a delivery."""
+    world = World(8)
+    holding(world, 4_000)
+    master = world.elect()
+    assert master.host is not None
+    watched = master.host.core.parts.delivery
+    retries = watched.settlements.retries
+    for _ in range(COUNT // TURN):
+        watched.tick(Now(ClusterMs(world.now_ms + 5_000), SteadyMs(0), acting=True, dispatching=True))
+    assert len(retries._waiting) == COUNT > len(retries._proposed)
+    given: list[Lease] = []
+    monkeypatch.setattr(LeaseTable, "give", lambda self, lease: given.append(lease))
+    ended_and_begun(world, "e")
+    assert len(retries._waiting) == len(retries._proposed) and not given
 
 
 def test_a_slave_is_told_of_what_is_taken_over_while_the_table_is_told() -> None:
