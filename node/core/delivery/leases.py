@@ -38,7 +38,7 @@ TURN_RANGES = 5_000
 TURN_LEASES = 200
 """Leases taken over, written as ranges or given back in one turn. One takes 20 to 50 microseconds."""
 RANGES_PER_SYNC_MAX = 2_000
-TABLE_RANGES_PER_SYNC_MAX = 400
+TABLE_RANGES_PER_SYNC_MAX = 800
 """Of the whole table: its ranges are made for the sync, each in some ten microseconds."""
 SYNC_BYTES_MAX = 1 << 20
 """Bytes of ranges in one sync; the last one may go beyond it."""
@@ -718,11 +718,6 @@ class HeardLeases:
         """The leases of one channel as they are now."""
         heard = self._channels.get(key)
         return [*(heard.ranges.values() if heard is not None else ()), *self._given.get(key, ())]
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._channels.clear()
-        self._given.clear()
 
 
 def _well_formed(r: LeaseRange) -> bool:

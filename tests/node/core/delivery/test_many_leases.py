@@ -4,7 +4,7 @@ longer than its mastership lasts, and the next one just as long."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,27 +38,29 @@ def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many leases each tick, each begin and each close of a session took over or gave back."""
     done = [0]
 
-    def before(kind: type, name: str, note: Callable[[], None]) -> None:
-        original = getattr(kind, name)
+    def marked(original: Callable[..., None]) -> Callable[..., None]:
+        def call(self: Any, *args: Any, **named: Any) -> None:
+            done.append(0)
+            original(self, *args, **named)
 
-        def noted(*args: Any, **named: Any) -> None:
-            note()
-            original(*args, **named)
+        return call
 
-        monkeypatch.setattr(kind, name, noted)
+    def counted(original: Callable[..., None]) -> Callable[..., None]:
+        def call(self: Any, *args: Any) -> None:
+            done[-1] += 1
+            original(self, *args)
 
-    def count() -> None:
-        done[-1] += 1
+        return call
 
-    for kind, name in ((Inherited, "take_over"), (Returns, "give_back")):
-        before(kind, name, count)
+    monkeypatch.setattr(Inherited, "take_over", counted(Inherited.take_over))
+    monkeypatch.setattr(Returns, "give_back", counted(Returns.give_back))
     for name in ("tick", "begin", "close_session"):
-        before(Delivery, name, lambda: done.append(0))
-    return done
+        monkeypatch.setattr(Delivery, name, marked(getattr(Delivery, name)))
+    yield done
 
 
 def schedule(world: World, names: list[str]) -> None:
@@ -201,11 +203,11 @@ def test_a_slave_is_told_of_what_is_taken_over_while_the_table_is_told() -> None
     holding(world, 30_000)
     watched = ended_and_begun(world, "e")
     keys = watched.heard.channels()
-    early = LeaseRange(
-        group_id=keys[0][0], count=1, first_position=50, ids=bytes(7) + b"x", until_ms=world.now_ms + 30_000
+    until_ms = world.now_ms + 30_000
+    watched.heard.hear(
+        LeaseRange(group_id=g, topic_id=t, first_position=50, count=1, ids=bytes(7) + b"x", until_ms=until_ms)
+        for g, t in keys
     )
-    for _, early.topic_id in keys:
-        watched.heard.hear([LeaseRange.FromString(early.SerializeToString())])
     watched.begin(watched.term, ClusterMs(world.now_ms))
     table = (r for some in watched._all_held() for r in ranges_of(some))
     told = [next(table)]
