@@ -6,7 +6,7 @@ from typing import Any
 
 from tickwheel.chaos.sim.aims import aimed
 from tickwheel.chaos.sim.mutation_table import Patches, mutation
-from tickwheel.node.state.loads import Ingesting
+from tickwheel.node.state.loads import Ingesting, Loads
 from tickwheel.node.state.staging import Staging, StagingResult
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.log_pb2 import Ingest as IngestCommand
@@ -75,7 +75,12 @@ def loads_taken_twice(patches: Patches) -> None:
         return original(self, ingest, *args, **named)
 
     patches.replace(Ingesting, "apply", apply)
-    patches.replace(StateView, "load", lambda original, self, job_id: None)
+
+    def __init__(original: Any, self: StateView, *args: Any) -> None:
+        original(self, *args)
+        self.loads = Loads()
+
+    patches.replace(StateView, "__init__", __init__)
 
 
 @mutation(Wheel, "ingest")
