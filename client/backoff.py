@@ -8,6 +8,9 @@ import time
 
 PAUSE_S_FIRST = 0.02
 PAUSE_S_MAX = 0.5
+TRY_S_MIN = 0.01
+"""With less time left no further try is sent after a refusal: its answer would come too late, and nobody would know
+whether it was carried out."""
 
 
 class Deadline:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from tickwheel.client.backoff import Backoff, Deadline
+from tickwheel.client.backoff import TRY_S_MIN, Backoff, Deadline
 from tickwheel.client.bearer import BearerChannel
 from tickwheel.client.connecting import timed_out, why_not, will_not_pass
 from tickwheel.client.errors import (
@@ -600,3 +600,5 @@ class Cluster:
                 raise _unread(fault, timeout_s) if reads and doubt.exists else error_of(fault)
             if not backoff.follows(fault.master_address):
                 await backoff.pause(deadline, fault.retry_after_s)
+                if deadline.left_s < TRY_S_MIN and not doubt.exists:
+                    raise error_of(fault)

@@ -21,7 +21,7 @@ from typing import Any
 
 import grpc
 
-from tickwheel.client.backoff import Backoff
+from tickwheel.client.backoff import TRY_S_MIN, Backoff
 from tickwheel.client.cluster import END_OF_STREAM, Cluster
 from tickwheel.client.errors import (
     ClientClosed,
@@ -228,8 +228,12 @@ class Scheduling:
 
         def over() -> None:
             self._pauses.discard(handle)
-            self._line.add_apart(calls)
-            self._send()
+            latest_s = asyncio.get_running_loop().time() + TRY_S_MIN
+            # The others get their refusal at their deadline.
+            again = [call for call in calls if call.deadline_s >= latest_s]
+            if again:
+                self._line.add_apart(again)
+                self._send()
 
         handle = asyncio.get_running_loop().call_later(backoff.next_s(least_s), over)
         self._pauses.add(handle)

@@ -259,6 +259,21 @@ async def test_a_refusal_that_is_not_about_the_key_stays_one(nodes: list[FakeNod
         assert caught.value.metadata["field"] == "unique_keys_max"
 
 
+async def test_no_try_is_sent_whose_answer_would_come_too_late(nodes: list[FakeNode]) -> None:
+    """Nobody would know whether it was carried out: the caller is told the refusal instead."""
+    node = nodes[0]
+    full = Refusal(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED", "full", field="unique_keys_max", limit="2000000",
+        retry_after_ms="995", accepted_sequence="0",
+    )  # fmt: skip
+    async with AsyncClient(node.address, timeout_s=1.0) as client:
+        await client.schedule("t", b"first", delay=LATER)
+        node.refusals.extend([full] * 10)
+        with pytest.raises(LimitReached):
+            await client.schedule("t", b"x", delay=LATER, unique_key="k")
+        assert len(node.refusals) == 9
+
+
 async def test_cancel_by_key_never_meets_the_next_message(nodes: list[FakeNode]) -> None:
     """Its answer is lost, and somebody schedules another message under the key before the repeat comes."""
     state = nodes[0].state
