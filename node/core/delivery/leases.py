@@ -781,7 +781,8 @@ def _merged_together(known: Sequence[LeaseRange | LeaseCopy], *, coarse: bool) -
     ends = np.array([some.until_ms for some in known], np.int64)
     if coarse:
         many = np.bincount(numbers_of)[numbers_of] > ENDS_MAX
-        ends[many] = -(-ends[many] // ENDS_STEP_MS) * ENDS_STEP_MS
+        # A peer may name any end; the largest would wrap around.
+        ends[many] = -(-np.minimum(ends[many], POSITION_MAX) // ENDS_STEP_MS) * ENDS_STEP_MS
     counts = np.array([_messages_of(some) for some in known], np.int64)
     channels, until = np.repeat(numbers_of, counts), np.repeat(ends, counts)
     in_ranges = counts[: len(ranges)]

@@ -247,6 +247,17 @@ def test_many_leases_of_one_channel_are_taken_over_as_few(monkeypatch: pytest.Mo
     assert len(ends) == 20 and all(0 <= ends[n] - (5_000 + 100 * n) < 1_000 for n in range(20))
 
 
+def test_the_latest_end_that_a_peer_can_name_stays_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded up it would lie before all others, and the message would come again at once."""
+    monkeypatch.setattr(leases, "ENDS_MAX", 10)
+    heard = HeardLeases()
+    latest = (1 << 63) - 1
+    heard.hear(LeaseRange(group_id=1, topic_id=1, first_position=2 * n, count=1, until_ms=latest) for n in range(20))
+    held = heard.held(1_000, lambda key: 0)
+    assert sum(len(lease.positions) for lease in held) == 20
+    assert all(lease.until_ms >= leases.POSITION_MAX for lease in held)
+
+
 def named(ranges: Iterable[LeaseRange]) -> int:
     """How many messages they name."""
     return len({(r.topic_id, r.first_position + n) for r in ranges for n in range(r.count)})
