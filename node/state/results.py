@@ -132,6 +132,9 @@ class SettleResult:
     """Rows that the command reached; the rows behind them are unchanged."""
     parts: tuple[SettleResult, ...] = ()
     """Results of the command's batches, in order."""
+    rows: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = field(default=None, compare=False)
+    """Of a batch of retries whose rows did not all end alike: which of those that the command reached were settled by
+    it, and which name no known message."""
 
     @classmethod
     def of(cls, parts: tuple[SettleResult, ...]) -> SettleResult:
@@ -145,6 +148,17 @@ class SettleResult:
             taken += part.taken
             failure = failure or part.failure
         return cls(settled, stale, unknown, failure, taken, parts)
+
+    def of_rows(self, first: int, count: int) -> SettleResult:
+        """The result of some of the rows that the command reached, of a batch of retries. Of several rows that name one
+        message the first counts, the others are stale."""
+        if self.failure is not None:
+            return SettleResult(unknown=count, failure=self.failure, taken=count)
+        if self.rows is None:
+            settled, unknown = count if self.settled else 0, count if self.unknown else 0
+        else:
+            settled, unknown = (int(np.count_nonzero(column[first : first + count])) for column in self.rows)
+        return SettleResult(settled, count - settled - unknown, unknown, taken=count)
 
     def __add__(self, other: SettleResult) -> SettleResult:
         return SettleResult(

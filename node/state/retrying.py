@@ -135,7 +135,13 @@ class Retrying:
         late.forget(group)
         result, changed = subscription.settle(batch.kind, rows.attempts, found, leaves=True)
         assert len(changed) == len(places), "what was to be copied is what is settled"
-        result = SettleResult(result.settled - too_late, result.stale + too_late, result.unknown, taken=len(rows.ids))
+        result = SettleResult(
+            result.settled - too_late,
+            result.stale + too_late,
+            result.unknown,
+            taken=len(rows.ids),
+            rows=_outcomes(acting, found),
+        )
         if not len(acting):
             return result
         budget.take(units)
@@ -182,6 +188,7 @@ class Retrying:
             budget.take(units)
             self.bury(group, units, records, deliveries[dying].astype(np.int64), batch, stamped_ms)
         result = SettleResult(taken=len(rows.ids))
+        outcomes = _outcomes(acting, found.take(slice(len(rows.ids))))
         # Dying messages first: a second row of the same message is then stale.
         others = np.setdiff1d(np.arange(len(rows.ids)), acting[dying])
         left = found.take(others)
@@ -194,7 +201,7 @@ class Retrying:
         waits = np.setdiff1d(np.arange(len(acting)), dying)
         subscription.pauses.update(zip(places[waits].tolist(), rows.due_ms[acting[waits]].tolist(), strict=True))
         self.retried += len(waits)
-        return result
+        return replace(result, rows=outcomes)
 
     def _set_aside(
         self, batch: SettleColumns, group: Group, subscription: Subscription, rows: _Rows, stamped_ms: int
@@ -289,6 +296,15 @@ class Retrying:
         rows["topic_id"], rows["attempts"] = copies["topic_id"], copies["attempts"]
         rows["replayed"] = copies["flags"] & REPLAYED != 0
         group.waiting.add(rows, self._wheel.cursor)
+
+
+def _outcomes(acting: Places, found: Found) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
+    """`SettleResult.rows` of a batch."""
+    if len(acting) == len(found.known):
+        return None
+    settled = np.zeros(len(found.known), np.bool_)
+    settled[acting] = True
+    return settled, ~found.known
 
 
 def _names_of(units: Units) -> Ids:

@@ -1,8 +1,9 @@
 """The master's queue of settlements that copy messages: nacks, expired leases, dead letters.
 
 Each makes every node read and append while it applies the command. So they go into the log in bounded pieces, one
-command at a time: however many leases end at once, an entry holds the core's thread for a few milliseconds. A command
-takes rows of several callers; rows that it did not reach stay at the head of the queue.
+command at a time: however many leases end at once, an entry holds the core's thread for a few milliseconds. What a part
+of a command costs hardly depends on its rows, so deliveries of one channel that end alike share a part (a `_Line`),
+whoever settled them. Lines take turns; rows that a command did not reach wait for their line's next turn.
 
 Bounded by ROWS_MAX; beyond it callers get LIMIT_REACHED. Every reply is told exactly once. All is soft state: a
 deposed master forgets it, and the leases of unsettled messages end under the next one.
@@ -10,7 +11,8 @@ deposed master forgets it, and the leases of unsettled messages end under the ne
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +26,7 @@ from tickwheel.node.failure import Failure, limit_reached, outcome_unknown
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.retrying import COPIES_MAX
-from tickwheel.proto.log_pb2 import Command, DeadCause, Settle, SettleColumns, SettleKind
+from tickwheel.proto.log_pb2 import SETTLE_RETRY, Command, DeadCause, Settle, SettleColumns, SettleKind
 from tickwheel.wheel.units import Ids
 
 ROWS_MAX = 1_000_000
@@ -58,35 +60,75 @@ class Leaving:
         """Rows not yet applied."""
         return len(self.ids) - self.at
 
-    def columns(self, count: int) -> SettleColumns:
-        """The next `count` rows as columns of the log."""
-        part = slice(self.at, self.at + count)
+    @property
+    def line(self) -> Hashable:
+        """Key of its line: that of all which may share a part with it."""
+        if self.kind != SETTLE_RETRY:
+            return self
+        return self.channel, self.kind, self.cause, self.reason, self.epoch, self.positions is None
+
+
+@dataclass(slots=True)
+class _Line:
+    """Deliveries that go into one part of a command together, in the order in which they came."""
+
+    waiting: OrderedDict[Leaving, None] = field(default_factory=OrderedDict)
+    proposed: list[tuple[Leaving, int]] = field(default_factory=list)
+    """Those in the command under way, and how many of their rows."""
+
+    def take(self, room: int) -> SettleColumns:
+        """The next rows, at most `room`, as columns of the log. They stay at the head until they are applied."""
+        for leaving in self.waiting:
+            if room <= 0:
+                break
+            count = min(room, leaving.left)
+            self.proposed.append((leaving, count))
+            room -= count
+        first = self.proposed[0][0]
+        rows = [(leaving, slice(leaving.at, leaving.at + count)) for leaving, count in self.proposed]
         columns = SettleColumns(
-            group_id=self.channel[0],
-            topic_id=self.channel[1],
-            kind=self.kind,
-            ids=self.ids[part].tobytes(),
-            attempts=self.attempts[part].astype("<u4").tobytes(),
-            cause=self.cause,
-            reason=self.reason,
-            epoch=self.epoch,
+            group_id=first.channel[0],
+            topic_id=first.channel[1],
+            kind=first.kind,
+            ids=b"".join([leaving.ids[part].tobytes() for leaving, part in rows]),
+            attempts=b"".join([leaving.attempts[part].astype("<u4").tobytes() for leaving, part in rows]),
+            cause=first.cause,
+            reason=first.reason,
+            epoch=first.epoch,
         )
-        if self.positions is not None:
-            columns.positions = self.positions[part].tobytes()
-        if self.due_ms is not None:
-            columns.due_ms = self.due_ms[part].astype("<i8").tobytes()
+        if first.positions is not None:
+            columns.positions = b"".join(
+                [leaving.positions[part].tobytes() for leaving, part in rows if leaving.positions is not None]
+            )
+        if first.due_ms is not None:
+            columns.due_ms = b"".join(
+                [leaving.due_ms[part].astype("<i8").tobytes() for leaving, part in rows if leaving.due_ms is not None]
+            )
         return columns
+
+    def applied(self, part: SettleResult) -> list[tuple[Leaving, SettleResult]]:
+        """The result of each of those in the command, as far as it reached their rows. None is in a command now."""
+        results = []
+        first = 0
+        for leaving, count in self.proposed:
+            taken = min(count, part.taken - first)
+            result = part.of_rows(first, taken) if len(self.proposed) > 1 else part
+            first += taken
+            results.append((leaving, result))
+        self.proposed = []
+        return results
 
 
 class RetryQueue:
-    """Puts the rows into the log in order, one command at a time."""
+    """Puts the rows into the log, one command at a time."""
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
-        self._waiting: deque[Leaving] = deque()
+        self._lines: OrderedDict[Hashable, _Line] = OrderedDict()
+        """By key; none is empty. The first has the next turn."""
         self._rows = 0
-        self._proposed: list[Leaving] = []
-        """Entries whose rows are in the command under way."""
+        self._proposed: list[_Line] = []
+        """Lines that have a part in the command under way, in the order of its parts."""
         self._mastership = 0
 
     @property
@@ -109,21 +151,24 @@ class RetryQueue:
         serving = self._proposer.serving
         leaving.reply = serving.bound_reply(leaving.reply)
         self._rows += leaving.left
-        self._waiting.append(leaving)
+        line = self._lines.get(leaving.line)
+        if line is None:
+            line = self._lines[leaving.line] = _Line()
+        line.waiting[leaving] = None
         serving.own(self._propose)
 
     def _propose(self) -> None:
-        if self._proposed or not self._waiting:
+        if self._proposed or not self._lines:
             return
         room = COPIES_MAX
         batches: list[SettleColumns] = []
-        for leaving in self._waiting:
+        for line in self._lines.values():
             if room <= 0:
                 break
-            count = min(room, leaving.left)
-            batches.append(leaving.columns(count))
-            self._proposed.append(leaving)
-            room -= max(count, PART_ROWS)
+            columns = line.take(room)
+            batches.append(columns)
+            self._proposed.append(line)
+            room -= max(len(columns.ids) // 8, PART_ROWS)
         mastership = self._mastership
         command = Command(settle=Settle(batches=batches))
         self._proposer.submit(command, Reply(partial(self._applied, mastership), self._failed), may_gather=True)
@@ -131,34 +176,47 @@ class RetryQueue:
     def lose(self, failure: Failure) -> None:
         """Answer the waiting deliveries with `failure`. Those under way still get the log's answer."""
         self._mastership += 1
-        for leaving in [leaving for leaving in self._waiting if leaving not in self._proposed]:
-            self._forget(leaving)
-            leaving.reply.fail(failure)
+        under_way = {leaving for line in self._proposed for leaving, _ in line.proposed}
+        for leaving in [leaving for line in self._lines.values() for leaving in line.waiting]:
+            if leaving not in under_way:
+                self._forget(leaving)
+                leaving.reply.fail(failure)
 
     def _applied(self, mastership: int, result: CommandResult) -> None:
         # `_proposed` is kept until all are answered: a callback that adds more must not propose these rows again.
-        proposed = self._proposed
-        assert isinstance(result, SettleResult) and len(result.parts) == len(proposed)
-        for leaving, part in zip(proposed, result.parts, strict=True):
-            leaving.at += part.taken
-            leaving.result += part
-            self._rows -= part.taken
-            if part.failure is not None or not leaving.left:
-                self._forget(leaving)
-                leaving.reply.done(leaving.result)
-            elif mastership != self._mastership:
-                self._forget(leaving)
-                leaving.reply.fail(outcome_unknown())
-        self._proposed = []
-        self._propose()
+        assert isinstance(result, SettleResult) and len(result.parts) == len(self._proposed)
+        for line, part in zip(self._proposed, result.parts, strict=True):
+            for leaving, own in line.applied(part):
+                leaving.at += own.taken
+                leaving.result += own
+                self._rows -= own.taken
+                if own.failure is not None or not leaving.left:
+                    self._forget(leaving)
+                    leaving.reply.done(leaving.result)
+                elif mastership != self._mastership:
+                    self._forget(leaving)
+                    leaving.reply.fail(outcome_unknown())
+        self._take_turns()
 
     def _failed(self, failure: Failure) -> None:
-        for leaving in self._proposed:
-            self._forget(leaving)
-            leaving.reply.fail(failure)
-        self._proposed = []
+        for line in self._proposed:
+            for leaving, _ in line.proposed:
+                self._forget(leaving)
+                leaving.reply.fail(failure)
+            line.proposed = []
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        """Let the lines go on that had no part in the last command."""
+        proposed, self._proposed = self._proposed, []
+        for line in proposed:
+            if line.waiting:
+                self._lines.move_to_end(next(iter(line.waiting)).line)
         self._propose()
 
     def _forget(self, leaving: Leaving) -> None:
-        self._waiting.remove(leaving)
         self._rows -= leaving.left
+        line = self._lines[leaving.line]
+        del line.waiting[leaving]
+        if not line.waiting:
+            del self._lines[leaving.line]

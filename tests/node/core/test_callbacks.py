@@ -87,10 +87,10 @@ def test_a_consumer_of_a_deleted_group_goes_on_asking() -> None:
     assert [isinstance(answer, Failure) for answer in answers] == [True]
 
 
-def leaving(rows: int, tell: Callable[[SettleResult | Failure], None]) -> Leaving:
-    """So many expired deliveries."""
+def leaving(rows: int, tell: Callable[[SettleResult | Failure], None], topic_id: int = 1) -> Leaving:
+    """Expired deliveries of a topic."""
     return Leaving(
-        (1, 1),
+        (1, topic_id),
         SETTLE_RETRY,
         np.zeros(rows, np.uint64),
         np.ones(rows, np.uint32),
@@ -145,14 +145,32 @@ def test_retries_are_proposed_in_bounded_pieces() -> None:
     waiting: list[Callable[[ProposalResult], None]] = []
     queue, proposer = queue_on(entries, waiting)
     queue.add(leaving(1, lambda result: None))
-    for rows in (50, 50, 50, *[1] * 100):
-        queue.add(leaving(rows, lambda result: None))
+    for topic_id, rows in enumerate((50, 50, 50, *[1] * 100), 2):
+        queue.add(leaving(rows, lambda result: None, topic_id))
+    assert parts_of(entries, waiting, queue, proposer)[:4] == [[1], [50, 50, 28], [1] * 32, [1] * 32]
+
+
+def test_deliveries_of_a_channel_share_a_part() -> None:
+    """However many settlements they came in; channels take turns."""
+    entries: list[LogEntry] = []
+    waiting: list[Callable[[ProposalResult], None]] = []
+    queue, proposer = queue_on(entries, waiting)
+    queue.add(leaving(1, lambda result: None, 7))
+    for _ in range(100):
+        for topic_id in (1, 2):
+            queue.add(leaving(1, lambda result: None, topic_id))
+    assert parts_of(entries, waiting, queue, proposer) == [[1], [100, 28], [72]]
+
+
+def parts_of(
+    entries: list[LogEntry], waiting: list[Callable[[ProposalResult], None]], queue: RetryQueue, proposer: Proposer
+) -> list[list[int]]:
+    """The rows of each part, by command, until the queue is empty. The log refuses all."""
     while queue.rows:
         proposer.flush()
         waiting.pop(0)(ProposalResult(ProposalOutcome.QUEUE_FULL))
     commands = [command for entry in entries for command in entry.commands]
-    parts = [[len(batch.ids) // 8 for batch in command.settle.batches] for command in commands]
-    assert parts[:4] == [[1], [50, 50, 28], [1] * 32, [1] * 32]
+    return [[len(batch.ids) // 8 for batch in command.settle.batches] for command in commands]
 
 
 def queue_on(entries: list[LogEntry], waiting: list[Callable[[ProposalResult], None]]) -> tuple[RetryQueue, Proposer]:

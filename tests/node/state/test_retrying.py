@@ -6,6 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.node.state.driver import settle_command
 from tests.node.state.solo import Solo
@@ -250,3 +252,30 @@ def test_after_a_death_others_are_judged_by_the_window_as_it_is_then(solo: Solo,
     result = settle(solo, SETTLE_RETRY, *rows, due_ms=[solo.now_ms + 10] * 2)
     assert (result.settled, result.unknown, group_of(solo).dead.count) == (2, 0, 1)
     assert place_of(solo).attempts_of(np.arange(6, dtype=np.uint64)).tolist() == [0, 1, 1, 1, 2, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 2)), min_size=1, max_size=12),
+    acked=st.sets(st.integers(0, 5)),
+)
+def test_rows_of_a_shared_batch_end_as_they_would_alone(rows: list[tuple[int, int]], acked: set[int]) -> None:
+    """Nacks of several callers in one batch: each hears what it would have heard of a batch of its own."""
+    ended = []
+    for step in (len(rows), 1):
+        made = Solo()
+        made.create("g")
+        made.publish([made.now_ms + 10 * n for n in range(6)], b"payload")
+        made.dispatch(made.now_ms + 1_000)
+        for place in acked:
+            settle(made, SETTLE_ACK, [made.ready[place]], [1], [place])
+        results = []
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            ids = [made.ready[place] if place < 6 else 12_345 for place, _ in part]
+            columns = ids, [attempt for _, attempt in part], [place for place, _ in part]
+            result = settle(made, SETTLE_RETRY, *columns, due_ms=[made.now_ms + 5_000] * len(part))
+            results += [result.parts[0].of_rows(row, 1) for row in range(result.taken)]
+        ended.append([(result.settled, result.stale, result.unknown) for result in results])
+    assert ended[0] == ended[1]
+    assert all(sum(outcome) == 1 for outcome in ended[0])
