@@ -35,6 +35,6 @@ def parse_id(text: str) -> common_pb2.MessageId:
         group, hour, index = map(int, parts)
         if max(group, hour, index) <= MASK:
             return common_pb2.MessageId(wheel_group=group, hour=hour, index=index)
-    limit = "three numbers below 2^32 as group-hour-index"
+    limit = "an id of a message, group-hour-index, such as 0-498706-12"
     shown = str(text)[:100]
     raise RequestRefused(f"id: {shown!r}: {limit}", "INVALID_FIELD", {"field": "id", "value": shown, "limit": limit})
