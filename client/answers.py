@@ -1,9 +1,9 @@
 """Answers of nodes as dataclasses, field by field.
 
-A field is taken from the one of the protobuf message that has its name, or its name and the unit that its type already
-says: `next_due: datetime` is next_due_ms. A datetime is made of milliseconds since 1970, a timedelta of milliseconds,
-an enum of the number whose member has the same name, a text of a message id, an array of the bytes of a column, which
-are not copied. None is an absent field, or time 0.
+A field comes from the protobuf field of the same name, or of the name with the unit that the type already says:
+`next_due: datetime` is next_due_ms. Datetimes come from milliseconds since 1970, timedeltas from milliseconds, enums
+from numbers (by the name of the member), texts from message ids, and arrays from the bytes of a column, without a copy.
+None stands for an absent field, or time 0.
 """
 
 from __future__ import annotations

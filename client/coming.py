@@ -1,8 +1,8 @@
-"""What has come to a consumer and was not taken yet.
+"""The deliveries that have come to a consumer and were not taken yet.
 
-Owns the batches that wait, the rest of those whose deliveries are taken one by one, and the end. Invariants: what was
-not taken stays for whoever asks next, however a wait or an iteration ended. The end is told to everybody who waits and
-to everybody who asks later. Used by `consumer.py` only.
+Owns the batches that wait, the rest of those whose deliveries are taken one by one, and the end. Invariants: a
+delivery that was not taken stays for the next caller, however a wait or an iteration ended. All callers learn of the
+end, those that wait and those that ask later. Used by `consumer.py` only.
 """
 
 from __future__ import annotations
@@ -100,4 +100,4 @@ class Iteration(AsyncIterator[T], Generic[T]):
         return item
 
     async def aclose(self) -> None:
-        """As of a generator. What was not taken stays."""
+        """End, as a generator does. Deliveries that were not taken stay."""

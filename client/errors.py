@@ -207,8 +207,7 @@ def error_of(fault: Fault) -> TickwheelError:
 
 
 def unforeseen(error: BaseException) -> TickwheelError:
-    """What ended a stream, if it is none of the faults that a stream may end by: a node's answer made no sense, or this
-    client has a mistake."""
+    """The error of a stream that ended without a fault: an answer of a node made no sense, or this client has a bug."""
     found = TickwheelError(f"the stream ended by an unforeseen error: {error!r}", "UNFORESEEN")
     found.__cause__ = error
     return found

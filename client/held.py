@@ -110,7 +110,7 @@ class HeldDeliveries:
         return 0 < self._messages_max <= self._taken
 
     def stop(self) -> None:
-        """Ask for nothing more. What a node has credits for may still come."""
+        """Ask for nothing more. Messages for which a node has credits may still come."""
         self._stopped = True
 
     def _wanted(self, credits: int) -> int:

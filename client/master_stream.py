@@ -14,7 +14,7 @@ from tickwheel.client.errors import Fault
 from tickwheel.client.tasks import start_task
 
 CALL_OVER = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
-"""What a write raises once its call is over. The reader of the call hears why."""
+"""Errors that a write raises once its call is over. The reader of the call gets the reason."""
 
 
 class MasterStream:
@@ -25,9 +25,9 @@ class MasterStream:
         self._talk = talk
         self._talking: asyncio.Task[Fault | None] | None = None
         self._beside: list[asyncio.Task[None]] = []
-        """What runs as long as the talk does."""
+        """Tasks that run as long as the talk does."""
         self._error: BaseException | None = None
-        """What ended one of them."""
+        """The error that ended one of them."""
         self._address = ""
 
     def watch(self) -> None:

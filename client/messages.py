@@ -46,7 +46,7 @@ META_BYTES_MAX = 32_768
 HEADERS_MAX = META_BYTES_MAX // 4
 TOPIC = re.compile(r"(?!%DLQ%)[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
 TOPIC_RULE = "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot or %DLQ%"
-"""These bounds are those of the nodes, so that no message has the batch refused in which it travels."""
+"""The nodes have the same bounds: a message checked here never gets its whole batch refused."""
 
 
 class Content(TypedDict, total=False):

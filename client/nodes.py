@@ -1,6 +1,6 @@
 """Nodes as they describe themselves: status, version, members, handover, digest.
 
-What a node of an earlier version does not say has the value of an empty protobuf field: 0, empty or None.
+A field that a node of an earlier version does not send has the value of an empty protobuf field: 0, empty or None.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class NodeStatus:
     clock_offset: timedelta
     """How far the machine's wall clock is ahead of the cluster's time; negative if it is behind."""
     clock_slew: timedelta
-    """What the time has to catch up with, or, below 0, to wait for."""
+    """Correction that is still to be slewed: above 0 time catches up, below 0 it waits."""
     clock_rate_ppm: float
     """How much faster than this machine's oscillator the cluster's time goes, in millionths."""
     clock_agreed_age: timedelta | None

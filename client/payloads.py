@@ -1,8 +1,8 @@
 """Payloads that are JSON: encoded when a message is scheduled, decoded when it is read.
 
 Owns the header `content-type` and what may be encoded. Models of pydantic and msgspec do the work themselves; neither
-is imported unless such a model, or a dataclass (by msgspec), is used. What has no content type, such as a message of a
-client in another language, is read as JSON if the reader asks for that.
+is imported unless such a model, or a dataclass (by msgspec), is used. A message without a content
+type, such as one of a client in another language, is read as JSON if the reader asks for that.
 """
 
 from __future__ import annotations

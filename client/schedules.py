@@ -331,7 +331,7 @@ class ScheduleClient(ServiceCalls[SchedulesStub]):
             request.page_token = page.next_page_token
 
     async def pause(self, name: str, *, expected_revision: int = 0) -> Schedule:
-        """Make no more runs. Those made ahead for a later time are cancelled. No error if it is paused."""
+        """Make no more runs, and cancel those made ahead for a later time. No error if it is paused already."""
         request = request_of(schedules_pb2.PauseScheduleRequest, name=name, expected_revision=expected_revision)
         return schedule_of(await self._ask(lambda stub: stub.Pause, request))
 

@@ -21,7 +21,7 @@ from tickwheel.proto import admin_pb2
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What holds for all nodes. None: the answering node is of an earlier version and has no such setting."""
+    """The replicated settings, the same on all nodes. None: the answering node is too old to have it."""
 
     delay_levels: str | None
     """At most 64 delays from level 1 on, each a number and s, m, h or d: `1s 5s 10s`."""
@@ -78,7 +78,7 @@ class Settings:
 
 
 class SettingChanges(TypedDict, total=False):
-    """New values by setting, as in `Settings`. What is not named stays as it is."""
+    """New values by setting, as in `Settings`. Settings that are not named stay as they are."""
 
     delay_levels: str
     attempts_max: int

@@ -320,7 +320,7 @@ class SnapshotClient(ServiceCalls[SnapshotStub]):
     async def settled_pages(
         self, address: str, pin_id: int, topic_id: int, first: int, end: int, *, content: bool, retries: bool = False
     ) -> AsyncIterator[SettledPage]:
-        """All pages of one topic's positions from `first` to before `end`; with `retries` those of the retries instead.
+        """All pages of one topic's positions from `first` to before `end`, or of its retries with `retries`.
 
         Raises RequestRefused if the pin is gone: pin anew.
         """

@@ -185,7 +185,7 @@ class StagingClient(ServiceCalls[StagingStub]):
         """Schedule the rows that these attempts staged. Returns once all of them are scheduled.
 
         `rows_discarded` counts rows that were not scheduled, since their topic was deleted after they were staged, or
-        another message holds their unique key. Those that use the other message count nowhere.
+        another message holds their unique key. Rows that use the existing message (USE_EXISTING) are not counted.
 
         `memory`: how long the job is recognized once it is published; None: while it is among the last
         `staging_jobs_max`, at most for `staging_memory`. `fingerprint`: of all rows of the job; 0: not compared.

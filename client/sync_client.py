@@ -138,7 +138,7 @@ class SyncConsumer(Closing, Blocking[Consumer]):
 
     def __init__(self, runner: Runner, inner: Consumer) -> None:
         super().__init__(runner, inner)
-        # What the loop has taken for the calling thread. It stays for the next call if a signal interrupts this one.
+        # Taken by the loop for the calling thread. Kept for the next call if a signal interrupts this one.
         self._deliveries: deque[Delivery] = deque()
         self._batches: deque[DeliveredBatch] = deque()
 

@@ -72,7 +72,7 @@ class Deletion:
     undelivered: int
     """Messages that were dispatched and not settled when it went, counted once for each group."""
     dead: int
-    """Dead letters of a group that went with it, or those of a topic that were thrown away so far, of all groups."""
+    """Of a group: dead letters deleted with it. Of a topic: its dead letters deleted so far, in all groups."""
 
 
 topic_of = reader(Topic, admin_pb2.Topic)

@@ -51,7 +51,7 @@ class Tracing:
     ) -> None:
         """By default the program's tracer provider and propagator.
 
-        `link_only`: each delivery begins a trace of its own, linked to that of its sender. It suits messages that wait
+        `link_only`: each delivery begins a trace of its own, linked to the sender's. It suits messages that wait
         longer than the trace backend keeps a trace open.
         """
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)

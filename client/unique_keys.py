@@ -28,7 +28,7 @@ class KeyConflict(StrEnum):
     REFUSE = "refuse"
     """Raise KeyTaken, which names the message that holds the key."""
     USE_EXISTING = "use_existing"
-    """Schedule nothing; the receipt is that of the message that holds the key."""
+    """Schedule nothing. The receipt names the message that holds the key."""
     REPLACE = "replace"
     """Cancel the message that holds the key, and schedule this one."""
 
@@ -39,9 +39,9 @@ class KeyOutcome(StrEnum):
     FREE = "FREE"
     """It was scheduled: nobody held its key, or it has none."""
     REFUSED = "REFUSED"
-    """It was not scheduled. The id and due time are those of the message that holds the key."""
+    """It was not scheduled. Id and due time belong to the message that holds the key."""
     USED_EXISTING = "USED_EXISTING"
-    """It was not scheduled, as requested. The id and due time are those of the message that holds the key."""
+    """It was not scheduled, as requested. Id and due time belong to the message that holds the key."""
     REPLACED = "REPLACED"
     """It was scheduled, and the message that held the key was cancelled by the same command."""
 

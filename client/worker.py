@@ -6,8 +6,8 @@ Owns the handlers that run and the end of the worker. Invariants:
 - At most `concurrency` handlers run. One that outlives its time-out takes its place until it really ends, although its
   delivery is given back at the time-out.
 - The consumer below renews leases, reopens its stream at the next master, and repeats settlements.
-- After `stop` no handler begins. What runs may end within `drain_max`; what is left is then cancelled and not settled,
-  so it comes again, like all that waits in the worker.
+- After `stop` no handler begins. Running handlers have `drain_max` to end. Then they are cancelled and their deliveries
+  not settled: these come again, like all that wait in the worker.
 """
 
 from __future__ import annotations

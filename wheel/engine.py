@@ -266,7 +266,7 @@ class Wheel:
     def move_many(
         self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes
     ) -> tuple[Outcomes, Ids, NDArray[np.int64]]:
-        """`move` for many messages. `units` and `records`: those of their successors, sorted by due_requested_ms.
+        """`move` for many messages. `units` and `records` belong to their successors, sorted by due_requested_ms.
         Returns an outcome for each, and the new ids and due times of those that were moved, in their order."""
         newest, outcomes = sweep.mark(ids, due_ms, self.marks, self.holdings, self.cursor)
         done = outcomes == sweep.DONE

@@ -347,11 +347,11 @@ class Pinned:
     """Hour -> indexes of cancelled and moved units."""
 
     def within(self, hour: int, hour_end: int) -> NDArray[np.int64]:
-        """Those of `hours` from `hour` to before `hour_end`."""
+        """The elements of `hours` from `hour` to before `hour_end`."""
         return self.hours[np.searchsorted(self.hours, hour) : np.searchsorted(self.hours, hour_end)]
 
     def known(self, units: Units) -> Units:
-        """Those of the given units that existed at the pin. All must be of `hours`."""
+        """The given units that existed at the pin. All must lie in `hours`."""
         if not len(units):
             return units
         known = units["index"] < self.bounds[np.searchsorted(self.hours, units["due_ms"] // HOUR_MS)]

@@ -124,7 +124,7 @@ def _stopped() -> Failure:
 
 
 class _Written(NamedTuple):
-    """What a worker tells of a durable checkpoint: the files that its manifest names, and the bundles among them."""
+    """A worker's report of a durable checkpoint: the files that its manifest names, and the bundles among them."""
 
     files: list[BackupFile]
     bundle_names: set[str]
@@ -329,14 +329,14 @@ class Checkpointer:
         next(self._end, None)
 
     def _finish(self, checkpoint: StateCheckpoint, files: list[BackupFile]) -> Generator[None, None, None]:
-        """What follows once a checkpoint is durable, in turns of a few milliseconds."""
+        """The work that is left once a checkpoint is durable, in turns of a few milliseconds."""
         yield from self._state.finish_in_turns(checkpoint)
         self._end = None
         files.append(BackupFile(MANIFEST_PATH, self._core.disk.size(MANIFEST_PATH)))
 
         def removed(_: object, problem: BaseException | None) -> None:
             self._running = False
-            # What could not be removed for want of a descriptor, the next start removes.
+            # Without a free descriptor files stay; the next start removes them.
             if problem is not None and not isinstance(problem, DiskFullError):
                 self._core.fatal(f"files that no checkpoint needs any more could not be removed: {problem}", problem)
 

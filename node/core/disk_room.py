@@ -1,4 +1,4 @@
-"""Whether there is room for more schedules, on this node's disk and on those of a majority.
+"""Whether there is room for more schedules, on the disks of this node and of a majority.
 
 Above the high-water mark (a share of the disk), or with less free than the reserve, the remaining room is for
 settlements, dispatch, retries and the removal of hours: a full disk would stop the node altogether. A master in that

@@ -28,18 +28,18 @@ DECODED_BYTES_MAX = 256 << 10
 if they are nothing but headers. The rest comes with the next page."""
 
 HEADERS_OF_REQUEST_MAX = 200_000
-"""Headers of one request: to decode as many takes a fifth of a second."""
+"""Headers of one request: decoding them takes a fifth of a second."""
 
 COUNTED_MAX = 5 * HEADERS_OF_REQUEST_MAX
-"""What may be headers is counted exactly up to here, which takes 30 ms. A header of two texts of 26 characters looks
-like four."""
+"""Possible headers are counted exactly up to here, which takes 30 ms. A header of two texts of 26 characters looks like
+four."""
 
 FIELD_BYTES = 8
-"""Upper bound of what a message in a repeated field takes beside its own bytes."""
+"""Most bytes that a message in a repeated field takes beside its own."""
 
 
 LIST_BYTES_MAX = 1 << 20
-"""Bytes of a list in an answer that also has other things in it. What does not fit is counted or asked for later."""
+"""Bytes of a list in an answer with other fields. Elements that do not fit are counted, or asked for later."""
 
 M = TypeVar("M")
 

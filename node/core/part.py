@@ -26,10 +26,10 @@ class Part:
         """This node leads in `term`, has applied every earlier entry, and knows the time."""
 
     def end(self, failure: Failure) -> None:
-        """This node leads no more: stop at once, and answer every waiting caller with `failure`."""
+        """This node no longer leads: stop at once, and answer every waiting caller with `failure`."""
 
     def tick(self, now: Now) -> None:
-        """Do what is due. What it proposes is sent once every part has had its turn."""
+        """Do what is due. Proposals are sent once every part has had its turn."""
 
     def wait_ms(self, now: Now) -> int | None:
         """Milliseconds from `now` until the next tick is needed, at the latest; 0 or less: at once. None: an arrival or
@@ -37,9 +37,9 @@ class Part:
         return None
 
     def upkeep(self, now: Now) -> Iterator[None] | None:
-        """Forget and count what can wait. Called about once a second. What walks over much returns its turns, of a few
-        milliseconds each: one is taken in each tick, and the next upkeep begins after the last. Anything may happen
-        between two turns, the end of the mastership too."""
+        """Forget and count what can wait. Called about once a second. Long work returns an iterator of turns, of a few
+        milliseconds each. Each tick takes one turn, and the next upkeep begins after the last. Anything may happen
+        between two turns, even the end of the mastership."""
         return None
 
     def metrics(self) -> Mapping[str, MetricValue]:

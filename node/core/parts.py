@@ -128,7 +128,7 @@ class Parts:
         )
         self.retention = Retention(core)
 
-        # What the other members are told.
+        # The sync: what this node tells the other members.
         self.sync = SyncState(core, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting))
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
@@ -197,10 +197,10 @@ class Parts:
         )
         """In the order in which parts tick and end; they begin in reverse order."""
         self.ticking = tuple(part for part in self.ordered if type(part).tick is not Part.tick)
-        """Those of them that do something in a tick."""
+        """The parts that do something in a tick."""
         self._waiting = tuple(part for part in self.ordered if type(part).wait_ms is not Part.wait_ms)
         self.rests_until_ns = 0
-        """When a part or the clock wants its next tick, as of the last one that all of them had."""
+        """When a part or the clock wants its next tick, as of the last tick of all parts."""
         self._stood: tuple[object, ...] = ()
         """What they found then."""
 

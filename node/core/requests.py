@@ -269,8 +269,8 @@ class ClientRequests:
     # -- operators
 
     async def admin(self, command: AdminCommand) -> AdminResult:
-        """Put an administrative command into the log. What is longer than it can be is refused before: every node would
-        have to read it. So are new topics with names of dead letter queues."""
+        """Put an administrative command into the log. Refuses texts and lists beyond their limits, which every node
+        would have to read, and new topics with names of dead letter queues."""
         self._check_lengths(command)
         self._check_new_topics(command)
         if command.HasField("settings") and command.settings.HasField("delay_levels"):

@@ -411,8 +411,8 @@ class Shares:
     - Whose turn it is follows from the shares, their order of use and their times of use alone. It does not depend on
       when or how this object was filled.
 
-    All who were not identified have one share, under the empty name: a secret of one's own choice costs nothing, so
-    shares for them would protect nobody, and programs that run once would displace those that run for long.
+    All callers without an identity have one share, under the empty name. Anybody can choose new secrets, so shares by
+    secret would protect nobody, and programs that run once would displace those that run for long.
 
     Pure. `now_ms` and `at_ms` are stamps of the log.
     """

@@ -46,7 +46,7 @@ class Arrival(NamedTuple):
 
 
 def by_topic(units: Units) -> list[Arrival]:
-    """What a dispatch brings, at least one unit, topic by topic. What all topics need is found in one pass."""
+    """The units of a dispatch, at least one, topic by topic. Computes the columns of all topics in one pass."""
     topics = units["topic_id"]
     if (topics != topics[0]).any():
         units = picked(units, topics.argsort(kind="stable"))
@@ -104,8 +104,8 @@ class ReadyLog:
         return first, True
 
     def _note_tick(self, tick: int) -> None:
-        """As `_note_ticks`, for units that all lie in one tick, which is not that of the units before: arrays of one
-        element would cost ten times as much, for each topic of a dispatch."""
+        """`_note_ticks` for units of a single tick, not the tick of the units before: arrays of one element would cost
+        ten times as much, for each topic of a dispatch."""
         hour = tick * self.slot_ms // HOUR_MS
         if hour != self.last_tick * self.slot_ms // HOUR_MS:
             self._hours.append(hour)

@@ -72,12 +72,12 @@ class _Times(NamedTuple):
 
 @dataclass(slots=True)
 class _Plan:
-    """What a command does to one schedule, before its messages have ids."""
+    """The effect of a command on one schedule, before its messages have ids."""
 
     schedule: Schedule
     topic: Topic | None
     runs: list[Run]
-    """In order; those of MESSAGES still lack their id and the due time that holds."""
+    """In order. Runs with an outcome of MESSAGES still lack their id and the due time that holds."""
 
 
 class Recurring:

@@ -50,7 +50,7 @@ class Found(NamedTuple):
     known: NDArray[np.bool_]
 
     def take(self, rows: Places | slice) -> Found:
-        """Those of these rows."""
+        """The entries of these rows."""
         return Found(self.places[rows], self.known[rows])
 
 
@@ -428,7 +428,7 @@ class Subscription:
         self._window.skip_foreign()
 
     def skip_before_start(self, first: int, due_ms: NDArray[np.int64]) -> None:
-        """Settle those of the messages dispatched from `first` on that were due before the group's start."""
+        """Settle the messages dispatched from position `first` on that were due before the group's start."""
         early = int(np.searchsorted(due_ms, self.start_ms))
         if early and self.floor == first:
             if self.began == first:
@@ -504,7 +504,7 @@ class Subscription:
         wanted, of_id = np.unique(ids, return_inverse=True)
         place_of = np.full(len(wanted), -1, np.int64)
         missing = len(wanted)
-        # What is open first: it is named nearly always.
+        # Open positions first: nearly every id is there.
         for first, stop in ((self.first_open, self.stop), (self._searched_from, self.first_open)):
             at = first
             while at < stop and missing:

@@ -177,7 +177,7 @@ class UniqueKeys:
         self._full: set[int] = set()
         """Shards with SHARD_ROWS_MAX rows or more."""
         self.count = 0
-        """Rows, those of messages that no longer hold their keys included."""
+        """Rows, including those of messages that no longer hold their keys."""
         self.next_shard = 0
         """The shard that is pruned next."""
 
@@ -196,7 +196,7 @@ class UniqueKeys:
         return Held(number, (number >> 32) * HOUR_MS + (due & _SETTLED - 1), due >= _SETTLED)
 
     def get_many(self, keys: KeyColumns) -> tuple[NDArray[np.bool_], HeldColumns]:
-        """`get` for many keys: which are in the table, and the columns for all; those of others are zeros."""
+        """`get` for many keys: which are in the table, and columns for all, with zeros for keys that are not."""
         width, none = _REST.itemsize, bytes(_REST.itemsize)
         parts, found = [], []
         for (_, mixed, _), (_, at) in zip(keys.rows(), self._places(keys.rows()), strict=True):

@@ -1,7 +1,7 @@
 """Reads the messages that channels have claimed: units if they are not in memory, then records, by a worker if needed.
 
-What the channels of a pass have claimed is read together, whatever the topics. If that fails, each channel's part is
-read by itself. Messages removed with their hour are left out. Messages that the disk cannot read are withheld by their
+All claims of a pass are read together, whatever their channels and topics. If that fails, each channel's part is read
+by itself. Messages removed with their hour are left out. Messages that the disk cannot read are withheld by their
 channel and passed to record_repair.py. Any other failure is a bug and stops the node. Answers of an
 earlier mastership are dropped.
 """

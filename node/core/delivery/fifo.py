@@ -286,7 +286,7 @@ class FifoChannel(Channel):
             self._ahead -= 1
             self._ahead_bytes -= settled.size
             if settled.prefetched.records is not None:
-                # Those that were read together with it may wait for long, and would keep its record in memory.
+                # Messages read together with it may wait for long, and would keep its record in memory.
                 settled.prefetched.records[settled.row] = b""
         del self._lanes[name]
         return 0

@@ -1,7 +1,7 @@
 """Requests about the message that holds a unique key: cancel, reschedule, look up.
 
-What a key names is decided when the command is applied. The master's own look only saves commands that would find
-nothing, and reads the record that a reschedule takes along.
+Apply decides which message a key names. The master looks first, only to save commands that would find nothing, and to
+read the record that a reschedule carries.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _offset_s(zone: ZoneInfo, moment_s: int) -> int:
-    """What the zone's wall clock is ahead of UTC at a moment."""
+    """Seconds by which the zone's wall clock is ahead of UTC at a moment."""
     offset = datetime.fromtimestamp(moment_s, zone).utcoffset()
     assert offset is not None
     return offset.days * _DAY_S + offset.seconds

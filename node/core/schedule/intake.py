@@ -527,7 +527,7 @@ def reschedule_checksum(number: int, kind: int, when: int, key: tuple[str, str] 
 
 
 def cancel_checksum(key: tuple[str, str]) -> int:
-    """CRC32C of a cancel by topic and unique key; its input is that of no other request."""
+    """CRC32C of a cancel by topic and unique key. No other request has the same input."""
     return int(google_crc32c.value(_HEAD.pack(0, False, False, False, False) + _named(key)))
 
 

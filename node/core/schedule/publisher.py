@@ -220,7 +220,7 @@ class Publisher(Part):
         rows = JoinedRows(row.topic, row.kind, client, actor)
         rows.add(row.when, row.payload, caller)
         if self._queue.of(connection).requests:
-            # Behind what this connection has waiting, where those of others would wait for nothing.
+            # Behind this connection's own requests. Rows of other connections must not wait for these.
             self._queue.put(rows, connection, (connection,))
         else:
             self._open[row.topic] = rows, self._queue.put(rows, ROWS, (connection,))

@@ -1,13 +1,13 @@
 """Carries on the sweeps of the replicated state while this node is master, and answers requests about them.
 
-A sweep goes step by step: find the next messages of its selection (bounded, see pending.py), propose their cancelling
-or move, and go on when that is applied. Each job has at most one step under way. If a step is lost with mastership, the
-next master finds its messages again. All that is kept here about a job can be lost: that a step is under way, and what
-its last step has read beyond its own messages, and how far it has looked for dead letters.
+A sweep goes step by step: find the next messages of its selection (bounded, see pending.py), propose to cancel or move
+them, and go on when that is applied. Each job has at most one step under way. If a step is lost with mastership, the
+next master finds its messages again. All that is kept here about a job can be lost: whether a step is under way, what
+the last step read beyond its own messages, and how far it has looked for dead letters.
 
 The deletion of a topic `with_dead` first looks through the dead letters of the topic's groups, in ranges of bounded
-length, and apply removes those of the topic. The following steps look through letters that have come since. What dies
-between the proposal of the last step and its apply, goes with that step; nothing of the topic can die later.
+length, and apply removes those of the topic. The following steps look through letters that have come since. The last
+step also takes messages that die between its proposal and its apply; nothing of the topic can die later.
 """
 
 from __future__ import annotations
