@@ -177,7 +177,7 @@ class Spacing:
     An entry costs every node the same work however little is in it: processors, disks, frames. So where schedules share
     the nodes with deliveries, the next entry leaves SPACING times as long after the last one as entries take lately:
     the slower the nodes, the fewer and larger the entries. Where few messages come, entries are not spaced: callers who
-    wait for each answer would wait longer, and save little. Nor are schedules alone.
+    wait for each answer would wait longer, and save little. Schedules without deliveries are not spaced either.
     """
 
     def __init__(self, rate_min: int) -> None:

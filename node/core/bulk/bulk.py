@@ -64,13 +64,13 @@ class _TakeOver:
     """`ready` is kept, also by a failure."""
 
     def decide(self, layout: Layout) -> None:
-        """Keep `ready`, unless it is decided."""
+        """Keep the promise `ready`, unless it is decided already."""
         if not self.decided:
             self.decided = True
             self.ready.keep(layout)
 
     def refuse(self, failure: Failure) -> None:
-        """Refuse `ready`, unless it is decided."""
+        """Refuse the promise `ready`, unless it is decided already."""
         if not self.decided:
             self.decided = True
             self.ready.refuse(failure)

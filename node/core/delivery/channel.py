@@ -170,9 +170,9 @@ class Pace:
     period_ms: int
     until_ms: int = 0
     open: bool = False
-    """Whether the pass that runs may hand out."""
+    """Whether the current pass may hand out messages."""
     used: bool = False
-    """Whether it has."""
+    """Whether it has handed out any."""
 
     def begin(self, now_ms: int) -> None:
         """A pass begins."""

@@ -152,7 +152,7 @@ class Planner(Part):
         if look.unknown:
             self._tell(look, now)
         if look.make.rows:
-            self._propose(look, now)
+            self._propose(look)
 
     async def catch_up(self, schedule: Schedule, until_ms: int, *, make: bool) -> bool:
         """Before a change that holds from `until_ms` on: pass the planned times of a schedule up to then by their runs,
@@ -201,7 +201,7 @@ class Planner(Part):
         event = "runs of a schedule wait: this node does not know its zone or cron text"
         self._core.report(Reported("error", event, facts))
 
-    def _propose(self, look: _Look, now: Now) -> None:
+    def _propose(self, look: _Look) -> None:
         self._under_way = True
         mastership = self._mastership
 

@@ -68,10 +68,10 @@ DIRECTORY = "events"
 QUEUE_BYTES_MAX = 32 << 20
 """Approximate bound of the records waiting to be written."""
 WRITE_BYTES = 1 << 20
-"""The worker writes as soon as this much waits,"""
+"""With this much waiting, the worker writes at once."""
 WRITE_PERIOD_MS = 100
-"""or after this time. Records become bytes in a worker that shares the interpreter with the core's thread: writing half
-a second's records at once would delay messages for as long as that takes."""
+"""Longest wait for a write. Records become bytes in a worker that shares the interpreter with the core's thread: half a
+second's records at once would delay messages for as long as that takes."""
 TOPICS_A_RECORD = 256
 """Topics in one record; their names fit into its texts."""
 FOUND_MAX = 1_000
@@ -135,7 +135,7 @@ class Events(Part):
         self.written_bytes = 0
         self.failures = 0
         self._places: dict[str, Places] = {}
-        """Of the event files, by path: what searches have found out. A file never changes but at its end."""
+        """Path of an event file -> what searches found in it. A file changes only at its end."""
 
     def _put(self, make: Make, size: int, count: int = 1) -> None:
         """Queue what makes `count` records, of about `size` bytes together."""
