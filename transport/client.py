@@ -16,6 +16,7 @@ import grpc
 from tickwheel.transport import wire
 from tickwheel.transport.connection import (
     MESSAGES_PER_WORK,
+    Block,
     Connection,
     ConnectionFault,
     Fields,
@@ -222,7 +223,7 @@ class ClientConnection(Connection):
     def _known_idle(self, stream_id: int) -> bool:
         return stream_id >= self._next or stream_id % 2 == 0
 
-    def open_stream(self, stream_id: int, fields: Fields, *, end: bool) -> None:
+    def open_stream(self, stream_id: int, block: Block, *, end: bool) -> None:
         if self._known_idle(stream_id):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"an answer on stream {stream_id}, which was never opened")
 

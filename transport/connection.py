@@ -36,8 +36,8 @@ ENDED_KEPT = 1_024
 """Ended streams whose late frames are told apart from frames of streams that never were."""
 BLOCKS_KEPT = 64
 """Field blocks of a connection kept decoded: a client sends the same for every call of a method."""
-BLOCKS_KEPT_BYTES = 32 << 10
-"""Of all of them, encoded and decoded, with FIELD_BYTES for each field."""
+BLOCKS_KEPT_BYTES = 64 << 10
+"""Of all of them: encoded, decoded, and what is made of that, with FIELD_BYTES for each field, twice."""
 FIELD_BYTES = 32
 """What a field counts in addition to its name and value (RFC 7541, 4.1)."""
 RESIZES_MAX = 2
@@ -105,46 +105,52 @@ class _CountingTable(HeaderTable):
         cast(Any, HeaderTable).maxsize.fset(self, size)
 
 
+class Block:
+    """A field block, decoded."""
+
+    __slots__ = ("fields", "meaning")
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields: Final = fields
+        self.meaning: Any = None
+        """What the side that serves has made of the fields; None: nothing yet."""
+
+
 class FieldDecoder:
     """The header decoder of a connection. Blocks that come again are not decoded again."""
 
     def __init__(self, header_bytes_max: int) -> None:
         self._decoder = Decoder(max_header_list_size=header_bytes_max)
         self._table = self._decoder.header_table = _CountingTable()
-        self._known: dict[bytes, Fields] = {}
+        self.known: dict[bytes, Block] = {}
+        """Encoded blocks, as `decode` would decode them now."""
         self._known_bytes = 0
 
-    def knows(self, block: bytes) -> bool:
-        """Whether `decode` has nothing to decode."""
-        return block in self._known
-
-    def decode(self, block: bytes) -> Fields:
-        """Raises ConnectionFault: after an error the two sides' tables differ."""
-        found = self._known.get(block)
-        if found is not None:
-            return found
+    def decode(self, data: bytes) -> Block:
+        """Decode a block that is not known. Raises ConnectionFault: after an error the two sides' tables differ."""
         changes, self._table.resizes = self._table.changes, 0
         try:
-            found = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
+            fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(data, raw=True))
         except HPACKError as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"header fields: {error}") from error
+        block = Block(fields)
         if self._table.changes != changes:
             self._forget()
         else:
-            self._keep(block, found)
-        return found
+            self._keep(data, block)
+        return block
 
     def _forget(self) -> None:
-        self._known.clear()
+        self.known.clear()
         self._known_bytes = 0
 
-    def _keep(self, block: bytes, found: Fields) -> None:
-        size = len(block) + size_of(found)
+    def _keep(self, data: bytes, block: Block) -> None:
+        size = len(data) + 2 * size_of(block.fields)
         if size > BLOCKS_KEPT_BYTES // 4:
             return
-        if len(self._known) >= BLOCKS_KEPT or self._known_bytes + size > BLOCKS_KEPT_BYTES:
+        if len(self.known) >= BLOCKS_KEPT or self._known_bytes + size > BLOCKS_KEPT_BYTES:
             self._forget()
-        self._known[block] = found
+        self.known[data] = block
         self._known_bytes += size
 
 
@@ -187,6 +193,11 @@ class Stream:
 
     def take_data(self, data: bytes) -> None:
         raise NotImplementedError
+
+    def take_whole(self, data: bytes) -> bool:
+        """As `take_data` and the peer's end, if this side can serve the whole call by that at once. False: nothing was
+        taken."""
+        return False
 
     def take_end(self) -> None:
         """The peer has ended its side. Raises MalformedError."""
@@ -289,7 +300,7 @@ class Connection(asyncio.Protocol):
 
     # -- roles
 
-    def open_stream(self, stream_id: int, fields: Fields, *, end: bool) -> None:
+    def open_stream(self, stream_id: int, block: Block, *, end: bool) -> None:
         """A field block for a stream that is not open."""
         raise NotImplementedError
 
@@ -404,7 +415,8 @@ class Connection(asyncio.Protocol):
         if self.streams.pop(stream.stream_id, None) is not None:
             stream.over = True
             self._note_ended(stream.stream_id, ignore=not peer_knows)
-            self._wake(stream)
+            if self._waiting:
+                self._wake(stream)
 
     def _note_ended(self, stream_id: int, *, ignore: bool) -> None:
         self._ended[stream_id] = ignore
@@ -537,7 +549,8 @@ class Connection(asyncio.Protocol):
             if end - at < wire.HEADER_BYTES:
                 self._need = wire.HEADER_BYTES
                 return at
-            size = int.from_bytes(data[at : at + 3], "big")
+            size_and_kind, flags, stream_id = wire.frame_head(data, at)
+            size, kind = size_and_kind >> 8, size_and_kind & 0xFF
             if size > wire.FRAME_BYTES:
                 raise ConnectionFault(
                     ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes, {wire.FRAME_BYTES} allowed"
@@ -547,9 +560,8 @@ class Connection(asyncio.Protocol):
                 self._need = stop - at
                 return at
             self.work_left -= 1
-            kind, flags = data[at + 3], data[at + 4]
-            stream_id = int.from_bytes(data[at + 5 : at + 9], "big") & wire.STREAM_ID_MAX
-            payload = data[at + 9 : stop]
+            stream_id &= wire.STREAM_ID_MAX
+            payload = data[at + wire.HEADER_BYTES : stop]
             at = stop
             if self._block is not None and (kind != wire.CONTINUATION or stream_id != self._block[0]):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a field block was interrupted")
@@ -599,12 +611,13 @@ class Connection(asyncio.Protocol):
         if stream.receive_window < 0:
             self.fault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
             return
-        if payload:
-            stream.take_data(payload)
-        if flags & wire.END_STREAM and not stream.over:
-            self.end_of(stream)
-        if not stream.over:
-            self._grant(stream)
+        if not (flags & wire.END_STREAM and stream.take_whole(payload)):
+            if payload:
+                stream.take_data(payload)
+            if flags & wire.END_STREAM and not stream.over:
+                self.end_of(stream)
+            if not stream.over:
+                self._grant(stream)
         self._grant_connection()
 
     def end_of(self, stream: Any) -> None:
@@ -631,14 +644,12 @@ class Connection(asyncio.Protocol):
             if not payload or payload[0] >= len(payload):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "more padding than payload")
             payload = payload[1 : len(payload) - payload[0]]
-        depends_on_itself = False
         if flags & wire.WITH_PRIORITY:
             if len(payload) < 5:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short for its priority")
-            depends_on_itself = int.from_bytes(payload[:4], "big") & wire.STREAM_ID_MAX == stream_id
+            if int.from_bytes(payload[:4], "big") & wire.STREAM_ID_MAX == stream_id:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
             payload = payload[5:]
-        if depends_on_itself:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
         end = bool(flags & wire.END_STREAM)
         if flags & wire.END_HEADERS:
             self._take_block(stream_id, payload, end=end)
@@ -661,12 +672,12 @@ class Connection(asyncio.Protocol):
             self._block = None
             self._take_block(stream_id, bytes(block), end=end)
 
-    def _take_block(self, stream_id: int, block: bytes, *, end: bool) -> None:
-        self._check_block(len(block))
-        known = self._decoder.knows(block)
-        fields = self._decoder.decode(block)  # also of streams that are over: the table must keep up
-        if not known:
-            self.work_left -= len(fields) + len(block) // BYTES_PER_WORK
+    def _take_block(self, stream_id: int, data: bytes, *, end: bool) -> None:
+        block = self._decoder.known.get(data)
+        if block is None:
+            self._check_block(len(data))
+            block = self._decoder.decode(data)  # also of streams that are over: the table must keep up
+            self.work_left -= len(block.fields) + len(data) // BYTES_PER_WORK
         stream = self.streams.get(stream_id)
         if stream is None:
             if self._ended.get(stream_id, False):
@@ -674,12 +685,12 @@ class Connection(asyncio.Protocol):
             if stream_id in self._ended:
                 raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS for stream {stream_id}, which has ended")
             self.work_left -= OPENING_WORK
-            self.open_stream(stream_id, fields, end=end)
+            self.open_stream(stream_id, block, end=end)
         elif stream.remote_ended:
             self.fault(stream_id, ErrorCode.STREAM_CLOSED)
         else:
             try:
-                stream.take_fields(fields, end=end)
+                stream.take_fields(block.fields, end=end)
             except MalformedError:
                 self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
             if end and not stream.over:
@@ -792,7 +803,7 @@ class Connection(asyncio.Protocol):
             self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
         elif stream.send_window > wire.WINDOW_MAX:
             self.fault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-        else:
+        elif self._waiting:
             self._wake(stream)
 
     _OTHERS: Final = {

@@ -27,16 +27,14 @@ import grpc
 
 from tickwheel.transport import wire
 from tickwheel.transport.connection import (
-    BLOCKS_KEPT,
-    BLOCKS_KEPT_BYTES,
     MESSAGES_PER_WORK,
+    Block,
     Connection,
     ConnectionFault,
     Fields,
     MalformedError,
     Stream,
     StreamOverError,
-    size_of,
 )
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.messages import (
@@ -86,6 +84,8 @@ _log = logging.getLogger(__name__)
 _HEADERS_OK = wire.STATUS_200 + wire.field(b"content-type", GRPC_TYPE)
 _OK = status_block(0)
 _ANSWER = wire.Answer(_HEADERS_OK, _OK)
+_NOTHING = Messages(0)
+"""Of a call of which no message came, or nothing is read any more. Never filled."""
 LENGTH_DIGITS_MAX = 19
 """Of a content-length: 64 bits."""
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -266,7 +266,7 @@ class ServerStream(Stream):
         """Messages taken without a pause."""
         self._left = head.content_length
         """Bytes still to come, if the request said so."""
-        self._messages = Messages(connection.limits.message_bytes_max)
+        self._messages = _NOTHING
         self._held_bytes = 0
         """Bytes of the request in memory, as counted by the server."""
         self._handler: Handler = None
@@ -321,6 +321,8 @@ class ServerStream(Stream):
         if self._refusal is not None:
             self.refuse(self._refusal)
             return
+        if self._messages is _NOTHING:
+            self._messages = Messages(self.connection.limits.message_bytes_max)
         waiting = len(self._messages.ready)
         try:
             size = self._messages.take(data)
@@ -342,6 +344,25 @@ class ServerStream(Stream):
             self._run()
         elif self._task is None and len(self._messages.ready) > 1 and not self._handler.request_streaming:
             self._finish(grpc.StatusCode.INTERNAL.value[0], "more than one request message")
+
+    def take_whole(self, data: bytes) -> bool:
+        """A direct call of a small message that comes in one frame: nearly always. It begins without being held."""
+        handler, caller, size = self._handler, self._caller, len(data) - PREFIX_BYTES
+        turns = caller.turns
+        if (
+            type(handler) is not DirectHandler
+            or self._messages is not _NOTHING
+            or not 0 <= size <= min(SMALL_BYTES, caller.limits.message_bytes_max)
+            or int.from_bytes(data[:PREFIX_BYTES], "big") != size
+            or (self._left is not None and self._left != len(data))
+            or turns.bytes_left <= 0
+            or caller.beginning
+        ):
+            return False
+        self.remote_ended = True
+        turns.spend_bytes(size)
+        self._begin_with(handler, data[PREFIX_BYTES:])
+        return True
 
     def overdue_s(self, now_s: float) -> float:
         """From when on the caller has left a message, or its first one, unfinished for too long, as it stands now. A
@@ -378,9 +399,10 @@ class ServerStream(Stream):
 
     def drop(self) -> None:
         """The call is over: nobody reads what is left of its request."""
-        self._messages = Messages(0)
-        self.connection.read(self, self.unread_bytes)
-        self.account()
+        if self._messages is not _NOTHING:
+            self._messages = _NOTHING
+            self.connection.read(self, self.unread_bytes)
+            self.account()
         ended, self.ended = self.ended, None
         if ended is not None:
             ended()
@@ -433,12 +455,15 @@ class ServerStream(Stream):
     def _begin(self, handler: DirectHandler) -> None:
         if not self._caller.may_begin(self, len(self._messages.ready[0])):
             return  # until `take_turn`
-        began_s = perf_counter()
-        self._begin_now(handler)
-        self._caller.work_left -= max(BEGINNING_WORK, int((perf_counter() - began_s) * WORK_PER_S))
+        self._begin_with(handler, self._next_data())
 
-    def _begin_now(self, handler: DirectHandler) -> None:
-        data = self._next_data()
+    def _begin_with(self, handler: DirectHandler, data: bytes) -> None:
+        began_s = perf_counter()
+        self._begin_now(handler, data)
+        work = int((perf_counter() - began_s) * WORK_PER_S)
+        self._caller.work_left -= work if work > BEGINNING_WORK else BEGINNING_WORK
+
+    def _begin_now(self, handler: DirectHandler, data: bytes) -> None:
         try:
             handler.begin(data, self)
         except Exception as error:
@@ -484,7 +509,7 @@ class ServerStream(Stream):
         size, turns = len(self._messages.ready[0]), self._caller.turns
         if type(self._handler) is DirectHandler:
             turns.spend_bytes(size)
-            self._begin_now(self._handler)
+            self._begin_now(self._handler, self._next_data())
             return True
         if type(self._handler) is StreamHandler:
             turns.spend_bytes(size)
@@ -765,14 +790,12 @@ class ServerConnection(Connection):
         """When the last call ended or began."""
         self._opened_unread = 0
         """Streams opened since the transport asked for a pause."""
-        self._beginning: OrderedDict[ServerStream, None] = OrderedDict()
+        self.beginning: OrderedDict[ServerStream, None] = OrderedDict()
         """Streams whose next request waits for this connection's turn."""
         self._greeted = False
         self.look_s = 0.0
         """Nothing of this connection or its calls is late before. 0: something has changed, so look again."""
         self._auth: Mapping[str, Iterable[bytes]] | None = None
-        self._heads: dict[Fields, Head] = {}
-        self._heads_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         self.caller = caller_of(transport.get_extra_info("peername"))
@@ -798,7 +821,7 @@ class ServerConnection(Connection):
     def _known_idle(self, stream_id: int) -> bool:
         return stream_id > self.last_peer_stream or stream_id % 2 == 0
 
-    def open_stream(self, stream_id: int, fields: Fields, *, end: bool) -> None:
+    def open_stream(self, stream_id: int, block: Block, *, end: bool) -> None:
         if stream_id % 2 == 0 or stream_id <= self.last_peer_stream:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} cannot be opened")
         self.last_peer_stream = stream_id
@@ -811,31 +834,21 @@ class ServerConnection(Connection):
             self._control()
             self.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
-        try:
-            head = self._heads.get(fields) or self._read_head(fields)
-        except MalformedError:
-            self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
-            return
+        if block.meaning is None:
+            try:
+                block.meaning = head_of(block.fields)
+            except MalformedError:
+                self.fault(stream_id, ErrorCode.PROTOCOL_ERROR)
+                return
         self.busy_s = self.heard_s
         self.look_s = 0.0
-        stream = self.streams[stream_id] = ServerStream(self, stream_id, head)
+        stream = self.streams[stream_id] = ServerStream(self, stream_id, block.meaning)
         self.server.calls += 1
         stream.begin()
         if end and not stream.over:
             self.end_of(stream)
         elif end:
             self._ended[stream_id] = False
-
-    def _read_head(self, fields: Fields) -> Head:
-        head = head_of(fields)
-        size = size_of(fields)
-        if size <= BLOCKS_KEPT_BYTES // 4:
-            if len(self._heads) >= BLOCKS_KEPT or self._heads_bytes + size > BLOCKS_KEPT_BYTES:
-                self._heads.clear()
-                self._heads_bytes = 0
-            self._heads[fields] = head
-            self._heads_bytes += size
-        return head
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -847,13 +860,14 @@ class ServerConnection(Connection):
             self.busy_s = self.heard_s
             self.look_s = 0.0
             super().forget(stream, peer_knows=peer_knows)
-            self._beginning.pop(stream, None)
+            if self.beginning:
+                self.beginning.pop(stream, None)
             stream.drop()
 
     def may_begin(self, stream: ServerStream, size: int) -> bool:
         """Whether a stream may take its next request, of so many bytes, now. Otherwise its `take_turn` will be called,
         after those of the connection's streams that asked before."""
-        if self._beginning or self.turns.bytes_left <= 0:
+        if self.beginning or self.turns.bytes_left <= 0:
             self.wait_to_begin(stream)
             return False
         self.turns.spend_bytes(size)
@@ -861,14 +875,14 @@ class ServerConnection(Connection):
 
     def wait_to_begin(self, stream: ServerStream) -> None:
         """A stream's `take_turn` will be called, after those of the streams that wait already."""
-        self._beginning[stream] = None
+        self.beginning[stream] = None
         self.turns.wait_to_begin(self)
 
     def begin_one(self) -> None:
         """Its turn has come: the first request that waits begins."""
-        while self._beginning:
-            stream, _ = self._beginning.popitem(last=False)
-            if self._beginning:
+        while self.beginning:
+            stream, _ = self.beginning.popitem(last=False)
+            if self.beginning:
                 self.turns.wait_to_begin(self)
             if stream.take_turn():
                 return

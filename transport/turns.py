@@ -62,7 +62,8 @@ class Turns:
 
     def work(self) -> int:
         """What a connection that has read something may spend on it now; 0: it has to wait."""
-        return max(0, min(CONNECTION_WORK, self.work_left))
+        left = self.work_left
+        return CONNECTION_WORK if left > CONNECTION_WORK else left if left > 0 else 0
 
     def spend(self, work: int) -> None:
         """Count work on frames."""

@@ -51,14 +51,20 @@ class ErrorCode(IntEnum):
     HTTP_1_1_REQUIRED = 0xD
 
 
+_FRAME = struct.Struct(">LBL")
+_FRAME_HEAD = _FRAME.pack
+frame_head = _FRAME.unpack_from
+"""What stands in front of a frame's payload: size << 8 | kind, flags, stream id with its reserved bit."""
+
+
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """A frame; its payload must not exceed what the receiver takes."""
-    return b"%b%c%c%b%b" % (len(payload).to_bytes(3, "big"), kind, flags, stream_id.to_bytes(4, "big"), payload)
+    return _FRAME_HEAD(len(payload) << 8 | kind, flags, stream_id) + payload
 
 
 def data_head(stream_id: int, size: int) -> bytes:
     """What stands in front of the payload of a DATA frame."""
-    return b"%b\x00\x00%b" % (size.to_bytes(3, "big"), stream_id.to_bytes(4, "big"))
+    return _FRAME_HEAD(size << 8 | DATA, 0, stream_id)
 
 
 def settings(values: Mapping[int, int]) -> bytes:
@@ -113,21 +119,21 @@ class Answer:
 
     def __init__(self, first: bytes, last: bytes) -> None:
         """Field blocks of both HEADERS."""
-        self._first_head = _head(HEADERS, END_HEADERS, len(first))
         self._first = first
-        self._last_head = _head(HEADERS, END_HEADERS | END_STREAM, len(last))
         self._last = last
+        self._before = struct.Struct(f">LBL{len(first)}sLBLBL").pack
+        self._behind = struct.Struct(f">LBL{len(last)}s").pack
+        self._first_size = len(first) << 8 | HEADERS
+        self._last_size = len(last) << 8 | HEADERS
 
     def frames(self, stream_id: int, message: bytes) -> bytes:
         """`message` and its prefix must fit one frame."""
-        number, size = stream_id.to_bytes(4, "big"), len(message)
-        data = b"%b\x00\x00%b\x00%b" % ((size + 5).to_bytes(3, "big"), number, size.to_bytes(4, "big"))
-        return b"".join((self._first_head, number, self._first, data, message, self._last_head, number, self._last))
-
-
-def _head(kind: int, flags: int, size: int) -> bytes:
-    """A frame's first bytes, without its stream."""
-    return b"%b%c%c" % (size.to_bytes(3, "big"), kind, flags)
+        size = len(message)
+        before = self._before(
+            self._first_size, END_HEADERS, stream_id, self._first,
+            (size + 5) << 8 | DATA, 0, stream_id, 0, size,
+        )  # fmt: skip
+        return before + message + self._behind(self._last_size, END_HEADERS | END_STREAM, stream_id, self._last)
 
 
 def header_frames(stream_id: int, block: bytes, *, end_stream: bool) -> bytes:

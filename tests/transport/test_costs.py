@@ -488,10 +488,9 @@ async def test_kept_field_blocks_are_bounded() -> None:
         block = wire.fields((name.encode(), value.encode()) for name, value in with_path("/any"))
         block += wire.fields([(b"x-%d" % number, b"v" * 40)] * (number + 1))
         caller.send(F(wire.HEADERS, wire.END_HEADERS, 2 * number + 1, block))
-    connection = caller.connection
-    assert 0 < len(connection._heads) <= BLOCKS_KEPT and 0 < len(connection._decoder._known) <= BLOCKS_KEPT
-    assert sum(map(size_of, connection._heads)) <= BLOCKS_KEPT_BYTES
-    assert sum(len(block) + size_of(found) for block, found in connection._decoder._known.items()) <= BLOCKS_KEPT_BYTES
+    known = caller.connection._decoder.known
+    assert 0 < len(known) <= BLOCKS_KEPT
+    assert sum(len(data) + 2 * size_of(block.fields) for data, block in known.items()) <= BLOCKS_KEPT_BYTES
 
 
 async def test_many_changes_of_the_header_tables_size_end_the_connection() -> None:

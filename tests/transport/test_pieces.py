@@ -100,6 +100,41 @@ async def test_a_read_of_many_calls_takes_many_passes() -> None:
     await goes_on(caller, 2 * MANY + 1)
 
 
+ENDS_OF_CALLS: dict[str, tuple[bytes, tuple[str, str] | None]] = {
+    "one message": (prefixed(b"hello"), None),
+    "no content": (prefixed(b""), None),
+    "no message": (b"", None),
+    "the largest message": (prefixed(bytes(1_000)), None),
+    "too large a message": (prefixed(bytes(1_001)), None),
+    "a compressed message": (b"\x01" + prefixed(b"hello")[1:], None),
+    "two messages": (prefixed(b"one") + prefixed(b"two"), None),
+    "an end within a message": (prefixed(b"hello")[:-1], None),
+    "an end within a prefix": (b"\0\0", None),
+    "the length that was announced": (prefixed(b"hello"), ("content-length", "10")),
+    "more than was announced": (prefixed(b"hello"), ("content-length", "9")),
+    "less than was announced": (prefixed(b"hello"), ("content-length", "11")),
+    "a compression that is not read": (prefixed(b"hello"), ("grpc-encoding", "gzip")),
+    "a time-out that is none": (prefixed(b"hello"), ("grpc-timeout", "soon")),
+}
+
+
+@pytest.mark.parametrize(("data", "more"), ENDS_OF_CALLS.values(), ids=ENDS_OF_CALLS)
+async def test_a_call_in_one_frame_ends_as_one_in_pieces(data: bytes, more: tuple[str, str] | None) -> None:
+    found = []
+    for pieces in ([data], [data, b""], [data[:3], data[3:]]):
+        server, handlers = direct(Limits(message_bytes_max=1_000))
+        caller = Caller(server)
+        await caller.settled()
+        caller.headers(1, [*POST, *([more] if more else [])])
+        for number, piece in enumerate(pieces, 1):
+            caller.data(1, piece, end=number == len(pieces))
+        answers = [frame for frame in await handled(caller) if frame.kind != wire.RST_STREAM or frame.code]
+        found.append((handlers.begun, answers))
+        assert not server.calls and not server.held_bytes and not caller.connection.unread_bytes
+        await goes_on(caller, 3)
+    assert found[0] == found[1] == found[2]
+
+
 async def test_small_frames_take_many_passes() -> None:
     caller = Caller(deaf(Limits()))
     caller.headers(1, with_path("/any"))
