@@ -377,7 +377,7 @@ def idempotence_off(patches: Patches) -> None:
 @mutation(Producers, "repeated", aim=aimed("kill", "isolate", nodes=3, twins=1))
 def checksums_not_compared(original: Any, self: Producers, sender: Any, count: Any) -> Any:
     """A sequence that was accepted with other content counts as repeated."""
-    return original(self, replace(sender, checksum=None), count)
+    return original(self, sender._replace(checksum=None), count)
 
 
 @mutation(ClientRequests, "cancel")

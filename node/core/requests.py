@@ -7,7 +7,6 @@ replies by a callback instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -75,7 +74,15 @@ def id_of(message_id: common_pb2.MessageId, wheel_group: int) -> int:
 
 def message_id_of(number: int, wheel_group: int) -> common_pb2.MessageId:
     """The reverse of `id_of`."""
-    return common_pb2.MessageId(wheel_group=wheel_group, hour=number >> 32, index=number & 0xFFFF_FFFF)
+    message_id = common_pb2.MessageId()
+    fill_message_id(message_id, number, wheel_group)
+    return message_id
+
+
+def fill_message_id(message_id: common_pb2.MessageId, number: int, wheel_group: int) -> None:
+    """As `message_id_of`, in place."""
+    message_id.hour, message_id.index = number >> 32, number & 0xFFFF_FFFF
+    message_id.wheel_group = wheel_group
 
 
 class ClientRequests:
@@ -145,7 +152,7 @@ class ClientRequests:
         """Move a pending message; `kind` says what `when` is (KIND_DUE and others of intake). A repeat of the same
         sender's sequence gets the first answer."""
         self._core.require_master()
-        sender = replace(sender, checksum=reschedule_checksum(number, kind, when))
+        sender = sender._replace(checksum=reschedule_checksum(number, kind, when))
         known = self._senders.known(sender, 1)
         if known is not None:
             return RescheduleResult(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)

@@ -38,22 +38,18 @@ class Access:
     """Reads a caller's role and name from its certificate."""
 
     def __init__(self, *, tls: bool, admin_names: Sequence[str], client_names: Sequence[str] = ()) -> None:
-        self._tls = tls
+        self.certifies = tls
+        """Whether callers show certificates, that is, whether the client port has TLS."""
         self._client_names = frozenset(client_names)
         self._admin_names = frozenset(admin_names)
         self._known: dict[bytes, CertificateIdentity] = {}
-
-    @property
-    def certifies(self) -> bool:
-        """Whether callers show certificates, that is, whether the client port has TLS."""
-        return self._tls
 
     def _is_admin(self, identity: CertificateIdentity) -> bool:
         return ADMIN_UNIT in identity.units or identity.common_name in self._admin_names
 
     def refusal(self, context: AuthenticatedContext, needed: Permission) -> Failure | None:
         """The refusal of a caller without the needed role; None: it has the role."""
-        if not self._tls:
+        if not self.certifies:
             return None
         identity = self._identity(context)
         if identity is None:
@@ -89,7 +85,7 @@ class Access:
 
     def name_of(self, context: AuthenticatedContext) -> str:
         """Common name of the caller's certificate; empty without one."""
-        identity = self._identity(context) if self._tls else None
+        identity = self._identity(context) if self.certifies else None
         return "" if identity is None else identity.common_name
 
     def _identity(self, context: AuthenticatedContext) -> CertificateIdentity | None:

@@ -159,10 +159,11 @@ class Callers:
     def of(self, context: CallingContext, needed: Permission) -> Caller:
         """The caller. Raises RequestError: every call of it is refused. `needed` is checked only while rights are
         off."""
-        control, connection = self._control(), context.peer()
-        certified = self._access.name_of(context)
+        control, connection, access = self._control(), context.peer(), self._access
+        certified = access.name_of(context) if access.certifies else ""
         if not self._enforced():
-            refuse(self._access.refusal(context, needed))
+            if access.certifies:
+                refuse(access.refusal(context, needed))
             last = self._last
             if last is None or last.connection != connection or last.name != certified or last.control is not control:
                 by = "certificate" if certified else "none"
@@ -176,10 +177,10 @@ class Callers:
             if user is None:
                 raise unauthenticated("the token is not known, was revoked, or has expired")
             return Caller(user.name, "token", False, control, self._enforced, sha256, self._now_ms, connection)
-        if self._access.refusal(context, Permission.ADMIN) is None and self._access.certifies:
+        if access.certifies and access.refusal(context, Permission.ADMIN) is None:
             return Caller(certified, "certificate", True, control, self._enforced, connection=connection)
         if certified and control.user(certified) is not None:
-            refuse(self._access.refusal(context, Permission.CLIENT))
+            refuse(access.refusal(context, Permission.CLIENT))
             return Caller(certified, "certificate", False, control, self._enforced, connection=connection)
         if certified:
             raise unauthenticated(f"no user is named {certified[:127]}, as the certificate is")

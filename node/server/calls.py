@@ -46,7 +46,7 @@ class Calls:
     ) -> None:
         """Run `piece`, the first of a request. An error in it, or in later work of the core that it began, goes to
         `fail`."""
-        serving = self.core.serving
+        serving = self._current().serving
         if serving.closed is not None:
             fail(serving.closed)
             return
@@ -66,7 +66,7 @@ class Calls:
         try:
             piece(*args, **named)
         finally:
-            self._wake_within(self.core.proposer.held_ms())
+            self._wake_within(self._current().proposer.held_ms())
 
     def fault(self, error: Exception) -> Failure:
         """Report an error of a handler. Returns the failure for its caller."""

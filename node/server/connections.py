@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -74,9 +73,9 @@ class ConnectionLimiter:
         self._caller_calls_max = caller_calls_max
         self._connections_max = connections_max
         self._client_port = self._peer_port = 0
-        self._calls: Counter[str] = Counter()
+        self._calls: dict[str, int] = {}
         """Calls under way, by connection."""
-        self._hosts: Counter[str] = Counter()
+        self._hosts: dict[str, int] = {}
         """Calls under way, by the caller's address."""
         self._used: set[str] = set()
         """Connections that had a call. The next look removes closed ones."""
@@ -138,7 +137,7 @@ class ConnectionLimiter:
         return None
 
     def _worth(self, caller: str) -> int:
-        return 2 if self._calls[caller] else int(caller in self._used)
+        return 2 if caller in self._calls else int(caller in self._used)
 
     def _connection(self, descriptor: int) -> Connection | None:
         try:
@@ -179,16 +178,17 @@ class ConnectionLimiter:
         address."""
         caller = context.peer()
         host = caller.rpartition(":")[0]
-        if self._hosts[host] >= self._caller_calls_max:
+        others = self._hosts.get(host, 0)
+        if others >= self._caller_calls_max:
             raise RequestError(limit_reached("limits.caller_calls_max", self._caller_calls_max, 1_000))
-        self._calls[caller] += 1
+        self._calls[caller] = self._calls.get(caller, 0) + 1
         self._used.add(caller)
-        self._hosts[host] += 1
+        self._hosts[host] = others + 1
         return caller
 
     def end(self, caller: str) -> None:
         """A call over this connection has ended."""
         for counts, name in ((self._calls, caller), (self._hosts, caller.rpartition(":")[0])):
-            counts[name] -= 1
-            if not counts[name]:
-                del counts[name]
+            left = counts.pop(name) - 1
+            if left:
+                counts[name] = left

@@ -222,6 +222,11 @@ def _shape_of(descriptor: Descriptor) -> _Shape:
     return _Shape(descriptor)
 
 
+@cache
+def _shape_of_kind(kind: type[Message]) -> _Shape:
+    return _shape_of(cast(Descriptor, kind.DESCRIPTOR))
+
+
 def _is_message(field: FieldDescriptor) -> bool:
     """Whether a field holds messages. The maps of requests hold texts only (a test ensures that)."""
     return field.message_type is not None and not field.message_type.GetOptions().map_entry
@@ -282,7 +287,7 @@ def read_request(kind: type[Message], data: bytes, bytes_max: int | None = None)
     except TooManyFieldsError as error:
         wanted = f"at most {FIELDS_MAX} fields and elements in a request"
         return _Refused(TOO_LARGE, invalid(error.path, f"more than {FIELDS_MAX}", wanted).failure)
-    shape = _shape_of(cast(Descriptor, kind.DESCRIPTOR))
+    shape = _shape_of_kind(kind)  # type: ignore[arg-type]  # a class is hashable, though its objects are not
     overfull = shape.overfull(message) if len(data) > shape.elements_max else None
     if overfull is not None:
         place, count, limit = overfull
@@ -405,7 +410,7 @@ class Door:
     def _reader(self, kind: type[Message], bytes_max: int | None) -> Callable[[bytes], Message | _Refused]:
         if not self._exact:
             return partial(read_any_version, kind)
-        return lambda data: read_request(kind, data, bytes_max)
+        return partial(read_request, kind, bytes_max=bytes_max)
 
     def direct(
         self,

@@ -22,7 +22,7 @@ from tickwheel.node.config.fields import parse_address
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, fitting
 from tickwheel.node.core.promise import Promise, Reply, answer_of
-from tickwheel.node.core.requests import id_of, message_id_of
+from tickwheel.node.core.requests import fill_message_id, id_of, message_id_of
 from tickwheel.node.core.schedule.deleting import finished
 from tickwheel.node.core.schedule.intake import (
     KIND_DELAY,
@@ -137,9 +137,12 @@ def schedule(
     wheel_group = core.identity.wheel_group
 
     def placed(number: int, due_ms: int, level: int, delay_ms: int, key_outcome: int = KEY_FREE) -> None:
-        message_id = message_id_of(number, wheel_group)
-        receipt = scheduler_pb2.ScheduleReceipt(id=message_id, due_ms=due_ms, delay_level=level, delay_ms=delay_ms)
-        receipt.key_outcome = key_outcome  # type: ignore[assignment]
+        receipt = scheduler_pb2.ScheduleReceipt(due_ms=due_ms)
+        fill_message_id(receipt.id, number, wheel_group)
+        if level:
+            receipt.delay_level, receipt.delay_ms = level, delay_ms
+        if key_outcome:
+            receipt.key_outcome = key_outcome  # type: ignore[assignment]
         reply.done(receipt)
 
     row = row_of(request, core.state.settings)
@@ -167,7 +170,7 @@ def schedule(
         placed(int(outcome.ids[0]), int(outcome.due_ms[0]), level, delay_ms, key_outcome)
 
     placing = Reply(done, reply.fail)
-    node.calls.serve_for_log(placing.fail, lambda: core.parts.requests.schedule(batch, placing))
+    node.calls.serve_for_log(placing.fail, core.parts.requests.schedule, batch, placing)
 
 
 async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:

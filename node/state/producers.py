@@ -25,6 +25,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -64,8 +65,7 @@ class Span:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
+class Sender(NamedTuple):
     """The producer's part of a request. `checksum`: of its content; None: not stated. `owner`: empty if not stated.
     `by_owner`: producers are forgotten by the shares of their owners from this request on."""
 

@@ -52,13 +52,12 @@ class LeadResult:
     term: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestOutcome:
+class RequestOutcome(NamedTuple):
     """Outcome of one request of a publish. ids and due_ms are in the order of its rows, and empty if `failure` is
     set."""
 
-    ids: Ids = field(default_factory=lambda: NO_IDS)
-    due_ms: NDArray[np.int64] = field(default_factory=lambda: NO_DUE)
+    ids: Ids = NO_IDS
+    due_ms: NDArray[np.int64] = NO_DUE
     repeated: bool = False
     failure: Failure | None = None
     keys: KeyOutcomes | None = None

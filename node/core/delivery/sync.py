@@ -141,9 +141,9 @@ class SyncState:
         said = self._levels.get(peer_id)
         return None if said is None else said >= level
 
-    def full_peers(self, members: Sequence[str]) -> set[str]:
-        """Slaves that said last that their disk is above its mark."""
-        return self._full.intersection(members) if self._full else self._full
+    def full_peers(self, members: Callable[[], Sequence[str]]) -> set[str]:
+        """Slaves that said last that their disk is above its mark. `members` is asked only if there may be some."""
+        return self._full.intersection(members()) if self._full else self._full
 
     def roomy_peers(self, members: Sequence[str]) -> list[str]:
         """Slaves that said within ROOM_MS that their disk is not above its mark."""

@@ -6,8 +6,6 @@ read the record that a reschedule carries.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.requests import ClientRequests
 from tickwheel.node.core.schedule.intake import cancel_checksum, check_unique_key, reschedule_checksum
@@ -36,7 +34,7 @@ class KeyRequests:
         """Cancel the message that holds a key. A repeat of the same sender's sequence gets the first answer."""
         core = self._core
         self._check(key, permitted)
-        sender = replace(sender, checksum=cancel_checksum((key.topic, key.unique_key)))
+        sender = sender._replace(checksum=cancel_checksum((key.topic, key.unique_key)))
         known = self._senders.known(sender, 1)
         if known is not None:
             return CancelResult(scheduler_pb2.CANCELLED, int(known.ids[0]), remembered=True)
@@ -56,7 +54,7 @@ class KeyRequests:
     ) -> RescheduleResult:
         """Move the message that holds a key. `when`, `kind` and `sender` as in `ClientRequests.reschedule`."""
         self._check(key, permitted)
-        sender = replace(sender, checksum=reschedule_checksum(0, kind, when, (key.topic, key.unique_key)))
+        sender = sender._replace(checksum=reschedule_checksum(0, kind, when, (key.topic, key.unique_key)))
         known = self._senders.known(sender, 1)
         if known is not None:
             return RescheduleResult(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True)

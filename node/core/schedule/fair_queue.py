@@ -76,10 +76,12 @@ class FairQueue(Generic[AnItem]):
 
     def put(self, item: AnItem, flow: str, keys: Sequence[str] = ()) -> int:
         """Queue an item; returns its tag."""
-        after = max(self._served, self._flow_tags.get(flow, 0))
+        after, size = max(self._served, self._flow_tags.get(flow, 0)), item.bytes
         for key in keys:
-            after = max(after, self._key_tags.get(key, 0))
-        tag = after + item.bytes
+            last = self._key_tags.get(key, 0)
+            if last > after:
+                after = last
+        tag = after + size
         if len(self._flow_tags) + len(self._key_tags) > STALE_TAGS_MAX + 4 * self.all.requests:
             # A tag that was served binds nothing more.
             self._flow_tags = {flow: tag for flow, tag in self._flow_tags.items() if tag >= self._served}
@@ -89,7 +91,7 @@ class FairQueue(Generic[AnItem]):
             self._key_tags[key] = tag
         heapq.heappush(self._heap, (tag, self._number, flow, item))
         self._number += 1
-        self._note(flow, item.bytes, len(item))
+        self._note(flow, size, len(item))
         return tag
 
     def may_grow(self, tag: int, key: str) -> bool:
@@ -125,9 +127,12 @@ class FairQueue(Generic[AnItem]):
         return [item for *_, item in out]
 
     def _note(self, flow: str, size: int, requests: int) -> None:
-        waiting = self._flows.setdefault(flow, Waiting())
-        for count in (waiting, self.all):
-            count.bytes += size
-            count.requests += requests
+        waiting, everything = self._flows.get(flow), self.all
+        if waiting is None:
+            waiting = self._flows[flow] = Waiting()
+        waiting.bytes += size
+        waiting.requests += requests
+        everything.bytes += size
+        everything.requests += requests
         if not waiting.requests:
             del self._flows[flow]

@@ -50,6 +50,10 @@ KEYED_BYTES = 512
 SEQUENCE_MAX = (1 << 63) - 1
 """Largest sequence of a producer's batch. The next number still fits an unsigned 64-bit integer."""
 
+JOINED_BYTES_MAX = 16 << 10
+"""Payloads that are copied for their checksum: for fewer bytes that costs less than a further call."""
+
+_I8, _U4 = np.dtype("<i8"), np.dtype("<u4")
 _HEAD = struct.Struct("<I????")
 _MOVE = struct.Struct("<QBq")
 
@@ -499,21 +503,24 @@ def checksum_of(batch: IncomingBatch, payload_sizes: NDArray[np.uint32], payload
     one_kind = isinstance(batch.kinds, int)
     with_metas, with_jitter = any(metas), not isinstance(batch.jitter_ms, int)
     head = _HEAD.pack(batch.count, one_kind, with_metas, with_jitter, batch.topic_of is not None)
-    crc: int = google_crc32c.value(head + "\0".join(batch.topics).encode() + b"\0")
     parts = [
+        head + "\0".join(batch.topics).encode() + b"\0",
         bytes((batch.kinds,)) if isinstance(batch.kinds, int) else batch.kinds.astype(np.uint8).tobytes(),
-        batch.when.astype("<i8", copy=False).tobytes(),
-        payload_sizes.astype("<u4", copy=False).tobytes(),
+        batch.when.astype(_I8, copy=False).tobytes(),
+        payload_sizes.astype(_U4, copy=False).tobytes(),
         payloads,
     ]
     if batch.topic_of is not None:
-        parts.append(batch.topic_of.astype("<u4", copy=False).tobytes())
+        parts.append(batch.topic_of.astype(_U4, copy=False).tobytes())
     if not isinstance(batch.jitter_ms, int):
-        parts.append(batch.jitter_ms.astype("<i8", copy=False).tobytes())
+        parts.append(batch.jitter_ms.astype(_I8, copy=False).tobytes())
     if with_metas:
         parts += [np.fromiter(map(len, metas), "<u4", len(metas)).tobytes(), *metas]
     if batch.unique_keys is not None:
         parts.append(batch.unique_keys.rules.tobytes())
+    if len(payloads) <= JOINED_BYTES_MAX:
+        return int(google_crc32c.value(b"".join(parts)))
+    crc = 0
     for part in parts:
         crc = google_crc32c.extend(crc, part)
     return crc

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +72,7 @@ class AppliedLevels:
     delays_ms: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchOutcome:
+class BatchOutcome(NamedTuple):
     """A batch is on stable storage of a majority. Arrays are in the order of the request's messages."""
 
     ids: NDArray[np.uint64]
@@ -399,9 +399,11 @@ class Publisher(Part):
     def _topics_known(self, item: _Request | JoinedRows) -> bool:
         state = self._state
         missing = [name for name in item.topics if state.topic_id(name) is None]
+        if not missing:
+            return True
         wanted = [name for name in missing if name not in self._creating]
         if not wanted:
-            return not missing
+            return False
         if not state.settings.topics_auto_create:
             text = f"topic {wanted[0]} does not exist"
             self._refuse_head(Failure(pb.UNKNOWN_NAME, text, {"field": "topic", "value": wanted[0]}))
@@ -596,7 +598,7 @@ def _optional(
     dtype: type[np.uint32] | type[np.uint64],
 ) -> bytes:
     """One column of all batches, with zeros where a batch has none; empty: no batch has it."""
-    if all(column is None for column in columns):
+    if not [column for column in columns if column is not None]:
         return EMPTY
     filled = [
         column.astype(dtype, copy=False) if column is not None else np.zeros(batch.count, dtype)
