@@ -17,7 +17,7 @@ from tickwheel.client.errors import Fault
 A = TypeVar("A")
 
 LOOK_S = 0.05
-"""Pause between two checks of the waiting tries."""
+"""Pause between two checks while a try has waited for long. Young tries need none: nearly all are answered before."""
 
 
 class TryLeftError(Exception):
@@ -80,7 +80,7 @@ class Tries:
         attempt = _Try(address, loop.time())
         self._waiting[attempt] = None
         if self._timer is None:
-            self._timer = loop.call_later(LOOK_S, self._look, loop)
+            self._timer = loop.call_later(self._patience_s, self._look, loop)
         try:
             answer = await work
         except asyncio.CancelledError:
@@ -108,11 +108,13 @@ class Tries:
         if oldest is None:
             self._unwatch(self)
             return
-        self._timer = loop.call_later(LOOK_S, self._look, loop)
+        pause_s = LOOK_S
         if now - max(oldest.began_s, self._answered_s) >= self._patience_s:
             self._watch(self, lambda master: self._leave(master, loop.time()))
         else:
             self._unwatch(self)
+            pause_s = max(LOOK_S, oldest.began_s + self._patience_s - now)
+        self._timer = loop.call_later(pause_s, self._look, loop)
 
     def _leave(self, master: str | None, now: float) -> None:
         """Abandon tries at nodes other than the master, if they have waited for `patience_s`."""

@@ -21,7 +21,12 @@ class Scene:
         self.moved: Callable[[str], None] | None = None
         """Set while all nodes are asked."""
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now_s)
-        self.tries = Tries(PATIENCE_S, lambda: self.master, self._watch, self._unwatch)
+        self.looks = 0
+        self.tries = Tries(PATIENCE_S, self._master, self._watch, self._unwatch)
+
+    def _master(self) -> str | None:
+        self.looks += 1
+        return self.master
 
     def _watch(self, key: object, moved: Callable[[str], None]) -> None:
         self.moved = moved
@@ -69,6 +74,14 @@ async def test_a_master_that_answers_others_is_not_asked_about(scene: Scene) -> 
     await scene.go_on(2 * PATIENCE_S)
     assert scene.moved is not None
     trying.cancel()
+
+
+async def test_tries_that_are_answered_soon_are_hardly_looked_at(scene: Scene) -> None:
+    trying = scene.hanging()
+    await scene.go_on(PATIENCE_S / 2)
+    trying.cancel()
+    await scene.go_on(10 * PATIENCE_S, answered=True)
+    assert scene.looks <= 11
 
 
 async def test_a_try_at_an_earlier_master_is_left_though_the_new_one_answers(scene: Scene) -> None:
