@@ -234,7 +234,8 @@ class Consumer:
         self._acks.setdefault(id(batch), (batch, []))[1].append(row)
         receipt: asyncio.Future[SettleReceipt] = loop.create_future()
         self._acks_by_key.setdefault((batch.topic, batch.columns.epoch), []).append(receipt)
-        self._trace(batch, [row], consumer_pb2.ACK, receipt)
+        if self._tracing is not None:
+            self._trace(batch, [row], consumer_pb2.ACK, receipt)
         self._acks_count += 1
         if self._acks_count >= ACKS_AT_ONCE_MAX:
             self._send_acks()

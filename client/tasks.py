@@ -12,18 +12,18 @@ _log = logging.getLogger(__name__)
 
 
 def start_task(
-    work: Coroutine[Any, Any, None], what: str, failed: Callable[[BaseException], None]
+    work: Coroutine[Any, Any, None], what: object, failed: Callable[[BaseException], None]
 ) -> asyncio.Task[None]:
     """Run `work` as a task. An error in it is logged with its traceback; `failed` then ends what depends on the task.
 
-    `what` names the task in the log. A cancellation is no error.
+    `what`, as a text, names the task in the log. A cancellation is no error.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(partial(_ended, what, failed))
     return task
 
 
-def _ended(what: str, failed: Callable[[BaseException], None], task: asyncio.Task[None]) -> None:
+def _ended(what: object, failed: Callable[[BaseException], None], task: asyncio.Task[None]) -> None:
     if task.cancelled():
         return
     error = task.exception()

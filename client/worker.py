@@ -93,13 +93,15 @@ class _Call:
     """One call of a handler."""
 
     __slots__ = (
-        *("began_s", "delivery", "from_thread", "handler", "in_thread", "metrics"),
+        *("began_s", "delivery", "from_thread", "handler", "in_thread", "metrics", "on_loop"),
         *("settled", "span", "task", "timed_out", "timer"),
     )
 
-    def __init__(self, delivery: Delivery, handler: Handler, metrics: TopicMetrics) -> None:
+    def __init__(self, delivery: Delivery, handler: Handler, metrics: TopicMetrics, *, on_loop: bool) -> None:
         self.delivery = delivery
         self.handler = handler
+        self.on_loop = on_loop
+        """Whether the handler runs on the loop; else in a thread."""
         self.metrics = metrics
         self.in_thread = False
         self.from_thread = False
@@ -110,6 +112,9 @@ class _Call:
         self.timer: Timer | None = None
         self.task: asyncio.Task[None] | None = None
         self.span: Handling | None = None
+
+    def __str__(self) -> str:
+        return f"the handling of message {self.delivery.id}"
 
     def traced(self) -> AbstractContextManager[None]:
         """Spans begun inside are children of the handler's."""
@@ -142,6 +147,7 @@ class Worker:
         timeout, registry = options.get("timeout"), options.get("registry")
         self._handlers = {topic: _completed(handler, timeout, rules) for topic, handler in handlers.items()}
         self._no_handler = Handler(_no_handler, None, rules)
+        self._on_loop = {topic: is_async(handler.call) for topic, handler in self._handlers.items()}
         self._concurrency = concurrency
         hold_max = options.get("hold_max")
         self._drain_s = span_ms_of("drain_max", options.get("drain_max", DRAIN_MAX)) / 1_000
@@ -256,14 +262,16 @@ class Worker:
     # -- one delivery
 
     def _begin(self, delivery: Delivery) -> None:
-        metrics = self.metrics.topic(delivery.topic)
-        call = _Call(delivery, self._handlers.get(delivery.topic, self._no_handler), metrics)
+        topic = delivery.topic
+        metrics = self.metrics.topic(topic)
+        handler, on_loop = self._handlers.get(topic, self._no_handler), self._on_loop.get(topic, True)
+        call = _Call(delivery, handler, metrics, on_loop=on_loop)
         metrics.running += 1
         metrics.lateness.note(self._time.wall_s() - delivery.due_ms / 1_000)
         if self._client.tracing is not None:
             call.span = self._client.tracing.handling(delivery, self.group)
         self._time.hold(call)
-        call.task = start_task(self._run(call), f"the handling of message {delivery.id}", self._failed)
+        call.task = start_task(self._run(call), call, self._failed)
         self._calls.add(call)
         if call.handler.timeout is not None:
             call.timer = self._time.call_later(call.handler.timeout.total_seconds(), partial(self._time_out, call))
@@ -308,7 +316,7 @@ class Worker:
 
     async def _called(self, call: _Call) -> None:
         handler, delivery = call.handler.call, call.delivery
-        if is_async(handler):
+        if call.on_loop:
             result = handler(delivery)
         else:
             call.in_thread = True
