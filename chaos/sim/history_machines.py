@@ -84,12 +84,13 @@ class SyncedSeen(OfBoot):
 @dataclass(slots=True)
 class SyncHeard(OfBoot):
     """A slave took a 50 ms sync of a term's master, which had left at `sent_ns` (true time), and the one before it for
-    the same slave at `before_ns` (0: none did)."""
+    the same slave at `before_ns` (0: none did). Not `complete`: the master had more leases to tell."""
 
     master: str
     term: int
     sent_ns: int
     before_ns: int = 0
+    complete: bool = True
 
 
 @dataclass(slots=True)

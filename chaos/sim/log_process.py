@@ -255,4 +255,4 @@ def note_sync_sent(machine: Machine, peer_id: str, frame: PeerFrame) -> None:
 def note_sync(machine: Machine, peer_id: str, frame: PeerFrame) -> None:
     """Write down that a sync was heard, with the true times of its sending and of that of the one before it."""
     sent_ns, before_ns = machine.fabric.machines[peer_id].syncs_sent[machine.name, frame.sync.sent_ns]
-    machine.note(SyncHeard, peer_id, frame.term, sent_ns, before_ns)
+    machine.note(SyncHeard, peer_id, frame.term, sent_ns, before_ns, frame.sync.complete)

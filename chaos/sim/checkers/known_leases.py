@@ -67,5 +67,5 @@ class KnownLeases:
         if record.before_ns > newest_ns:
             whole_from_ns = record.at_ns + TOLD_AGAIN_NS
         heard[source] = record.sent_ns, whole_from_ns
-        if record.sent_ns >= whole_from_ns:
+        if record.complete and record.sent_ns >= whole_from_ns:
             known[source] = max(record.sent_ns, known.get(source, 0))

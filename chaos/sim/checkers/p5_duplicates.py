@@ -31,7 +31,7 @@ _Message = tuple[str, int, int]
 """(group, uid, epoch)"""
 _Chain = tuple[str, int, int, int]
 """Deliveries that are judged by each other: a message's, with FIRST; or those of a retry from an earlier epoch, with
-the time it is due, which tells it from the message's other units."""
+the time it is due, which tells it from the message's other units; negative for the second of two units due together."""
 
 
 class FewDuplicates(Checker):
@@ -156,6 +156,13 @@ class FewDuplicates(Checker):
             retried = self._retried[message] = set(range(1, earlier + 1))
         came[record.epoch] = max(record.attempt, came.get(record.epoch, 0))
         beside = (*message, record.due_ms)
+        last = self._last.get(beside)
+        if last is not None and last.attempt != record.attempt and (last.at_ns, last.session) == (
+            record.at_ns,
+            record.session,
+        ):
+            # Two units of one batch: leases that ran out together bring a message and its retry back together.
+            beside = (*message, -record.due_ms)
         if beside not in self._last:
             if record.attempt - 1 not in retried:
                 return (*message, FIRST)

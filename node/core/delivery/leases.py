@@ -39,9 +39,9 @@ TURN_LEASES = 200
 """Leases taken over, written as ranges or given back in one turn. One takes 20 to 50 microseconds."""
 RANGES_PER_SYNC_MAX = 2_000
 TABLE_RANGES_PER_SYNC_MAX = 800
-"""Of the whole table: its ranges are made for the sync, each in some ten microseconds."""
+"""Of the whole table, beside events: its ranges are made for the sync, each in some ten microseconds."""
 SYNC_BYTES_MAX = 1 << 20
-"""Bytes of ranges in one sync; the last one may go beyond it."""
+"""Bytes of ranges in one sync; the last event and the last range of the table may go beyond it."""
 TOLD_MESSAGES_MAX = 65_536
 """Messages that a range names which this node tells of: less than a megabyte, with attempts and ids."""
 RANGE_MESSAGES_MAX = 1_000_000
@@ -56,8 +56,8 @@ POSITION_MAX = 1 << 62
 _FIRST = np.ones(1, "<u4").tobytes()
 UNANSWERED_MAX = 64
 """Unanswered syncs remembered for each slave: 3 s at 50 ms. Answers to older ones are ignored."""
-NOTHING = -(1 << 62)
-"""Number before all others. Pieces of the whole table count up from here, events from 0."""
+PIECES_UNANSWERED_MAX = 8
+"""Pieces of the whole table under way to one slave: they are kept until it has answered."""
 JOIN_MESSAGES_MIN = 1_000
 """What a node has heard of a channel is joined when it names this many messages more than twice the positions from the
 lowest to the highest, and than twice what it named when it was joined last. Leases that do not overlap never are."""
@@ -360,63 +360,78 @@ def _all_first(attempts: Attempts) -> bool:
     return int(attempts[0]) == 1 if len(attempts) == 1 else bool((attempts == 1).all())
 
 
-def _up_to_a_sync(ranges: Iterable[LeaseRange], ranges_max: int) -> tuple[list[LeaseRange], bool]:
-    """The first ranges, as many as one sync takes, and whether there are no more."""
+def _up_to(ranges: Iterable[LeaseRange], ranges_max: int, bytes_max: int) -> tuple[list[LeaseRange], bool]:
+    """The first ranges, as many as fit, and whether there are no more. The last one may go beyond `bytes_max`."""
     some: list[LeaseRange] = []
     size = 0
     for r in ranges:
         some.append(r)
         size += r.ByteSize()
-        if len(some) >= ranges_max or size >= SYNC_BYTES_MAX:
+        if len(some) >= ranges_max or size >= bytes_max:
             return some, False
     return some, True
 
 
+class _Sent(NamedTuple):
+    """What a sync to a slave told: events and pieces of the table from a number to below another."""
+
+    number: int
+    event: int
+    event_end: int
+    piece: int
+    piece_end: int
+
+
 @dataclass(slots=True)
 class _Told:
-    """What one slave was told on its present connection: first the whole table in pieces, then events. Both are
-    numbered: pieces from NOTHING on, events from 0 on."""
+    """What one slave was told on its present connection: events, and beside them the whole table in pieces. Events tell
+    of what changes while the table is told, so no lease waits behind it."""
 
-    heard: int = NOTHING
-    """It has acknowledged all pieces and events below."""
-    sent: int = NOTHING
-    """The next sync begins here."""
-    unanswered: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=UNANSWERED_MAX))
-    """Its syncs since the last rewind: (sync number, first event, end of its events)."""
-    table: Iterator[LeaseRange] | None = None
-    """What is left of the whole table. What changes meanwhile is told as events, too."""
-    events_from: int = 0
-    """The first event that is not in the table."""
-    piece: tuple[int, int, list[LeaseRange]] | None = None
-    """The newest piece: its number, what comes after it, its ranges."""
+    heard: int
+    """It has acknowledged all events from the beginning of the table to below this one."""
+    sent: int
+    """The next sync begins with this event."""
+    table: Iterator[LeaseRange] | None
+    """What is left of the whole table; each piece is gathered when it is sent."""
+    again: bool = False
+    """Events were dropped before they were told: the table is told once more when it has ended. It goes on until then,
+    or it would begin anew for ever under a load that drops events before its end."""
+    pieces: deque[list[LeaseRange]] = field(default_factory=deque)
+    """Pieces that it has not acknowledged."""
+    heard_pieces: int = 0
+    sent_pieces: int = 0
+    """Number of the piece that the next sync tells."""
+    unanswered: deque[_Sent] = field(default_factory=lambda: deque(maxlen=UNANSWERED_MAX))
+    """Its syncs since the last rewind."""
 
-    def begin(self, held: Iterable[AnyLease], events_from: int) -> None:
-        """Tell the whole table, of which each piece is gathered when it is sent."""
-        self.heard = self.sent = NOTHING
-        self.unanswered.clear()
-        self.table = (r for some in held for r in ranges_of(some))
-        self.events_from = events_from
-        self.piece = None
-
-    def next_piece(self) -> tuple[int, list[LeaseRange]]:
-        """What comes after the next piece of the table, and the piece."""
-        if self.piece is None or self.piece[0] != self.sent:
-            assert self.table is not None
-            ranges, ended = _up_to_a_sync(self.table, TABLE_RANGES_PER_SYNC_MAX)
-            self.piece = self.sent, self.events_from if ended else self.sent + 1, ranges
-        return self.piece[1], self.piece[2]
+    def next_piece(self) -> list[LeaseRange]:
+        """The ranges of the next piece; none if the table has ended, or too many pieces wait for their answers."""
+        place = self.sent_pieces - self.heard_pieces
+        if place == len(self.pieces):
+            if self.table is None or place >= PIECES_UNANSWERED_MAX:
+                return []
+            ranges, ended = _up_to(self.table, TABLE_RANGES_PER_SYNC_MAX, SYNC_BYTES_MAX // 2)
+            self.pieces.append(ranges)
+            if ended:
+                self.table = None
+        self.sent_pieces += 1
+        return self.pieces[place]
 
     @property
-    def needs(self) -> int:
-        """The first event that it may have to be told (again)."""
-        return self.heard if self.heard >= 0 else self.events_from
+    def tells_table(self) -> bool:
+        """Whether a part of the table is still to be sent."""
+        return self.table is not None or self.again or self.sent_pieces < self.heard_pieces + len(self.pieces)
+
+    def hear(self, sent: _Sent) -> None:
+        """It has acknowledged a sync, and all before it."""
+        self.heard = max(self.heard, sent.event_end)
+        while self.heard_pieces < sent.piece_end:
+            self.pieces.popleft()
+            self.heard_pieces += 1
 
     def rewind(self) -> None:
-        """Something did not arrive: begin again after what was acknowledged, with the table if that was not all of
-        it. Answers to earlier syncs say no more."""
-        if self.heard < 0:
-            self.heard, self.table = NOTHING, None
-        self.sent = self.heard
+        """Something did not arrive: begin again after what was acknowledged. Answers to earlier syncs say no more."""
+        self.sent, self.sent_pieces = self.heard, self.heard_pieces
         self.unanswered.clear()
 
 
@@ -426,6 +441,8 @@ class LeaseFeed:
     A sync goes on where the one before it ended, whether that has been answered or not. Frames of a connection arrive
     in order or not at all. So an answer to a sync that does not begin in what the slave has acknowledged tells of a
     loss, and the slave is told again from there on. No sync has more than RANGES_PER_SYNC_MAX ranges.
+
+    A slave that connects, or is EVENTS_MAX behind, is told the whole table.
     """
 
     def __init__(self) -> None:
@@ -448,51 +465,53 @@ class LeaseFeed:
     def for_peer(
         self, peer_id: str, number: int, held: Callable[[], Iterable[AnyLease]]
     ) -> tuple[list[LeaseRange], bool]:
-        """Ranges for sync `number` to a slave, and whether they end the whole table, which `held` returns."""
-        told = self._told.setdefault(peer_id, _Told())
-        if told.sent < 0:
-            if told.table is None or told.events_from < self._first:
-                told.begin(held(), self._end)
+        """Ranges for sync `number` to a slave, and whether with them it has been told the whole table, which `held`
+        returns, and all events."""
+        told = self._told.get(peer_id)
+        if told is None:
+            told = self._told[peer_id] = _Told(self._end, self._end, _ranges(held()))
         elif told.sent < self._first:
-            told.begin(held(), self._end)
-        start = told.sent
-        if start < 0:
-            stop, ranges = told.next_piece()
-        else:
-            ranges, _ = _up_to_a_sync(itertools.islice(self._events, start - self._first, None), RANGES_PER_SYNC_MAX)
-            stop = start + len(ranges)
-        told.sent = stop
-        told.unanswered.append((number, start, stop))
-        return ranges, start < 0 <= stop
+            told.heard = told.sent = self._end
+            told.again = True
+        if told.again and told.table is None:
+            told.table, told.again = _ranges(held()), False
+        start, first_piece = told.sent, told.sent_pieces
+        piece = told.next_piece()
+        aside = TABLE_RANGES_PER_SYNC_MAX if piece else 0
+        room = SYNC_BYTES_MAX // 2 if piece else SYNC_BYTES_MAX
+        events = itertools.islice(self._events, start - self._first, None)
+        ranges, ended = _up_to(events, RANGES_PER_SYNC_MAX - aside, room)
+        told.sent += len(ranges)
+        told.unanswered.append(_Sent(number, start, told.sent, first_piece, told.sent_pieces))
+        return ranges + piece, ended and not told.tells_table
 
     def acknowledged(self, peer_id: str, number: int) -> None:
         """A slave answered sync `number`."""
         told = self._told.get(peer_id)
-        while told and told.unanswered and told.unanswered[0][0] <= number:
-            answered, start, stop = told.unanswered.popleft()
-            if answered < number:
+        while told and told.unanswered and told.unanswered[0].number <= number:
+            sent = told.unanswered.popleft()
+            if sent.number < number:
                 continue
-            if start > told.heard:
+            if sent.event > told.heard or sent.piece > told.heard_pieces:
                 told.rewind()
             else:
-                told.heard = max(told.heard, stop)
-                if told.heard >= 0:
-                    told.table = told.piece = None
+                told.hear(sent)
                 self._trim()
 
     def unsent(self, peer_id: str) -> None:
         """The newest sync to a slave could not be sent."""
         told = self._told.get(peer_id)
         if told and told.unanswered:
-            _, told.sent, _ = told.unanswered.pop()
+            sent = told.unanswered.pop()
+            told.sent, told.sent_pieces = sent.event, sent.piece
 
     def all_heard(self, peer_id: str) -> bool:
         """Whether a slave has acknowledged every lease given out so far."""
         told = self._told.get(peer_id)
-        return told is not None and told.heard == self._end
+        return told is not None and told.heard == self._end and not told.pieces and not told.tells_table
 
     def _trim(self) -> None:
-        keep_from = min(told.needs for told in self._told.values())
+        keep_from = min(told.heard for told in self._told.values())
         while self._first < keep_from and self._events:
             self._events.popleft()
             self._first += 1
@@ -505,6 +524,10 @@ class LeaseFeed:
         """Forget all: this node leads no more."""
         self._events.clear()
         self._told.clear()
+
+
+def _ranges(held: Iterable[AnyLease]) -> Iterator[LeaseRange]:
+    return (r for some in held for r in ranges_of(some))
 
 
 RangeKey = tuple[int, int, bytes, bytes, int]
@@ -711,7 +734,7 @@ class HeardLeases:
         leases: list[Lease] = []
         for key, known in running.items():
             leases += merged.get(key, ())
-            leases += map(_lease_by_ids, filter(_has_ids, known))
+            leases += _by_ids([_lease_by_ids(some) for some in known if _has_ids(some)])
         return leases
 
     def of_channel(self, key: ChannelKey) -> list[AnyLease]:
@@ -750,6 +773,33 @@ def _lease_by_ids(some: LeaseRange | LeaseCopy) -> Lease:
     positions = np.arange(some.first_position, some.first_position + some.count, dtype=np.uint64)
     attempts = np.ones(some.count, np.uint32)
     return Lease(key, positions, attempts, until_ms, 0, ids=np.frombuffer(some.ids, "<u8"), epoch=epoch)
+
+
+def _by_ids(leases: list[Lease]) -> list[Lease]:
+    """Leases by ids of one channel and epoch: where it has more than ENDS_MAX of them, few whose ends are rounded up to
+    ENDS_STEP_MS, with each message once, under the latest end."""
+    if len(leases) <= ENDS_MAX:
+        return leases
+    counts = [len(lease.positions) for lease in leases]
+    ends = np.minimum(np.array([lease.until_ms for lease in leases], np.int64), POSITION_MAX)
+    until = np.repeat(-(-ends // ENDS_STEP_MS) * ENDS_STEP_MS, counts)
+    positions = np.concatenate([lease.positions for lease in leases])
+    ids = np.concatenate([lease.ids for lease in leases if lease.ids is not None])
+    order = np.lexsort((positions, until, ids))
+    order = order[np.append(ids[order][1:] != ids[order][:-1], True)]
+    order = order[np.lexsort((positions[order], until[order]))]
+    positions, ids, until = positions[order], ids[order], until[order]
+    cuts = (np.flatnonzero(np.diff(until)) + 1).tolist()
+    return [
+        replace(
+            leases[0],
+            positions=positions[start:end],
+            attempts=np.ones(end - start, np.uint32),
+            until_ms=int(until[start]),
+            ids=ids[start:end],
+        )
+        for start, end in itertools.pairwise([0, *cuts, len(order)])
+    ]
 
 
 def _merged(known: Iterable[LeaseRange | LeaseCopy], *, coarse: bool = False) -> dict[ChannelKey, list[Lease]]:

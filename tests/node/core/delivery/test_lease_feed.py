@@ -141,6 +141,49 @@ def test_a_slave_that_is_too_far_behind_gets_the_whole_table(monkeypatch: pytest
     assert len(peers.send("b")) == 101
 
 
+def test_what_is_given_out_does_not_wait_for_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tens of thousands of leases that takes seconds, and an election meanwhile would bring it again."""
+    monkeypatch.setattr(module, "TABLE_RANGES_PER_SYNC_MAX", 10)
+    peers = Peers("b")
+    peers.give(100)
+    peers.send("b")
+    peers.give(3)
+    assert {100, 101, 102} <= {r.topic_id for r in peers.send("b")}
+
+
+@pytest.mark.parametrize("lost", [0, 7])
+def test_the_whole_table_is_told_however_much_is_given_out(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    """Between two syncs more than is kept for slaves that are behind, and every so often a sync is lost: the table does
+    not begin anew, and the slave hears of all that was out, and at last of everything."""
+    monkeypatch.setattr(module, "EVENTS_MAX", 6)
+    monkeypatch.setattr(module, "TABLE_RANGES_PER_SYNC_MAX", 10)
+    peers = Peers("b")
+    peers.give(200)
+    for number in range(1, 41):
+        peers.send("b")
+        if lost and not number % lost:
+            peers.under_way["b"].pop()
+        else:
+            peers.arrive("b")
+            peers.answer("b")
+        peers.give(8 if number < 35 else 0)
+    assert set(range(200)) <= peers.known["b"]
+    for _ in range(20):
+        peers.settle("b")
+    assert peers.feed.all_heard("b") and len(peers.known["b"]) == len(peers.given)
+
+
+def test_few_pieces_are_kept_for_a_slave_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TABLE_RANGES_PER_SYNC_MAX", 10)
+    peers = Peers("b")
+    peers.give(200)
+    told = [len(peers.send("b")) for _ in range(20)]
+    assert sum(told) == 10 * module.PIECES_UNANSWERED_MAX == sum(map(len, peers.feed._told["b"].pieces))
+    for _ in range(20):
+        peers.settle("b")
+    assert peers.feed.all_heard("b") and len(peers.known["b"]) == 200
+
+
 STEPS = st.one_of(
     st.tuples(st.just("give"), st.integers(1, 4)),
     st.tuples(st.sampled_from(["send", "refuse", "arrive", "answer", "lose", "unheard", "cut"]), st.sampled_from("bc")),

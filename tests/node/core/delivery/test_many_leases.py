@@ -248,6 +248,30 @@ def test_many_leases_of_one_channel_are_taken_over_as_few(monkeypatch: pytest.Mo
     assert len(ends) == 20 and all(0 <= ends[n] - (5_000 + 100 * n) < 1_000 for n in range(20))
 
 
+def test_many_leases_by_ids_are_taken_over_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages delivered ahead of their dispatch, one lease each; two are named again with other ends."""
+    monkeypatch.setattr(leases, "ENDS_MAX", 10)
+    heard = HeardLeases()
+
+    def by_id(number: int, until_ms: int) -> Lease:
+        return Lease((1, 1), *one(50 + number), until_ms, 7, ids=np.array([900 - number], np.uint64))
+
+    heard.hear(r for n in range(10) for r in ranges_of(by_id(n, 5_000 + 100 * n)))
+    heard.keep([by_id(n, 5_000 + 100 * n) for n in range(10, 20)])
+    heard.keep([by_id(3, 9_000), by_id(4, 2_000)])
+    held = heard.held(1_000, lambda key: 0)
+    assert len(held) == 4
+    ends = {
+        (int(id), int(position)): lease.until_ms
+        for lease in held
+        if lease.ids is not None
+        for id, position in zip(lease.ids, lease.positions, strict=True)
+    }
+    assert len(ends) == 20 == sum(len(lease.positions) for lease in held)
+    told = {n: 9_000 if n == 3 else 5_000 + 100 * n for n in range(20)}
+    assert all(0 <= ends[900 - n, 50 + n] - until_ms < 1_000 for n, until_ms in told.items())
+
+
 def test_the_latest_end_that_a_peer_can_name_stays_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded up it would lie before all others, and the message would come again at once."""
     monkeypatch.setattr(leases, "ENDS_MAX", 10)
