@@ -139,6 +139,10 @@ class Delivery(Part):
         self._inheritance = HeardLeases()
         """Leases from before this mastership that are not taken over yet. Those of a channel are once it is looked at,
         all others turn by turn: tens of thousands take seconds, and mastership would be lost meanwhile."""
+        self._inherited_out: dict[ChannelKey, int] = {}
+        """Of each channel in it: how many messages its leases hold at most."""
+        self._inherited_of_group = Counter[int]()
+        """Their sum by group."""
         self._taken_over = 0
         """Leases taken over so far."""
         self._latest_ms = 0
@@ -191,13 +195,15 @@ class Delivery(Part):
         # No lease is longer than that, whatever a clock said when it was given out.
         self._latest_ms = now_ms + self._config.lease_max_ms
         self._inheritance.take_in(self.heard)
-        self._take_over(self._inheritance.take_some(TURN_LEASES))
+        self._count_inheritance()
+        self._take_over_some()
         self._dirty.update(self.sessions.groups())
 
     def end(self, failure: Failure) -> None:
         """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
         next master, perhaps this node again, must not deliver them a second time."""
         left, self._inheritance = self._inheritance, HeardLeases()
+        self._count_inheritance()
         self.heard.take_in(left)
         self.heard.keep(self.held_leases())
         self.fetching.next_mastership()
@@ -350,6 +356,7 @@ class Delivery(Part):
                 void.add(key)
         for key in void:
             self._inheritance.take(key)
+            self._count_taken([key])
             self._channels.pop(key, None)
             self._leases.drop(key)
             self._returns.forget(key)
@@ -424,7 +431,31 @@ class Delivery(Part):
         """Take over the leases of a channel from before this mastership, before anybody looks at it."""
         heard = self._inheritance.take(key)
         if heard is not None:
+            self._count_taken([key])
             self._take_over(heard)
+
+    def _take_over_some(self) -> None:
+        heard = self._inheritance.take_some(TURN_LEASES)
+        self._count_taken(heard.channels())
+        self._take_over(heard)
+
+    def _count_inheritance(self) -> None:
+        """Count what is to be taken over: of a channel no more than are unsettled, unless some may have been delivered
+        ahead of their dispatch."""
+        self._inherited_out.clear()
+        self._inherited_of_group.clear()
+        for key, messages in self._inheritance.messages_by_channel().items():
+            subscription = self._state.subscription(*key)
+            if subscription is not None and not self._state.group_broadcasting(key[0]):
+                out = messages if self.push is not None else min(messages, subscription.backlog)
+                self._inherited_out[key] = out
+                self._inherited_of_group[key[0]] += out
+
+    def _count_taken(self, keys: Iterable[ChannelKey]) -> None:
+        for key in keys:
+            self._inherited_of_group[key[0]] -= self._inherited_out.pop(key, 0)
+            if not self._inherited_of_group[key[0]]:
+                del self._inherited_of_group[key[0]]
 
     def _take_over(self, heard: HeardLeases) -> None:
         leases = heard.held(self._now_ms, self._epoch)
@@ -450,9 +481,9 @@ class Delivery(Part):
         self._now_ms = now_ms
         self._return_expired(self._return_left(now_ms), now_ms)
         if self._inheritance:
-            self._take_over(self._inheritance.take_some(TURN_LEASES))
+            self._take_over_some()
             if not self._inheritance:
-                self._dirty.update(self.sessions.groups())  # those with a limit on what is out waited for it
+                self._dirty.update(self.sessions.groups())  # those with a limit may have more out than was counted
         self._news = False
         while self._resting and self._resting[0][0] <= now_ms:
             _, group_id, topic_id, paced = heapq.heappop(self._resting)
@@ -535,7 +566,7 @@ class Delivery(Part):
         return [channel for topic_id in topic_ids if (channel := self._channel((group_id, topic_id))) is not None]
 
     def _open_channels(self, group_id: int) -> list[Channel]:
-        """Channels of this group with unsettled messages."""
+        """Channels of this group with unsettled messages, except those whose leases are not taken over yet."""
         if self._state.group_broadcasting(group_id):
             return self._broadcasts.channels(group_id)
         topics = self._unsettled.get(group_id)
@@ -543,7 +574,7 @@ class Delivery(Part):
             topics = self._unsettled[group_id] = dict.fromkeys(self._state.group_topics(group_id))
         for topic_id in [topic_id for topic_id in topics if not self._open(group_id, topic_id)]:
             del topics[topic_id]
-        return self._channels_in(group_id, topics)
+        return self._channels_in(group_id, [t for t in topics if (group_id, t) not in self._inheritance])
 
     def _pace(self, group_id: int) -> Pace:
         pace = self._paces.get(group_id)
@@ -743,14 +774,13 @@ class Delivery(Part):
         return handed
 
     def _room(self, group_id: int) -> int:
-        """How many more messages this group may have out: `group_in_flight_max` less those out. None while leases from
-        before this mastership are taken over."""
+        """How many more messages this group may have out: `group_in_flight_max` less those out. While leases from before
+        this mastership are taken over perhaps fewer."""
         limit = self._state.settings.group_in_flight_max
         if not limit:
             return CREDITS_MAX
-        if self._inheritance:
-            return 0  # to count what is out would take over all leases at once
-        return max(0, limit - sum(channel.out() for channel in self._open_channels(group_id)))
+        out = sum(channel.out() for channel in self._open_channels(group_id))
+        return max(0, limit - out - self._inherited_of_group[group_id])
 
     def _send(self, session: Session, shares: list[Share]) -> None:
         """Let one batch leave, under leases from now on."""
@@ -869,24 +899,15 @@ class Delivery(Part):
     @property
     def in_flight(self) -> int:
         """Messages out with consumers, roughly: settled ones count until the floor passes them."""
-        return self._leases.out() + self._inherited_out().total()
+        return self._leases.out() + self._inherited_of_group.total()
 
     def in_flight_of_group(self, group_id: int) -> int:
         """`in_flight` of one group."""
-        return self._leases.out_of_group(group_id) + self._inherited_out()[group_id]
+        return self._leases.out_of_group(group_id) + self._inherited_of_group[group_id]
 
     def in_flight_by_group(self) -> Counter[int]:
         """Group id -> `in_flight` of that group."""
-        return self._leases.out_by_group() + self._inherited_out()
-
-    def _inherited_out(self) -> Counter[int]:
-        """Group id -> messages under leases that are not taken over yet, about."""
-        out = Counter[int]()
-        for key, messages in self._inheritance.messages_by_channel().items():
-            subscription = self._state.subscription(*key)
-            if subscription is not None and not self._state.group_broadcasting(key[0]):
-                out[key[0]] += min(messages, subscription.backlog)
-        return out
+        return self._leases.out_by_group() + self._inherited_of_group
 
     def prefetched(self) -> int:
         """Messages prefetched in all channels; channels of broadcasting groups do not count."""

@@ -141,6 +141,31 @@ def test_slaves_are_told_what_is_not_taken_over_yet() -> None:
     assert not client.repeated()
 
 
+@pytest.mark.parametrize("room", [1, 0])
+def test_a_group_with_a_limit_is_served_while_leases_are_taken_over(room: int) -> None:
+    """What is still to be taken over counts as out, by group."""
+    world = World(4)
+    client = holding(world, 30_000)
+    admin(world, settings=admin_pb2.Settings(group_in_flight_max=COUNT + room))
+    world.run(1_500)
+    before = world.elect()
+    before.kill()
+    world.run_until(lambda: world.master() not in (None, before))
+    master = world.master()
+    assert master is not None and master.host is not None
+    watched = master.host.core.parts.delivery
+    world.run_until(lambda: watched.active)
+    (group_id,) = watched.in_flight_by_group()
+    assert watched._inheritance and watched.in_flight_of_group(group_id) == COUNT
+    assert watched._room(group_id) == room and watched._inheritance
+    world.run_until(lambda: not watched._inheritance)
+    assert watched._room(group_id) == room and not watched._inherited_of_group and not watched._inherited_out
+    schedule(world, TOPICS[-2:])
+    world.run_until(lambda: len(client.got) == COUNT + room)
+    world.run(1_000)
+    assert len(client.got) == COUNT + room and not client.repeated()
+
+
 @pytest.mark.parametrize("how", ["left", "ran out"])
 def test_many_messages_come_back_in_turns(turns: list[int], how: str) -> None:
     world = World(5)
