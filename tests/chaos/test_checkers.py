@@ -229,6 +229,15 @@ GOOD: dict[str, Case] = {
             delivered(500, 1, node="n2", term=2),
         ],
     ),
+    "failover while the table was told": (
+        FewDuplicates,
+        [
+            began(),
+            delivered(1, 1),
+            SyncHeard(50 * MS, "n2", 1, "n1", 1, 49 * MS, complete=False),
+            delivered(500, 1, node="n2", term=2),
+        ],
+    ),
     "failover right after lost syncs": (
         FewDuplicates,
         [

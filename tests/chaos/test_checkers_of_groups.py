@@ -359,6 +359,10 @@ GOOD |= {
         FewDuplicates,
         [*BROUGHT_BACK, RETRY_BESIDE, again(6_000, 1, due_in_ms=5_990, attempt=3)],
     ),
+    "two retries from before a reset, due together": (
+        FewDuplicates,
+        [*BROUGHT_BACK, RETRY_BESIDE, again(2_000, 1, due_in_ms=1_990, attempt=3)],
+    ),
     "a retry that a reset brings back": (
         FewDuplicates,
         [
