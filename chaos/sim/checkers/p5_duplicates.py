@@ -157,11 +157,8 @@ class FewDuplicates(Checker):
         came[record.epoch] = max(record.attempt, came.get(record.epoch, 0))
         beside = (*message, record.due_ms)
         last = self._last.get(beside)
-        if last is not None and last.attempt != record.attempt and (last.at_ns, last.session) == (
-            record.at_ns,
-            record.session,
-        ):
-            # Two units of one batch: leases that ran out together bring a message and its retry back together.
+        if last is not None and last.attempt != record.attempt and last.at_ns == record.at_ns:
+            # Two units: leases that ran out together bring a message and an earlier retry of it back together.
             beside = (*message, -record.due_ms)
         if beside not in self._last:
             if record.attempt - 1 not in retried:

@@ -774,8 +774,8 @@ class Delivery(Part):
         return handed
 
     def _room(self, group_id: int) -> int:
-        """How many more messages this group may have out: `group_in_flight_max` less those out. While leases from before
-        this mastership are taken over perhaps fewer."""
+        """How many more messages this group may have out: `group_in_flight_max` less those out. Perhaps fewer while
+        leases from before this mastership are taken over."""
         limit = self._state.settings.group_in_flight_max
         if not limit:
             return CREDITS_MAX
