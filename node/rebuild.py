@@ -48,6 +48,10 @@ def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
         raise RebuildError("there is no journal here; nothing was changed")
     journal = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=segment_bytes)
     try:
+        if not journal.last_index:
+            raise RebuildError(
+                "the journal holds no entry; nothing was changed. Restore a backup, or go on with the other members"
+            )
         if journal.base_index:
             raise RebuildError(
                 f"the journal begins behind entry {journal.base_index}: what was before is in the checkpoint alone; "

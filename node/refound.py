@@ -34,6 +34,7 @@ from tickwheel.replication.journal import Journal
 from tickwheel.replication.journal_files import segment_sequences
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk, DiskError
+from tickwheel.storage.errors import CorruptFileError
 from tickwheel.storage.whole_file import write_whole
 
 GIVEN_UP_JOURNAL = f"{JOURNAL_DIRECTORY}.old"
@@ -74,35 +75,42 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
     install_if_complete(disk)
     slot_ms = config.seed_settings.slot_ms or SLOT_MS_DEFAULT
     restored = restore(disk, config.core, slot_ms, 0)
+    state = restored.state
+    old_id = state.cluster_id if identity is None else identity.cluster_id
+    # An interrupted run may have removed the journal; the manifest has what it held, without the entries left out.
+    interrupted = state.cluster_id not in ("", old_id)
     has_journal = bool(segment_sequences(disk.list(JOURNAL_DIRECTORY)))
-    journal = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
-    try:
-        replayed, newest_ms, skipped = _replay(journal, restored, skip)
-        state = restored.state
-        if not state.created or not state.applied_index:
-            raise RefoundError("this data directory holds no state of a cluster yet: there is nothing to go on from")
-        old_members = tuple(member.node_id for member in state.members())
-        old_id = state.cluster_id if identity is None else identity.cluster_id
-        if old_id == cluster_id:
-            raise RefoundError(
-                f"cluster.id is {cluster_id}, as before: give the new cluster an id of its own, so that no node and "
-                "no disk of the old one is ever taken for a member"
-            )
-        # An interrupted run has removed the journal, and the manifest has what it held.
-        without_journal = not has_journal and state.cluster_id != cluster_id
-        new = new_identity(cluster_id, node_id)
-        state.refound(cluster_id, Member(node_id, config.peer_address, config.client_address, new.disk_uuid))
-        checkpoint = state.begin_checkpoint()
-        checkpoint.run()
-        write_whole(disk, MANIFEST_PATH, checkpoint.manifest.SerializeToString())
-        state.checkpoint_durable(checkpoint)
-        term = max(journal.term, journal.last_term, state.applied_term, state.lead_term) + 1
-    finally:
-        journal.close()
+    replayed, newest_ms, skipped, term = 0, 0, list[str](), 0
+    if has_journal:
+        journal = _open_journal(disk, config.core.segment_bytes, restored.applied_index)
+        try:
+            replayed, newest_ms, skipped = _replay(journal, restored, () if interrupted else skip)
+            term = max(journal.term, journal.last_term)
+        finally:
+            journal.close()
+    elif not interrupted:
+        # None is begun before the state is the new cluster's: a member of the old one would start on it.
+        _check_skip(skip, 1, 0)
+    if not state.created or not state.applied_index:
+        raise RefoundError("this data directory holds no state of a cluster yet: there is nothing to go on from")
+    old_members = tuple(member.node_id for member in state.members())
+    if old_id == cluster_id:
+        raise RefoundError(
+            f"cluster.id is {cluster_id}, as before: give the new cluster an id of its own, so that no node and "
+            "no disk of the old one is ever taken for a member"
+        )
+    new = new_identity(cluster_id, node_id)
+    state.refound(cluster_id, Member(node_id, config.peer_address, config.client_address, new.disk_uuid))
+    checkpoint = state.begin_checkpoint()
+    checkpoint.run()
+    write_whole(disk, MANIFEST_PATH, checkpoint.manifest.SerializeToString())
+    state.checkpoint_durable(checkpoint)
+    term = max(term, state.applied_term, state.lead_term) + 1
     disk.remove(GIVEN_UP_JOURNAL)
-    disk.rename(JOURNAL_DIRECTORY, GIVEN_UP_JOURNAL)
-    disk.fsync_dir("")
-    disk.remove(GIVEN_UP_JOURNAL)
+    if disk.exists(JOURNAL_DIRECTORY):
+        disk.rename(JOURNAL_DIRECTORY, GIVEN_UP_JOURNAL)
+        disk.fsync_dir("")
+        disk.remove(GIVEN_UP_JOURNAL)
     if disk.exists(LEASES_PATH):
         disk.remove(LEASES_PATH)  # its positions may belong to other messages in the new cluster
     if disk.exists(FOUNDING_PATH):
@@ -122,8 +130,23 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
         restored.wheel.pending,
         state.backlog.total,
         tuple(skipped),
-        without_journal,
+        without_journal=not has_journal and not interrupted,
     )
+
+
+def _open_journal(disk: Disk, segment_bytes: int, covered: int) -> Journal:
+    """The journal. `covered`: index up to which the checkpoint holds the log. Raises DiskError; for damage its text
+    says how to go on without the journal."""
+    try:
+        return Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=segment_bytes)
+    except CorruptFileError as error:
+        advice = "Put the file back as it was, or restore a backup"
+        if covered:
+            advice += (
+                f"; or move {JOURNAL_DIRECTORY}/ out of the directory and run the command again: it then goes on from "
+                f"the checkpoint of entry {covered}, and what was written later is lost"
+            )
+        raise CorruptFileError(error.path, error.offset, error.cause, advice) from error
 
 
 def _replay(journal: Journal, restored: Restored, skip: Collection[int]) -> tuple[int, int, list[str]]:
@@ -176,9 +199,8 @@ def _replay(journal: Journal, restored: Restored, skip: Collection[int]) -> tupl
 def _check_skip(skip: Collection[int], first: int, last: int) -> None:
     for index in skip:
         if not first <= index <= last:
-            raise RefoundError(
-                f"entry {index} is not among those to be replayed ({first} to {last}); nothing was changed"
-            )
+            which = f"({first} to {last})" if first <= last else "(there are none)"
+            raise RefoundError(f"entry {index} is not among those to be replayed {which}; nothing was changed")
 
 
 def _cannot_apply(index: int, error: Exception) -> RefoundError:

@@ -28,6 +28,10 @@ class NoDescriptorError(DiskFullError):
     """No file descriptor is left in the process or the machine; nothing was done. Like a full disk, this may pass."""
 
 
+class DirectoryInUseError(DiskError):
+    """Another process holds the lock of the directory."""
+
+
 class FsyncFailedError(DiskError):
     """An fdatasync failed. What it was to save may be lost even if a later one succeeds: write and promise nothing
     more."""
@@ -130,5 +134,5 @@ class Disk(Protocol):
         ...
 
     def lock(self) -> None:
-        """Lock the directory for this process until it ends. Raises DiskError if another process holds the lock."""
+        """Lock the directory for this process until it ends. Raises DirectoryInUseError."""
         ...

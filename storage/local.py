@@ -22,7 +22,14 @@ from itertools import islice
 from pathlib import Path
 
 from tickwheel.storage.descriptors import DescriptorReserve
-from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, FsyncFailedError, NoDescriptorError
+from tickwheel.storage.disk import (
+    Buffer,
+    DirectoryInUseError,
+    DiskError,
+    DiskFullError,
+    FsyncFailedError,
+    NoDescriptorError,
+)
 from tickwheel.storage.paths import LOCK_NAME, parent_of, path_parts
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -339,9 +346,12 @@ class LocalDisk:
             raise _translated(error, "open the lock of", str(self._root)) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise DirectoryInUseError(f"directory {str(self._root)!r} is in use by another process") from error
         except OSError as error:
             os.close(descriptor)
-            raise DiskError(f"directory {str(self._root)!r} is in use by another process") from error
+            raise _translated(error, "lock", str(self._root)) from error
         self._lock_descriptor = descriptor
 
     def unlock(self) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, FsyncFailedError
+from tickwheel.storage.disk import Buffer, DirectoryInUseError, DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.paths import path_parts
 
 PAGE_BYTES = 4096
@@ -427,7 +427,7 @@ class SimulatedDisk:
 
     def lock(self) -> None:
         if self._locked:
-            raise DiskError("the simulated disk is in use by another process")
+            raise DirectoryInUseError("the simulated disk is in use by another process")
         self._locked = True
 
     # Faults.

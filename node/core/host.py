@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored
+from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored, cluster_of
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.founding import has_founded
@@ -117,8 +117,10 @@ class NodeHost:
     def _check_journal(self) -> None:
         """Raise ImpossibleStateError if the journal was removed: its first segment is durable before all other data."""
         disk = self._ports.disk
-        gone = not segment_sequences(disk.list(JOURNAL_DIRECTORY))
-        if gone and (read_newest(disk, JOURNAL_DIRECTORY) or read_manifest(disk) is not None or has_founded(disk)):
+        if segment_sequences(disk.list(JOURNAL_DIRECTORY)):
+            return
+        self._check_cluster(cluster_of(disk))
+        if read_newest(disk, JOURNAL_DIRECTORY) or read_manifest(disk) is not None or has_founded(disk):
             raise ImpossibleStateError(_removed(JOURNAL_DIRECTORY))
 
     def _build(self) -> NodeCore:
@@ -137,9 +139,10 @@ class NodeHost:
             core.serving.contain(self._faults)
         return core
 
-    def _check_cluster(self, restored: Restored) -> None:
-        """Raise ImpossibleStateError if the state has been made another cluster's, and the identity has not yet."""
-        of, identity = restored.state.cluster_id, self._identity
+    def _check_cluster(self, of: str) -> None:
+        """Raise ImpossibleStateError if the state has been made that of another cluster, and the identity has not
+        yet."""
+        identity = self._identity
         if of not in ("", identity.cluster_id):
             raise ImpossibleStateError(
                 f"the state is of cluster {of}, and the identity of cluster {identity.cluster_id}: tickwheel recover "
@@ -147,7 +150,7 @@ class NodeHost:
             )
 
     def _make_log(self, listener: LogListener, restored: Restored) -> ReplicatedLog:
-        self._check_cluster(restored)
+        self._check_cluster(restored.state.cluster_id)
         ports = self._ports
         journal = Journal.open(ports.disk, JOURNAL_DIRECTORY, segment_bytes=self._config.segment_bytes)
         if journal.last_term and not journal.term:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from tickwheel.node.core.checkpoint import cluster_of
 from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.proto.log_pb2 import Identity
 from tickwheel.storage.disk import Disk, DiskError
@@ -21,6 +22,8 @@ from tickwheel.storage.whole_file import read_whole, write_whole
 IDENTITY_PATH = "identity"
 FORMAT_VERSION = 1
 ADVICE = "Remove this member from the cluster and add it anew under a new id"
+UNFINISHED_RESTORE = "restore.unfinished"
+"""A file that is there while `tickwheel restore` makes the directory (node/backup_files.py)."""
 FOREIGN_NAMES = ("manifest", "journal", "state", "wheel")
 """Files of an earlier run: if one exists without an identity, the identity was lost."""
 FIRST_NAMES = (*FOREIGN_NAMES, FOUNDING_PATH)
@@ -58,6 +61,7 @@ def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Ident
     """The identity of the directory, created if the directory is new. Raises IdentityError, DiskError."""
     identity = read_identity(disk)
     names = disk.list("")
+    check_restored(disk, root)
     if identity is None:
         left = [name for name in names if name in FOREIGN_NAMES]
         if left:
@@ -73,6 +77,11 @@ def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Ident
             f"{root} was written by a newer version (format {identity.format_version}, this one knows {FORMAT_VERSION})"
         )
     if identity.cluster_id != cluster_id:
+        if cluster_of(disk) == cluster_id:
+            raise IdentityError(
+                f"{root}: tickwheel recover was interrupted, which was to make cluster {cluster_id} of cluster "
+                f"{identity.cluster_id}. Run it again, or put the copy of the directory back"
+            )
         raise IdentityError(
             f"{root} holds data of cluster {identity.cluster_id}, this node is configured for {cluster_id}. "
             "Correct cluster.id or node.data_dir"
@@ -87,6 +96,14 @@ def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Ident
         identity = new_identity(cluster_id, node_id)
         store_identity(disk, identity)
     return identity
+
+
+def check_restored(disk: Disk, root: str) -> None:
+    """Raise IdentityError if a restore into this directory has not ended. Raises DiskError."""
+    if disk.exists(UNFINISHED_RESTORE):
+        raise IdentityError(
+            f"{root}: tickwheel restore was interrupted. Run it again: it begins anew, in the same directory"
+        )
 
 
 def why_gone(path: Path) -> str:

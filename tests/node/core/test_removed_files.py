@@ -11,6 +11,7 @@ from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.rebuild import RebuildError, rebuild
 from tickwheel.node.state.results import ImpossibleStateError
+from tickwheel.replication.journal import Journal
 from tickwheel.replication.journal_files import CorruptJournalError, segment_path, segment_sequences
 
 
@@ -93,3 +94,14 @@ def test_a_node_without_other_files_has_its_journal(removed: str) -> None:
     node.start()
     node.world.run(2_000)
     assert node.host is not None and node.host.core.state.created
+
+
+def test_a_damaged_checkpoint_is_not_given_up_for_an_empty_journal() -> None:
+    """Of a node whose journal was lost, and begun anew by an earlier version's `tickwheel recover`."""
+    node = stopped_master(with_checkpoint=True)
+    node.disk.remove(JOURNAL_DIRECTORY)
+    Journal.open(node.disk, JOURNAL_DIRECTORY).close()
+    node.disk.flip(MANIFEST_PATH, 30)
+    with pytest.raises(RebuildError, match="holds no entry; nothing was changed"):
+        rebuild(node.disk, CoreConfig().segment_bytes)
+    assert node.disk.exists(MANIFEST_PATH)
