@@ -2,18 +2,17 @@
 
 Owns the list (backup.json) and the mark of a copy that is not whole (backup.unfinished). A directory without the list
 is no backup: the copy was interrupted, and another one goes on with it. The list is written once everything that it
-names is on stable storage. A restore checks every byte before it renames the data directory into place, so a half
-restored one is never taken for complete.
+names is on stable storage. A restore checks every byte, and works in the data directory itself: a disk may be mounted
+there. No node starts on it before the restore has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Collection
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -21,16 +20,19 @@ import google_crc32c
 from tickwheel.client.copies import BackupChunk, BackupOrigin, HeldFile
 from tickwheel.client.moments import moment_of, ms_of
 from tickwheel.node.core.checkpoint import in_checkpoint
-from tickwheel.storage.disk import DiskError
+from tickwheel.node.server.identity import UNFINISHED_RESTORE
+from tickwheel.storage.disk import DirectoryInUseError, DiskError
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.partial_copy import CopyError, PartialCopy
-from tickwheel.storage.paths import LOCK_NAME
+from tickwheel.storage.paths import LOCK_NAME, parent_of
 
 LIST_NAME = "backup.json"
 UNFINISHED_NAME = "backup.unfinished"
 _ASIDE_SUFFIX = ".part"
 _OWN_NAMES = frozenset({LOCK_NAME, UNFINISHED_NAME, UNFINISHED_NAME + _ASIDE_SUFFIX})
 """Of an unfinished backup in which nothing has arrived."""
+_OF_FILE_SYSTEM = frozenset({"lost+found"})
+"""An empty data directory may have it, if it is where a disk is mounted."""
 VERSION = 1
 BLOCK_BYTES = 1 << 20
 
@@ -96,18 +98,6 @@ def _is_fact(fact: object) -> bool:
     return isinstance(fact, dict) and all(type(fact.get(name)) is int for name in ("bytes", "crc32c"))
 
 
-def _safe(path: str) -> PurePosixPath:
-    checked = PurePosixPath(path)
-    if not path or checked.is_absolute() or ".." in checked.parts or "\0" in path:
-        raise BackupError(f"a file named {path[:100]!r} is no part of a backup")
-    return checked
-
-
-def _need_empty(directory: Path, advice: str, besides: Collection[str] = ()) -> None:
-    if directory.exists() and (not directory.is_dir() or {path.name for path in directory.iterdir()} - set(besides)):
-        raise BackupError(f"{directory} is not empty: {advice}")
-
-
 def _is_unfinished(directory: Path) -> bool:
     return (directory / UNFINISHED_NAME).exists() and not (directory / LIST_NAME).exists()
 
@@ -155,7 +145,7 @@ class BackupWriter:
             _sync_directory(path.parent)
         try:
             self._disk.lock()
-        except DiskError:
+        except DirectoryInUseError:
             raise BackupError(f"{directory}: another process is making this backup") from None
         try:
             self._need_room()  # from now on nobody else changes it
@@ -187,8 +177,10 @@ class BackupWriter:
         """Raises BackupError if a copy cannot be begun or gone on with."""
         if (self._directory / LIST_NAME).exists():
             raise BackupError(f"{self._directory} holds a whole backup: name a new directory for each backup")
-        if not _is_unfinished(self._directory):
-            _need_empty(self._directory, "name a new directory for each backup", _OWN_NAMES)
+        if _is_unfinished(self._directory) or not self._directory.exists():
+            return
+        if {path.name for path in self._directory.iterdir()} - _OWN_NAMES:
+            raise BackupError(f"{self._directory} is not empty: name a new directory for each backup")
 
     @property
     def files(self) -> int:
@@ -273,18 +265,6 @@ class BackupWriter:
         _sync_directory(self._directory)
 
 
-def _in_use(directory: Path) -> bool:
-    if not directory.is_dir() or not any(directory.iterdir()):
-        return False
-    disk = LocalDisk(str(directory))
-    try:
-        disk.lock()
-    except DiskError:
-        return True
-    disk.unlock()
-    return False
-
-
 def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -294,64 +274,107 @@ def _sync_directory(directory: Path) -> None:
 
 
 def restore_backup(
-    source: Path, data_dir: Path, progress: Callable[[int, int], None], prepare: Callable[[Path], None]
+    source: Path, data_dir: Path, progress: Callable[[int, int], None], prepare: Callable[[LocalDisk], None]
 ) -> tuple[int, int]:
-    """Copy the files, check them, `prepare` the copy, put it in place. Returns (files, bytes).
+    """Copy the files into an empty directory, check them and `prepare` them there. Returns (files, bytes).
 
-    Raises BackupError and what `prepare` raises.
+    The directory has the file UNFINISHED_RESTORE until everything is on stable storage; no node starts on it before. A
+    restore that was killed begins anew; one that failed leaves the directory empty. Raises BackupError and what
+    `prepare` raises.
     """
-    if _in_use(data_dir):
-        raise BackupError(
-            f"a node is running on {data_dir}: its data is alive and nothing was changed. To restore all the same, "
-            "stop it and move the directory away, or restore on another machine"
-        )
-    _need_empty(data_dir, "move it away first; what is there is never overwritten")
     files: dict[str, dict[str, int]] = _listed(source)["files"]
     try:
-        data_dir.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f"{data_dir.name}.restore-", dir=data_dir.parent))
-    except OSError as error:
-        raise BackupError(f"{data_dir}: {error.strerror}") from error
+        disk = _locked(data_dir)
+    except DiskError as error:
+        raise BackupError(f"{data_dir}: {error}") from error
     try:
-        copied = _copied(source, files, part, progress)
-        prepare(part)
+        try:
+            _empty(disk)
+            copied = _copied(source, files, disk, progress)
+        except DiskError as error:
+            raise BackupError(f"{data_dir}: {error}") from error
+        prepare(disk)
+        disk.remove(UNFINISHED_RESTORE)
+        disk.fsync_dir("")
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        # The mark stays if this fails, too; it says so to the node and to the next restore.
+        with contextlib.suppress(DiskError):
+            _empty(disk)
+            disk.remove(UNFINISHED_RESTORE)
         raise
-    try:
-        if data_dir.exists():
-            data_dir.rmdir()
-        part.rename(data_dir)
-        _sync_directory(data_dir.parent)
-    except OSError as error:
-        raise BackupError(
-            f"the checked copy lies in {part}, but cannot be moved to {data_dir}: {error.strerror}"
-        ) from error
+    finally:
+        disk.unlock()
     return copied
 
 
+def _locked(data_dir: Path) -> LocalDisk:
+    """A new or empty directory, or that of a restore which was interrupted, locked. Raises BackupError, DiskError."""
+    try:
+        in_use = (data_dir / LOCK_NAME).exists()
+        if not in_use:
+            _need_room_in(data_dir, {path.name for path in data_dir.iterdir()} if data_dir.exists() else set())
+        made = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
+        disk = LocalDisk(data_dir)
+        for path in made:
+            _sync_directory(path.parent)
+    except OSError as error:
+        raise BackupError(f"{data_dir}: {error.strerror}") from error
+    try:
+        disk.lock()
+    except DirectoryInUseError:
+        raise BackupError(
+            f"a node is running on {data_dir}: its data is alive and nothing was changed. To restore all the same, "
+            "stop it and move the directory away, or restore on another machine"
+        ) from None
+    try:
+        _need_room_in(data_dir, disk.list(""))
+    except BaseException:
+        disk.unlock()
+        raise
+    return disk
+
+
+def _need_room_in(data_dir: Path, names: Collection[str]) -> None:
+    """Raises BackupError if the directory holds anything that no restore has put there."""
+    if set(names) - _OF_FILE_SYSTEM and UNFINISHED_RESTORE not in names:
+        raise BackupError(f"{data_dir} is not empty: move it away first; what is there is never overwritten")
+
+
+def _empty(disk: LocalDisk) -> None:
+    """Mark the directory as one of an unfinished restore, and remove all else."""
+    disk.open(UNFINISHED_RESTORE, create=True).close()
+    disk.fsync_dir("")
+    for name in set(disk.list("")) - _OF_FILE_SYSTEM - {UNFINISHED_RESTORE}:
+        disk.remove(name)
+
+
 def _copied(
-    source: Path, files: dict[str, dict[str, int]], part: Path, progress: Callable[[int, int], None]
+    source: Path, files: dict[str, dict[str, int]], disk: LocalDisk, progress: Callable[[int, int], None]
 ) -> tuple[int, int]:
-    """Copy the files and check them. Returns (files, bytes). Raises BackupError."""
+    """Copy the files and check them; durable on return. Returns (files, bytes). Raises BackupError, DiskError."""
+    for path in files:
+        if not in_checkpoint(path):
+            raise BackupError(f"a file named {path[:100]!r} is no part of a backup")
     total = sum(item["bytes"] for item in files.values())
     done = 0
     for path, item in files.items():
-        target = part / _safe(path)
+        target = disk.open(path, create=True)
         crc = size = 0
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with (source / path).open("rb") as read, target.open("xb") as write:
+            with (source / path).open("rb") as read:
                 while block := read.read(BLOCK_BYTES):
-                    write.write(block)
+                    target.append(block)
                     crc = google_crc32c.extend(crc, block)
                     size += len(block)
                     done += len(block)
                     progress(done, total)
-                write.flush()
-                os.fsync(write.fileno())
+            target.fsync()
         except OSError as error:
-            raise BackupError(f"{path[:100]}: {error.strerror}") from error
+            raise BackupError(f"{source / path}: {error.strerror}") from error
+        finally:
+            target.close()
         if (size, crc) != (item["bytes"], item["crc32c"]):
             raise BackupError(f"{source / path} is damaged: its size or checksum is not the listed one")
+    for directory in sorted({parent_of(path) for path in files}):
+        disk.fsync_dir(directory)
     return len(files), total

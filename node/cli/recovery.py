@@ -3,11 +3,13 @@ disk when a majority is lost."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress
@@ -18,6 +20,9 @@ from tickwheel.node.cli.interrupts import importing
 from tickwheel.node.cli.options import Asked, Commands
 from tickwheel.node.cli.output import err, fail, out, print_json, say, time_text
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
+
+if TYPE_CHECKING:
+    from tickwheel.storage.local import LocalDisk
 
 recovery_app = Commands(ask_cluster=False)
 
@@ -38,16 +43,12 @@ def restore(
         from tickwheel.node.refound import Found, RefoundError, refound
         from tickwheel.node.state.results import ImpossibleStateError
         from tickwheel.storage.disk import DiskError, DiskFullError
-        from tickwheel.storage.local import LocalDisk
 
     node = _read(config)
     found: list[Found] = []
 
-    def prepare(part: Path) -> None:
-        disk = LocalDisk(str(part))
-        disk.lock()
+    def prepare(disk: LocalDisk) -> None:
         found.append(refound(disk, node))
-        disk.unlock()
 
     try:
         origin = origin_of(source)
@@ -58,11 +59,13 @@ def restore(
             files, size = restore_backup(
                 source, node.data_path, lambda done, total: progress.update(task, completed=done, total=total), prepare
             )
-    except (BackupError, RefoundError, DiskFullError) as error:
+    except (BackupError, RefoundError) as error:
         fail(str(error), "BACKUP", {})
         raise typer.Exit(1) from None
+    except DiskFullError as error:
+        raise _no_room(node.data_path, error) from None
     except (DiskError, ImpossibleStateError) as error:
-        fail(f"{source} cannot be used: {error}", "BACKUP", {})
+        fail(f"{source} cannot be restored to {node.data_path}: {error}", "BACKUP", {})
         raise typer.Exit(EXIT_DATA) from None
     if Asked.json:
         facts = {"directory": str(node.data_path), "files": files, "bytes": size, "origin": origin_facts(origin)}
@@ -85,41 +88,25 @@ def recover(
 ) -> None:
     """Continue from this one disk when a majority is lost FOR GOOD. What only the other nodes knew is lost."""
     with importing():
-        from tickwheel.node.refound import Found, RefoundError, refound
-        from tickwheel.node.server.identity import read_identity
+        from tickwheel.node.refound import RefoundError, refound
+        from tickwheel.node.server.identity import IdentityError, read_identity
         from tickwheel.node.state.results import ImpossibleStateError
-        from tickwheel.storage.disk import DiskError, DiskFullError
-        from tickwheel.storage.local import LocalDisk
+        from tickwheel.storage.disk import DirectoryInUseError, DiskError, DiskFullError
 
     node = _read(config)
     path = node.data_path
-    if not path.is_dir():
-        fail(f"{path} is not a directory; nothing was changed", "NO_DATA", {})
-        raise typer.Exit(1)
-
-    def go() -> Found:
-        disk = LocalDisk(str(path))
-        try:
-            disk.lock()
-        except DiskError:
-            raise RefoundError(f"a node is running on {path}: stop it first; nothing was changed") from None
-        try:
+    try:
+        with _stopped_node(path) as disk:
             identity = read_identity(disk)
             if identity is None:
-                raise RefoundError(f"{path} holds no data of a node; nothing was changed")
+                raise _no_data(path)
             _warn(identity.cluster_id, identity.node_id, node, yes)
-            return refound(disk, node, skip_entry or ())
-        finally:
-            disk.unlock()
-
-    try:
-        found = go()
-    except RefoundError as error:
+            found = refound(disk, node, skip_entry or ())
+    except (RefoundError, IdentityError, DirectoryInUseError) as error:
         fail(str(error), "RECOVER", {})
         raise typer.Exit(1) from None
     except DiskFullError as error:
-        fail(f"{path} has no room: {error}. Make room on its file system and run the command again", "SYSTEM", {})
-        raise typer.Exit(1) from None
+        raise _no_room(path, error) from None
     except (DiskError, ImpossibleStateError) as error:
         fail(f"the data in {path} cannot be used: {error}", "DATA", {})
         raise typer.Exit(EXIT_DATA) from None
@@ -145,9 +132,8 @@ def rebuild(config: Annotated[Path, typer.Option("--config", "-c", help="TOML fi
     """Rebuild a stopped node with damaged files from its journal, if the journal is complete since the first entry."""
     with importing():
         from tickwheel.node.rebuild import RebuildError, rebuild
-        from tickwheel.node.server.identity import IdentityError, open_identity
-        from tickwheel.storage.disk import DiskError
-        from tickwheel.storage.local import LocalDisk
+        from tickwheel.node.server.identity import IdentityError, open_identity, read_identity
+        from tickwheel.storage.disk import DirectoryInUseError, DiskError, DiskFullError
 
     try:
         node = read_config(config, os.environ)
@@ -155,30 +141,58 @@ def rebuild(config: Annotated[Path, typer.Option("--config", "-c", help="TOML fi
         fail(str(error), "CONFIG", {})
         raise typer.Exit(2) from None
     path = node.data_path
-    if not (path / "identity").exists():
-        fail(f"{path} holds no data of a node; nothing was changed", "NO_DATA", {})
-        raise typer.Exit(1)
-    disk = LocalDisk(str(path))
     try:
-        disk.lock()
-    except DiskError:
-        fail(f"a node is running on {path}: stop it first; nothing was changed", "REBUILD", {})
-        raise typer.Exit(1) from None
-    try:
-        open_identity(disk, node.cluster.id, node.node.id, str(path))
-        found = rebuild(disk, node.core.segment_bytes)
-    except (RebuildError, IdentityError) as error:
+        with _stopped_node(path) as disk:
+            if read_identity(disk) is None:
+                raise _no_data(path)
+            open_identity(disk, node.cluster.id, node.node.id, str(path))
+            found = rebuild(disk, node.core.segment_bytes)
+    except (RebuildError, IdentityError, DirectoryInUseError) as error:
         fail(str(error), "REBUILD", {})
         raise typer.Exit(1) from None
+    except DiskFullError as error:
+        raise _no_room(path, error) from None
     except DiskError as error:
-        fail(f"the journal in {path} cannot be used: {error}", "DATA", {})
+        fail(f"the data in {path} cannot be used: {error}", "DATA", {})
         raise typer.Exit(EXIT_DATA) from None
-    finally:
-        disk.unlock()
     say(
         {"directory": str(path), **dataclasses.asdict(found)},
         f"the next start of {node.node.id} replays all {found.entries:,} entries ({found.bytes:,} bytes)",
     )
+
+
+@contextlib.contextmanager
+def _stopped_node(path: Path) -> Iterator[LocalDisk]:
+    """The directory of a stopped node, locked. Raises typer.Exit if there is none, IdentityError, DiskError."""
+    from tickwheel.node.server.identity import check_restored
+    from tickwheel.storage.disk import DirectoryInUseError
+    from tickwheel.storage.local import LocalDisk
+
+    if not path.is_dir():
+        fail(f"{path} is not a directory; nothing was changed", "NO_DATA", {})
+        raise typer.Exit(1)
+    disk = LocalDisk(path)
+    try:
+        disk.lock()
+    except DirectoryInUseError:
+        raise DirectoryInUseError(f"a node is running on {path}: stop it first; nothing was changed") from None
+    try:
+        check_restored(disk, str(path))
+        yield disk
+    finally:
+        disk.unlock()
+
+
+def _no_data(path: Path) -> typer.Exit:
+    """Say that the directory is not one of a node."""
+    fail(f"{path} holds no data of a node; nothing was changed", "NO_DATA", {})
+    return typer.Exit(1)
+
+
+def _no_room(path: Path, error: Exception) -> typer.Exit:
+    """Say that the disk is full."""
+    fail(f"{path} has no room: {error}. Make room on its file system and run the command again", "SYSTEM", {})
+    return typer.Exit(1)
 
 
 def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:

@@ -33,6 +33,7 @@ from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.status import Seen, each_once, status_table
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
+from tickwheel.storage.paths import LOCK_NAME
 
 Run = Callable[..., "Result"]
 
@@ -653,7 +654,7 @@ def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
     (tmp_path / "data.part").mkdir()
     (tmp_path / "data.part" / "letters").write_text("mine")  # where versions before put, and removed, their copy
     assert "an id of its own" in run("restore", copy, "--config", config("data", "local")).err
-    assert not list(tmp_path.glob("data.restore-*"))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [LOCK_NAME]
     restored = run("restore", copy, "--config", config("data"), "--json")
     assert restored.json["bytes"] == done.json["bytes"] and restored.json["pending"] >= 1
     origin = done.json["origin"]
@@ -671,7 +672,7 @@ def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
     damaged = run("restore", copy, "--config", config("other"))
     assert damaged.code == 1
     assert "damaged" in damaged.err
-    assert not (tmp_path / "other").exists()
+    assert [path.name for path in (tmp_path / "other").iterdir()] == [LOCK_NAME]
     assert (tmp_path / "data.part" / "letters").read_text() == "mine"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tickwheel.node.cli import options
 from tickwheel.node.cli import program as cli
 from tickwheel.node.cli.commands import every, load
 from tickwheel.node.made_files import LocalClusterError
+from tickwheel.storage.paths import LOCK_NAME
 
 FILE = "/etc/hostname"
 """Where a directory is expected."""
@@ -195,3 +197,19 @@ def test_the_log_of_a_node_that_ended_is_told_line_by_line(capsys: pytest.Captur
     assert cli._told(error, "up") == cli.EXIT_FAILED
     told = capsys.readouterr().err.splitlines()
     assert told[:3] == ["tickwheel: node n1 ended with code 1; n1.log ends with:", r"  one\x1b", "  two"]
+
+
+@pytest.mark.parametrize("command", [["recover", "--yes"], ["rebuild"], ["restore", "BACKUP"]], ids=" ".join)
+def test_a_directory_that_cannot_be_locked_is_not_called_in_use(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was: without rights, or on a full disk, an operator looked for a node that did not run."""
+    (tmp_path / "data" / LOCK_NAME).mkdir(parents=True)
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup" / "backup.json").write_text('{"version": 1, "files": {}}')
+    config = tmp_path / "node.toml"
+    config.write_text(f'[cluster]\nid = "c"\n[node]\nid = "n"\ndata_dir = "{tmp_path / "data"}"\n')
+    words = [str(tmp_path / "backup") if word == "BACKUP" else word for word in command]
+    assert cli.run([*words, "--config", str(config)]) in (1, 3)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "cannot open the lock of" in told and "Is a directory" in told and "is running" not in told
