@@ -299,6 +299,8 @@ class NodeProcess:
             disk.lock()
         except (OSError, DiskError) as error:
             why = error.strerror if isinstance(error, OSError) else error
+            if isinstance(error, FileExistsError):
+                why = "it is not a directory"
             raise StartError(f"node.data_dir: {path}: {why}", EXIT_DATA) from None
         return disk
 

@@ -107,6 +107,8 @@ async def test_a_running_node_serves_every_metric_and_refusals_at_start_say_what
         assert watched.returncode == 2 and "listen.metrics_bind" in watched.stderr, watched.stderr
         locked = start("cluster.id=c", "node.id=x", own_data, *here)
         assert locked.returncode == 3 and "node.data_dir" in locked.stderr, locked.stderr
+        a_file = start("cluster.id=c", "node.id=x", f"node.data_dir={node.config_file}", *here)
+        assert a_file.returncode == 3 and "node.toml: it is not a directory" in a_file.stderr, a_file.stderr
         await cluster.kill_node(node)
         assert not is_healthy(lives)
         foreign = start("cluster.id=other", f"node.id={node.node_id}", own_data, *here)
