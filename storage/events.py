@@ -11,7 +11,6 @@ wrong checksum ends the file for the reader, never the reading.
 from __future__ import annotations
 
 import enum
-import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,15 +143,18 @@ def _encode_column(values: Column) -> bytes:
 
 def _encode_few(values: list[int]) -> bytes:
     """`_encode_column` for few values: that costs less than the start of array functions."""
-    if len(values) < 2:
+    count = len(values)
+    if count < 2:
         return _COLUMN.pack(0, values[0] if values else 0, 0)
-    step = (values[1] - values[0] + _SIGN) % _MODULUS - _SIGN
-    if all((after - before - step) % _MODULUS == 0 for before, after in itertools.pairwise(values)):
-        return _COLUMN.pack(0, values[0], step)
+    first, step = values[0], values[1] - values[0]
+    if values[-1] == first + step * (count - 1) and (
+        values == list(range(first, first + step * count, step)) if step else values.count(first) == count
+    ):
+        return _COLUMN.pack(0, first, (step + _SIGN) % _MODULUS - _SIGN)
     base = min(values)
     span = max(values) - base
     width = next(width for width in _CODES if span < 1 << 8 * width)
-    offsets = struct.pack(f"<{len(values)}{_CODES[width]}", *[value - base for value in values])
+    offsets = struct.pack(f"<{count}{_CODES[width]}", *[value - base for value in values])
     return _COLUMN.pack(width, base, 0) + offsets
 
 
