@@ -32,7 +32,6 @@ from tickwheel.proto.common_pb2 import HeldFile
 from tickwheel.proto.peer_pb2 import (
     CheckpointChunk,
     FetchCheckpointRequest,
-    FrameBundle,
     Hello,
     MemberShown,
     PeerFrame,
@@ -103,8 +102,8 @@ class _Link:
 
     address: str
     task: asyncio.Task[None] | None = None
-    queue: deque[tuple[PeerFrame, int]] = field(default_factory=deque)
-    """Frames and their sizes in bytes."""
+    queue: deque[bytes] = field(default_factory=deque)
+    """Serialized frames."""
     queue_bytes: int = 0
     call: Call | None = None
     """The open stream."""
@@ -114,19 +113,41 @@ class _Link:
     """What waits for that room."""
 
 
-def _next_message(link: _Link) -> PeerFrame:
+def _next_message(link: _Link) -> bytes:
     """Take the next message from a queue that is not empty: several small frames go as one bundle."""
-    frame, size = link.queue.popleft()
-    link.queue_bytes -= size
-    if not link.queue or size >= BUNDLE_BYTES_MAX:
-        return frame
+    queue = link.queue
+    frame = queue.popleft()
+    size = len(frame)
     frames = [frame]
-    while link.queue and len(frames) < BUNDLE_FRAMES_MAX and size + link.queue[0][1] <= BUNDLE_BYTES_MAX:
-        frame, more = link.queue.popleft()
-        link.queue_bytes -= more
-        size += more
+    while queue and len(frames) < BUNDLE_FRAMES_MAX and size + len(queue[0]) <= BUNDLE_BYTES_MAX:
+        frame = queue.popleft()
+        size += len(frame)
         frames.append(frame)
-    return frames[0] if len(frames) == 1 else PeerFrame(bundle=FrameBundle(frames=frames))
+    link.queue_bytes -= size
+    return frame if len(frames) == 1 else bundled(frames)
+
+
+_BUNDLE, _FRAME = b"\x82\x02", b"\x0a"
+"""Tags of `PeerFrame.bundle` and `FrameBundle.frames`."""
+
+
+def bundled(frames: Sequence[bytes]) -> bytes:
+    """A serialized PeerFrame that bundles serialized frames. To make it of messages would copy each frame twice."""
+    parts, size = list[bytes](), 0
+    for frame in frames:
+        head = _FRAME + _varint(len(frame))
+        size += len(head) + len(frame)
+        parts += head, frame
+    return b"".join((_BUNDLE, _varint(size), *parts))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 class GrpcNetwork:
@@ -205,9 +226,9 @@ class GrpcNetwork:
         link = self._links.get(peer_id)
         if link is None or self._up.get(peer_id) is not link or link.queue_bytes > QUEUE_BYTES_MAX:
             return False
-        size = frame.ByteSize()
-        link.queue.append((frame, size))
-        link.queue_bytes += size
+        data = frame.SerializeToString()
+        link.queue.append(data)
+        link.queue_bytes += len(data)
         if not link.leaving:
             link.leaving = True
             asyncio.get_running_loop().call_soon(self._write, peer_id, link)
@@ -228,7 +249,7 @@ class GrpcNetwork:
             return
         link.leaving = False
 
-    async def _write_late(self, peer_id: str, link: _Link, call: Call, message: PeerFrame) -> None:
+    async def _write_late(self, peer_id: str, link: _Link, call: Call, message: bytes) -> None:
         try:
             await call.write(message)
         except CallError:
@@ -244,8 +265,8 @@ class GrpcNetwork:
         if call is not None:
             call.cancel()
 
-    def _hello(self, peer_id: str) -> PeerFrame:
-        return PeerFrame(
+    def _hello(self, peer_id: str) -> bytes:
+        hello = PeerFrame(
             cluster_id=self._cluster_id,
             sender_id=self._node_id,
             receiver_id=peer_id,
@@ -254,6 +275,7 @@ class GrpcNetwork:
             disk_uuid=self._disk_uuid,
             hello=hello_of(self._peer_address, self._introduction()),
         )
+        return hello.SerializeToString()
 
     def learn(self, peer_id: str, address: str) -> None:
         """A member has called this node: dial it back if it is unknown here, as before this node knows its members."""
@@ -319,7 +341,7 @@ class GrpcNetwork:
         self._wake()
 
     async def _talk(self, peer_id: str, link: _Link, connection: ClientConnection) -> None:
-        call = connection.call(EXCHANGE, PeerFrame.SerializeToString, PeerFrame.FromString)
+        call = connection.call(EXCHANGE, bytes, PeerFrame.FromString)  # frames are serialized as they are queued
         async with asyncio.timeout(HELLO_S):
             await call.write(self._hello(peer_id))
             answer = await call.read()
