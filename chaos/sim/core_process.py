@@ -126,6 +126,8 @@ def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
 
     def observed(groups: Callable[[], Iterable[Iterable[LeaseRange]]] | None) -> None:
         if not file.writing:
+            if under_way == [file.failures]:
+                machine.note(LeasesKept)  # a write that waited for this one begins before its end was seen
             under_way[:] = [file.failures]
             machine.note(LeasesGathered)
         write(groups)

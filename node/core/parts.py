@@ -81,6 +81,8 @@ class Parts:
         self._founders = founders
         self._first_settings = first_settings
         self._next_upkeep_ms = 0
+        self._leases_wait = False
+        """The lease file was due while an earlier write of it ran: it is written as soon as that has ended."""
         self._turns: dict[Part, Iterator[None]] = {}
         """Upkeep under way."""
         bundle_store = BundleStore(ports.disk, ports.executor, core.steady_ms, core.fatal)
@@ -225,6 +227,8 @@ class Parts:
         """Count, forget and write what can wait, about once a second."""
         if self._turns:
             self._take_turn(next(iter(self._turns)))
+        if self._leases_wait and not self.lease_file.writing:
+            self._write_leases()
         if now.steady_ms < self._next_upkeep_ms:
             return
         self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
@@ -236,9 +240,14 @@ class Parts:
                 self._turns[part] = turns
                 self._take_turn(part)
         if core.clock.known:
-            self.lease_file.write(self.delivery.lease_ranges())
+            self._write_leases()
         if core.leading and self.disk_room.above:
             self.mastership.seek_room(now.steady_ms)
+
+    def _write_leases(self) -> None:
+        self._leases_wait = self.lease_file.writing
+        if not self._leases_wait:
+            self.lease_file.write(self.delivery.lease_ranges())
 
     def _take_turn(self, part: Part) -> None:
         if next(self._turns[part], self) is self:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -345,3 +348,26 @@ def test_a_master_notes_leases_of_every_group(monkeypatch: pytest.MonkeyPatch) -
     assert delivery.shares([20, 30]) == [20, 30]
     assert delivery.shares([1_000, 10, 500]) == [45, 10, 45]
     assert delivery.shares([]) == []
+
+
+def test_leases_that_a_slow_disk_kept_waiting_are_written_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that takes longer than a second: the next one begins when it ends, not up to a second later."""
+    world = World(9)
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    assert master.host is not None
+    file = master.host.core.parts.lease_file
+    client.consume(lease_ms=20_000)
+    submit, held = file._executor.submit, list[Callable[[], None]]()
+    with monkeypatch.context() as slow:
+        slow.setattr(file, "_executor", SimpleNamespace(submit=lambda *work: held.append(partial(submit, *work))))
+        client.schedule([100])
+        world.run_until(lambda: bool(held), 3_000)
+        client.schedule([100])
+        world.run_until(lambda: len(client.got) == 2)
+        world.run(1_200)
+    assert not read_leases(master.disk) and len(held) == 1
+    held[0]()
+    world.run(200)
+    assert sum(r.count for r in read_leases(master.disk)) == 2
