@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.process.commands import Commands
 from tests.process.terminal import Terminal
 from tickwheel.node.cli import program as cli
 
+LOOK_S = 0.05
 DOCS = Path(__file__).parents[2] / "docs"
 COMMAND = re.compile(r"`(tickwheel [a-z][^`]*)`|^(tickwheel [a-z].*?)(?:  .*)?$", re.MULTILINE)
 TYPED = re.compile(r"^()\$ (tickwheel .*)$", re.MULTILINE)
@@ -191,12 +193,15 @@ def watch(page: Page) -> None:
 def monitor(page: Page, terminal: Terminal, dead: str) -> None:
     """MONITORING.md, while one node is down: all but the two commands that need a fourth node or Spark."""
     assert "curl http://10.0.0.2:7702/healthz" in page.text
-    for node, (_, metrics, _) in terminal.nodes.items():
-        assert healthy(metrics.replace("/metrics", "/healthz")) == (node != dead)
+    health = {node: metrics.replace("/metrics", "/healthz") for node, (_, metrics, _) in terminal.nodes.items()}
+    for node, url in health.items():
+        assert healthy(url) == (node != dead)
     for _ in range(2):
         page.next("tickwheel status", said=("(?s)no answer.*connection refused",))
     for _ in range(2):
         page.next("tickwheel transfer", said=(" is master in term ",))
+        while not all(healthy(url) for node, url in health.items() if node != dead):
+            time.sleep(LOOK_S)  # it leads before it has heard from a majority
         page.next("tickwheel status", said=(r"master\*",))
     page.next("tickwheel top", "--once", said=("(?s)pending.*mailers",))
     page.next("tickwheel group list", said=("mailers",))

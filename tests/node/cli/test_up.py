@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,12 @@ def run_up(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_signal_before_it_is_ready_ends_it_and_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
     """Exit code 130, no traceback, no process left. SIGHUP comes when its terminal is closed."""
     process = subprocess.Popen(
-        [*COMMAND, *UP, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *UP, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Under nohup these tests ignore SIGHUP, and what they start would do so, too.
+        preexec_fn=partial(signal.signal, number, signal.SIG_DFL),
     )
     log = tmp_path / "n1" / "node.log"
     while not log.exists():
