@@ -444,7 +444,7 @@ class Conversation:
             },
             rewinds=rewinds,
         )
-        return news or not leased or self._handover.target is not None
+        return news or not leased
 
     # -- elections
 

@@ -28,9 +28,8 @@ class Clock(Protocol):
 class Executor(Protocol):
     """Runs blocking work in threads beside the loop."""
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], bool | None]) -> None:
-        """Run `work` in a worker; then `done(result, None)` or `done(None, error)` on the loop. If that returns False,
-        the node need not tick for it.
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """Run `work` in a worker; then `done(result, None)` or `done(None, error)` on the loop.
 
         Work starts in the order of the calls and may end in any order. The caller sees to it that work which must not
         overlap does not.

@@ -329,17 +329,8 @@ class Engine(SyncObj):  # type: ignore[misc]
         if self._commit > self.applied_index or not self._skips or not self._ticked:
             return False
         if self.state == LEADER:
-            return not self.may_commit() and self.now_s() <= self._SyncObj__newAppendEntriesTime
+            return self._commit == self._journal.last_index and self.now_s() <= self._SyncObj__newAppendEntriesTime
         return bool(self.now_s() <= self._SyncObj__raftElectionDeadline)
-
-    def may_commit(self) -> bool:
-        """As master: whether a majority holds entries that are not committed yet, so that the next `run_due` commits
-        them if they are of this term."""
-        index, journal, others = self._commit + 1, self._journal, self._SyncObj__otherNodes
-        if index > (journal.durable_index if self.guards.own_durability_counts else journal.last_index):
-            return False
-        matching = self._SyncObj__raftMatchIndex
-        return bool(1 + sum([matching[peer] >= index for peer in others]) > (len(others) + 1) / 2)
 
     def heartbeat_now(self) -> None:
         """As master: send a heartbeat with the next `run_due`, which is due earlier than it would be."""
@@ -351,8 +342,8 @@ class Engine(SyncObj):  # type: ignore[misc]
             self._SyncObj__onMessageReceived(self._node(peer_id), message)
 
     def deliver_answer(self, peer_id: str, message: Message, *, rewinds: bool) -> bool:
-        """Give pysyncobj a slave's answer. The slave's next index moves back only if `rewinds`. Returns whether it lets
-        this node commit, or send the slave more entries."""
+        """Give pysyncobj a slave's answer. The slave's next index moves back only if `rewinds`. Returns whether the
+        answer said anything new."""
         peer = self._node(peer_id)
         following, matching = self._SyncObj__raftNextIndex, self._SyncObj__raftMatchIndex
         if self.state != LEADER or peer not in following:
@@ -370,7 +361,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         elif self.guards.resets_fenced:
             following[peer] = max(before, following[peer])
         self._feed.acknowledged(peer_id, matching[peer])
-        return bool(rewinds or following[peer] <= self._journal.last_index or self.may_commit())
+        return bool(rewinds or following[peer] != before or matching[peer] != matched)
 
     def append(self, entry: bytes) -> int:
         """Append an entry as master; returns its index. Raises the errors of `Journal.append`."""

@@ -42,7 +42,7 @@ from tickwheel.replication.log import (
 )
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.replication.pysyncobj_globals import PickleRefusedError
-from tickwheel.replication.pysyncobj_seam import CANDIDATE, FOLLOWER, LEADER, NS_PER_MS, Engine
+from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError
 
@@ -253,14 +253,9 @@ class RaftLog:
 
     # -- stable storage
 
-    def _fsynced(self) -> bool:
-        """Returns whether a tick is wanted: on a slave the acknowledgement is all that an fsync changes."""
-        self.peers.entries_durable()
-        state, handing_over = self.engine.state, self._handover.target is not None
-        if not handing_over and (state == FOLLOWER or (state == LEADER and not self.engine.may_commit())):
-            return False
+    def _fsynced(self) -> None:
         self._stirred = True
-        return True
+        self.peers.entries_durable()
 
     def _halted(self) -> None:
         self._stirred = True

@@ -23,8 +23,8 @@ NS_PER_MS = 1_000_000
 
 
 class StableStorage:
-    """Calls `fsynced` after each fsync, inside `run_checked`, which returns whether a tick is wanted; `on_halt` at a
-    full disk; `on_failure` with each error that the journal does not survive."""
+    """Calls `fsynced` after each fsync, inside `run_checked`; `on_halt` at a full disk; `on_failure` with each error
+    that the journal does not survive."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class StableStorage:
         clock: Clock,
         executor: Executor,
         *,
-        run_checked: Callable[..., bool | None],
+        run_checked: Callable[..., None],
         on_failure: Callable[[DiskError], None],
-        fsynced: Callable[[], bool],
+        fsynced: Callable[[], None],
         on_halt: Callable[[], None],
     ) -> None:
         self._config = config
@@ -68,20 +68,17 @@ class StableStorage:
         self._began_ns = self._clock.monotonic_ns()
         self._executor.submit(work.run, partial(self._run_checked, self._ended, work))
 
-    def _ended(self, work: FsyncWork, _: object, error: BaseException | None) -> bool:
-        """Returns whether a tick is wanted."""
-        hung = self.hangs(self._clock.monotonic_ns())
+    def _ended(self, work: FsyncWork, _: object, error: BaseException | None) -> None:
         self.fsyncing = False
         if self._stopped or self.failed:
-            return True
+            return
         try:
             self._journal.finish_fsync(work)
         except FsyncFailedError as failed:
             text = f"the journal could not be written to stable storage: {error or failed}"
             raise FsyncFailedError(text) from error
-        wanted = self._fsynced()
+        self._fsynced()
         self.fsync()  # entries written meanwhile do not wait for the next tick
-        return wanted or hung or bool(self.halted) or not self._journal.reserve_ready
 
     def hangs(self, now_ns: int) -> bool:
         """Whether an fsync has run for over `fsync_hang_ms`: a master would hold its lease and commit nothing."""

@@ -231,7 +231,7 @@ class MemoryNode:
 
     # -- the ports of the core
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], bool | None]) -> None:
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """As Executor: done within the tick, or soon."""
 
         def run() -> None:

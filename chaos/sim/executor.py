@@ -75,7 +75,7 @@ class SimulatedExecutor:
         self._rng = rng
         self._free_ns = [0] * WORKERS
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], bool | None]) -> None:
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """Run `work` in simulated time; `done` comes in a later turn of the machine."""
         rng, faults = self._rng, self._machine.work_faults
         # Log-uniform: mostly fast, sometimes the slow disk of a bad day.
@@ -91,7 +91,7 @@ class SimulatedExecutor:
         self._world.at(effect_ns, self._take_effect, work, done, end_ns)
 
     def _take_effect(
-        self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], bool | None], end_ns: int
+        self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None], end_ns: int
     ) -> None:
         machine, faults = self._machine, self._machine.work_faults
         if machine.boot != self._boot or machine.process is None:
@@ -131,10 +131,7 @@ class SimulatedExecutor:
             work()
 
     def _report(
-        self,
-        done: Callable[[T | None, BaseException | None], bool | None],
-        result: T | None,
-        failure: BaseException | None,
+        self, done: Callable[[T | None, BaseException | None], None], result: T | None, failure: BaseException | None
     ) -> None:
         if self._machine.boot == self._boot:
             self._machine.deliver(done, result, failure)

@@ -312,7 +312,7 @@ class Machine:
             self.inbox_most = len(inbox)
         try:
             for function, args in inbox:
-                woken |= function(*args) is not False
+                woken |= bool(function(*args)) or function != self._receive
                 if self.fatal_reason is not None:
                     break
             self.late_ns = self.clock.monotonic_ns() - self._wanted_ns

@@ -5,8 +5,7 @@ requests to the parts, `tick`), output leaves through the ports. The server proc
 class. The log reports to the core through `CoreListener`.
 
 Every callback given to a method is called exactly once, on the thread that drives the core. The driver
-calls `tick` after any input, unless `receive` or the end of a worker's work returned False, and no later than the time
-that the last `tick` returned.
+calls `tick` after any input, unless `receive` returned False, and no later than the time that the last `tick` returned.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class _Workers:
         self._executor = executor
         self._serving = serving
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], bool | None]) -> None:
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """As Executor.submit."""
         attempt = self._serving.attempt
         self._executor.submit(

@@ -34,7 +34,7 @@ _CLOCK = BootClock()
 
 
 class ThreadExecutor:
-    """Runs work in threads and its `done` on the loop, followed by `after` (the driver's wake) unless that was False.
+    """Runs work in threads and its `done` on the loop, followed by `after` (the driver's wake).
 
     The standard library's pool creates a future with a lock and a condition for each piece of work. For an fdatasync on
     a fast disk that takes longer than the disk.
@@ -72,7 +72,7 @@ class ThreadExecutor:
             work()
             del work  # or its objects stay alive until the next work comes
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], bool | None]) -> None:
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         self.waiting += 1
 
         def run() -> None:
@@ -89,7 +89,7 @@ class ThreadExecutor:
 
     def _finish(
         self,
-        done: Callable[[T | None, BaseException | None], bool | None],
+        done: Callable[[T | None, BaseException | None], None],
         result: T | None,
         error: BaseException | None,
         took_ns: int,
@@ -99,12 +99,11 @@ class ThreadExecutor:
         if self._stopped:
             return
         try:
-            wants_tick = done(result, error)
+            done(result, error)
         except Exception as raised:
             self._failed(raised)
             return
-        if wants_tick is not False:
-            self._after()
+        self._after()
 
     def stop(self) -> None:
         """Wait for running work and drop the rest; no `done` is called any more. Idempotent."""

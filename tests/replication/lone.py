@@ -44,18 +44,16 @@ class HandExecutor:
     """Works wait until the test runs them."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], bool | None]]] = []
+        self.waiting: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], bool | None]) -> None:
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self.waiting.append((work, done))
 
-    def run(self) -> bool:
-        """All that waits, and what comes of it. Returns whether that wants a tick."""
-        wants_tick = False
+    def run(self) -> None:
+        """All that waits, and what comes of it."""
         while self.waiting:
             work, done = self.waiting.pop(0)
-            wants_tick |= done(work(), None) is not False
-        return wants_tick
+            done(work(), None)
 
 
 class Peer:

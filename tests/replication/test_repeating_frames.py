@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.replication.lone import MS, STEP_MS, Lone
 from tickwheel.proto.peer_pb2 import AppendEntries, PeerFrame, Sync, SyncReply
-from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.log import Role
 
 
@@ -40,63 +39,11 @@ def test_a_master_is_woken_by_news_of_its_slaves_alone() -> None:
     assert b.answer(term, last + 2)
 
 
-def test_an_entry_wants_one_tick_of_its_master() -> None:
-    """That which commits it: of its own disk and the first answer the later one. The second answer tells it nothing."""
-    lone = Lone()
-    term = lone.lead()
-    last = lone.log.status().last_index
-    b, c = lone.peers["b"], lone.peers["c"]
-    lone.propose(b"one")
-    assert not lone.executor.run()
-    assert b.answer(term, last + 2)
-    lone.log.tick()
-    assert lone.log.status().applied_index == last + 1
-    assert not c.answer(term, last + 2)
-    lone.propose(b"two")
-    assert not c.answer(term, last + 3)
-    assert lone.executor.run()
-    lone.log.tick()
-    assert lone.log.status().applied_index == last + 2
-    assert not b.answer(term, last + 3)
-
-
-def test_an_answer_that_makes_room_for_more_entries_wants_a_tick() -> None:
-    """The window of that slave was full; nothing can be committed yet."""
-    lone = Lone(config=RaftConfig(window_messages_max=1))
-    term = lone.lead()
-    last = lone.log.status().last_index
-    lone.propose(b"one")
-    lone.propose(b"two")
-    lone.drain()
-    assert lone.executor.waiting, "its own disk is slow"
-    assert lone.peers["b"].answer(term, last + 2)
-    lone.log.tick()
-    assert [frame.append_entries.entries[0].index for frame in lone.sent_of("append_entries", "b")] == [last + 2]
-
-
-def test_the_disk_of_a_slave_wants_no_tick() -> None:
-    """The acknowledgement leaves at once, and nothing else waits for it; unless the disk hung, and kept the slave from
-    standing for election."""
-    lone = Lone()
-    b = lone.peers["b"]
-    assert b.append(1, (0, 0), [(1, 1, b"\x00one")])
-    lone.log.tick()
-    assert not lone.sent_of("append_result")
-    assert not lone.executor.run()
-    assert [frame.append_result.next_index for frame in lone.sent_of("append_result")] == [2]
-    assert b.append(1, (1, 1), [(2, 1, b"\x00two")])
-    lone.log.tick()
-    lone.clock.now_ns += (lone.config.fsync_hang_ms + 1) * MS
-    assert lone.executor.run()
-
-
 def test_a_master_in_handover_is_woken_by_every_answer() -> None:
     """The next master may have become ready."""
     lone = Lone()
     term = lone.lead()
-    last = lone.log.status().last_index
     lone.log.transfer("b", lambda problem: None)
-    assert lone.peers["b"].answer(term, last + 1)
     assert lone.peers["b"].send(PeerFrame(sync_reply=SyncReply(number=1)), term, lone.connection_of("b"))
 
 

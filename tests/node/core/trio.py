@@ -166,7 +166,7 @@ class Node:
 
     # Executor
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], bool | None]) -> None:
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         boot = self.boot
 
         def go() -> None:
@@ -176,8 +176,8 @@ class Node:
                 result, error = work(), None
             except Exception as raised:
                 result, error = None, raised
-            if done(result, error) is not False:
-                self.wake()
+            done(result, error)
+            self.wake()
 
         merge = isinstance(getattr(work, "__self__", None), MergeJob)
         checkpoint = getattr(work, "__qualname__", "").startswith("Checkpointer.")

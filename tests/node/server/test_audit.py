@@ -13,7 +13,7 @@ from tickwheel.storage.local import LocalDisk
 class AtOnce:
     """The executor port: each work is done at once."""
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], bool | None]) -> None:
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         done(work(), None)
 
 

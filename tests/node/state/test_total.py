@@ -41,7 +41,7 @@ KEYS, NAMES = ("a", "b", "c"), ("report", "backup")
 class AtOnce:
     """An executor without threads."""
 
-    def submit(self, work: Callable[[], A], done: Callable[[A | None, BaseException | None], bool | None]) -> None:
+    def submit(self, work: Callable[[], A], done: Callable[[A | None, BaseException | None], None]) -> None:
         """Run it here; an error is the test's."""
         done(work(), None)
 
