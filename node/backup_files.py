@@ -279,8 +279,8 @@ def restore_backup(
     """Copy the files into an empty directory, check them and `prepare` them there. Returns (files, bytes).
 
     The directory has the file UNFINISHED_RESTORE until everything is on stable storage; no node starts on it before. A
-    restore that was killed begins anew; one that failed leaves the directory empty. Raises BackupError and what
-    `prepare` raises.
+    restore that was killed starts over; one that failed leaves the directory empty. Raises BackupError and the errors
+    of `prepare`.
     """
     files: dict[str, dict[str, int]] = _listed(source)["files"]
     try:

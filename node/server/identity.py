@@ -102,7 +102,7 @@ def check_restored(disk: Disk, root: str) -> None:
     """Raise IdentityError if a restore into this directory has not ended. Raises DiskError."""
     if disk.exists(UNFINISHED_RESTORE):
         raise IdentityError(
-            f"{root}: tickwheel restore was interrupted. Run it again: it begins anew, in the same directory"
+            f"{root}: tickwheel restore was interrupted. Run it again: it starts over, in the same directory"
         )
 
 

@@ -394,8 +394,8 @@ class _Told:
     table: Iterator[LeaseRange] | None
     """What is left of the whole table; each piece is gathered when it is sent."""
     again: bool = False
-    """Events were dropped before they were told: the table is told once more when it has ended. It goes on until then,
-    or it would begin anew for ever under a load that drops events before its end."""
+    """Events were dropped before they were sent: once the table has ended, it is sent again. It never restarts before
+    its end, or under a load that drops events meanwhile it would never end."""
     pieces: deque[list[LeaseRange]] = field(default_factory=deque)
     """Pieces that it has not acknowledged."""
     heard_pieces: int = 0

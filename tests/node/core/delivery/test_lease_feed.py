@@ -154,7 +154,7 @@ def test_what_is_given_out_does_not_wait_for_the_whole_table(monkeypatch: pytest
 @pytest.mark.parametrize("lost", [0, 7])
 def test_the_whole_table_is_told_however_much_is_given_out(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     """Between two syncs more than is kept for slaves that are behind, and every so often a sync is lost: the table does
-    not begin anew, and the slave hears of all that was out, and at last of everything."""
+    not restart: the slave hears of everything that was out, and of all events in the end."""
     monkeypatch.setattr(module, "EVENTS_MAX", 6)
     monkeypatch.setattr(module, "TABLE_RANGES_PER_SYNC_MAX", 10)
     peers = Peers("b")

@@ -121,11 +121,8 @@ def test_a_new_master_takes_leases_over_in_turns(turns: list[int], *, again: boo
     assert {tuple(attempt for _, attempt, _ in seen) for seen in client.got.values()} == {(1, 2)}
 
 
-def test_slaves_are_told_what_is_not_taken_over_yet() -> None:
-    """New messages do not wait until it is, and what is held does not come with them."""
-    world = World(4)
-    client = holding(world, 30_000)
-    world.run(1_500)
+def taking_over(world: World) -> Delivery:
+    """The master is killed: the delivery of the next one, which has begun."""
     before = world.elect()
     before.kill()
     world.run_until(lambda: world.master() not in (None, before))
@@ -133,6 +130,15 @@ def test_slaves_are_told_what_is_not_taken_over_yet() -> None:
     assert master is not None and master.host is not None
     watched = master.host.core.parts.delivery
     world.run_until(lambda: watched.active)
+    return watched
+
+
+def test_slaves_are_told_what_is_not_taken_over_yet() -> None:
+    """New messages do not wait until it is, and what is held does not come with them."""
+    world = World(4)
+    client = holding(world, 30_000)
+    world.run(1_500)
+    watched = taking_over(world)
     assert watched._inheritance and len(list(watched.held_leases())) < COUNT
     assert named(r for some in watched._all_held() for r in ranges_of(some)) == COUNT
     assert watched._inheritance
@@ -148,13 +154,7 @@ def test_a_group_with_a_limit_is_served_while_leases_are_taken_over(room: int) -
     client = holding(world, 30_000)
     admin(world, settings=admin_pb2.Settings(group_in_flight_max=COUNT + room))
     world.run(1_500)
-    before = world.elect()
-    before.kill()
-    world.run_until(lambda: world.master() not in (None, before))
-    master = world.master()
-    assert master is not None and master.host is not None
-    watched = master.host.core.parts.delivery
-    world.run_until(lambda: watched.active)
+    watched = taking_over(world)
     (group_id,) = watched.in_flight_by_group()
     assert watched._inheritance and watched.in_flight_of_group(group_id) == COUNT
     assert watched._room(group_id) == room and watched._inheritance
