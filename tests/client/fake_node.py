@@ -165,6 +165,9 @@ class FakeNode:
         self.older = False
         """It has no method that carries many messages in one call."""
         self.asked = 0
+        """Questions for its status or for the master."""
+        self.left_open = 0
+        """Those of them that wait for another master."""
         """Questions for the master that it got: of a status, or to be answered once there is another."""
         self.batches: list[int] = []
         """Number of messages or rows of each such call that came, in order."""
@@ -458,7 +461,11 @@ class FakeNode:
             address = master.address if master else ""
             if address and (self.state.term, address) != (request.term, request.master_address):
                 return admin_pb2.AwaitMasterResponse(term=self.state.term, master_address=address, leads=master is self)
-            await changed.wait()
+            self.left_open += 1
+            try:
+                await changed.wait()
+            finally:
+                self.left_open -= 1
 
 
 def _add(add: Any, base: type, node: FakeNode, server: grpc.aio.Server) -> None:
