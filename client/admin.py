@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import grpc
 
 from tickwheel.client.calls import ServiceCalls, listed
-from tickwheel.client.cluster import END_OF_STREAM, STATUS_TIMEOUT_S
+from tickwheel.client.cluster import STATUS_TIMEOUT_S
 from tickwheel.client.copies import BackupChunk, HeldFile, chunk_of, held_messages
 from tickwheel.client.disk_use import DiskUse, disk_use_of
 from tickwheel.client.errors import ClusterUnavailable, Fault, TickwheelError, error_of, fault_of_call
@@ -39,6 +39,7 @@ from tickwheel.client.states import StartFrom, start_of
 from tickwheel.client.topics import Deletion, Group, Topic, group_deletion_of, group_of, topic_deletion_of, topic_of
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
+from tickwheel.transport.channel import END_OF_STREAM
 
 BACKUP_SILENCE_S = 120.0
 """The first chunk of a backup comes once the node has written a checkpoint."""

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import END_OF_STREAM, Cluster
+from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import Fault, TickwheelError, fault_of_call, fault_of_status, unforeseen
 from tickwheel.client.lanes import Doubt
 from tickwheel.client.master_stream import CALL_OVER, MasterStream
@@ -28,6 +28,7 @@ from tickwheel.client.messages import BatchReceipt, receipt_of
 from tickwheel.client.tasks import start_task
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
+from tickwheel.transport.channel import END_OF_STREAM
 
 STILL_ANSWERING_S = 5.0
 """After a receipt with an error, how long to wait for the other receipts before the stream is opened anew."""

@@ -25,7 +25,6 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from tickwheel.client.backoff import TRY_S_MIN, Backoff, Deadline
-from tickwheel.client.bearer import BearerChannel
 from tickwheel.client.connecting import timed_out, why_not, will_not_pass
 from tickwheel.client.errors import (
     NOT_YET,
@@ -47,14 +46,13 @@ from tickwheel.client.tries import Tries, TryFailedError, TryLeftError
 from tickwheel.client.versions import OlderNodes
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
+from tickwheel.transport.channel import Channel
+from tickwheel.transport.limits import Limits
 
 _log = logging.getLogger("tickwheel.client")
 
 A = TypeVar("A")
 S = TypeVar("S")
-
-END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-"""The value that `read` of a stream returns once the node has ended it without an error."""
 
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -79,22 +77,14 @@ TLS_FILE_BYTES_MAX = 16 << 20
 """Of a file in PEM; all the authorities of a system take 1 MiB."""
 TOKEN_LENGTH_MAX = 4_096
 _TOKEN = re.compile(rf"[!-~]{{0,{TOKEN_LENGTH_MAX}}}")
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    # A node that comes back is found again within these, however long it was away. The second also bounds an attempt to
-    # connect: three round trips for TCP and TLS.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_500),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    # Reconnect to a silent node: TCP alone retransmits after pauses of up to two minutes.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    # This client decides itself which calls are safe to repeat.
-    ("grpc.enable_retries", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 20),
+CHANNEL_LIMITS = Limits(
+    message_bytes_max=MESSAGE_BYTES_MAX,
+    stream_window_bytes=8 << 20,
+    connection_window_bytes=32 << 20,
+    requests_bytes=MESSAGE_BYTES_MAX,
+    # TCP alone would wait for a silent node for minutes.
+    ask_alive_s=10.0,
+    dead_s=3.0,
 )
 
 
@@ -112,22 +102,14 @@ class TlsFiles:
         """Values that change when a file is replaced."""
         return tuple(_stamp(path) for path in (self.ca_file, self.cert_file, self.key_file))
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Credentials for a channel. Raises RequestRefused if files are missing, unreadable or do not match."""
-        self._check()
-        return grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca_file, "ca_file"),
-            private_key=_read(self.key_file, "key_file") if self.key_file else None,
-            certificate_chain=_read(self.cert_file, "cert_file") if self.cert_file else None,
-        )
-
-    def _check(self) -> None:
-        """Check here, since gRPC ends the process for a certificate without a key, and hides what it cannot use."""
+    def context(self) -> ssl.SSLContext:
+        """The context of a connection. Raises RequestRefused if files are missing, unreadable or do not match."""
         if self.cert_file and not self.key_file:
             raise _refused_file("key_file", "", f"the key of {self.cert_file}")
         if self.key_file and not self.cert_file:
             raise _refused_file("cert_file", "", f"the certificate of {self.key_file}")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.set_alpn_protocols(["h2"])
         try:
             # Only what is ASCII can be a certificate in PEM; text beside it may be anything.
             context.load_verify_locations(cadata=_read(self.ca_file, "ca_file").decode("ascii", "ignore"))
@@ -141,6 +123,7 @@ class TlsFiles:
             except (ssl.SSLError, ValueError) as error:
                 allowed = f"a certificate and its key without a password, in PEM: {error}"
                 raise _refused_file("cert_file", self.cert_file, allowed) from error
+        return context
 
 
 def _refused_file(field: str, value: object, limit: str) -> RequestRefused:
@@ -206,13 +189,10 @@ class Cluster:
         self._addresses = list(dict.fromkeys(map(checked_address, addresses)))
         self._tls = tls
         self._stamps = self._seen = tls.stamps() if tls else ()
-        self._credentials = tls.credentials() if tls else None
+        self._secured = tls.context() if tls else None
         self._looked_s = time.monotonic()
         self._retired: list[grpc.aio.Channel] = []
         """Channels with former credentials, kept for the calls still open on them."""
-        self._options: tuple[tuple[str, int | str], ...] = CHANNEL_OPTIONS
-        if tls and tls.server_name:
-            self._options += (("grpc.ssl_target_name_override", tls.server_name),)
         self._token = checked_token(token)
         in_process = found_in_process(self._addresses[0])
         self.time: Time = REAL if in_process is None else in_process.time
@@ -256,14 +236,13 @@ class Cluster:
         found = self._channels.get(address)
         if found is None:
             in_process = found_in_process(address)
+            metadata = (("authorization", f"Bearer {self._token}"),) if self._token else ()
             if in_process is not None:
-                found = in_process.channel()
-            elif self._credentials is None:
-                found = grpc.aio.insecure_channel(address, options=self._options)
+                found = in_process.channel(metadata)
             else:
-                found = grpc.aio.secure_channel(address, self._credentials, options=self._options)
-            if self._token:
-                found = cast(grpc.aio.Channel, BearerChannel(found, self._token))
+                name = (self._tls and self._tls.server_name) or ""
+                own = Channel(address, CHANNEL_LIMITS, secured=self._secured, server_name=name, metadata=metadata)
+                found = cast(grpc.aio.Channel, own)  # as far as stubs use one
             self._channels[address] = found
         return found
 
@@ -277,13 +256,13 @@ class Cluster:
         if self._seen == self._stamps or self._seen != before:
             return
         try:
-            credentials = self._tls.credentials()
+            secured = self._tls.context()
         except RequestRefused as error:
             self._stamps = self._seen  # until they change again
             _log.warning("new certificates cannot be used, the old ones stay: %s", error)
             return
         _log.info("the certificates were read again")
-        self._stamps, self._credentials = self._seen, credentials
+        self._stamps, self._secured = self._seen, secured
         self._retired += self._channels.values()
         self._channels = {}
         self._stubs.clear()
@@ -422,7 +401,7 @@ class Cluster:
 
     def why(self, fault: Fault) -> str:
         """The reason, for the user, why a node did not answer a question about its status."""
-        return why_not(fault, tls=self._credentials is not None)
+        return why_not(fault, tls=self._secured is not None)
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
         """The status of each known node, by address; a Fault for a node without an answer."""

@@ -1,41 +1,46 @@
 """The reason why a node could not be reached, in words that say what to change.
 
-Reads the error texts of gRPC and the TLS library, which have no codes for this. Texts without a known meaning are
+Reads the error texts of the system and of the TLS library. Texts without a known meaning are
 shown unchanged. Pure.
 """
 
 from __future__ import annotations
 
-import re
-
 from tickwheel.client.errors import Fault
-
-_LAST_ERROR = re.compile(r".*last error: \w+: (?:(?:ipv4|ipv6|unix):\S+: )?")
+from tickwheel.transport.channel import NO_ANSWER, NO_CONNECTION
+from tickwheel.transport.client import CLOSED, NO_ADDRESS, OTHER_PROTOCOL
 
 _OF_ANY = (
     ("Connection refused", "connection refused: no node listens there"),
-    ("errors resolving", "the host name cannot be resolved"),
-    ("DNS resolution failed", "the host name cannot be resolved"),
+    (NO_ADDRESS, "the host name cannot be resolved"),
     ("Network is unreachable", "the network is unreachable"),
     ("No route to host", "there is no route to the host"),
-    ("no answer to the attempt", "unreachable: no answer to the attempt to connect"),
+    (NO_ANSWER, "unreachable: no answer to the attempt to connect"),
 )
+_CLOSED_TLS = "the node closed the connection: it wants a certificate that its ca_file has signed"
 _OF_TLS = (
     ("WRONG_VERSION_NUMBER", "the node does not use TLS, but this client does (tls=, --tls-ca)"),
-    ("Hostname Verification Check failed", "the host is not in the node's certificate (server_name=, --tls-name)"),
+    ("ostname mismatch", "the host is not in the node's certificate (server_name=, --tls-name)"),
+    ("IP address mismatch", "the host is not in the node's certificate (server_name=, --tls-name)"),
     ("CERTIFICATE_VERIFY_FAILED", "the node's certificate is not accepted"),
-    ("Socket closed", "the node closed the connection: it wants a certificate that its ca_file has signed"),
-    ("Connection reset", "the node closed the connection: it wants a certificate that its ca_file has signed"),
+    ("ALERT", _CLOSED_TLS),
+    (CLOSED, _CLOSED_TLS),
+    ("Connection reset", _CLOSED_TLS),
 )
+_CLOSED_PLAINTEXT = "the node closed the connection: it uses TLS, but this client does not (tls=, --tls-ca)"
 _OF_PLAINTEXT = (
-    ("Socket closed", "the node closed the connection: it uses TLS, but this client does not (tls=, --tls-ca)"),
-    ("Connection reset", "the node closed the connection: it uses TLS, but this client does not (tls=, --tls-ca)"),
+    (CLOSED, _CLOSED_PLAINTEXT),
+    ("Connection reset", _CLOSED_PLAINTEXT),
+    (
+        OTHER_PROTOCOL,
+        "another protocol is spoken there: TLS, which this client does not use (tls=, --tls-ca), or another's",
+    ),
 )
 
 
 def timed_out() -> Fault:
     """The fault of an attempt to connect that got no answer in time."""
-    return Fault("UNAVAILABLE", "failed to connect to all addresses: no answer to the attempt")
+    return Fault("UNAVAILABLE", f"{NO_CONNECTION}{NO_ANSWER}")
 
 
 def why_not(fault: Fault, *, tls: bool) -> str:
@@ -48,7 +53,7 @@ def why_not(fault: Fault, *, tls: bool) -> str:
     for sign, words in (*_OF_ANY, *(_OF_TLS if tls else _OF_PLAINTEXT)):
         if sign in text:
             return f"{words} ({_of_library(text)})" if sign == "CERTIFICATE_VERIFY_FAILED" else words
-    return _rest(text)
+    return text.removeprefix(NO_CONNECTION)
 
 
 def will_not_pass(fault: Fault) -> bool:
@@ -60,9 +65,6 @@ def will_not_pass(fault: Fault) -> bool:
 
 def _of_library(text: str) -> str:
     """What the TLS library says of a certificate: expired, self signed, ..."""
-    return text.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(")").removesuffix(": OK") or _rest(text)
-
-
-def _rest(text: str) -> str:
-    """gRPC's text without its common beginning."""
-    return _LAST_ERROR.sub("", text)
+    return text.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(")").removesuffix(
+        ": OK"
+    ) or text.removeprefix(NO_CONNECTION)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import END_OF_STREAM, Cluster
+from tickwheel.client.cluster import Cluster
 from tickwheel.client.coming import Coming, Iteration
 from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt, columns_of
 from tickwheel.client.errors import (
@@ -46,6 +46,7 @@ from tickwheel.client.tasks import start_task
 from tickwheel.client.timing import sleep
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
+from tickwheel.transport.channel import END_OF_STREAM
 
 if TYPE_CHECKING:
     from tickwheel.client.tracing import Tracing

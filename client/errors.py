@@ -16,6 +16,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from tickwheel.transport.channel import NO_CONNECTION
+
 DETAILS_KEY = "grpc-status-details-bin"
 
 ELSEWHERE = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "OUTCOME_UNKNOWN", "DISK_FULL"})
@@ -26,9 +28,6 @@ NOT_YET = frozenset({"RECOVERING", "DISK_FULL"})
 
 TRANSPORT = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"})
 """gRPC codes without a node's reason: the connection or the node failed during the call."""
-
-NO_CONNECTION = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
-"""Beginnings of gRPC's text for a call that never had a connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A test runs one (tickwheel.testing), and code under test reaches it by its addre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
@@ -20,8 +21,8 @@ class InProcessCluster(Protocol):
         """Its time, by which its clients wait."""
         ...
 
-    def channel(self) -> grpc.aio.Channel:
-        """A new channel to it."""
+    def channel(self, metadata: Sequence[tuple[str, str | bytes]]) -> grpc.aio.Channel:
+        """A new channel to it; the metadata goes with every call."""
         ...
 
 

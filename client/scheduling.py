@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from tickwheel.client.backoff import TRY_S_MIN, Backoff
-from tickwheel.client.cluster import END_OF_STREAM, Cluster
+from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import (
     ClientClosed,
     ClusterUnavailable,
@@ -45,6 +45,7 @@ from tickwheel.client.unique_keys import KeyTaken, key_taken_of, outcome_of
 from tickwheel.client.versions import OlderNodes
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
+from tickwheel.transport.channel import END_OF_STREAM
 
 UNDER_WAY_MAX = 2
 """Batches under way at a time: while the nodes write one, the client makes the next."""

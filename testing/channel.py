@@ -17,14 +17,13 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from tickwheel.transport.channel import END_OF_STREAM, NO_CONNECTION
 from tickwheel.transport.connection import StreamOverError
 from tickwheel.transport.server import AbortedError, DirectHandler
 
 MetadataPairs = Sequence[tuple[str, str | bytes]]
-END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
-GONE = "failed to connect to all addresses: the cluster in memory has ended"
-"""Begins as gRPC's words do for a request that was certainly not sent."""
+GONE = f"{NO_CONNECTION}the cluster in memory has ended"
 
 _log = logging.getLogger("tickwheel.testing")
 
@@ -383,18 +382,17 @@ class ClientCall:
 class MemoryChannel:
     """Behaves like a grpc.aio.Channel to a node, as far as stubs use one."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, metadata: MetadataPairs) -> None:
+        """`metadata` goes with every call."""
         self._node = node
+        self._metadata = tuple(metadata)
         self._calls: set[ClientCall] = set()
 
     def _method(self, requests_stream: bool, method: str, *args: Any, **kwargs: Any) -> Callable[..., ClientCall]:
         serialize, parse = kwargs["request_serializer"], kwargs["response_deserializer"]
 
-        def begin(
-            request: Any = None, *, timeout: float | None = None, metadata: Any = None, **options: Any
-        ) -> ClientCall:
-            pairs = tuple((key, value) for key, value in metadata or ())
-            call = ClientCall(self._node, method, serialize, parse, timeout, pairs, self._calls.discard)
+        def begin(request: Any = None, *, timeout: float | None = None) -> ClientCall:
+            call = ClientCall(self._node, method, serialize, parse, timeout, self._metadata, self._calls.discard)
             if not call.done():
                 self._calls.add(call)
             if not requests_stream:

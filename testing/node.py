@@ -28,7 +28,7 @@ from tickwheel.node.server.client_port import ClientPort
 from tickwheel.node.server.resolving import resolve
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.testing.channel import MemoryChannel, ServerCall
+from tickwheel.testing.channel import MemoryChannel, MetadataPairs, ServerCall
 from tickwheel.testing.virtual_time import MS, SECOND, VirtualTime
 from tickwheel.transport.server import Head
 from tickwheel.wheel.units import Ids, Units
@@ -166,9 +166,9 @@ class MemoryNode:
 
     # -- what others use
 
-    def channel(self) -> grpc.aio.Channel:
+    def channel(self, metadata: MetadataPairs) -> grpc.aio.Channel:
         """A new channel, for `client.in_process`."""
-        made: Any = MemoryChannel(self)
+        made: Any = MemoryChannel(self, metadata)
         return made  # type: ignore[no-any-return]
 
     def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

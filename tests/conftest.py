@@ -22,7 +22,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-import tickwheel  # noqa: F401  # before a test imports grpc: it says how grpc forks
+# Handlers of gRPC for fork end children of tests that have a server or a channel of gRPC. Read when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 # Shared, slow machines: no deadline, since how long an example takes says nothing about its truth.
 settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])

@@ -1,6 +1,6 @@
 """Calls to a gRPC server on the event loop: one connection, streams of messages both ways.
 
-Made for the calls between nodes. A connection is not dialled again when it ends; the caller does that.
+A connection is not dialled again when it ends: `channel.Channel` does that for clients, and nodes do it for their peers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from tickwheel.transport.connection import (
     StreamOverError,
 )
 from tickwheel.transport.limits import Limits
-from tickwheel.transport.messages import PREFIX_BYTES, MessageError, Messages, prefixed, status_text
+from tickwheel.transport.messages import (
+    PREFIX_BYTES,
+    MessageError,
+    Messages,
+    MetadataPairs,
+    metadata_of,
+    prefixed,
+    status_text,
+)
 from tickwheel.transport.turns import CONNECTION_WORK, Turns
 from tickwheel.transport.wire import ErrorCode
 
@@ -39,19 +47,25 @@ _RESET_CODES = {
 """Statuses of streams that were reset (gRPC's PROTOCOL-HTTP2); any other code means INTERNAL."""
 
 
+CLOSED = "the server closed the connection"
+OTHER_PROTOCOL = "the server does not speak HTTP/2"
+NO_ADDRESS = "no such host"
+
+
 class CallError(Exception):
     """A call ended with another status than OK, or could not be made."""
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str, trailing: MetadataPairs = ()) -> None:
         super().__init__(f"{code.name}: {details}")
         self.code = code
         self.details = details
+        self.trailing = trailing
 
 
 class Call(Stream):
     """One call under way. One task writes, one reads."""
 
-    __slots__ = ("_deserialize", "_error", "_messages", "_serialize", "_status", "_waiter")
+    __slots__ = ("_deserialize", "_error", "_messages", "_serialize", "_status", "_trailing", "_waiter")
 
     def __init__(
         self,
@@ -66,6 +80,7 @@ class Call(Stream):
         self._messages = Messages(connection.limits.message_bytes_max)
         self._waiter: asyncio.Future[None] | None = None
         self._status: dict[bytes, bytes] | None = None
+        self._trailing: MetadataPairs = ()
         self._error: CallError | None = None
 
     async def write(self, message: Any) -> None:
@@ -106,12 +121,16 @@ class Call(Stream):
             raise self._error from error
 
     def cancel(self) -> None:
-        """End the call now. Idempotent."""
-        if not self.over:
-            self._error = self._error or CallError(grpc.StatusCode.CANCELLED, "the call was cancelled")
-            self.connection.reset(self.stream_id, ErrorCode.CANCEL)
+        """End the call now, and drop what was not read. Idempotent."""
+        self.give_up(CallError(grpc.StatusCode.CANCELLED, "the call was cancelled"))
         self._messages.ready.clear()
         self.connection.read(self, self.unread_bytes)
+
+    def give_up(self, error: CallError) -> None:
+        """End the call now, unless it is over, and have its reader raise this after what has come."""
+        if not self.over:
+            self._error = self._error or error
+            self.connection.reset(self.stream_id, ErrorCode.CANCEL)
 
     # -- what comes
 
@@ -121,6 +140,11 @@ class Call(Stream):
             if not end:
                 raise MalformedError("trailers end a response")
             self._status = found
+            if found[b"grpc-status"] != b"0":
+                try:
+                    self._trailing = metadata_of(fields)
+                except ValueError as error:
+                    raise MalformedError(str(error)) from error
         elif self._status is not None or end:
             raise MalformedError("a response without a status")
         elif found.get(b":status") != b"200" or not found.get(b"content-type", b"").startswith(b"application/grpc"):
@@ -147,7 +171,7 @@ class Call(Stream):
         code = _CODES.get(int(number)) if number.isdigit() and len(number) <= 2 else None
         if code is not grpc.StatusCode.OK:
             text = status_text(self._status.get(b"grpc-message", b""))
-            self._error = CallError(code or grpc.StatusCode.UNKNOWN, text)
+            self._error = CallError(code or grpc.StatusCode.UNKNOWN, text, self._trailing)
         if not self.local_ended:
             self.connection.put(wire.rst_stream(self.stream_id, ErrorCode.NO_ERROR))
         self.connection.forget(self, peer_knows=True)
@@ -183,6 +207,38 @@ class ClientConnection(Connection):
         )
         self._tail: Final = wire.field(b"te", b"trailers") + wire.field(b"content-type", b"application/grpc")
         self._looking: asyncio.TimerHandle | None = None
+        self._greeted: asyncio.Future[None] = loop.create_future()
+        self._goes_away = False
+        """The server takes no further calls."""
+        self.when_gone: Callable[[], None] | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another call can begin now."""
+        return (
+            self.ready
+            and not self._goes_away
+            and self.transport is not None
+            and self.closing_s is None
+            and len(self.streams) < self.peer_streams_max
+            and self._next < wire.STREAM_ID_MAX
+        )
+
+    async def wait_ready(self) -> None:
+        """Return when the server has greeted. Raises OSError if it has closed the connection instead."""
+        await asyncio.shield(self._greeted)
+
+    def greeted(self) -> None:
+        self._greeted.set_result(None)
+
+    def shut(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
+        if not self._greeted.done() and code is not ErrorCode.NO_ERROR:
+            self._refuse(ConnectionError(OTHER_PROTOCOL))
+        super().shut(code, reason)
+
+    def _refuse(self, error: OSError) -> None:
+        self._greeted.set_exception(error)
+        self._greeted.exception()  # nobody need wait for it
 
     def greeting(self) -> bytes:
         return wire.PREFACE
@@ -204,10 +260,11 @@ class ClientConnection(Connection):
             self.closing_s is not None and now_s - self.closing_s > limits.linger_s
         ):
             self.cut_off()
-        elif self.pinged_s is None and now_s - self.heard_s > limits.ask_alive_s:
+        elif self.pinged_s is None and now_s - self.heard_s > limits.ask_alive_s and self.streams:
             self.ping()
         if self.transport is not None:
-            pause_s = min(limits.ask_alive_s, limits.dead_s, limits.linger_s) / 4
+            waits = self.pinged_s is not None or self.closing_s is not None
+            pause_s = (min(limits.dead_s, limits.linger_s) if waits else limits.ask_alive_s) / 4
             self._looking = self.loop.call_later(pause_s, self._look)
 
     def eof_received(self) -> None:
@@ -216,9 +273,14 @@ class ClientConnection(Connection):
             self.turns.leave(self)
             self.read_on(CONNECTION_WORK)
 
-    def gone(self) -> None:
+    def gone(self, error: Exception | None) -> None:
         if self._looking is not None:
             self._looking.cancel()
+        if not self._greeted.done():
+            self._greeted.set_exception(error if isinstance(error, OSError) else ConnectionResetError(CLOSED))
+            self._greeted.exception()  # nobody need wait for it
+        if self.when_gone is not None:
+            self.when_gone()
 
     def _known_idle(self, stream_id: int) -> bool:
         return stream_id >= self._next or stream_id % 2 == 0
@@ -228,17 +290,20 @@ class ClientConnection(Connection):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"an answer on stream {stream_id}, which was never opened")
 
     def peer_goes_away(self, last_stream_id: int) -> None:
+        self._goes_away = True
         for stream in [stream for stream in self.streams.values() if stream.stream_id > last_stream_id]:
             self.forget(stream, peer_knows=True)
             stream.cut(ErrorCode.REFUSED_STREAM)
 
-    def call(self, path: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]) -> Call:
-        """Begin a call. Raises CallError if the connection is lost."""
+    def call(
+        self, path: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any], fields: bytes = b""
+    ) -> Call:
+        """Begin a call, with further header fields. Raises CallError if the connection is lost."""
         if self.transport is None or self.closing_s is not None:
             raise CallError(grpc.StatusCode.UNAVAILABLE, "the connection is lost")
         stream_id, self._next = self._next, self._next + 2
         call = self.streams[stream_id] = Call(self, stream_id, serialize, deserialize)
-        block = self._head + wire.field(b":path", path.encode()) + self._tail
+        block = self._head + wire.field(b":path", path.encode()) + self._tail + fields
         self.put(wire.header_frames(stream_id, block, end_stream=False))
         return call
 
@@ -292,7 +357,7 @@ async def _look_up(address: str) -> list[Place]:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (ValueError, OverflowError, socket.gaierror) as error:
-        raise AddressError(f"{address!r} is no address: {error}") from error
+        raise AddressError(f"{address!r}: {NO_ADDRESS}: {error}") from error
     return [(family, place) for family, _, _, _, place in found]
 
 
@@ -327,5 +392,5 @@ async def connect(
         raise
     if secured is not None and transport.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
         transport.abort()
-        raise ConnectionError(f"{authority} does not speak HTTP/2")
+        raise ConnectionError(OTHER_PROTOCOL)
     return connection

@@ -207,11 +207,12 @@ class Stream:
         """The peer reset the stream, or (None) its connection is gone. The stream is already `over`."""
         raise NotImplementedError
 
-    async def send(self, data: bytes) -> None:
-        """Send bytes as DATA, as far as windows allow; one call at a time. Raises StreamOverError when it is over."""
+    async def send(self, data: bytes, *, last: bool = False) -> None:
+        """Send bytes as DATA, as far as windows allow; one call at a time. `last`: this side sends no more. Raises
+        StreamOverError when it is over."""
         if self.over:
             raise StreamOverError
-        if self.send_now(data):
+        if self.send_now(data, last=last):
             return
         connection, size = self.connection, len(data)
         view, at = memoryview(data), 0
@@ -222,31 +223,34 @@ class Stream:
                 if self.over:
                     raise StreamOverError
                 continue
-            self._put_data(view[at : at + room])
             at += room
+            self._put_data(view[at - room : at], last=last and at == size)
 
-    def send_now(self, data: bytes) -> bool:
+    def send_now(self, data: bytes, *, last: bool = False) -> bool:
         """Send bytes as `send` does, if it need not wait. False: it would, or the stream is over; nothing was sent. Not
         while a `send` waits."""
         size = len(data)
         if self.over or size > self.send_window or not self.connection.can_send(size):
             return False
         if size <= wire.FRAME_BYTES:
-            self._put_data(data)
+            self._put_data(data, last=last)
         else:
             view = memoryview(data)
             for at in range(0, size, wire.FRAME_BYTES):
-                self._put_data(view[at : at + wire.FRAME_BYTES])
+                self._put_data(view[at : at + wire.FRAME_BYTES], last=last and at + wire.FRAME_BYTES >= size)
         return True
 
-    def _put_data(self, data: bytes | memoryview) -> None:
+    def _put_data(self, data: bytes | memoryview, *, last: bool) -> None:
         size, connection = len(data), self.connection
+        flags = wire.END_STREAM if last else 0
+        if last:
+            self.local_ended = True
         self.send_window -= size
         connection.send_window -= size
         if size < COPIED_BYTES:
-            connection.put(wire.frame(wire.DATA, 0, self.stream_id, bytes(data)))
+            connection.put(wire.frame(wire.DATA, flags, self.stream_id, bytes(data)))
         else:
-            connection.put(wire.data_head(self.stream_id, size))
+            connection.put(wire.data_head(self.stream_id, size, flags))
             connection.put(data)
 
 
@@ -263,6 +267,7 @@ class Connection(asyncio.Protocol):
         self.streams: dict[int, Any] = {}
         self.send_window = wire.WINDOW_DEFAULT
         self.peer_window = wire.WINDOW_DEFAULT
+        self.peer_streams_max = wire.STREAM_ID_MAX
         self.paused = False
         """The transport holds as many unsent bytes as it may."""
         self.unread_bytes = 0
@@ -304,8 +309,11 @@ class Connection(asyncio.Protocol):
         """A field block for a stream that is not open."""
         raise NotImplementedError
 
-    def gone(self) -> None:
-        """The connection is lost; all its streams were cut."""
+    def gone(self, error: Exception | None) -> None:
+        """The connection is lost, by this error; all its streams were cut."""
+
+    def greeted(self) -> None:
+        """The peer's first settings have come."""
 
     # -- the transport
 
@@ -325,13 +333,13 @@ class Connection(asyncio.Protocol):
         """The bytes in front of the first settings."""
         return b""
 
-    def connection_lost(self, _: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._drop_rest()
         self.transport = None
         for stream in list(self.streams.values()):
             self.forget(stream, peer_knows=True)
             stream.cut(None)
-        self.gone()
+        self.gone(error)
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -737,7 +745,9 @@ class Connection(asyncio.Protocol):
                 window = value
         if window != self.peer_window:
             self._move_windows(window)
-        self.ready = True
+        if not self.ready:
+            self.ready = True
+            self.greeted()
         self._reply(wire.frame(wire.SETTINGS, wire.ACK, 0))
 
     def _move_windows(self, window: int) -> None:
@@ -756,6 +766,8 @@ class Connection(asyncio.Protocol):
         if name == wire.INITIAL_WINDOW_SIZE:
             if value > wire.WINDOW_MAX:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE = {value}")
+        elif name == wire.MAX_CONCURRENT_STREAMS:
+            self.peer_streams_max = value
         elif name == wire.MAX_FRAME_SIZE and not wire.FRAME_BYTES <= value <= wire.FRAME_BYTES_MOST:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE = {value}")
 

@@ -7,6 +7,7 @@ import binascii
 import re
 from collections import deque
 from collections.abc import Iterable
+from math import ceil
 from urllib.parse import quote, unquote
 
 from tickwheel.transport import wire
@@ -16,6 +17,8 @@ PREFIX_BYTES = 5
 PART_BYTES = 4 << 10
 """Smaller parts of a message are joined as they come: kept one by one they would take many times their bytes."""
 TIMEOUT_UNITS_S = {b"H": 3_600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+TIMEOUT_MOST = 99_999_999
+"""A time-out has up to eight digits."""
 RESERVED = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
 """Fields that are not metadata of the caller."""
 _TIMEOUT = re.compile(rb"[0-9]{1,8}[HMSmun]")
@@ -94,6 +97,14 @@ def timeout_s(text: bytes) -> float | None:
     if _TIMEOUT.fullmatch(text) is None:
         return None
     return int(text[:-1]) * TIMEOUT_UNITS_S[text[-1:]]
+
+
+def timeout_block(seconds: float) -> bytes:
+    """The field for a time-out, rounded up to two digits at least: blocks that come again are cheap for the server."""
+    ms = max(1, ceil(seconds * 1_000))
+    step = 100 if ms > 1_000 else 10 if ms > 100 else 1
+    ms = min(-(-ms // step) * step, TIMEOUT_MOST * 1_000)
+    return wire.field(b"grpc-timeout", b"%dm" % ms if ms <= TIMEOUT_MOST else b"%dS" % -(-ms // 1_000))
 
 
 def metadata_of(fields: Fields) -> MetadataPairs:

@@ -805,7 +805,7 @@ class ServerConnection(Connection):
         if secured is not None and secured.selected_alpn_protocol() != "h2":
             self.shut(ErrorCode.INADEQUATE_SECURITY, "ALPN must agree on h2")
 
-    def gone(self) -> None:
+    def gone(self, error: Exception | None) -> None:
         self.server.connections.discard(self)
 
     def take_preface(self, data: bytes) -> int:

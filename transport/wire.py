@@ -62,9 +62,9 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     return _FRAME_HEAD(len(payload) << 8 | kind, flags, stream_id) + payload
 
 
-def data_head(stream_id: int, size: int) -> bytes:
+def data_head(stream_id: int, size: int, flags: int = 0) -> bytes:
     """What stands in front of the payload of a DATA frame."""
-    return _FRAME_HEAD(size << 8 | DATA, 0, stream_id)
+    return _FRAME_HEAD(size << 8 | DATA, flags, stream_id)
 
 
 def settings(values: Mapping[int, int]) -> bytes:

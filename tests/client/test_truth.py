@@ -29,6 +29,7 @@ from tickwheel.client.cluster import TRY_TIMEOUT_S, Cluster
 from tickwheel.client.errors import Fault
 from tickwheel.client.lanes import Doubt
 from tickwheel.node.certs import make_certificates
+from tickwheel.transport.channel import NO_CONNECTION
 
 LONG_S = 60.0
 """A deadline that no test waits for."""
@@ -143,7 +144,7 @@ async def test_lost_answer_of_a_reschedule_is_told_its_success(nodes: list[FakeN
 def test_what_a_refusal_says_of_earlier_tries() -> None:
     """The whole table of `Doubt`: after a lost try, after none; refusals with and without certainty."""
     lost = Fault("UNAVAILABLE", "Socket closed")
-    not_sent = Fault("UNAVAILABLE", "failed to connect to all addresses; last error: refused")
+    not_sent = Fault("UNAVAILABLE", f"{NO_CONNECTION}refused")
     refused = Fault("INVALID_FIELD", "no")
     certain = Fault("INVALID_FIELD", "no", {"accepted_sequence": "6"})
     behind = Fault("INVALID_FIELD", "no", {"accepted_sequence": "7"})
@@ -280,7 +281,7 @@ async def test_failing_to_connect_says_why_and_soon(
 
 
 def test_certificates_that_cannot_be_used_are_refused(certificates: Path) -> None:
-    """gRPC ends the whole process for one without a key, and says nothing of others."""
+    """As the client is made, by the field that is at fault."""
     ca, cert, key = certificates / "ca.crt", certificates / "app.crt", certificates / "app.key"
     broken = certificates / "broken.pem"
     broken.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
@@ -296,7 +297,7 @@ def test_certificates_that_cannot_be_used_are_refused(certificates: Path) -> Non
         with pytest.raises(RequestRefused) as caught:
             Client("127.0.0.1:1", tls=files)
         assert caught.value.field == field
-    assert TlsFiles(ca, cert, key).credentials() is not None
+    assert TlsFiles(ca, cert, key).context() is not None
 
 
 # -- closed

@@ -18,7 +18,7 @@ MAY_KNOW = {
     "wheel": {"storage"},
     "transport": set(),
     "replication": {"proto", "storage", "transport"},
-    "client": {"proto"},
+    "client": {"proto", "transport"},
     "node": {"proto", "storage", "transport", "wheel", "replication"},
     "chaos": {"proto", "storage", "wheel", "replication", "client", "node", "pipeline"},
     "pipeline": {"proto", "client", "storage"},

@@ -341,12 +341,13 @@ async def test_a_mistake_in_a_look_ends_the_connection(monkeypatch: pytest.Monke
             raise ValueError("a mistake")
 
         monkeypatch.setattr(connection, "ping", broken)
+        call = connection.call("/s/Both", bytes, bytes)
         connection.heard_s -= 2 * LIMITS.ask_alive_s
         with pytest.raises(ValueError, match="a mistake"):
             connection._look()
         with pytest.raises(CallError):
             async with asyncio.timeout(10):
-                await connection.call("/s/Both", bytes, bytes).read()
+                await call.read()
 
 
 @pytest.mark.parametrize("served", [lambda service: serving(ours(service)), grpcs_server], ids=["ours", "grpc's"])

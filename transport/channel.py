@@ -1,0 +1,384 @@
+"""A channel to a server: calls of all four kinds, on connections that it dials when they are needed.
+
+Offers what generated stubs and this project's client use of grpc.aio.Channel, with the same errors: AioRpcError, and
+CancelledError for a call that was cancelled on this side. Runs on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import grpc
+
+from tickwheel.transport.client import (
+    NO_ADDRESS,
+    AddressError,
+    Call,
+    CallError,
+    ClientConnection,
+    Names,
+    Place,
+    connect,
+)
+from tickwheel.transport.connection import StreamOverError
+from tickwheel.transport.limits import Limits
+from tickwheel.transport.messages import metadata_block, prefixed, timeout_block
+
+END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+"""The value that `read` of a stream returns once the server has ended it without an error."""
+
+NO_CONNECTION = "no connection: "
+"""Begins the details of a call that was certainly not sent."""
+NO_ANSWER = "no answer to the attempt"
+LOOK_UP_S = 5.0
+ATTEMPT_S = 1.5
+"""For one attempt to connect, TLS and the server's settings included."""
+NEXT_PLACE_S = 0.25
+"""After this time without a connection the next address of the host is tried beside the former (RFC 8305)."""
+PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 0.2
+"""After a failed attempt calls fail at once for this long; twice as long after each further one."""
+SILENCE_MS = 3_000
+"""The kernel gives a connection up when what was sent is not acknowledged for this long."""
+
+
+class Method:
+    """A method of a service, and the header fields of its calls."""
+
+    __slots__ = ("fields", "parse", "path", "serialize")
+
+    def __init__(
+        self, path: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any], fields: bytes
+    ) -> None:
+        self.path: Final = path
+        self.serialize: Final = serialize
+        self.parse: Final = parse
+        self.fields: Final = fields
+
+
+class ChannelCall:
+    """One call, begun when it is made. One task reads or awaits it, one writes."""
+
+    __slots__ = ("_channel", "_error", "_method", "_opened", "_stream", "_timer", "_work", "cancelled_here")
+
+    def __init__(self, channel: Channel, method: Method, request: Any, timeout_s: float | None, *, one: bool) -> None:
+        """`one`: `request` is the only one; else it is None, and requests are written."""
+        self._channel = channel
+        self._method = method
+        self._stream: Call | None = None
+        self._error: CallError | None = None
+        """Why there is no stream."""
+        self._opened: asyncio.Future[None] | None = None
+        """Done when there is a stream or an error; None: it was there at once."""
+        self._work: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.cancelled_here = False
+        data = prefixed(method.serialize(request)) if one else None
+        fields = method.fields
+        if timeout_s is not None:
+            fields += timeout_block(timeout_s)
+            self._timer = channel.loop.call_later(timeout_s, self._expire)
+        connection = channel.connected
+        if connection is None:
+            self._opened = channel.loop.create_future()
+            self._work = channel.loop.create_task(self._connect(fields, data))
+        else:
+            self._open(connection, fields, data)
+
+    def _open(self, connection: ClientConnection, fields: bytes, data: bytes | None) -> None:
+        method = self._method
+        stream = self._stream = connection.call(method.path, method.serialize, method.parse, fields)
+        if data is None:
+            return
+        if not stream.send_now(data, last=True):
+            self._work = self._channel.loop.create_task(self._send(stream, data))
+
+    @staticmethod
+    async def _send(stream: Call, data: bytes) -> None:
+        with contextlib.suppress(StreamOverError):  # its reader gets the reason
+            await stream.send(data, last=True)
+
+    async def _connect(self, fields: bytes, data: bytes | None) -> None:
+        try:
+            connection = await self._channel.connect()
+            if self._error is None:
+                self._open(connection, fields, data)
+        except CallError as error:
+            self._fail(error)
+        except Exception as error:  # a mistake of this side: nobody may wait for ever
+            self._fail(CallError(grpc.StatusCode.INTERNAL, f"the call could not be begun: {error!r}"))
+            raise
+        self._known()
+
+    def _known(self) -> None:
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_result(None)
+
+    def _fail(self, error: CallError) -> None:
+        """End it with an error from this side, unless it is over."""
+        if self._stream is not None:
+            self._stream.give_up(error)
+        elif self._error is None:
+            self._error = error
+            self._known()
+
+    def _expire(self) -> None:
+        self._fail(CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+
+    async def _begun(self) -> Call:
+        if self._opened is not None and not self._opened.done():
+            await asyncio.wait({self._opened})
+        if self._stream is None:
+            assert self._error is not None
+            raise self._error
+        return self._stream
+
+    def _over(self, error: CallError) -> BaseException:
+        """The exception for who reads or awaits the call."""
+        if self.cancelled_here or (self._channel.closed and error.code is grpc.StatusCode.CANCELLED):
+            return asyncio.CancelledError()
+        return _rpc_error(error)
+
+    async def read(self) -> Any:
+        """The next response, or END_OF_STREAM. Raises AioRpcError."""
+        try:
+            stream = self._stream or await self._begun()
+            response = await stream.read()
+        except CallError as error:
+            self._stop_timer()
+            raise self._over(error) from None
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if response is None:
+            self._stop_timer()
+            return END_OF_STREAM
+        return response
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _one(self) -> Any:
+        response = await self.read()
+        if response is END_OF_STREAM:
+            raise self._over(CallError(grpc.StatusCode.INTERNAL, "there is no response"))
+        await self.read()  # the status, which comes with it
+        return response
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The response of a call that has only one. Raises AioRpcError."""
+        return self._one().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (response := await self.read()) is not END_OF_STREAM:
+            yield response
+
+    async def write(self, request: Any) -> None:
+        """Send a request. Raises AioRpcError once the call is over."""
+        try:
+            await (self._stream or await self._begun()).write(request)
+        except CallError as error:
+            raise _rpc_error(error) from None
+
+    async def done_writing(self) -> None:
+        """No request follows. Raises AioRpcError if the call could not be begun."""
+        try:
+            (self._stream or await self._begun()).end()
+        except CallError as error:
+            raise _rpc_error(error) from None
+
+    def cancel(self) -> bool:
+        """End it, and drop what was not read. False: it was over already."""
+        over = self.done()
+        self.cancelled_here = self.cancelled_here or not over
+        self._stop_timer()
+        if self._stream is not None:
+            self._stream.cancel()
+        else:
+            self._fail(CallError(grpc.StatusCode.CANCELLED, "the call was cancelled"))
+        return not over
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._error is not None if self._stream is None else self._stream.over
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` ended it."""
+        return self.cancelled_here
+
+
+def _rpc_error(error: CallError) -> grpc.aio.AioRpcError:
+    trailing: Any = grpc.aio.Metadata(*error.trailing)
+    return grpc.aio.AioRpcError(error.code, grpc.aio.Metadata(), trailing, error.details, None)
+
+
+class Channel:
+    """Use on one event loop, and `close` it."""
+
+    def __init__(
+        self,
+        address: str,
+        limits: Limits,
+        *,
+        secured: ssl.SSLContext | None = None,
+        server_name: str = "",
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> None:
+        """`address`: host:port. `server_name`: expected in the server's certificate instead of the host. `metadata`
+        goes with every call. Raises ValueError for metadata that cannot be sent."""
+        self.loop = asyncio.get_running_loop()
+        self.closed = False
+        self._address = address
+        self._limits = limits
+        self._secured = secured
+        self._server_name = server_name
+        self._fields = metadata_block(metadata)
+        self._names = Names()
+        self._connections: set[ClientConnection] = set()
+        self._dialling: asyncio.Task[None] | None = None
+        self._pause_s = 0.0
+        self._fails_until_s = 0.0
+        self._last: CallError | None = None
+        """The last attempt's failure."""
+
+    # -- as grpc.aio.Channel
+
+    def _single(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+        method = Method(path, request_serializer, response_deserializer, self._fields)
+
+        def begin(request: Any, *, timeout: float | None = None) -> ChannelCall:
+            return ChannelCall(self, method, request, timeout, one=True)
+
+        return begin
+
+    def _many(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+        method = Method(path, request_serializer, response_deserializer, self._fields)
+
+        def begin(*, timeout: float | None = None) -> ChannelCall:
+            return ChannelCall(self, method, None, timeout, one=False)
+
+        return begin
+
+    unary_unary = unary_stream = _single
+    stream_unary = stream_stream = _many
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        """READY while there is a connection."""
+        return grpc.ChannelConnectivity.READY if self.connected else grpc.ChannelConnectivity.IDLE
+
+    async def close(self, grace: float | None = None) -> None:
+        """End all calls and connections. Idempotent."""
+        self.closed = True
+        dialling, self._dialling = self._dialling, None
+        if dialling is not None:
+            dialling.cancel()
+            await asyncio.wait({dialling})
+        for connection in list(self._connections):
+            connection.close()
+
+    # -- connections
+
+    @property
+    def connected(self) -> ClientConnection | None:
+        """A connection on which another call can begin now."""
+        for connection in self._connections:
+            if connection.has_room:
+                return connection
+        return None
+
+    async def connect(self) -> ClientConnection:
+        """A connection on which a call can begin; dials one if there is none. Raises CallError."""
+        while not self.closed:
+            connection = self.connected
+            if connection is not None:
+                return connection
+            if self._dialling is None:
+                if self._last is not None and self.loop.time() < self._fails_until_s:
+                    raise self._last
+                self._dialling = self.loop.create_task(self._dial())
+            await asyncio.wait({self._dialling})
+            if self._last is not None:
+                raise self._last
+        raise CallError(grpc.StatusCode.CANCELLED, "the channel is closed")
+
+    async def _dial(self) -> None:
+        try:
+            connection = await self._reach()
+        except OSError as error:
+            self._failed(reason_of(error))
+        except Exception as error:  # a mistake of this side: who waits is told, and the loop's handler
+            self._failed(repr(error))
+            raise
+        else:
+            self._pause_s, self._last = 0.0, None
+            self._connections.add(connection)
+            connection.when_gone = partial(self._connections.discard, connection)
+        finally:
+            self._dialling = None
+
+    def _failed(self, reason: str) -> None:
+        self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * self._pause_s))
+        self._fails_until_s = self.loop.time() + self._pause_s
+        self._last = CallError(grpc.StatusCode.UNAVAILABLE, f"{NO_CONNECTION}{self._address}: {reason}")
+
+    async def _reach(self) -> ClientConnection:
+        """Connect to the first address of the host that answers. Raises OSError."""
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                places = await self._names.find(self._address)
+        except TimeoutError:
+            raise AddressError(f"{NO_ADDRESS}: no answer in time") from None
+        attempts: set[asyncio.Task[ClientConnection]] = set()
+        problem: OSError = AddressError("the host has no address")
+        left = deque(places)
+        try:
+            while left or attempts:
+                if left:
+                    attempts.add(self.loop.create_task(self._attempt(left.popleft())))
+                pause_s = NEXT_PLACE_S if left else None
+                done, _ = await asyncio.wait(attempts, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+                for attempt in done:
+                    attempts.discard(attempt)
+                    try:
+                        return attempt.result()
+                    except OSError as error:
+                        problem = error
+            raise problem
+        finally:
+            for attempt in attempts:
+                attempt.add_done_callback(_unused)
+                attempt.cancel()
+
+    async def _attempt(self, place: Place) -> ClientConnection:
+        async with asyncio.timeout(ATTEMPT_S):
+            connection = await connect(
+                place, self._limits, secured=self._secured, server_name=self._server_name, silence_ms=SILENCE_MS
+            )
+            try:
+                await connection.wait_ready()
+            except BaseException:
+                connection.cut_off()
+                raise
+        return connection
+
+
+def _unused(attempt: asyncio.Task[ClientConnection]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().close()
+
+
+def reason_of(error: OSError) -> str:
+    """Why there is no connection, in the words of the system or of the TLS library."""
+    if isinstance(error, TimeoutError):
+        return NO_ANSWER
+    if error.errno and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
