@@ -143,6 +143,8 @@ class LoopDriver:
         self._arm()
 
     def _arm(self) -> None:
+        if self._queued:
+            return  # input came during the tick: `wake` has seen to the next one
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -150,7 +152,7 @@ class LoopDriver:
         wait_ns = self._deadline_ns - now_ns
         if wait_ns <= 0:
             # The core asked to be called again at once, so this tick is not late.
-            if now_ns - self._ticked_ns >= LONG_TICK_NS and not self._queued:
+            if now_ns - self._ticked_ns >= LONG_TICK_NS:
                 self._deadline_ns = now_ns + TICK_GAP_NS
                 self._timer = self._loop.call_later(TICK_GAP_NS / 1e9, self._on_timer)
                 return
