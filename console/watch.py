@@ -43,6 +43,8 @@ class Listing:
         self._ask = ask
         self._items: list[Any] = []
         self._good_until_s = 0.0
+        self._changes = 0
+        """How often `forget` was called: an answer that was asked for before a change may lack it."""
         self._asking = asyncio.Lock()
 
     async def get(self) -> list[Any]:
@@ -50,13 +52,16 @@ class Listing:
         async with self._asking:
             began_s = time.monotonic()
             if began_s >= self._good_until_s:
+                changes = self._changes
                 self._items = await self._ask()
-                took_s = time.monotonic() - began_s
-                self._good_until_s = time.monotonic() + max(LISTING_AGE_S, took_s * SHARE)
+                if changes == self._changes:
+                    took_s = time.monotonic() - began_s
+                    self._good_until_s = time.monotonic() + max(LISTING_AGE_S, took_s * SHARE)
             return self._items
 
     def forget(self) -> None:
-        """Somebody changed what is listed."""
+        """Somebody changed what is listed: the next `get` asks anew."""
+        self._changes += 1
         self._good_until_s = 0.0
 
 

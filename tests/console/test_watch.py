@@ -8,7 +8,7 @@ import pytest
 
 from tickwheel.client import AsyncClient
 from tickwheel.console import watch as watching
-from tickwheel.console.watch import Watch
+from tickwheel.console.watch import Listing, Watch
 
 
 def tasks_of(watch: Watch) -> int:
@@ -54,3 +54,25 @@ async def test_a_mistake_in_one_look_does_not_end_the_others(
         await pictures.aclose()
         await watch.close()
         assert tasks_of(watch) == 0
+
+
+async def test_a_listing_that_was_asked_for_before_a_change_is_asked_for_anew() -> None:
+    """Else whoever made the change would not see it for some seconds."""
+    there, asked, go_on = ["old"], asyncio.Event(), asyncio.Event()
+
+    async def ask() -> list[str]:
+        found = list(there)
+        asked.set()
+        await go_on.wait()
+        return found
+
+    listing = Listing(ask)
+    looking = asyncio.ensure_future(listing.get())
+    await asked.wait()
+    there.append("new")
+    listing.forget()
+    go_on.set()
+    assert await looking == ["old"]
+    assert await listing.get() == ["old", "new"]
+    there.append("newer")
+    assert await listing.get() == ["old", "new"], "it is good for a while"
