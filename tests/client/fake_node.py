@@ -168,7 +168,6 @@ class FakeNode:
         """Questions for its status or for the master."""
         self.left_open = 0
         """Those of them that wait for another master."""
-        """Questions for the master that it got: of a status, or to be answered once there is another."""
         self.batches: list[int] = []
         """Number of messages or rows of each such call that came, in order."""
         self.sequences: list[tuple[str, int]] = []

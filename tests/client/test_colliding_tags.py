@@ -40,7 +40,7 @@ async def test_what_only_collides_is_skipped(tmp_path: Path) -> None:
             assert sorted(came) == sorted(wanted) and consumer.skipped == len(SENT) - len(wanted)
         pulled = []
         for topic in topics:
-            batch = await client.pulling.pull("pulling", topic=topic, wait=timedelta(seconds=1))
+            batch = await client.pulling.pull("pulling", topic=topic, wait=timedelta(seconds=SOON_S))
             assert len(batch.records) == sum(batch.sizes) and len(batch.attempts) == len(batch.ids)
             if len(batch):
                 pulled.append(batch.records[-3:].decode())

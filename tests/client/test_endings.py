@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt, c
 from tickwheel.client.errors import Fault
 from tickwheel.client.held import HeldDeliveries
 from tickwheel.client.requests import is_read
+from tickwheel.client.timing import REAL
 from tickwheel.client.tries import TryFailedError
 from tickwheel.proto import (
     access_pb2,
@@ -234,17 +236,21 @@ async def test_a_caller_that_waits_for_room_learns_of_the_close(nodes: list[Fake
 
 async def test_an_extended_lease_keeps_its_credits(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more held than credits, also when a lease is extended beyond its first end."""
-    monkeypatch.setattr("tickwheel.client.held.LEASE_MARGIN_S", 0.5 - LEASE_S)
+    held_s = 0.0
+    monkeypatch.setattr(REAL, "monotonic_s", lambda: time.monotonic() + held_s)
     async with AsyncClient(nodes[0].address) as client:
         for _ in range(2):
             await client.schedule("t", b"x", delay_ms=0)
         consumer = client.consumer("g", "t", credits=1)
         batches = consumer.batches()
         batch = await anext(batches)
-        assert await batch.extend(timedelta(seconds=60)) == 1
+        assert await batch.extend(timedelta(seconds=10 * LEASE_S)) == 1
+        held_s = 2 * LEASE_S
+        consumer._held.expire()
+        assert batch.unsettled == 1
         following = asyncio.ensure_future(anext(batches))
-        done, _ = await asyncio.wait({following}, timeout=2.5)  # the writer looks for ended leases every second
-        assert not done
+        await client.schedule("t", b"x", delay_ms=0)  # an exchange with the node
+        assert not following.done()
         await batch.ack()
         assert len(await asyncio.wait_for(following, SOON_S)) == 1
 

@@ -8,24 +8,47 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.client import fake_node
 from tests.client.fake_node import FakeNode
 from tickwheel.client import AsyncClient, Client, RequestRefused
 from tickwheel.client.delivery import DeliveredBatch, Delivery, columns_of
 from tickwheel.client.held import HeldDeliveries
+from tickwheel.client.timing import REAL
 from tickwheel.proto import consumer_pb2
 
 SOON_S = 10.0
 LEASE_S = 0.3
 
 
+class Clock:
+    """Passes as the machine's, but for the time in which this process gets no processor: no lease ends by that."""
+
+    def __init__(self) -> None:
+        self._read_s = time.monotonic()
+        self._now_s = 0.0
+        self._reading = threading.Lock()
+
+    def __call__(self) -> float:
+        """Seconds. Nodes read it a hundred times a second for each stream."""
+        with self._reading:
+            before_s, self._read_s = self._read_s, time.monotonic()
+            self._now_s += min(self._read_s - before_s, LEASE_S / 10)
+            return self._now_s
+
+
 @pytest.fixture
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes give leases that a handler easily outlives."""
-    monkeypatch.setattr("tests.client.fake_node.LEASE_S", LEASE_S)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By which nodes and clients measure leases. Nodes give leases that a handler easily outlives."""
+    clock = Clock()
+    monkeypatch.setattr(fake_node, "LEASE_S", LEASE_S)
+    monkeypatch.setattr(fake_node, "time", SimpleNamespace(monotonic=clock, time_ns=time.time_ns))
+    monkeypatch.setattr(REAL, "monotonic_s", clock)
+    return clock
 
 
 async def until(nodes: list[FakeNode], condition: Callable[[], bool]) -> None:
@@ -38,8 +61,7 @@ async def until(nodes: list[FakeNode], condition: Callable[[], bool]) -> None:
             await changed.wait()
 
 
-@pytest.mark.usefixtures("short_leases")
-async def test_a_handler_that_outlives_its_lease_runs_once(nodes: list[FakeNode]) -> None:
+async def test_a_handler_that_outlives_its_lease_runs_once(nodes: list[FakeNode], clock: Clock) -> None:
     """The message stays its own until it returns: one attempt, and the acknowledgement counts."""
     attempts: list[int] = []
 
@@ -50,15 +72,15 @@ async def test_a_handler_that_outlives_its_lease_runs_once(nodes: list[FakeNode]
     async with AsyncClient(nodes[0].address) as client:
         await client.schedule("t", b"x", delay_ms=0)
         async with client.consumer("g", "t", messages_max=1, credits=1) as consumer:
-            began = time.monotonic()
+            began_s = clock()
             await asyncio.wait_for(consumer.run(handler), SOON_S)
-            assert time.monotonic() - began > 2 * LEASE_S
+            assert clock() - began_s > 2 * LEASE_S
             assert consumer.renewed >= 7 and consumer.stale == 0
     assert attempts == [1]
     assert list(nodes[0].state.settled.values()) == [consumer_pb2.ACK]
 
 
-@pytest.mark.usefixtures("short_leases")
+@pytest.mark.usefixtures("clock")
 async def test_what_waits_in_the_client_keeps_its_lease(nodes: list[FakeNode]) -> None:
     """Also of deliveries that nobody has taken from the iterator yet; one request renews several batches of a topic."""
     async with AsyncClient(nodes[0].address) as client:
@@ -76,7 +98,7 @@ async def test_what_waits_in_the_client_keeps_its_lease(nodes: list[FakeNode]) -
         assert [delivery.attempt for delivery in got] == [1] * 4
 
 
-@pytest.mark.usefixtures("short_leases")
+@pytest.mark.usefixtures("clock")
 async def test_the_next_master_is_asked_to_renew(nodes: list[FakeNode]) -> None:
     """A handler that runs through a change of master keeps its message there."""
     async with AsyncClient([node.address for node in nodes]) as client:
@@ -91,7 +113,7 @@ async def test_the_next_master_is_asked_to_renew(nodes: list[FakeNode]) -> None:
     assert set(nodes[0].state.attempts.values()) == {1}
 
 
-@pytest.mark.usefixtures("short_leases")
+@pytest.mark.usefixtures("clock")
 async def test_renewing_ends_after_the_longest_hold(nodes: list[FakeNode], caplog: pytest.LogCaptureFixture) -> None:
     """Who forgets a message has it for so long; then it comes again, and that is logged."""
     async with AsyncClient(nodes[0].address) as client:
@@ -107,7 +129,7 @@ async def test_renewing_ends_after_the_longest_hold(nodes: list[FakeNode], caplo
             assert "1 of 1 settlements (ACK) of group g, topic t came too late" in caplog.text
 
 
-@pytest.mark.usefixtures("short_leases")
+@pytest.mark.usefixtures("clock")
 async def test_a_lease_that_was_extended_is_renewed_by_its_own_length(nodes: list[FakeNode]) -> None:
     """A shorter renewal would take from it."""
     async with AsyncClient(nodes[0].address) as client:
@@ -120,7 +142,7 @@ async def test_a_lease_that_was_extended_is_renewed_by_its_own_length(nodes: lis
             assert nodes[0].extends[-1].lease_ms == 1_000
 
 
-@pytest.mark.usefixtures("short_leases")
+@pytest.mark.usefixtures("clock")
 async def test_renewing_can_be_switched_off(nodes: list[FakeNode]) -> None:
     """`hold_max` of 0: a lease that runs out is over."""
     async with AsyncClient(nodes[0].address) as client:
@@ -133,7 +155,7 @@ async def test_renewing_can_be_switched_off(nodes: list[FakeNode]) -> None:
             client.consumer("g", "t", hold_max=timedelta(seconds=-1))
 
 
-@pytest.mark.usefixtures("short_leases")
+@pytest.mark.usefixtures("clock")
 async def test_a_blocking_consumer_renews_too(nodes: list[FakeNode]) -> None:
     """Its thread works, the client's loop renews."""
     working, attempts = threading.Event(), []

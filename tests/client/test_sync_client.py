@@ -268,9 +268,9 @@ def test_a_signal_takes_nothing_away(address: str) -> None:
         with Client(address) as client, client.consumer("g", "t") as consumer:
             seen = []
             for number in range(30):
-                # Again and again: what a callback of the garbage collector raises is only reported.
-                signal.setitimer(signal.ITIMER_REAL, 0.002 + number / 10_000, 0.5)
                 try:
+                    # Again and again: what a callback of the garbage collector raises is only reported.
+                    signal.setitimer(signal.ITIMER_REAL, 0.002 + number / 10_000, 5.0)
                     consumer.next(None)
                     raise AssertionError("nothing was scheduled")
                 except Alarm:

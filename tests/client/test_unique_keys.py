@@ -247,16 +247,18 @@ async def test_a_producer_tells_each_message(nodes: list[FakeNode]) -> None:
 async def test_a_refusal_that_is_not_about_the_key_stays_one(nodes: list[FakeNode]) -> None:
     """Too many keys: the callers wait for room, and are told the limit at their deadline."""
     node = nodes[0]
-    full = Refusal(
-        grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED", "full", field="unique_keys_max", limit="2000000",
-        retry_after_ms="10", accepted_sequence="0",
-    )  # fmt: skip
+    full = {"field": "unique_keys_max", "limit": "2000000", "accepted_sequence": "0"}
     async with AsyncClient(node.address) as client:
         await client.schedule("t", b"first", delay=LATER)  # connected: the deadline is for the refusals alone
-        node.refusals.extend([full] * 1_000)
+        # The last one for longer than the deadline: no try is under way then.
+        for retry_after_ms in ("10", "10", "10", "60000"):
+            refusal = Refusal(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED", "full", retry_after_ms=retry_after_ms, **full
+            )
+            node.refusals.append(refusal)
         with pytest.raises(LimitReached) as caught:
-            await client.schedule("t", b"x", delay=LATER, unique_key="k", timeout_s=0.5)
-        assert caught.value.metadata["field"] == "unique_keys_max"
+            await client.schedule("t", b"x", delay=LATER, unique_key="k", timeout_s=1.0)
+        assert caught.value.metadata["field"] == "unique_keys_max" and not node.refusals
 
 
 async def test_no_try_is_sent_whose_answer_would_come_too_late(nodes: list[FakeNode]) -> None:
@@ -266,11 +268,11 @@ async def test_no_try_is_sent_whose_answer_would_come_too_late(nodes: list[FakeN
         grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_REACHED", "full", field="unique_keys_max", limit="2000000",
         retry_after_ms="995", accepted_sequence="0",
     )  # fmt: skip
-    async with AsyncClient(node.address, timeout_s=1.0) as client:
+    async with AsyncClient(node.address) as client:
         await client.schedule("t", b"first", delay=LATER)
         node.refusals.extend([full] * 10)
         with pytest.raises(LimitReached):
-            await client.schedule("t", b"x", delay=LATER, unique_key="k")
+            await client.schedule("t", b"x", delay=LATER, unique_key="k", timeout_s=1.0)
         assert len(node.refusals) == 9
 
 

@@ -31,6 +31,7 @@ from tickwheel.client import (
     Worker,
 )
 from tickwheel.client.handling import DEFAULT_RULES, action_of
+from tickwheel.client.timing import REAL, Timer
 from tickwheel.client.worker_metrics import Times, WorkerMetrics
 from tickwheel.proto import consumer_pb2
 
@@ -277,19 +278,30 @@ async def test_a_handler_that_ignores_its_cancellation(nodes: list[FakeNode], mo
     assert outcomes(nodes[0]) == ["RETRY", "ACK"]  # the second delivery returned at once
 
 
-async def test_a_thread_beyond_its_time_is_left_behind(nodes: list[FakeNode]) -> None:
+async def test_a_thread_beyond_its_time_is_left_behind(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its message comes again at the time-out and its place stays taken; its end settles nothing."""
-    may_end, attempts = threading.Event(), []
+    loop, began, may_end, attempts = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), []
+    limit, later = timedelta(minutes=5), REAL.call_later
+    time_outs: list[Callable[[], None]] = []
 
     def handler(delivery: Delivery) -> None:
         attempts.append(delivery.attempt)
+        loop.call_soon_threadsafe(began.set)
         if delivery.attempt == 1:
             may_end.wait(SOON_S)
 
+    def call_later(delay_s: float, call: Callable[[], None]) -> Timer:
+        if delay_s == limit.total_seconds():
+            time_outs.append(call)
+        return later(delay_s, call)
+
+    monkeypatch.setattr(REAL, "call_later", call_later)
     async with AsyncClient(nodes[0].address) as client:
         await client.schedule("t", b"x", delay_ms=0)
-        worker = Worker(client, "g", {"t": handler}, concurrency=2, timeout=timedelta(milliseconds=300))
+        worker = Worker(client, "g", {"t": handler}, concurrency=2, timeout=limit)
         running = asyncio.ensure_future(worker.run())
+        await asyncio.wait_for(began.wait(), SOON_S)
+        time_outs[0]()
         await until(nodes, lambda: acked(nodes) == 1)
         assert worker.running == 1 and attempts == [1, 2]
         may_end.set()

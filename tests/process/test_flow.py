@@ -74,12 +74,12 @@ async def until_backlog(client: AsyncClient, count: int) -> Group:
 
 async def stage_and_leave(client: AsyncClient) -> StagedAttempt:
     """A bulk write whose writer is never heard of again."""
-    await client.admin.update_settings(staging_expiry=timedelta(seconds=1))
     writer = client.staging.attempt("left", "run", 0)
     due_ms = np.full(20, time.time_ns() // 1_000_000 + 3_600_000)
     await writer.write(Rows("left", due_ms, np.full(20, 5, np.uint32), b"ghost" * 20))
     staged = await writer.finish()
     assert (await client.staging.job("left")).staged_bytes > 0
+    await client.admin.update_settings(staging_expiry=timedelta(seconds=1))
     return staged
 
 

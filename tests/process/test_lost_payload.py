@@ -31,7 +31,7 @@ def delay_log(node: LocalNode, number: int) -> tuple[Path, int] | None:
 
 async def flip(node: LocalNode, number: int) -> None:
     """Change one byte of a payload behind the node's back."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (place := await asyncio.to_thread(delay_log, node, number)) is None:
             pass
     path, at = place

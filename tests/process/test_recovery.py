@@ -27,7 +27,7 @@ from tickwheel.proto.admin_pb2_grpc import AdminStub
 async def digest_of(node: LocalNode) -> admin_pb2.StateDigest:
     """What the node says of its state."""
     async with grpc.aio.insecure_channel(node.client_address) as channel:
-        answer: admin_pb2.StateDigest = await AdminStub(channel).GetDigest(admin_pb2.GetDigestRequest(), timeout=5)
+        answer: admin_pb2.StateDigest = await AdminStub(channel).GetDigest(admin_pb2.GetDigestRequest(), timeout=20)
         return answer
 
 
@@ -136,9 +136,9 @@ async def test_a_lost_majority_goes_on_from_one_disk(tmp_path: Path) -> None:
         assert "is running" in running.stderr
         for node in lost:
             await cluster.kill_node(node)
-        async with grpc.aio.insecure_channel(left.client_address) as channel, asyncio.timeout(10):
+        async with grpc.aio.insecure_channel(left.client_address) as channel, asyncio.timeout(20):
             while True:  # a load balancer must not send anybody there
-                health = await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
+                health = await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
                 if health.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                     break
                 await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ from tickwheel.node.server.process import EXIT_REMOVED
 async def until_disks_are_recorded(through: LocalNode, node: LocalNode) -> None:
     """The master does so within a second of seeing a member; adding one again changes nothing and tells."""
     known = (node.node_id, node.peer_address, node.client_address)
-    async with AsyncClient([through.client_address]) as client, asyncio.timeout(10):
+    async with AsyncClient([through.client_address]) as client, asyncio.timeout(20):
         while True:
             if all(member.disk_uuid for member in await client.admin.add_member(*known)):
                 return

@@ -71,7 +71,7 @@ async def test_tries_end_well_over_a_killed_master(tmp_path: Path) -> None:
 async def _dead_letters(address: str, client: AsyncClient, dead: list[int]) -> None:
     """Listed, shown, replayed and purged by the command line and both clients."""
     where = ("--address", address)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         listed = await said("dead", "list", "g", *where)
         while listed["total"] < len(dead):
             listed = await said("dead", "list", "g", *where)

@@ -23,6 +23,11 @@ from tickwheel.transport.server import DirectHandler, Opened, Server, StreamHand
 
 LARGE = bytes(range(256)) * 12_000
 LIMITS = Limits(message_bytes_max=4 << 20)
+SOON_S = 30.0
+DEADLINE_S = 1.0
+"""Of calls that are to meet it; long enough for one to reach its server before."""
+GRACE_S = 2.0
+"""Of a server that stops; long enough for an exchange on an open call."""
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
@@ -221,14 +226,15 @@ async def test_direct_calls_from_grpcs_client() -> None:
 async def test_a_direct_call_ends_with_its_caller(how: str) -> None:
     """It is over at once, and an answer that comes later goes nowhere."""
     async with channel() as (opened, service):
-        call = opened.unary_unary("/s/Direct")(b"later", timeout=0.2 if how == "deadline" else None)
+        assert await opened.unary_unary("/s/Echo")(b"") == b""  # connected: the deadline is for the call alone
+        call = opened.unary_unary("/s/Direct")(b"later", timeout=DEADLINE_S if how == "deadline" else None)
         await service.begun.wait()
         if how != "deadline":
             await (opened.close() if how == "connection" else asyncio.sleep(0))
             call.cancel()
         with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
             await call
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SOON_S):
             await service.waiting.until_over()
         assert service.over == [b"later"]
         service.waiting.answer(b"too late")
@@ -256,7 +262,7 @@ async def test_streams_without_a_task_from_grpcs_client() -> None:
         assert await call.read() == b"goes away"
         service.ended.clear()
         call.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SOON_S):
             await service.ended.wait()
     assert service.over == [b"a" + b"b" * wire.FRAME_BYTES + b"c", b"xfinish", b"fail", b"break", b"goes away"]
 
@@ -288,14 +294,15 @@ async def test_a_server_that_stops_waits_for_direct_calls() -> None:
 @pytest.mark.parametrize("how", ["cancelled", "deadline", "connection"])
 async def test_a_handler_ends_with_its_caller(how: str) -> None:
     async with channel() as (opened, service):
-        call = opened.unary_unary("/s/Wait")(b"", timeout=0.2 if how == "deadline" else None)
+        assert await opened.unary_unary("/s/Echo")(b"") == b""  # connected: the deadline is for the call alone
+        call = opened.unary_unary("/s/Wait")(b"", timeout=DEADLINE_S if how == "deadline" else None)
         if how != "deadline":
             await service.begun.wait()
             await (opened.close() if how == "connection" else asyncio.sleep(0))
             call.cancel()
         with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
             await call
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SOON_S):
             await service.ended.wait()
 
 
@@ -309,7 +316,7 @@ async def test_a_server_that_stops_lets_calls_end() -> None:
         await both.write(b"1")
         assert await both.read() == b"1"
         await service.begun.wait()
-        stopping = asyncio.ensure_future(server.stop(0.2))
+        stopping = asyncio.ensure_future(server.stop(GRACE_S))
         await asyncio.sleep(0)
         await both.write(b"2")
         assert await both.read() == b"2"
@@ -346,13 +353,13 @@ async def test_a_mistake_in_a_look_ends_the_connection(monkeypatch: pytest.Monke
         with pytest.raises(ValueError, match="a mistake"):
             connection._look()
         with pytest.raises(CallError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(SOON_S):
                 await call.read()
 
 
 @pytest.mark.parametrize("served", [lambda service: serving(ours(service)), grpcs_server], ids=["ours", "grpc's"])
 async def test_streams_of_this_client(served: Callable[[Service], Any]) -> None:
-    async with served(Service()) as address, asyncio.timeout(10):
+    async with served(Service()) as address, asyncio.timeout(SOON_S):
         connection = await dialled(address, LIMITS)
         async with connection:
             call = connection.call("/s/Both", bytes, bytes)

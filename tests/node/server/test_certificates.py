@@ -116,7 +116,7 @@ async def handshake(port: int, shown: Path) -> bool:
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         try:
             call = channel.unary_unary("/none/None")  # type: ignore[call-arg]  # bytes as they are
-            await call(b"", timeout=5)
+            await call(b"", timeout=30)
         except grpc.aio.AioRpcError as error:
             return error.code() is grpc.StatusCode.UNIMPLEMENTED
     return True

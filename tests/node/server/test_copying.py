@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from tests.node.core.trio import Client, World
-from tests.node.server.test_unforeseen import Faulty, network, serving
+from tests.node.server.test_unforeseen import SOON_S, Faulty, network, serving
 from tickwheel.node.core import checkpoint
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig
@@ -227,15 +227,21 @@ class Stalling(peer_pb2_grpc.PeerServicer):
 @pytest.mark.parametrize("chunks", [0, 2])
 async def test_a_peer_that_falls_silent_is_given_up(chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """P10: the node would wait for ever, and ask no other peer, however often it is told that it needs a checkpoint."""
-    monkeypatch.setattr(grpc_network, "COPY_BEGIN_S", 0.2)
-    monkeypatch.setattr(grpc_network, "COPY_SILENCE_S", 0.1)
+    if not chunks:
+        monkeypatch.setattr(grpc_network, "COPY_BEGIN_S", 0.2)
     ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     ours = network()
     got: list[CheckpointChunk] = []
+
+    def take(chunk: CheckpointChunk) -> None:
+        got.append(chunk)
+        if len(got) == chunks - 1:  # each wait is as long as it was set to before the last chunk came
+            monkeypatch.setattr(grpc_network, "COPY_SILENCE_S", 0.1)
+
     peer = Stalling(chunks)  # type: ignore[abstract]  # it is asked for nothing else
-    async with serving(peer) as address, asyncio.timeout(5):
+    async with serving(peer) as address, asyncio.timeout(SOON_S):
         ours.set_peers({"a": address})
-        ours.fetch("a", (), got.append, ended.set_result)
+        ours.fetch("a", (), take, ended.set_result)
         assert "nothing came" in str(await ended)
         await ours.stop()
     assert len(got) == chunks
@@ -273,7 +279,7 @@ async def test_a_sender_ends_a_copy_whose_files_are_not_held_any_more() -> None:
     ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     ours = network()
     got: list[CheckpointChunk] = []
-    async with serving(service) as address, asyncio.timeout(5):
+    async with serving(service) as address, asyncio.timeout(SOON_S):
         ours.set_peers({"a": address})
         ours.fetch("a", (), got.append, ended.set_result)
         assert "stood still" in str(await ended)

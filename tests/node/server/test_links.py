@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.node.server.test_unforeseen import network, peer_service, serving
+from tests.node.server.test_unforeseen import SOON_S, network, peer_service, serving
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication import grpc_network
 from tickwheel.replication.frames import FORMAT_VERSION, Refusal
@@ -66,7 +66,7 @@ async def test_a_link_that_was_replaced_does_not_end_the_one_after_it(
 
     monkeypatch.setattr(ours, "_connect", lingering)
     ours.attach(told, lambda: None, lambda: NO_INTRODUCTION)
-    async with serving(peer_service(Told())) as address, asyncio.timeout(5):
+    async with serving(peer_service(Told())) as address, asyncio.timeout(SOON_S):
         ours.set_peers({"a": address})
         assert await told.events.get() == "a is there"
         [first] = [link.task for link in ours._links.values()]
@@ -131,7 +131,7 @@ async def test_a_link_that_is_dropped_while_it_breaks_is_not_dialled_again(monke
 
     monkeypatch.setattr(ours, "_connect", dialled)
     ours.attach(told, lambda: None, lambda: NO_INTRODUCTION)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         ours.set_peers({"a": "127.0.0.1:1"})
         [link] = [link.task for link in ours._links.values()]
         assert link is not None
@@ -166,7 +166,7 @@ class Twins:
 async def test_a_process_with_a_copy_of_a_members_data_is_refused_while_the_member_is_heard() -> None:
     """The later of the two took the member's place without a word, and the member was heard by nobody any more."""
     called = Told()
-    async with serving(peer_service(called)) as address, asyncio.timeout(10):
+    async with serving(peer_service(called)) as address, asyncio.timeout(SOON_S):
         twins = Twins(address)
         first, told = twins.start()
         assert await told.events.get() == "a is there"
@@ -183,7 +183,7 @@ async def test_of_two_processes_that_take_turns_the_first_ends(monkeypatch: pyte
     """It was silent when the other one came; its frames would be dropped as those of an earlier start."""
     monkeypatch.setattr(grpc_network, "HEARD_S", 0.0)
     called = Told()
-    async with serving(peer_service(called)) as address, asyncio.timeout(10):
+    async with serving(peer_service(called)) as address, asyncio.timeout(SOON_S):
         twins = Twins(address)
         first, told = twins.start()
         assert await told.events.get() == "a is there"

@@ -127,7 +127,6 @@ async def test_callers_that_say_nothing_do_not_keep_a_probe_out() -> None:
 
 async def test_an_answer_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that asks and does not read holds neither the page nor the connection."""
-    monkeypatch.setattr(metrics_server, "REQUEST_SECONDS_MAX", 0.2)
     serve, ended = MetricsServer._serve, asyncio.Event()
 
     async def observed(self: MetricsServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,7 +139,8 @@ async def test_an_answer_that_nobody_reads_is_dropped(monkeypatch: pytest.Monkey
         names: Mapping[tuple[str, ...], float] = {(f"n{number:08}" + "x" * 200,): 1.0 for number in range(60_000)}
         served.read = lambda: {"peer_connected": names}
         loop = asyncio.get_running_loop()
-        with socket.socket() as caller:
+        with monkeypatch.context() as hasty, socket.socket() as caller:
+            hasty.setattr(metrics_server, "REQUEST_SECONDS_MAX", 0.2)
             caller.setblocking(False)
             await loop.sock_connect(caller, ("127.0.0.1", served.port))
             await loop.sock_sendall(caller, get("/metrics"))

@@ -25,6 +25,8 @@ from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.transport.client import Call
 from tickwheel.transport.server import Server
 
+SOON_S = 30.0
+
 
 class Faulty:
     """A node with a bug in one of its methods."""
@@ -119,7 +121,7 @@ async def test_an_error_in_what_a_work_brought_ends_the_node() -> None:
         raise KeyError(result)
 
     executor.submit(lambda: 7, done)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         error = await failed
     executor.stop()
     assert isinstance(error, KeyError) and error.args == (7,)
@@ -130,7 +132,7 @@ async def test_an_error_in_a_peers_frame_ends_the_node(bundled: bool) -> None:
     """Ending the stream only, the peer dials again and the node goes on with what was half done."""
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
     service = peer_service(Faulty("receive"), failed=failed.set_result)
-    async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(5):
+    async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(SOON_S):
         call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
         hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", format_version=FORMAT_VERSION, hello=Hello())
         await call.write(hello)
@@ -149,7 +151,7 @@ async def test_an_error_over_a_connection_ends_the_node(where: str) -> None:
     ours = network(failed.set_result)
     connected = asyncio.Event()
     ours.attach(Faulty(where), connected.set, lambda: NO_INTRODUCTION)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         async with serving(peer_service(Faulty("nowhere"))) as address:
             ours.set_peers({"a": address})
             await connected.wait()
@@ -178,7 +180,7 @@ async def test_a_frame_that_cannot_be_true_drops_its_link_alone() -> None:
     service = peer_service(
         Disbelieving(), dropped=lambda peer_id, text: told.append((peer_id, text)), wake=lambda: woken.append(None)
     )
-    async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(5):
+    async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(SOON_S):
         call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
         hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", format_version=FORMAT_VERSION, hello=Hello())
         await call.write(hello)
@@ -225,7 +227,7 @@ async def test_an_error_that_ends_a_call_is_told_and_the_peer_called_again() -> 
 
     reached = Reached()
     ours.attach(reached, lambda: None, introduction)
-    async with serving(peer_service(Reached(), refusal)) as address, asyncio.timeout(5):
+    async with serving(peer_service(Reached(), refusal)) as address, asyncio.timeout(SOON_S):
         ours.set_peers({"a": address})
         assert await reached.by == "a"
         await ours.stop()
@@ -259,7 +261,7 @@ async def test_an_error_that_ends_the_writing_is_told_and_the_peer_called_again(
     ours = network(unforeseen=lambda peer_id, error: told.put_nowait((peer_id, repr(error))))
     there, here = Hearing(), Hearing()
     ours.attach(here, lambda: None, lambda: NO_INTRODUCTION)
-    async with serving(peer_service(there)) as address, asyncio.timeout(5):
+    async with serving(peer_service(there)) as address, asyncio.timeout(SOON_S):
         ours.set_peers({"a": address})
         await here.connections.get()
 
@@ -293,7 +295,7 @@ async def test_an_error_over_a_copied_checkpoint_ends_the_node(where: str) -> No
         if place == where:
             raise KeyError(place)
 
-    async with serving(Giving()) as address, asyncio.timeout(5):  # type: ignore[abstract]  # one method is enough
+    async with serving(Giving()) as address, asyncio.timeout(SOON_S):  # type: ignore[abstract]  # one method is enough
         ours.set_peers({"a": address})
         ours.fetch("a", (), lambda chunk: at("chunk"), lambda reason: at("done"))
         error = await failed
