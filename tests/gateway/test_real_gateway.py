@@ -392,6 +392,8 @@ async def test_two_gateways_share_the_work_through_kills(cluster: LocalCluster, 
     config = tmp_path / "b.toml"
     async with receiving(respond) as receiver, AsyncClient(cluster.addresses) as client:
         await asyncio.to_thread(config.write_text, target("shared", f"{receiver.url}?by=b", "timeout = '10m'"))
+        await client.admin.create_topic("shared")
+        await client.admin.create_group("shared", ["shared"], retry=RetryPolicy(backoff=QUICK))
         words = ("gateway", "--config", config, "--addresses", ",".join(cluster.addresses))
         dying = await asyncio.create_subprocess_exec(*COMMAND, *words)
         try:
@@ -399,8 +401,7 @@ async def test_two_gateways_share_the_work_through_kills(cluster: LocalCluster, 
             await receiver.until(lambda: bool(answered["b"]))
             async with running(cluster, tmp_path / "a.toml", target("shared", f"{receiver.url}?by=a")):
                 wanted = {str(number).encode() for number in range(300)}
-                for body in wanted:
-                    await client.schedule("shared", body, delay_ms=100)
+                await asyncio.gather(*(client.schedule("shared", body, delay_ms=100) for body in wanted))
                 await receiver.until(lambda: len(hanging) == 8 and len(answered["a"]) >= 20)
                 master = await cluster.master()
                 await cluster.kill_node(master)
