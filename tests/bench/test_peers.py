@@ -247,6 +247,6 @@ async def test_tickwheel_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyP
     contender = peers.CONTENDERS["tickwheel-rows"]
     async with peers.serving(contender) as (system, _):
         one = await peers.measure(contender, system, PACED, Load("deliver", 1.0, 300.0, 64))
-    assert one.accepted >= 100 and one.delivered == one.accepted
+    assert 0 < one.accepted == one.delivered
     assert (one.missing, one.failed, one.early) == (0, 0, 0)
     assert one.servers_s > 0 and one.load_s > 0

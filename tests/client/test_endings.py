@@ -17,7 +17,7 @@ from hypothesis.strategies import integers, lists, tuples
 
 from tests.client.fake_node import LEASE_S, FakeNode, FakeState
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
-from tickwheel.client.backoff import Backoff
+from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.consumer import Consumer
 from tickwheel.client.delivery import DeliveredBatch, Delivery, SettleReceipt, columns_of
 from tickwheel.client.errors import Fault
@@ -46,7 +46,7 @@ SERVICES = [
     )
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
-SOON_S = 10.0
+SOON_S = 30.0
 STREAMS = {"BatchStream._run", "Consumer._run"}
 
 
@@ -181,9 +181,11 @@ async def test_a_read_without_an_answer_has_no_outcome(nodes: list[FakeNode]) ->
         raise TryFailedError(Fault("DEADLINE_EXCEEDED", "no answer"))
 
     async with AsyncClient(nodes[0].address) as client:
+        await client.cluster.master(Deadline(SOON_S))
         with pytest.raises(ClusterUnavailable, match="it can be repeated") as caught:
             await client.cluster.call(silent, 0.1, reads=True)
         assert caught.value.reason == "DEADLINE_EXCEEDED"
+        await client.cluster.master(Deadline(SOON_S))
         with pytest.raises(OutcomeUnknown):
             await client.cluster.call(silent, 0.1)
 

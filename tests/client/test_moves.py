@@ -14,7 +14,7 @@ from tickwheel.client.backoff import Backoff
 from tickwheel.client.cluster import Cluster
 from tickwheel.proto import common_pb2
 
-SOON_S = 10.0
+SOON_S = 30.0
 
 
 @pytest.fixture

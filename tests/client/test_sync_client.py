@@ -30,7 +30,7 @@ from tickwheel.client import (
 from tickwheel.client.calls import listed
 from tickwheel.client.delivery import Settler
 
-SOON_S = 10.0
+SOON_S = 30.0
 
 
 @pytest.fixture

