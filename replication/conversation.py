@@ -104,7 +104,10 @@ class Conversation:
         self._joining = joining
         self._owed = Acknowledgement(config.answer_within_ms * NS_PER_MS)
         self._campaign = Campaign(config.campaign_round_ms * NS_PER_MS)
-        self._lateness = Lateness(config)
+        self._lateness = Lateness(config, config.election_timeout_ms_min)
+        """Of the master's frames."""
+        self._answers_lateness = Lateness(config, config.fallback_ms)
+        """As master: of the answers of a majority."""
         self._answering: tuple[str, int, int] | None = None
         """The append_entries being handled: (sender, its `sent_ns`, connection id)."""
         self._transfer_term = 0
@@ -431,6 +434,7 @@ class Conversation:
         leased = self._lease.until_ns(self._voters.others, now_ns) > now_ns
         if peer_id in self._voters.ids:
             self._lease.note(peer_id, result.echo_sent_ns if self._guards.lease_from_sending else now_ns)
+        self.paused(engine.silence_ns(), now_ns)
         rewinds = result.reset and result.echo_sent_ns > peer.rewound_ns
         if rewinds:
             peer.rewound_ns = now_ns
@@ -445,6 +449,11 @@ class Conversation:
             rewinds=rewinds,
         )
         return news or not leased
+
+    def paused(self, gap_ns: int, now_ns: int) -> None:
+        """As master: a majority was silent for so long, or this node stood still."""
+        self._answers_lateness.note(gap_ns, now_ns)
+        self.engine.wait_for_answers(self._answers_lateness.added_ns(now_ns))
 
     # -- elections
 

@@ -318,8 +318,29 @@ class Engine(SyncObj):  # type: ignore[misc]
         if self._nothing_due():
             return
         with entered(self):
+            if self.state == LEADER:
+                self._excuse_unasked()
             self._onTick(0.0)
         self._ticked = True
+
+    def _excuse_unasked(self) -> None:
+        """A slave that has answered all that it was asked is not silent, however long this node stood still since."""
+        now_s = self.now_s()
+        for peer in self._SyncObj__otherNodes & self._SyncObj__connectedNodes:
+            if not self._feed.asked(peer.id):
+                self._SyncObj__lastResponseTime[peer] = now_s
+
+    def silence_ns(self) -> int:
+        """As master: for how long fewer than a majority have answered, at most; 0 if it is alone."""
+        others = self._SyncObj__otherNodes
+        if not others:
+            return 0
+        heard_s = sorted([self._SyncObj__lastResponseTime[peer] for peer in others], reverse=True)
+        return int((self.now_s() - heard_s[(len(others) + 1) // 2 - 1]) * 1e9)
+
+    def wait_for_answers(self, added_ns: int) -> None:
+        """As master: step down only `added_ns` after `fallback_ms` without answers of a majority."""
+        self._SyncObj__conf.leaderFallbackTimeout = self._config.fallback_ms / 1000 + added_ns / 1e9
 
     def _nothing_due(self) -> bool:
         """Whether a tick would find nothing to commit or apply, and no timer that has run out, like most ticks.
@@ -348,6 +369,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         following, matching = self._SyncObj__raftNextIndex, self._SyncObj__raftMatchIndex
         if self.state != LEADER or peer not in following:
             return False
+        self._feed.answered(peer_id)
         before, matched = following[peer], matching[peer]
         if not message["reset"] and message["next_node_idx"] - 1 <= matched:
             self._SyncObj__lastResponseTime[peer] = self.now_s()  # all that pysyncobj would note
@@ -630,6 +652,8 @@ class _Flight:
     bytes: int = 0
     commit_told: int = 0
     told_ns: int = 0
+    asked: bool = False
+    """A message was sent since the peer's last answer."""
 
     def sent(self, last_index: int, size: int) -> None:
         self.messages.append((last_index, size))
@@ -680,6 +704,15 @@ class AppendFeed:
         for flight in self._flights.values():
             flight.clear()
             flight.commit_told = 0
+            flight.asked = False
+
+    def asked(self, peer_id: str) -> bool:
+        """Whether a peer owes an answer: it was sent a message since its last one, on whatever connection."""
+        return self._flight(peer_id).asked
+
+    def answered(self, peer_id: str) -> None:
+        """A peer has answered."""
+        self._flight(peer_id).asked = False
 
     def restart(self, peer_id: str) -> None:
         """Forget the messages under way to a peer: its connection is gone or new, or it asks for other entries."""
@@ -697,7 +730,7 @@ class AppendFeed:
         config, journal, flight = self._config, self._journal, self._flight(peer_id)
         if following <= journal.base_index:
             if heartbeat and self._peers.send_entries(peer_id, commit, None, ()):
-                flight.told_ns = self._clock.monotonic_ns()
+                flight.told_ns, flight.asked = self._clock.monotonic_ns(), True
             return following
         while (
             following <= journal.last_index
@@ -735,5 +768,5 @@ class AppendFeed:
     def _send(self, peer_id: str, flight: _Flight, first: int, entries: Sequence[Entry], commit: int) -> bool:
         sent = self._peers.send_entries(peer_id, commit, (first - 1, self._journal.term_at(first - 1)), entries)
         if sent:
-            flight.commit_told, flight.told_ns = commit, self._clock.monotonic_ns()
+            flight.commit_told, flight.told_ns, flight.asked = commit, self._clock.monotonic_ns(), True
         return sent

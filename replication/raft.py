@@ -180,8 +180,12 @@ class RaftLog:
         stall_ns = self.config.stall_ms * NS_PER_MS
         if now_ns - self._last_tick_ns > stall_ns:
             self._lease.invalidate(now_ns)
-        if now_ns - self._quiet_until_ns > stall_ns and self._guards.input_drained_first:
-            self.engine.postpone_election(now_ns + self.config.campaign_round_ms * NS_PER_MS)
+        late_ns = now_ns - self._quiet_until_ns
+        if late_ns > stall_ns:
+            if self._guards.input_drained_first:
+                self.engine.postpone_election(now_ns + self.config.campaign_round_ms * NS_PER_MS)
+            if self.engine.state == LEADER:
+                self.peers.paused(late_ns, now_ns)  # the slaves may share the machine that is so busy
         self._last_tick_ns = now_ns
         if not self._stirred and now_ns < self._quiet_until_ns:
             return self._quiet_until_ns
