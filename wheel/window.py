@@ -28,6 +28,10 @@ LOAD_UNITS_MAX = 500_000
 """Units that one load aims at; a single tick may have more."""
 LOADED_UNITS_MAX = 2_000_000
 """With this many units loaded (192 MB), no further tick is loaded ahead."""
+SORTED_UNITS_MAX = 16_384
+"""Units of a slot that are sorted at once, in some five milliseconds. Of more, those that leave first are."""
+SMALL_BLOCKS_MAX = 16
+"""Small blocks that arrived one after the other are joined when they are so many."""
 
 
 class Window:
@@ -230,37 +234,92 @@ def _joined(blocks: list[Block]) -> Units:
 
 
 class _Slot:
-    __slots__ = ("first_due_ms", "fresh", "pieces")
+    """The units of a tick: sorted pieces, of which few remain, and blocks as they arrived (`fresh`)."""
+
+    __slots__ = ("_small", "first_due_ms", "fresh", "fresh_units", "pieces")
 
     def __init__(self) -> None:
         self.fresh: list[Block] = []
+        self.fresh_units = 0
         self.pieces: list[Block] = []
         self.first_due_ms: int | None = None  # of `fresh`
+        self._small = 0
+        """How many blocks at the end of `fresh` are small."""
 
-    def sort(self) -> None:
-        """Sort the arrivals since the last call into the pieces. Each piece is sorted; few remain."""
-        if self.fresh:
-            self.pieces.append(join_blocks(self.fresh))
-            self.fresh = []
-            self.first_due_ms = None
-            pieces = self.pieces
-            while len(pieces) > 1 and len(pieces[-2].due_ms) <= 2 * len(pieces[-1].due_ms):
-                pieces[-2:] = [join_blocks(pieces[-2:])]
+    def put(self, block: Block) -> None:
+        """Take arrivals."""
+        fresh, units = self.fresh, len(block.due_ms)
+        fresh.append(block)
+        self.fresh_units += units
+        due_ms = int(block.due_ms[0])
+        if self.first_due_ms is None or due_ms < self.first_due_ms:
+            self.first_due_ms = due_ms
+        self._small = self._small + 1 if units * SMALL_BLOCKS_MAX <= SORTED_UNITS_MAX else 0
+        if self._small == SMALL_BLOCKS_MAX:
+            fresh[-SMALL_BLOCKS_MAX:] = [join_blocks(fresh[-SMALL_BLOCKS_MAX:])]
+            self._small = 0
+
+    def sort(self, to: CursorKey) -> None:
+        """Sort arrivals into the pieces: all if they are few, else at least those below a key."""
+        if not self.fresh:
+            return
+        below, rest = self.fresh, list[Block]()
+        if self.fresh_units > SORTED_UNITS_MAX:
+            if self.first_due_ms is None or self.first_due_ms > to.due_ms:
+                return
+            below = []
+            for block in self.fresh:
+                first, last = _parts(block, cut_at(block, to))
+                below += first
+                rest += last
+        self._sort(below, rest)
+
+    def sort_first(self, until_ms: int, units_max: int) -> None:
+        """Sort arrivals into the pieces: all if they are few, else at least those among the first `units_max` of the
+        tick that are due up to `until_ms`."""
+        if self.fresh_units <= SORTED_UNITS_MAX:
+            self.sort(CursorKey(until_ms + 1, 0))
+        elif self.first_due_ms is not None and self.first_due_ms <= until_ms:
+            before = sum([int(piece.due_ms.searchsorted(self.first_due_ms + 1)) for piece in self.pieces])
+            if before < units_max:
+                self.sort(_key_after(self.fresh, until_ms, units_max))
+
+    def _sort(self, below: list[Block], rest: list[Block]) -> None:
+        if not below:
+            return
+        self.fresh, self._small = rest, 0
+        self.fresh_units = sum([len(block.due_ms) for block in rest])
+        self.first_due_ms = min([int(block.due_ms[0]) for block in rest], default=None)
+        pieces = self.pieces
+        pieces.append(join_blocks(below))
+        while len(pieces) > 1 and len(pieces[-2].due_ms) <= 2 * len(pieces[-1].due_ms):
+            pieces[-2:] = [join_blocks(pieces[-2:])]
+
+    def count_below(self, key: CursorKey) -> int:
+        """Number of units below a key."""
+        return sum([cut_at(block, key) for block in (*self.pieces, *self.fresh)])
 
     def next_due_ms(self) -> int | None:
+        """Due time of the first unit."""
         dues = [int(piece.due_ms[0]) for piece in self.pieces]
         if self.first_due_ms is not None:
             dues.append(self.first_due_ms)
         return min(dues, default=None)
+
+    def next_due_ms_from(self, key: CursorKey) -> int | None:
+        """Due time of the first unit at or above a key."""
+        blocks = ((block, cut_at(block, key)) for block in (*self.pieces, *self.fresh))
+        return min([int(block.due_ms[cut]) for block, cut in blocks if cut < len(block.due_ms)], default=None)
 
 
 class SecondWheel:
     """The second wheel: the loaded ticks by tick number, each a slot of units that leave in (due_ms, index) order.
 
     Owns the loaded window [.., until_ms): every pending unit due before `until_ms` is in a slot. Arrivals go in
-    unsorted; a slot is sorted when it is first read, and later arrivals are merged lazily. Pieces of a slot keep the
-    order of their arrival, so that a stable sort by due time alone gives (due_ms, index) order: a tick lies in one
-    hour, whose indexes rise.
+    unsorted. When a slot is read they are sorted, but of many only those that leave first: a tick with a million units
+    would hold the thread for a quarter of a second. Of units with the same due time, pieces and then arrivals keep the
+    order of arrival, so that a stable sort by due time alone gives (due_ms, index) order: a tick lies in one hour,
+    whose indexes rise.
     """
 
     def __init__(self, slot_ms: int, until_ms: int) -> None:
@@ -290,10 +349,7 @@ class SecondWheel:
         slot = self._slots.get(tick)
         if slot is None:
             slot = self._slots[tick] = _Slot()
-        slot.fresh.append(block)
-        due_ms = int(block.due_ms[0])
-        if slot.first_due_ms is None or due_ms < slot.first_due_ms:
-            slot.first_due_ms = due_ms
+        slot.put(block)
 
     def take(self, to: CursorKey) -> list[Block]:
         """Remove and return all units below a key: blocks whose concatenation, tick by tick, is in dispatch order."""
@@ -301,17 +357,16 @@ class SecondWheel:
         slot_ms = self._slot_ms
         for tick in sorted(tick for tick in self._slots if tick * slot_ms <= to.due_ms):
             slot = self._slots[tick]
-            slot.sort()
+            slot.sort(to)
             passed: list[Block] = []
             kept: list[Block] = []
             for piece in slot.pieces:
                 cut = len(piece.due_ms) if (tick + 1) * slot_ms <= to.due_ms else cut_at(piece, to)
-                if cut:
-                    passed.append(Block(piece.due_ms[:cut], piece.units[:cut]))
-                if cut < len(piece.due_ms):
-                    kept.append(Block(piece.due_ms[cut:], piece.units[cut:]))
+                first, last = _parts(piece, cut)
+                passed += first
+                kept += last
             slot.pieces = kept
-            if not kept:
+            if not kept and not slot.fresh:
                 del self._slots[tick]
             if passed:
                 taken.append(join_blocks(passed))
@@ -325,7 +380,7 @@ class SecondWheel:
         first = start.due_ms // slot_ms
         for tick in sorted(tick for tick in self._slots if tick >= first and tick * slot_ms <= to.due_ms):
             slot = self._slots[tick]
-            slot.sort()
+            slot.sort(to)
             parts = []
             for piece in slot.pieces:
                 low, high = cut_at(piece, start), cut_at(piece, to)
@@ -343,7 +398,7 @@ class SecondWheel:
         count = 0
         for tick in sorted(tick for tick in self._slots if tick * slot_ms <= until_ms):
             slot = self._slots[tick]
-            slot.sort()
+            slot.sort_first(until_ms, units_max - count)
             firsts: list[Block] = []
             for piece in slot.pieces:
                 cut = min(int(piece.due_ms.searchsorted(until_ms + 1)), units_max - count)
@@ -364,9 +419,8 @@ class SecondWheel:
         count = 0
         for tick in [tick for tick in self._slots if tick * slot_ms <= key.due_ms]:
             slot = self._slots[tick]
-            slot.sort()
-            whole = (tick + 1) * slot_ms <= key.due_ms
-            count += sum(len(piece.due_ms) if whole else cut_at(piece, key) for piece in slot.pieces)
+            slot.sort(key)
+            count += slot.count_below(key)
         return count
 
     def next_due_ms(self, after: CursorKey | None = None) -> int | None:
@@ -380,13 +434,38 @@ class SecondWheel:
             slot = self._slots[tick]
             if tick > first:
                 return slot.next_due_ms()
-            slot.sort()
-            dues = [
-                int(piece.due_ms[cut]) for piece in slot.pieces if (cut := cut_at(piece, after)) < len(piece.due_ms)
-            ]
-            if dues:
-                return min(dues)
+            slot.sort(after)
+            due_ms = slot.next_due_ms_from(after)
+            if due_ms is not None:
+                return due_ms
         return None
+
+
+def _parts(block: Block, cut: int) -> tuple[list[Block], list[Block]]:
+    """The first `cut` units of a block and the others, each as a block or none."""
+    if not cut:
+        return [], [block]
+    if cut == len(block.due_ms):
+        return [block], []
+    return [Block(block.due_ms[:cut], block.units[:cut])], [Block(block.due_ms[cut:], block.units[cut:])]
+
+
+def _key_after(blocks: Sequence[Block], until_ms: int, units_max: int) -> CursorKey:
+    """A key above the first units, in dispatch order, of those due up to `until_ms`: about SORTED_UNITS_MAX of them, at
+    least `units_max`, or all. Of units with the same due time the indexes rise from block to block."""
+    units_max = max(units_max, SORTED_UNITS_MAX)
+    firsts = [block.due_ms[: min(int(block.due_ms.searchsorted(until_ms + 1)), units_max)] for block in blocks]
+    due = np.concatenate(firsts)
+    if len(due) <= units_max:
+        return CursorKey(until_ms + 1, 0)
+    last_ms = int(np.partition(due, units_max - 1)[units_max - 1])
+    left = units_max - int(np.count_nonzero(due < last_ms))
+    for block in blocks:
+        low, high = block.due_ms.searchsorted((last_ms, last_ms + 1)).tolist()
+        if left <= high - low:
+            return CursorKey(last_ms, int(block.units["index"][low + left - 1]) + 1)
+        left -= high - low
+    raise AssertionError("so many units are due up to then")
 
 
 def _nth(blocks: Sequence[Block], number: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from tests.counting import calls_of
 from tests.storage.bundle_v1 import build_v1
 from tickwheel.storage import bundle
 from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.wheel import window
 from tickwheel.wheel.engine import CancelOutcome, Wheel, WheelConfig
 from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
 from tickwheel.wheel.units import UNIT, CursorKey, Units
@@ -231,7 +232,9 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_wheel_is_a_sorted_list(seed: int) -> None:
+def test_wheel_is_a_sorted_list(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "SORTED_UNITS_MAX", (window.SORTED_UNITS_MAX, 1, 3, 20)[seed % 4])
+    monkeypatch.setattr(window, "SMALL_BLOCKS_MAX", (window.SMALL_BLOCKS_MAX, 2, 3)[seed % 3])
     """Whatever is merged, loaded, checkpointed or lost with the power: order, content and digest are the model's."""
     history = History(seed, random.Random(seed).choice([1000, 500, 200, 100]))
     steps = [history.append] * 5 + [history.dispatch] * 3 + [history.cancel, history.pump, history.pump]
