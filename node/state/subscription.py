@@ -206,9 +206,9 @@ class Subscription:
         """Where a reader goes on that found nothing from `first` on."""
         return max(int(first), self._hand_out_stop)
 
-    def returned(self, limit: int) -> tuple[Positions, Ids, Attempts]:
-        """Up to `limit` unsettled positions that came back, rising, with ids and attempts."""
-        places = self._window.returned(limit)
+    def returned(self, limit: int, first: int = 0) -> tuple[Positions, Ids, Attempts]:
+        """Up to `limit` unsettled positions from `first` on that came back, rising, with ids and attempts."""
+        places = self._window.returned(limit, first)
         return places.astype(np.uint64), self._ready.gather(places), self._window.at(places).astype(np.uint32)
 
     def is_settled(self, positions: Positions) -> NDArray[np.bool_]:
@@ -609,15 +609,16 @@ class Window:
             values[beyond[hits[rows["group"] != self._group_id]]] = 0
         return values
 
-    def returned(self, limit: int) -> Places:
-        """Up to `limit` unsettled positions that came back, rising."""
-        at = max(self._returned_from, self.floor)
+    def returned(self, limit: int, first: int) -> Places:
+        """Up to `limit` unsettled positions from `first` on that came back, rising."""
+        begin = max(self._returned_from, self.floor)
+        at = max(begin, first)
         parts: list[Places] = []
         missing = min(limit, self.returned_count)
         while at < self.end and missing > 0:
             end = min(self.end, at + CHUNK)
             found = at + np.flatnonzero(self._values[at - self._base : end - self._base] > 1)
-            if not parts and len(found):
+            if not parts and len(found) and at == begin:
                 self._returned_from = int(found[0])
             parts.append(found[:missing])
             missing -= len(parts[-1])

@@ -31,6 +31,10 @@ FETCHES_MAX = 8
 """Fetches that one channel has under way at a time."""
 UNREAD_MAX = 1_000
 """Messages of one channel whose records cannot be read. A channel with this many claims nothing more."""
+SCANNED_MAX = 16_384
+"""Positions that one `advance` looks at: of messages that are held none is claimed, however many they are."""
+CLAIMED_LEAST = 256
+"""Returned positions that are looked at together."""
 RECENT_UNITS_MAX = 100_000
 """Units of one topic that are kept at least; at most twice as many, 19 MB."""
 NEVER = 1 << 62
@@ -220,14 +224,25 @@ class Channel:
     """Of all records that were read or are being read and have not left."""
     _unread: dict[int, int] = field(default_factory=dict)
     """Positions withheld because their records cannot be read -> their attempt (record_repair.py)."""
+    scans: bool = False
+    """The last `advance` stopped at SCANNED_MAX: the next one goes on, at once."""
+    _claimed_to: int = 0
+    """All returned positions below are claimed or held."""
+    _forgotten: int = 0
+    """Claims and holds are of positions from here on."""
 
     def hold(self, positions: Positions) -> None:
         """Do not hand out these positions: they are out under an earlier lease, or on their way back."""
-        self._held.update(positions.tolist())
+        self._held.update(positions[positions >= self.subscription.floor].tolist())
 
     def release_hold(self, positions: Positions) -> None:
         """The lease of these positions is over. Unsettled ones come back as returned messages."""
         self._held.difference_update(positions.tolist())
+        self._look_again_from(positions)
+
+    def _look_again_from(self, positions: Positions) -> None:
+        if len(positions):
+            self._claimed_to = min(self._claimed_to, int(positions.min()))
 
     def came_back(self, positions: Positions) -> None:
         """These positions were given back: nobody holds them. At ATTEMPT_MAX their attempt does not tell that."""
@@ -238,6 +253,7 @@ class Channel:
     def _end_attempt(self, position: int) -> None:
         """Let a position go out again under the attempt under which it was out."""
         self._claimed_again.pop(position, None)
+        self._claimed_to = min(self._claimed_to, position)
 
     def claims(self, position: int, attempt: int) -> bool:
         """Whether a returned message is held, or is prefetched or out again in this attempt or a later one."""
@@ -296,19 +312,25 @@ class Channel:
         """Claim and fetch until `demand` messages are prefetched, within the channel's limits. `ready_count`: length of
         the topic's ready queue."""
         config = self.config
+        self.scans = False
         resumed = self._resume()
         wanted = min(demand, config.staged_messages_max) - self._prefetched_count
         if resumed or self._parked or wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
             return
         if self.subscription.returned_count:
             wanted -= self._claim_returned(wanted)
+        scanned = 0
         while wanted > 0 and self._fetching < FETCHES_MAX and self.next_position < ready_count:
+            if scanned >= SCANNED_MAX:
+                self.scans = True
+                return
             limit = min(wanted, config.batch_messages_max)
             positions, ids, attempts = self.subscription.deliverable(self.next_position, limit)
             if not len(positions):
                 self.next_position = max(self.next_position, self.subscription.scanned_to(self.next_position))
                 return
             self.next_position = int(positions[-1]) + 1
+            scanned += len(positions)
             if self._held:
                 keep = np.fromiter((p not in self._held for p in positions.tolist()), bool, len(positions))
                 positions, ids, attempts = positions[keep], ids[keep], attempts[keep]
@@ -409,21 +431,28 @@ class Channel:
         self._unread = {p: attempt for p, attempt in self._unread.items() if p < ready_count}
 
     def _claim_returned(self, limit: int) -> int:
-        positions, ids, attempts = self.subscription.returned(limit + len(self._claimed_again) + len(self._held))
-        claimed, held = self._claimed_again, self._held
-        keep = np.fromiter(
-            (
-                claimed.get(position, 0) < attempt and position not in held
-                for position, attempt in zip(positions.tolist(), attempts.tolist(), strict=True)
-            ),
-            bool,
-            len(positions),
-        )
-        positions, ids, attempts = positions[keep][:limit], ids[keep][:limit], attempts[keep][:limit]
-        if len(positions):
-            self._claimed_again.update(zip(positions.tolist(), attempts.tolist(), strict=True))
+        """Claim and fetch up to `limit` returned messages, of the next SCANNED_MAX or so; returns how many."""
+        claimed, held, found, scanned = self._claimed_again, self._held, 0, 0
+        parts: list[tuple[Positions, Ids, Attempts]] = []
+        while found < limit and scanned < SCANNED_MAX:
+            positions, ids, attempts = self.subscription.returned(max(limit - found, CLAIMED_LEAST), self._claimed_to)
+            if not len(positions):
+                break
+            numbers = zip(positions.tolist(), attempts.tolist(), strict=True)
+            free = [row for row, (p, attempt) in enumerate(numbers) if claimed.get(p, 0) < attempt and p not in held]
+            rows = free[: limit - found]
+            last = rows[-1] if len(rows) < len(free) else len(positions) - 1
+            self._claimed_to = int(positions[last]) + 1
+            scanned += last + 1
+            found += len(rows)
+            if rows:
+                parts.append((positions[rows], ids[rows], attempts[rows]))
+        if parts:
+            positions, ids, attempts = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+            claimed.update(zip(positions.tolist(), attempts.tolist(), strict=True))
             self._start(self._urgent, positions, ids, attempts)
-        return len(positions)
+        self.scans = scanned >= SCANNED_MAX
+        return found
 
     def _start(self, queue: deque[Prefetched], positions: Positions, ids: Ids, attempts: Attempts) -> None:
         prefetched = Prefetched(positions, ids, attempts, self.recent.find(positions))
@@ -497,13 +526,20 @@ class Channel:
         self._unread.pop(position, None)
 
     def forget_settled(self) -> None:
-        """Forget claims and holds below the subscription's floor: their messages are settled."""
-        if not (self._unread or self._claimed_again or self._held):
-            return
-        floor = self.subscription.floor
-        self._unread = {p: attempt for p, attempt in self._unread.items() if p >= floor}
-        self._claimed_again = {p: attempt for p, attempt in self._claimed_again.items() if p >= floor}
-        self._held = {p for p in self._held if p >= floor}
+        """Forget claims and holds below the subscription's floor: their messages are settled. Costs what the floor has
+        risen by, or what there is if that is less."""
+        first, floor = self._forgotten, self.subscription.floor
+        self._forgotten = floor
+        if self._unread:
+            self._unread = {p: attempt for p, attempt in self._unread.items() if p >= floor}
+        known = len(self._claimed_again) + len(self._held)
+        if floor - first < known:
+            for position in range(first, floor):
+                self._claimed_again.pop(position, None)
+                self._held.discard(position)
+        elif known:
+            self._claimed_again = {p: attempt for p, attempt in self._claimed_again.items() if p >= floor}
+            self._held = {p for p in self._held if p >= floor}
 
     def earliest_ms(self) -> int | None:
         """When the first prefetched message may leave; None if no message that was read is waiting."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from tickwheel.node.core.delivery.leases import (
     LeaseFeed,
     LeaseTable,
     copy_of,
+    in_turn,
     ranges_of,
 )
 from tickwheel.node.core.delivery.returns import Inherited, Returns
@@ -61,6 +62,8 @@ SLICE_TOPICS_MAX = 64
 """Topics of one group that a tick serves, and topics of all groups from which on it serves no further group. To claim
 and hand out messages of one takes up to a tenth of a millisecond, and heartbeats and votes should wait no longer than
 ten. A pass over more topics goes on in the next ticks."""
+HANDED_MAX = 8_192
+"""Messages of one group that a tick hands out, in about ten milliseconds. A pass over more goes on in the next tick."""
 TURN_PAUSE_MS = 2
 """Pause between two turns of what takes many."""
 FAULT_PAUSE_MS = 1_000
@@ -402,28 +405,27 @@ class Delivery(Part):
         if not self.sessions.of_group(session.group_id):
             self._forget_work(session.group_id)
         if self._state.group_broadcasting(session.group_id):
-            self._leases.close_session(session.session_id)
+            deque(self._leases.close_session(session.session_id), 0)
             self._broadcasts.left(session.session_id)
         elif give_back:
             self._leaving[session.session_id] = None
             self._return_left(now_ms)
 
     def _return_left(self, now_ms: int) -> int:
-        """Return the messages of consumers that left, of at most TURN_LEASES leases: all at once could take seconds.
-        Returns how many fewer they were."""
+        """Return the messages of consumers that left, as many as a turn has room for: all at once could take seconds.
+        Returns the room that is left."""
         room = TURN_LEASES
-        while self._leaving and room:
+        while self._leaving and room > 0:
             session_id = next(iter(self._leaving))
-            leases = self._leases.close_session(session_id, room)
-            if len(leases) < room:
-                del self._leaving[session_id]
-            room -= len(leases)
-            for lease in leases:
+            for lease, left in in_turn(self._leases.close_session(session_id, room), room):
+                room = left
                 self._give_back(replace(lease, given_back=True), now_ms)
+            if room > 0:
+                del self._leaving[session_id]
         return room
 
-    def _return_expired(self, leases_max: int, now_ms: int) -> None:
-        for lease in itertools.islice(self._leases.expire(now_ms), leases_max):
+    def _return_expired(self, room: int, now_ms: int) -> None:
+        for lease, _ in in_turn(self._leases.expire(now_ms), room):
             given_back = lease.given_back or lease.session_id in self._leaving
             self._give_back(replace(lease, given_back=given_back), now_ms)
 
@@ -715,10 +717,11 @@ class Delivery(Part):
         self.fetching.flush()
         fed: list[int] = []
         if self._may_act():
-            room = self._room(group_id)
+            room, turn = self._room(group_id), HANDED_MAX
             for channel, takers, ready_count in served:
-                handed = self._hand_out(channel, takers, ready_count, now_ms, room)
+                handed = self._hand_out(channel, takers, ready_count, now_ms, min(room, turn))
                 room -= handed
+                turn -= handed
                 if handed:
                     fed.append(channel.key[1])
             if not self._may_act():
@@ -728,6 +731,7 @@ class Delivery(Part):
                 self._forget_work(group_id)
                 return True
             self._handing.flush()
+            begun.topics += [channel.key[1] for channel, _, _ in served if channel.scans or turn <= 0 < room]
         waits = False
         full = min((min(s.credits, s.batch_messages_max) for s in sessions if s.credits), default=0)
         work = self._work.get(group_id, {})

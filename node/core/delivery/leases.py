@@ -37,6 +37,8 @@ TURN_RANGES = 5_000
 """Ranges looked at in one turn of an upkeep."""
 TURN_LEASES = 200
 """Leases taken over, written as ranges or given back in one turn. One takes 20 to 50 microseconds."""
+LEASE_MESSAGES = 64
+"""A lease that is given back counts as one more for each of so many messages that it names: they take as long."""
 RANGES_PER_SYNC_MAX = 2_000
 TABLE_RANGES_PER_SYNC_MAX = 800
 """Of the whole table, beside events: its ranges are made for the sync, each in some ten microseconds."""
@@ -221,10 +223,11 @@ class LeaseTable:
         while (end_ms := self.next_end_ms()) is not None and end_ms <= now_ms:
             yield self._end(self._heap[0][2])
 
-    def close_session(self, session_id: int, leases_max: int | None = None) -> list[Lease]:
-        """Close and return a consumer's open leases, at most the first `leases_max`, each position only in the lease
-        that counts for it."""
-        return [self._end(lease) for lease in list(itertools.islice(self._sessions.get(session_id, ()), leases_max))]
+    def close_session(self, session_id: int, leases_max: int | None = None) -> Iterator[Lease]:
+        """Close and yield the open leases that a consumer has now, at most the first `leases_max`, each position only
+        in the lease that counts for it."""
+        for lease in list(itertools.islice(self._sessions.get(session_id, ()), leases_max)):
+            yield self._end(lease)
 
     def out(self) -> int:
         """Messages under open leases, each counted once however often its lease was extended."""
@@ -285,6 +288,14 @@ class LeaseTable:
         self._counting.clear()
         self._out.clear()
         self._out_total = 0
+
+
+def in_turn(leases: Iterator[Lease], room: int) -> Iterator[tuple[Lease, int]]:
+    """Leases to give back in a turn that has room for `room`, each with the room that it leaves: the last may take
+    more than there was."""
+    while room > 0 and (lease := next(leases, None)) is not None:
+        room -= 1 + len(lease.positions) // LEASE_MESSAGES
+        yield lease, room
 
 
 def _remove(leases: dict[K, dict[Lease, None]], key: K, lease: Lease) -> None:

@@ -99,7 +99,10 @@ def test_the_newest_lease_of_a_message_counts(steps: list[tuple[str, set[int], i
         elif kind == "expire":
             ended, over = list(table.expire(number)), [p for p, (end, _) in held.items() if end <= number]
         elif kind == "close":
-            ended, over = table.close_session(number % 3 + 1), [p for p, (_, s) in held.items() if s == number % 3 + 1]
+            ended, over = (
+                list(table.close_session(number % 3 + 1)),
+                [p for p, (_, s) in held.items() if s == number % 3 + 1],
+            )
         else:
             list(table.forget_settled(lambda _, floor=number: floor))  # type: ignore[misc]
             kept = {p for one in table.open_leases() for p in one.positions.tolist()}

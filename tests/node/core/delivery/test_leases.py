@@ -303,7 +303,7 @@ def test_a_lease_that_was_renewed_often_counts_once() -> None:
     for until_ms in (1_300, 1_600):
         table.extend(Lease((1, 1), positions[1:3], attempts[1:3], until_ms, 5))
     assert table.out() == table.out_by_group()[1] == 4 and table.out_by_group()[2] == 0
-    ended = table.close_session(5)
+    ended = list(table.close_session(5))
     assert sorted(p for lease in ended for p in lease.positions.tolist()) == [0, 1, 2, 3]
     assert table.out() == 0 and not list(table.expire(5_000))
 

@@ -13,17 +13,27 @@ import pytest
 from tests.node.core.delivery.test_leases import elected_again
 from tests.node.core.delivery.test_retries import admin
 from tests.node.core.trio import Client, World
-from tickwheel.node.core.delivery import delivery, leases
+from tickwheel.node.core.delivery import channel, delivery, leases
 from tickwheel.node.core.delivery.delivery import Delivery
-from tickwheel.node.core.delivery.leases import HeardLeases, Lease, LeaseTable, ranges_of
+from tickwheel.node.core.delivery.leases import (
+    Attempts,
+    HeardLeases,
+    Lease,
+    LeaseTable,
+    Positions,
+    in_turn,
+    ranges_of,
+)
 from tickwheel.node.core.delivery.returns import Inherited, Returns
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.failure import not_master
 from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.peer_pb2 import LeaseRange
+from tickwheel.wheel.units import Ids
 
 TOPICS = [f"t{number}" for number in range(12)]
 EACH = 3
@@ -316,3 +326,49 @@ def named(ranges: Iterable[LeaseRange]) -> int:
 def one(position: int) -> tuple[Any, Any]:
     """The positions and attempts of a lease of one message."""
     return np.array([position], np.uint64), np.ones(1, np.uint32)
+
+
+def test_leases_of_many_messages_take_a_turn_as_leases_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer leaves, or its leases end, with hundreds of thousands of messages in a few hundred leases."""
+    monkeypatch.setattr(leases, "LEASE_MESSAGES", 10)
+    table = LeaseTable()
+    for number in range(100):
+        positions = np.arange(100 * number, 100 * (number + 1), dtype=np.uint64)
+        table.give(Lease((1, 1), positions, np.ones(100, np.uint32), 1_000, 5))
+    first = [lease for lease, _ in in_turn(table.close_session(5, 25), 25)]
+    assert len(first) == 3 and table.out() == 9_700
+    ended = [lease for lease, _ in in_turn(table.expire(1_000), 25)]
+    assert len(ended) == 3 and table.out() == 9_400
+
+
+def test_what_is_held_or_claimed_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers leave one after the other, and each time the next one gets all that came back. What was claimed before
+    costs nothing, and no tick hands out or looks at more than its share."""
+    for name, value in (("SCANNED_MAX", 8), ("CLAIMED_LEAST", 2)):
+        monkeypatch.setattr(channel, name, value)
+    monkeypatch.setattr(delivery, "HANDED_MAX", 10)
+    world = World(3)
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"]))
+    master, first = world.elect(), Client(world)
+    first.schedule([20] * 100)
+    world.run_until(lambda: len(first.acked) == 100)
+    looked: list[int] = []
+    returned = Subscription.returned
+
+    def counted(self: Subscription, limit: int, first: int = 0) -> tuple[Positions, Ids, Attempts]:
+        found = returned(self, limit, first)
+        looked.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(Subscription, "returned", counted)
+    for attempt in range(1, 4):
+        looked.clear()
+        client = Client(world)
+        client.settle = False
+        client.consume(lease_ms=30_000)
+        world.run_until(lambda client=client: len(client.got) == 100)  # type: ignore[misc]
+        assert {one[1] for got in client.got.values() for one in got} == {attempt}
+        assert sum(looked) <= 2 * 100 and max(looked, default=0) <= 100
+        assert client.session is not None
+        client.session.close()
+        master.wake()
