@@ -77,7 +77,11 @@ def cut_at(block: Block, key: CursorKey) -> int:
     """Number of a block's units below a key."""
     low, high = block.due_ms.searchsorted((key.due_ms, key.due_ms + 1))
     if high > low and key.index:
-        low += np.searchsorted(np.ascontiguousarray(block.units["index"][low:high]), key.index)
+        index = block.units["index"]
+        if index[high - 1] < key.index:
+            return int(high)
+        if index[low] < key.index:  # only the block that the key cuts is searched
+            low += np.searchsorted(np.ascontiguousarray(index[low:high]), key.index)
     return int(low)
 
 

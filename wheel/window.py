@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 
@@ -282,7 +283,7 @@ class _Slot:
         elif self.first_due_ms is not None and self.first_due_ms <= until_ms:
             before = sum([int(piece.due_ms.searchsorted(self.first_due_ms + 1)) for piece in self.pieces])
             if before < units_max:
-                self.sort(_key_after(self.fresh, until_ms, units_max))
+                self.sort(_key_after(self.fresh, self.first_due_ms, until_ms, units_max - before))
 
     def _sort(self, below: list[Block], rest: list[Block]) -> None:
         if not below:
@@ -293,6 +294,8 @@ class _Slot:
         pieces = self.pieces
         pieces.append(join_blocks(below))
         while len(pieces) > 1 and len(pieces[-2].due_ms) <= 2 * len(pieces[-1].due_ms):
+            if len(pieces[-1].due_ms) >= SORTED_UNITS_MAX and pieces[-2].due_ms[-1] <= pieces[-1].due_ms[0]:
+                break  # they leave one after the other as they are
             pieces[-2:] = [join_blocks(pieces[-2:])]
 
     def count_below(self, key: CursorKey) -> int:
@@ -450,16 +453,19 @@ def _parts(block: Block, cut: int) -> tuple[list[Block], list[Block]]:
     return [Block(block.due_ms[:cut], block.units[:cut])], [Block(block.due_ms[cut:], block.units[cut:])]
 
 
-def _key_after(blocks: Sequence[Block], until_ms: int, units_max: int) -> CursorKey:
-    """A key above the first units, in dispatch order, of those due up to `until_ms`: about SORTED_UNITS_MAX of them, at
-    least `units_max`, or all. Of units with the same due time the indexes rise from block to block."""
+def _key_after(blocks: Sequence[Block], first_ms: int, until_ms: int, units_max: int) -> CursorKey:
+    """A key above the first units, in dispatch order, of those due from `first_ms` up to `until_ms`: at least
+    `units_max` and SORTED_UNITS_MAX of them, or all. None is due earlier. Of units with the same due time the indexes
+    rise from block to block."""
     units_max = max(units_max, SORTED_UNITS_MAX)
-    firsts = [block.due_ms[: min(int(block.due_ms.searchsorted(until_ms + 1)), units_max)] for block in blocks]
-    due = np.concatenate(firsts)
-    if len(due) <= units_max:
+
+    def due_by(due_ms: int) -> int:
+        return sum([int(block.due_ms.searchsorted(due_ms + 1)) for block in blocks])
+
+    if due_by(until_ms) <= units_max:
         return CursorKey(until_ms + 1, 0)
-    last_ms = int(np.partition(due, units_max - 1)[units_max - 1])
-    left = units_max - int(np.count_nonzero(due < last_ms))
+    last_ms = first_ms + bisect.bisect_left(range(first_ms, until_ms), units_max, key=due_by)
+    left = units_max - due_by(last_ms - 1)
     for block in blocks:
         low, high = block.due_ms.searchsorted((last_ms, last_ms + 1)).tolist()
         if left <= high - low:
