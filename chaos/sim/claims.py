@@ -277,7 +277,7 @@ class Claims(AskingClients):
             program.name if program.repeats else "", program.sequence if program.repeats else 0, program.rows
         )
         batch.connection = program.name
-        return lambda core, answer: core.parts.requests.schedule(batch, Reply.either(answer))
+        return lambda core, answer: core.parts.publisher.schedule(batch, Reply.either(answer))
 
     def _announce(self, row: Row) -> None:
         """Tell the checkers that judge by due times where open calls may move a message that may soon be pending."""

@@ -99,7 +99,7 @@ class Producers:
 
         def taken(core: NodeCore) -> None:
             self._note_delays(machine, relative)
-            core.parts.requests.schedule(batch, Reply.either(answered))
+            core.parts.publisher.schedule(batch, Reply.either(answered))
 
         def answered(outcome: BatchOutcome | Failure) -> None:
             if isinstance(outcome, BatchOutcome):

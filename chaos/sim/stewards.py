@@ -131,7 +131,7 @@ class Stewards(AskingClients):
         if len(rows) == FEW:
             self._wires.call(machine, lambda core: one_by_one(core, rows, accepted))
         else:
-            self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, Reply.either(answered)))
+            self._wires.call(machine, lambda core: core.parts.publisher.schedule(batch, Reply.either(answered)))
 
     def _pull(self, topic: str, group: str) -> None:
         """Pull messages that are in flight when the topic or group is deleted. Half of the pulls are handed back."""
@@ -186,4 +186,4 @@ def one_by_one(core: NodeCore, rows: Sequence[Row], accepted: Callable[[Sequence
     for row in rows:
         message = intake.Row(row.topic, intake.KIND_DUE, row.due_ms or 0, UID.pack(row.uid))
         caller = RowCaller(partial(placed, row.uid), partial(failed, row.uid), "steward")
-        core.parts.requests.schedule_row(message, "", "", caller)
+        core.parts.publisher.schedule_row(message, "", "", caller)

@@ -93,7 +93,7 @@ class Twins:
                 program.target += 1
                 self._send(program)
 
-        self._wires.call(machine, lambda core: core.parts.requests.schedule(batch, Reply.either(answered)))
+        self._wires.call(machine, lambda core: core.parts.publisher.schedule(batch, Reply.either(answered)))
         self._world.after(TIMEOUT_NS, timed_out)
 
     def _accepted(self, program: _Program, outcome: BatchOutcome) -> None:

@@ -110,6 +110,7 @@ class NodeCore:
         )
         self.checkpointer = Checkpointer(self, restored, stagger())
         self.parts = Parts(self, ports, members, first_command, self.checkpointer, on_checkpoint_needed)
+        self.refusal = self.parts.mastership.refusal
         self.listener = CoreListener(self, self.applied, self.parts, self.checkpointer, on_checkpoint_needed)
         self.log = make_log(self.listener, restored)
         self.proposer.attach(self.log, self.parts.publisher)
@@ -206,7 +207,7 @@ class NodeCore:
         return self.leading and not self.parts.mastership.handing_over and self.log.lease_held()
 
     def require_master(self) -> None:
-        refuse(self.parts.mastership.refusal())
+        refuse(self.refusal())
 
     # -- peers
 
@@ -253,7 +254,7 @@ def serve(
     """Run the coroutine of a request to its end, as `Serving.start`. `master`: unless this node can serve as master,
     the request is refused and takes no step."""
     try:
-        failure = core.parts.mastership.refusal() if master else None
+        failure = core.refusal() if master else None
     except Exception:
         request.close()
         raise

@@ -16,7 +16,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import NodeIdentity, Reported, SteadyMs
-from tickwheel.node.failure import RequestError, not_master
+from tickwheel.node.failure import Failure, RequestError, not_master
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import ReplicatedLog
@@ -59,6 +59,8 @@ class Kernel(Protocol):
     disk: Disk
     executor: Executor
     random_bits: Callable[[int], int]
+    refusal: Callable[[], Failure | None]
+    """Why this node cannot serve a client's request now; None if it can."""
     recover_to: int
     """Last index of the journal when this process started."""
     stopped: bool
@@ -89,7 +91,7 @@ class Kernel(Protocol):
         ...
 
     def require_master(self) -> None:
-        """Raise RequestError if this node cannot serve a client's request now."""
+        """Raise RequestError if there is a `refusal`."""
         ...
 
     # -- time beside the cluster's, and the end

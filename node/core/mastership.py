@@ -42,7 +42,8 @@ class Mastership:
         self.term = 0
         self.elected = False
         """The log says that this node is master; its lead command may not be applied yet."""
-        self._lead_applied = False
+        self.begun = False
+        """Master, with its own lead command applied: requests are served."""
         self._lead_refused = False
         self.handing_over = False
         self._next_seek_ms = 0
@@ -52,11 +53,6 @@ class Mastership:
         """How often this node became master or ceased to be master."""
         self._leaving = False
 
-    @property
-    def begun(self) -> bool:
-        """Master, with its own lead command applied: requests are served."""
-        return self.elected and self._lead_applied
-
     def role_changed(self, status: LogStatus) -> None:
         """The log reports a new role or term: begin or end mastership. Repetitions for one term do nothing."""
         if status.role is Role.MASTER:
@@ -65,7 +61,6 @@ class Mastership:
             self.step_down()
             self.term = status.term
             self.elected = True
-            self._lead_applied = False
             self.changes += 1
             self._core.proposer.term = status.term
             self._propose_lead()
@@ -77,12 +72,12 @@ class Mastership:
 
     def tick(self) -> None:
         """Propose the lead command again if the log refused it."""
-        if self._lead_refused and self.elected and not self._lead_applied:
+        if self._lead_refused and self.elected and not self.begun:
             self._propose_lead()
 
     def wait_ms(self) -> int | None:
         """Until the next `tick` is needed; None: an answer will bring it."""
-        return LEAD_RETRY_MS if self._lead_refused and self.elected and not self._lead_applied else None
+        return LEAD_RETRY_MS if self._lead_refused and self.elected and not self.begun else None
 
     def _propose_lead(self) -> None:
         self._lead_refused = False
@@ -98,7 +93,7 @@ class Mastership:
         core = self._core
         if not self.elected or lead.term != self.term or lead.node_id != core.identity.node_id:
             return
-        self._lead_applied = True
+        self.begun = True
         if not core.state.created:
             self._create_cluster()
         if core.clock.known:
@@ -129,7 +124,7 @@ class Mastership:
         if not self.elected:
             return
         self.elected = False
-        self._lead_applied = False
+        self.begun = False
         self._end(self.refusal() or not_master(None, None))
 
     async def transfer(self, target_id: str | None, *, applying: bool = True) -> None:

@@ -161,9 +161,7 @@ class Parts:
         self.pending = PendingRequests(core)
         self.sweeper = Sweeper(core)
         self.deleter = Deleter(core, self.pending, self.sweeper, self._all_understand)
-        self.requests = ClientRequests(
-            core, self.senders, self.publisher, self.creations, self.cold, self.pending, self.members
-        )
+        self.requests = ClientRequests(core, self.senders, self.creations, self.cold, self.pending, self.members)
         self.schedules = ScheduleRequests(
             core, self.requests, self._all_understand, self.flow, self.publisher.full, self.planner
         )

@@ -1,7 +1,6 @@
-"""Requests of clients other than consuming: schedule, cancel, reschedule, look up, administer.
+"""Requests of clients: cancel, reschedule, look up, administer. Messages come in by the publisher.
 
-Reads that may touch the disk run in a worker. A refusal is raised as RequestError; `schedule`, where messages come in,
-replies by a callback instead.
+Reads that may touch the disk run in a worker. A refusal is raised as RequestError.
 """
 
 from __future__ import annotations
@@ -14,19 +13,16 @@ from tickwheel.node.core.bulk.cold import ColdRequests, no_message
 from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.metas import fitting
-from tickwheel.node.core.promise import UNHEARD, Reply
+from tickwheel.node.core.promise import UNHEARD
 from tickwheel.node.core.schedule.creations import TOPICS_PER_GROUP_MAX, Creations
 from tickwheel.node.core.schedule.intake import (
     DUE_MS_LIMIT,
     KIND_DUE,
-    IncomingBatch,
-    Row,
     beyond_longest_delay,
     reschedule_checksum,
 )
-from tickwheel.node.core.schedule.joining import RowCaller
 from tickwheel.node.core.schedule.pending import PendingRequests
-from tickwheel.node.core.schedule.publisher import BatchOutcome, Publisher, resolve_when
+from tickwheel.node.core.schedule.publisher import resolve_when
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.work import Found, RemovedError
 from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse
@@ -90,7 +86,6 @@ class ClientRequests:
         self,
         core: Kernel,
         senders: Senders,
-        publisher: Publisher,
         creations: Creations,
         cold: ColdRequests,
         pending: PendingRequests,
@@ -98,38 +93,12 @@ class ClientRequests:
     ) -> None:
         self._core = core
         self._senders = senders
-        self._publisher = publisher
         self._creations = creations
         self._cold = cold
         self._pending = pending
         self._members = members
 
-    # -- producers
-
-    def schedule(self, batch: IncomingBatch, reply: Reply[BatchOutcome]) -> None:
-        """Schedule a checked batch; `reply` is told once it is on stable storage of a majority. A repeat of a
-        remembered sequence gets the first answer."""
-        sender = batch.sender
-        try:
-            self._core.require_master()
-            known = self._senders.known(sender, batch.count)
-        except RequestError as error:
-            reply.fail(error.failure)
-            return
-        if known is None:
-            self._publisher.schedule(batch, self._senders.follow(sender, reply))
-        else:
-            reply.done(BatchOutcome(known.ids, known.due_ms, repeated=True, keys=known.keys))
-
-    def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
-        """Schedule one checked message together with others that come one by one. The caller is told once it is on
-        stable storage of a majority. `client` and `actor` as in `IncomingBatch`."""
-        try:
-            self._core.require_master()
-        except RequestError as error:
-            caller.fail(error.failure)
-            return
-        self._publisher.schedule_row(row, client, actor, caller)
+    # -- messages
 
     async def cancel(self, number: int, permitted: Permitted = everybody) -> scheduler_pb2.CancelOutcome.ValueType:
         """Cancel a message by id. The outcome is decided when the command is applied."""

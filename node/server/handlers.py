@@ -148,7 +148,7 @@ def schedule(
     row = row_of(request, core.state.settings)
     if row is not None:
         client, whom = caller.name or request.client_name, RowCaller(placed, reply.fail, caller.connection)
-        node.calls.serve_for_log(reply.fail, core.parts.requests.schedule_row, row, client, caller.actor, whom)
+        node.calls.serve_for_log(reply.fail, core.parts.publisher.schedule_row, row, client, caller.actor, whom)
         return
     try:
         batch = from_message(request, core.state.settings)
@@ -170,7 +170,7 @@ def schedule(
         placed(int(outcome.ids[0]), int(outcome.due_ms[0]), level, delay_ms, key_outcome)
 
     placing = Reply(done, reply.fail)
-    node.calls.serve_for_log(placing.fail, core.parts.requests.schedule, batch, placing)
+    node.calls.serve_for_log(placing.fail, core.parts.publisher.schedule, batch, placing)
 
 
 async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller: Caller) -> scheduler_pb2.BatchReceipt:
@@ -182,7 +182,7 @@ async def schedule_many(node: Node, request: scheduler_pb2.ScheduleBatch, caller
         raise RequestError(told) from None
     refuse(caller.topics(RIGHT_SCHEDULE, batch.topics) or may_replace(batch, caller))
     state_caller(batch, caller, request.producer_owner)
-    outcome: BatchOutcome = await node.calls.ask(lambda core, reply: core.parts.requests.schedule(batch, reply))
+    outcome: BatchOutcome = await node.calls.ask(lambda core, reply: core.parts.publisher.schedule(batch, reply))
     return receipt_of(batch, outcome)
 
 

@@ -102,7 +102,7 @@ class Lived:
         ]
         request = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=rows))
         batch = from_batch(request, core_of(self.world).state.settings)
-        outcome = ask(self.world, answer_of(partial(core_of(self.world).parts.requests.schedule, batch)))
+        outcome = ask(self.world, answer_of(partial(core_of(self.world).parts.publisher.schedule, batch)))
         return [0] * len(rows) if outcome.keys is None else outcome.keys.tolist()
 
     def move(self, id: int, delay_ms: int) -> int:

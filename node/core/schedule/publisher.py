@@ -39,7 +39,7 @@ from tickwheel.node.core.schedule.joining import ROW_BYTES, JoinedRows, RowCalle
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.core.serving import Fail
 from tickwheel.node.core.world import Now, fractions
-from tickwheel.node.failure import Failure, limit_reached, no_agreed_time
+from tickwheel.node.failure import Failure, RequestError, limit_reached, no_agreed_time
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import AdminResult, KeyOutcomes, PublishResult
@@ -112,6 +112,7 @@ class Publisher(Part):
     def __init__(
         self, core: Kernel, creations: Creations, senders: Senders, flow: FlowControl, disk_room: DiskRoom
     ) -> None:
+        self._core = core
         self._config = core.config
         self._state = core.state
         self._wheel = core.wheel
@@ -193,22 +194,39 @@ class Publisher(Part):
         return self._wheel.holdings.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self._config.buffer_bytes_max
 
     def schedule(self, batch: IncomingBatch, reply: Reply[BatchOutcome]) -> None:
-        """Queue a request. Refuse it at once if the disk, the arrival buffers or the queue are full."""
+        """Queue a checked request; `reply` is told once it is on stable storage of a majority. A repeat of a remembered
+        sequence gets the first answer. The request is refused at once if this node cannot serve it now, or if the disk,
+        the arrival buffers or the queue are full."""
+        refusal = self._core.refusal()
+        if refusal is not None:
+            reply.fail(refusal)
+            return
         size, flow = batch.bytes, batch.connection
+        keys = [flow]
+        if batch.producer_id:
+            try:
+                known = self._senders.known(batch.sender, batch.count)
+            except RequestError as error:
+                reply.fail(error.failure)
+                return
+            if known is not None:
+                reply.done(BatchOutcome(known.ids, known.due_ms, repeated=True, keys=known.keys))
+                return
+            reply = self._senders.follow(batch.sender, reply)
+            # With whom it comes from: naming somebody else's producer id holds nobody up.
+            keys.append(f"{batch.actor} {batch.owner} {batch.producer_id}")
         refusal = self._refusal(size, flow)
         if refusal is not None:
             reply.fail(refusal)
             return
         serving = self._serving
-        # With whom it comes from: naming somebody else's producer id holds nobody up.
-        producer = (f"{batch.actor} {batch.owner} {batch.producer_id}",) if batch.producer_id else ()
-        self._queue.put(_Request(batch, serving.bound_reply(reply), size, serving.caller), flow, (flow, *producer))
+        self._queue.put(_Request(batch, serving.bound_reply(reply), size, serving.caller), flow, keys)
 
     def schedule_row(self, row: Row, client: str, actor: str, caller: RowCaller) -> None:
-        """Queue a message that may be joined with others; refused like a request. `client` and `actor` as in
-        `IncomingBatch`."""
+        """Queue a checked message that may be joined with others; refused like a request. The caller is told once it
+        is on stable storage of a majority. `client` and `actor` as in `IncomingBatch`."""
         size, connection = len(row.payload) + ROW_BYTES, caller.connection
-        refusal = self._refusal(size, ROWS)
+        refusal = self._core.refusal() or self._refusal(size, ROWS)
         if refusal is not None:
             caller.fail(refusal)
             return

@@ -52,10 +52,8 @@ class Senders:
             raise RequestError(self.told(sender, error.failure)) from error
 
     def follow(self, sender: Sender, reply: Reply[A]) -> Reply[A]:
-        """Note a request under way; returns the reply to use instead of `reply`."""
+        """Note a request of a producer under way; returns the reply to use instead of `reply`."""
         name = sender.producer_id
-        if not name:
-            return reply
         self._begin(name)
 
         def done(outcome: A) -> None:

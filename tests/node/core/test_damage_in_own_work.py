@@ -337,7 +337,7 @@ def test_what_was_proposed_before_the_damage_is_told_as_unknown() -> None:
     row = Row("t", KIND_DUE, world.now_ms + HOUR_MS, b"in flight")
 
     def schedule() -> None:
-        core.serving.run(caller.fail, lambda: core.parts.requests.schedule_row(row, "", "", caller))
+        core.serving.run(caller.fail, lambda: core.parts.publisher.schedule_row(row, "", "", caller))
         master.wake()
 
     schedule()

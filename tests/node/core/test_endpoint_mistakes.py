@@ -303,19 +303,19 @@ async def test_a_mistake_in_a_later_piece_fails_its_call(where: str, monkeypatch
     ended_by: list[BaseException] = []
     node, calls = node_of(master, ended_by)
     at: list[str] = []
-    start, schedule = core.serving.start, core.parts.requests.schedule
+    start, schedule = core.serving.start, core.parts.publisher.schedule
     if where == "step":
         monkeypatch.setattr(core.serving, "start", lambda steps, done: start(stumbling(steps, at), done))
         # Messages are no coroutine.
         monkeypatch.setattr(
-            core.parts.requests, "schedule", lambda batch, reply: schedule(batch, raising_reply(reply, at))
+            core.parts.publisher, "schedule", lambda batch, reply: schedule(batch, raising_reply(reply, at))
         )
-        schedule_row = core.parts.requests.schedule_row
+        schedule_row = core.parts.publisher.schedule_row
 
         def stumbling_row(row: Row, client: str, actor: str, caller: RowCaller) -> None:
             schedule_row(row, client, actor, RowCaller(raising(caller.placed, at), caller.fail))
 
-        monkeypatch.setattr(core.parts.requests, "schedule_row", stumbling_row)
+        monkeypatch.setattr(core.parts.publisher, "schedule_row", stumbling_row)
     else:
         calls.at = at
     met: set[str] = set()

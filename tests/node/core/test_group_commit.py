@@ -69,7 +69,7 @@ class Callers:
             if self.calling:
                 self.world.at(self.world.now_ns + self._pause_ns, self._call)
 
-        node.host.core.parts.requests.schedule(message(), Reply.either(answered))
+        node.host.core.parts.publisher.schedule(message(), Reply.either(answered))
         node.wake()
 
 
@@ -110,7 +110,7 @@ def test_a_topic_is_created_at_once_for_its_first_message() -> None:
         def answered(_: object, began_ns: int = began_ns) -> None:
             took_ms.append((world.now_ns - began_ns) / 1e6)
 
-        node.host.core.parts.requests.schedule(message(f"t-{number}"), Reply.either(answered))
+        node.host.core.parts.publisher.schedule(message(f"t-{number}"), Reply.either(answered))
         node.wake()
     world.run(1_000)
     assert len(took_ms) == 5 and max(took_ms) <= 8, took_ms

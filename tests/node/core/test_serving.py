@@ -82,7 +82,7 @@ def settled(outcome: consumer_pb2.Outcome.ValueType) -> Start:
 
 def scheduled(node: Node, done: Done) -> None:
     """One message."""
-    core_of(node).parts.requests.schedule(
+    core_of(node).parts.publisher.schedule(
         from_message(one(due_ms=node.world.now_ms + 60_000), core_of(node).state.settings), Reply.either(done)
     )
 

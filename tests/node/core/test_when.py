@@ -29,7 +29,7 @@ def schedule(node: Node, batch: scheduler_pb2.ScheduleBatch | scheduler_pb2.Sche
         incoming = from_message(request, settings) if request is not None else from_batch(batch, settings)  # type: ignore[arg-type]
     except RequestError as error:
         return error.failure
-    node.host.core.parts.requests.schedule(incoming, Reply.either(answers.append))
+    node.host.core.parts.publisher.schedule(incoming, Reply.either(answers.append))
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]

@@ -391,7 +391,7 @@ class Client:
             else:
                 self.acked.update(zip(records, due, strict=True))
 
-        master.host.core.parts.requests.schedule(batch, Reply(done, done))
+        master.host.core.parts.publisher.schedule(batch, Reply(done, done))
         master.wake()
 
     def consume(self, credits: int = 10_000, lease_ms: int = 5_000) -> None:

@@ -141,7 +141,7 @@ async def test_streams_are_held_back_where_other_requests_are_refused(limit: str
         most = max(most, core.parts.publisher.waiting)
         if len(alone) < 5:
             one = from_batch(batch(1, b"y"), core.state.settings)
-            core.parts.requests.schedule(one, Reply.either(alone.append))
+            core.parts.publisher.schedule(one, Reply.either(alone.append))
         world.run(5)
     await asyncio.gather(*tasks)
     for context in contexts:

@@ -48,7 +48,7 @@ class Ordered(Picky):
             tag_masks=np.array([tag_mask(some) for some in tags], np.uint64) if any(tags) else None,
             records=b"".join(records),
         )
-        master.host.core.parts.requests.schedule(batch, UNHEARD)
+        master.host.core.parts.publisher.schedule(batch, UNHEARD)
         master.wake()
 
     def by_group(self) -> dict[str, list[tuple[int, int]]]:

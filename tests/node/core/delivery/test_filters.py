@@ -33,7 +33,7 @@ def publish(node: Node, tags: list[list[str]], delay_ms: int = 50) -> None:
     ]
     batch = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages))
     answers: list[object] = []
-    node.host.core.parts.requests.schedule(
+    node.host.core.parts.publisher.schedule(
         from_batch(batch, node.host.core.state.settings), Reply.either(answers.append)
     )
     node.wake()

@@ -83,7 +83,7 @@ def schedule(world: World, names: list[str]) -> None:
     ]
     answers: list[object] = []
     wanted = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages))
-    master.host.core.parts.requests.schedule(from_batch(wanted, Settings()), Reply.either(answers.append))
+    master.host.core.parts.publisher.schedule(from_batch(wanted, Settings()), Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: bool(answers))
 

@@ -123,7 +123,7 @@ def test_what_may_be_replaced_is_not_pushed(until_settled: bool) -> None:
     assert master.host is not None
     settings = master.host.core.state.settings
     batch = from_message(ScheduleRequest(message=second), settings)
-    master.host.core.parts.requests.schedule(batch, Reply.either(answers.append))
+    master.host.core.parts.publisher.schedule(batch, Reply.either(answers.append))
     master.wake()
     world.run(60)
     assert world.now_ms > due_ms and not client.got and not answers

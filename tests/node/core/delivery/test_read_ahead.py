@@ -41,7 +41,7 @@ class Sized(Client):
             meta_sizes=None,
             records=b"".join(records),
         )
-        master.host.core.parts.requests.schedule(batch, UNHEARD)
+        master.host.core.parts.publisher.schedule(batch, UNHEARD)
         master.wake()
         self.world.run(50)
 

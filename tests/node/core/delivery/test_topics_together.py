@@ -59,7 +59,7 @@ def schedule(world: World, topics: str, in_ms: int = 100) -> None:
     answers: list[object] = []
     master = world.elect()
     assert master.host is not None
-    master.host.core.parts.requests.schedule(from_batch(wanted, Settings()), Reply.either(answers.append))
+    master.host.core.parts.publisher.schedule(from_batch(wanted, Settings()), Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: bool(answers))
     assert not isinstance(answers[0], Failure), answers

@@ -53,7 +53,7 @@ class Seen(Picky):
             records=b"".join(records),
         )
         outcomes: list[object] = []
-        master.host.core.parts.requests.schedule(batch, Reply.either(outcomes.append))
+        master.host.core.parts.publisher.schedule(batch, Reply.either(outcomes.append))
         master.wake()
         world.run_until(lambda: all(log_of(node) for node in world.nodes.values()), 1_500)
         assert len(outcomes) == 1 and not isinstance(outcomes[0], Failure)

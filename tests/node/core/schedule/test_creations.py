@@ -38,7 +38,7 @@ def schedule(world: World, names: list[str]) -> BatchOutcome | Failure:
         records=b"x" * len(names),
     )
     answers: list[BatchOutcome | Failure] = []
-    master.host.core.parts.requests.schedule(batch, Reply.either(answers.append))
+    master.host.core.parts.publisher.schedule(batch, Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]

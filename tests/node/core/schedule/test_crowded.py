@@ -25,7 +25,7 @@ def schedule_rows(core: NodeCore, count: int, due_ms: int, client: str = "") -> 
     caller = RowCaller(lambda *placed: None, lambda failure: None)
     row = Row("t", KIND_DUE, due_ms, b"x")
     for _ in range(count):
-        core.serving.run(caller.fail, lambda: core.parts.requests.schedule_row(row, client, "", caller))
+        core.serving.run(caller.fail, lambda: core.parts.publisher.schedule_row(row, client, "", caller))
 
 
 def test_who_waits_for_room_gets_in_though_the_queue_stays_crowded() -> None:
@@ -81,7 +81,7 @@ def flood(
         batch = batch_of_rows("t", KIND_DUE, [due_ms], [bytes(size - ROW_BYTES)])
         batch.connection, batch.producer_id, batch.owner = connection, producer_id, owner
         batch.sequence = number + 1 if producer_id else 0
-        core.parts.requests.schedule(batch, Reply.either(told.append))
+        core.parts.publisher.schedule(batch, Reply.either(told.append))
     return told
 
 
@@ -108,7 +108,7 @@ def test_a_connection_with_much_waiting_does_not_hold_up_the_others() -> None:
     flood(core, "other", 1, due_ms, 500)
     told: list[Any] = []
     caller = RowCaller(lambda *placed: None, told.append, "third")
-    core.parts.requests.schedule_row(Row("t", KIND_DUE, due_ms, b"single"), "", "", caller)
+    core.parts.publisher.schedule_row(Row("t", KIND_DUE, due_ms, b"single"), "", "", caller)
     taken = core.parts.publisher.take(25_000)
     assert taken is not None
     sizes = np.frombuffer(taken[0].publish.sizes, "<u4").tolist()
@@ -133,7 +133,7 @@ def test_a_connection_keeps_the_order_of_single_messages_and_batches() -> None:
 
     def single(text: bytes, connection: str) -> None:
         caller = RowCaller(lambda *placed: None, lambda failure: None, connection)
-        core.parts.requests.schedule_row(Row("t", KIND_DUE, due_ms, text), "", "", caller)
+        core.parts.publisher.schedule_row(Row("t", KIND_DUE, due_ms, text), "", "", caller)
 
     single(b"1", "a")
     flood(core, "a", 1, due_ms, 5_000)

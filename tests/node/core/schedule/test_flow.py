@@ -136,7 +136,7 @@ def as_user(node: Node, name: str, message: scheduler_pb2.ScheduleBatch) -> Batc
     incoming = from_batch(message, node.host.core.state.settings)
     incoming.actor = name
     answers: list[BatchOutcome | Failure] = []
-    node.host.core.parts.requests.schedule(incoming, Reply.either(answers.append))
+    node.host.core.parts.publisher.schedule(incoming, Reply.either(answers.append))
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -238,7 +238,7 @@ def test_a_flood_of_refusals_is_cut_into_slices() -> None:
     answers: list[BatchOutcome | Failure] = []
     incoming = from_batch(batch(1, tick_of(world)), settings)
     for _ in range(3 * REFUSALS_MAX):
-        master.host.core.parts.requests.schedule(incoming, Reply.either(answers.append))
+        master.host.core.parts.publisher.schedule(incoming, Reply.either(answers.append))
     assert master.host.core.parts.publisher.take(1 << 20) is None
     assert len(answers) == REFUSALS_MAX
     master.wake()

@@ -47,12 +47,12 @@ def core_of(node: Node) -> NodeCore:
 def begin(node: Node, rows: list[Row], clients: list[str] | str = "", actor: str = "") -> list[list[Told]]:
     """Schedule rows in one pass of the loop; what each caller is told, later."""
     told: list[list[Told]] = [[] for _ in rows]
-    requests = core_of(node).parts.requests
+    publisher = core_of(node).parts.publisher
     for row, heard, client in zip(
         rows, told, [clients] * len(rows) if isinstance(clients, str) else clients, strict=True
     ):
         caller = RowCaller(lambda *placed, heard=heard: heard.append(placed), heard.append)
-        core_of(node).serving.run(caller.fail, lambda: requests.schedule_row(row, client, actor, caller))  # noqa: B023
+        core_of(node).serving.run(caller.fail, lambda: publisher.schedule_row(row, client, actor, caller))  # noqa: B023
     node.wake()
     return told
 
@@ -101,7 +101,7 @@ def test_a_message_keeps_its_topic_in_whatever_company(given: list[str]) -> None
         for topic in topics:
             when_ms -= 7
             wire.rows.messages.add(topic=topic, payload=topic.encode(), due_ms=when_ms)
-        core.parts.requests.schedule(from_batch(wire, core.state.settings), Reply(told.append, told.append))
+        core.parts.publisher.schedule(from_batch(wire, core.state.settings), Reply(told.append, told.append))
     rows = [Row(topic, KIND_DUE, when_ms + 3, topic.encode()) for topic in "cab"]
     heard = begin(master, rows)
     WORLD.run_until(lambda: all(heard) and len(told) == len(given))
@@ -206,7 +206,7 @@ def test_rows_and_batches_of_a_topic_keep_their_order() -> None:
     def rows(size: int, kind: int = KIND_DUE, client: str = "") -> None:
         for place in islice(came, size):
             caller = RowCaller(lambda number, *_, place=place: order.update({place: number}), lambda failure: None)
-            core.parts.requests.schedule_row(Row("o", kind, due_ms, b"x"), client, "", caller)
+            core.parts.publisher.schedule_row(Row("o", kind, due_ms, b"x"), client, "", caller)
 
     def many(size: int, topic: str = "o") -> None:
         places = list(islice(came, size)) if topic == "o" else []
@@ -214,7 +214,7 @@ def test_rows_and_batches_of_a_topic_keep_their_order() -> None:
         def done(outcome: Any) -> None:
             order.update(zip(places, outcome.ids.tolist(), strict=False))
 
-        core.parts.requests.schedule(batch(size, topic), Reply.either(done))
+        core.parts.publisher.schedule(batch(size, topic), Reply.either(done))
 
     rows(2)
     many(3)
@@ -273,7 +273,7 @@ def test_a_mistake_over_one_row_fails_this_row_alone(where: str, monkeypatch: py
 
         for row, heard in zip(rows, told, strict=True):
             placed = stumble if row.payload == b"bad" else lambda *placed, heard=heard: heard.append(placed)
-            core_of(master).parts.requests.schedule_row(row, "", "", RowCaller(placed, heard.append))
+            core_of(master).parts.publisher.schedule_row(row, "", "", RowCaller(placed, heard.append))
         master.wake()
     world.run_until(lambda: all(told))
     world.run(50)

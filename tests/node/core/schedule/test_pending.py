@@ -57,7 +57,7 @@ def schedule(world: World, messages: Sequence[tuple[str, int, str, Sequence[str]
     ]
     request = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=rows))
     batch = intake.from_batch(request, core_of(world).state.settings)
-    outcome = ask(world, answer_of(partial(core_of(world).parts.requests.schedule, batch)))
+    outcome = ask(world, answer_of(partial(core_of(world).parts.publisher.schedule, batch)))
     return [int(number) for number in outcome.ids]
 
 
@@ -290,7 +290,7 @@ def test_metas_that_nobody_can_decode_end_no_listing() -> None:
             records=record + b"x",
             key_hashes=np.array([key_hash("k")], np.uint64),
         )
-        outcome = ask(trio, answer_of(partial(core_of(trio).parts.requests.schedule, batch)))
+        outcome = ask(trio, answer_of(partial(core_of(trio).parts.publisher.schedule, batch)))
         asks: tuple[dict[str, Any], ...] = ({"content": True}, {"meta": True}, {"key": "k"}, {"key_prefix": "k"})
         for asked in asks:
             request = scheduler_pb2.ListPendingRequest(topic="deep", **asked)

@@ -43,7 +43,7 @@ def send(node: Node, batch: IncomingBatch) -> BatchOutcome | Failure:
     """Give a batch to a node and wait for its answer."""
     assert node.host is not None
     answers: list[BatchOutcome | Failure] = []
-    node.host.core.parts.requests.schedule(batch, Reply.either(answers.append))
+    node.host.core.parts.publisher.schedule(batch, Reply.either(answers.append))
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -111,7 +111,7 @@ def test_two_of_one_sequence_in_one_entry_are_told_apart() -> None:
     assert master.host is not None
     answers: list[BatchOutcome | Failure] = []
     for payload in (b"one", b"two", b"one"):
-        master.host.core.parts.requests.schedule(
+        master.host.core.parts.publisher.schedule(
             from_message(call(payload, 2), Settings()), Reply.either(answers.append)
         )
     master.wake()
@@ -149,7 +149,7 @@ def test_owners_of_one_entry_are_told_apart() -> None:
     for sequence, owner in ((1, "cn/a"), (2, "cn/b"), (2, "cn/a")):
         request = call(b"%d" % sequence, sequence)
         request.producer_id = "new"
-        master.host.core.parts.requests.schedule(owned(request, owner), Reply.either(answers.append))
+        master.host.core.parts.publisher.schedule(owned(request, owner), Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: len(answers) == 3)
     assert isinstance(answers[0], BatchOutcome) and isinstance(answers[2], BatchOutcome)
@@ -200,7 +200,7 @@ def test_a_refusal_says_nothing_while_that_could_become_untrue() -> None:
     failure = Failure(common_pb2.INVALID_FIELD, "x")
     assert core.parts.senders.told(Sender("p", 2), failure).metadata["accepted_sequence"] == "1"
     answers: list[BatchOutcome | Failure] = []
-    core.parts.requests.schedule(from_message(call(b"1", 2), Settings()), Reply.either(answers.append))
+    core.parts.publisher.schedule(from_message(call(b"1", 2), Settings()), Reply.either(answers.append))
     assert "accepted_sequence" not in core.parts.senders.told(Sender("p", 2), failure).metadata
     master.wake()
     world.run_until(lambda: bool(answers))
@@ -377,7 +377,7 @@ def flood(node: Node, owner: str, producers: int) -> None:
     for number in range(producers):
         request = call(b"flood", 1)
         request.producer_id = f"flood-{number}"
-        node.host.core.parts.requests.schedule(owned(request, owner), Reply.either(answers.append))
+        node.host.core.parts.publisher.schedule(owned(request, owner), Reply.either(answers.append))
     node.wake()
     node.world.run_until(lambda: len(answers) == producers)
     assert all(isinstance(answer, BatchOutcome) for answer in answers)

@@ -64,7 +64,7 @@ def test_requests_that_come_together_do_not_overrun_a_limit(setting: dict[str, o
     answers: list[BatchOutcome | Failure] = []
     for _ in range(30):
         incoming = from_batch(batch(1, world.now_ms + MINUTE_MS), master.host.core.state.settings)
-        master.host.core.parts.requests.schedule(incoming, Reply.either(answers.append))
+        master.host.core.parts.publisher.schedule(incoming, Reply.either(answers.append))
     master.wake()
     world.run_until(lambda: len(answers) == 30)
     assert sum(isinstance(answer, BatchOutcome) for answer in answers) == 9
