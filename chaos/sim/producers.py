@@ -192,7 +192,6 @@ def plain_batch(producer: str, sequence: int, rows: Sequence[Row]) -> IncomingBa
         when=np.array([row.due_ms if row.due_ms is not None else row.delay_ms for row in rows], np.int64),
         kinds=np.array([KIND_DUE if row.due_ms is not None else KIND_DELAY for row in rows], np.uint8),
         sizes=np.array([len(record) for record in records], np.uint32),
-        meta_sizes=None,
         records=b"".join(records),
     )
     batch.checksum = checksum_of(batch, batch.sizes, batch.records, [])

@@ -310,6 +310,5 @@ def block_of(rows: tuple[Row, ...]) -> IncomingBatch:
         when=np.array([row.due_ms for row in rows], np.int64),
         kinds=KIND_DUE,
         sizes=np.array([len(record) for record in records], np.uint32),
-        meta_sizes=None,
         records=b"".join(records),
     )

@@ -186,7 +186,7 @@ class ClientRequests:
         # From the next full millisecond: no delay may be short by a fraction of one.
         now_ms = core.clock.next_full_ms()
         whens, kinds = np.array([when], np.int64), np.array([kind], np.uint8)
-        due_ms = int(resolve_when(whens, kinds, now_ms, core.state.delay_levels_ms)[0])
+        due_ms = int(resolve_when(whens, kinds, now_ms, core.state.delay_levels_ms)[0][0])
         limit_ms = core.state.settings.delay_ms_max
         if due_ms > now_ms + limit_ms:
             raise beyond_longest_delay("", when, kind, due_ms, limit_ms, now_ms)

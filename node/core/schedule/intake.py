@@ -76,6 +76,23 @@ class UniqueKeyColumns(NamedTuple):
 
 
 @dataclass(slots=True)
+class MetaColumns:
+    """What units keep of the metas of messages, in the order of the messages."""
+
+    sizes: NDArray[np.uint32]
+    """Bytes of each meta."""
+    tag_hashes: NDArray[np.uint32]
+    tag_masks: NDArray[np.uint64]
+    key_hashes: NDArray[np.uint64]
+
+    @classmethod
+    def none(cls, count: int) -> MetaColumns:
+        """Of messages without meta."""
+        small, large = np.zeros(count, np.uint32), np.zeros(count, np.uint64)
+        return cls(small, small.copy(), large, large.copy())
+
+
+@dataclass(slots=True)
 class IncomingBatch:
     """`count` messages to schedule, as columns in the order of the request."""
 
@@ -90,13 +107,11 @@ class IncomingBatch:
     kinds: NDArray[np.uint8] | int
     sizes: NDArray[np.uint32]
     """Bytes of meta and payload together."""
-    meta_sizes: NDArray[np.uint32] | None
     records: bytes
-    tag_hashes: NDArray[np.uint32] | None = None
-    tag_masks: NDArray[np.uint64] | None = None
-    key_hashes: NDArray[np.uint64] | None = None
+    metas: MetaColumns | None = None
+    """None: no message has a meta."""
     unique_keys: UniqueKeyColumns | None = None
-    """None: no message has a unique key."""
+    """None: no message has a unique key, which is in its meta."""
     jitter_ms: NDArray[np.int64] | int = 0
     """The master may put each message up to this long after its due time."""
     client: str = ""
@@ -166,15 +181,7 @@ def _check_sizes(sizes: NDArray[np.uint32], field: str, settings: Settings) -> N
         raise invalid(f"{field}[{int(sizes.argmax())}]", most, f"at most {settings.payload_bytes_max} bytes")
 
 
-@dataclass(slots=True)
-class _MetaColumns:
-    sizes: NDArray[np.uint32]
-    tag_hashes: NDArray[np.uint32]
-    tag_masks: NDArray[np.uint64]
-    key_hashes: NDArray[np.uint64]
-
-
-def _index_metas(metas: Sequence[common_pb2.MessageMeta], serialized: Sequence[bytes]) -> _MetaColumns:
+def _index_metas(metas: Sequence[common_pb2.MessageMeta], serialized: Sequence[bytes]) -> MetaColumns:
     count = len(metas)
     for row, blob in enumerate(serialized):
         if len(blob) > META_BYTES_MAX:
@@ -187,12 +194,8 @@ def _index_metas(metas: Sequence[common_pb2.MessageMeta], serialized: Sequence[b
     if not are_tags(tags) or int(counts.max()) > TAGS_MAX:
         for row, meta in enumerate(metas):
             _check_tags(row, meta.tags)
-    columns = _MetaColumns(
-        sizes=np.fromiter(map(len, serialized), np.uint32, count),
-        tag_hashes=np.zeros(count, np.uint32),
-        tag_masks=np.zeros(count, np.uint64),
-        key_hashes=np.zeros(count, np.uint64),
-    )
+    columns = MetaColumns.none(count)
+    columns.sizes = np.fromiter(map(len, serialized), np.uint32, count)
     if tags and count == 1:  # a tenth of the time
         columns.tag_hashes[0] = tag_hash(tags[0]) if len(tags) == 1 else 0
         columns.tag_masks[0] = tag_mask(tags)
@@ -289,7 +292,6 @@ def batch_of_rows(topic: str, kind: int, when: list[int], payloads: list[bytes])
         when=np.array(when, np.int64),
         kinds=kind,
         sizes=np.array([len(payload) for payload in payloads], np.uint32),
-        meta_sizes=None,
         records=payloads[0] if len(payloads) == 1 else b"".join(payloads),
     )
 
@@ -339,7 +341,7 @@ def _from_messages(
     windows = [m.jitter_ms for m in messages]
     jitter = _jitter(np.array(windows, np.int64)) if any(windows) else 0
     _check_rules(messages)
-    meta: _MetaColumns | None = None
+    columns: MetaColumns | None = None
     unique_keys: UniqueKeyColumns | None = None
     serialized: list[bytes] = []
     if any(m.HasField("meta") for m in messages):
@@ -348,10 +350,10 @@ def _from_messages(
             if len(m.headers) > HEADERS_MAX:
                 raise _too_large(row, f"{len(m.headers)} headers")
         serialized = [m.SerializeToString(deterministic=True) for m in metas]
-        meta = _index_metas(metas, serialized)
+        columns = _index_metas(metas, serialized)
         unique_keys = _unique_keys(metas, [_rule(m) for m in messages])
         records = b"".join(part for pair in zip(serialized, payloads, strict=True) for part in pair)
-        sizes = payload_sizes + meta.sizes
+        sizes = payload_sizes + columns.sizes
     else:
         records = b"".join(payloads)
         sizes = payload_sizes
@@ -364,16 +366,13 @@ def _from_messages(
         when=when,
         kinds=kinds,
         sizes=sizes,
-        meta_sizes=meta.sizes if meta else None,
         records=records,
-        tag_hashes=meta.tag_hashes if meta else None,
-        tag_masks=meta.tag_masks if meta else None,
-        key_hashes=meta.key_hashes if meta else None,
+        metas=columns,
         unique_keys=unique_keys,
         jitter_ms=jitter,
     )
     if producer_id:
-        plain = b"".join(payloads) if meta else records
+        plain = b"".join(payloads) if columns else records
         batch.checksum = checksum_of(batch, payload_sizes, plain, serialized)
     return batch
 
@@ -478,7 +477,6 @@ def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Inc
         when=when,
         kinds=kind,
         sizes=payload_sizes,
-        meta_sizes=None,
         records=payloads,
         jitter_ms=_jitter(np.full(count, columns.jitter_ms, np.int64)) if columns.jitter_ms else 0,
     )
@@ -566,7 +564,7 @@ def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, coun
         if len(UnknownFieldSet(meta)):
             raise invalid(f"metas[{row}]", blob[:16].hex(), "a MessageMeta without fields of another version")
         metas.append(meta)
-    columns_of_metas = _index_metas(metas, serialized)
+    incoming.metas = _index_metas(metas, serialized)
     payload_ends = np.cumsum(incoming.sizes, dtype=np.int64).tolist()
     payload_starts = [0, *payload_ends[:-1]]
     view = memoryview(incoming.records)
@@ -574,9 +572,5 @@ def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, coun
     for blob, a, b in zip(serialized, payload_starts, payload_ends, strict=True):
         parts += (blob, view[a:b])
     incoming.records = b"".join(parts)
-    incoming.sizes = incoming.sizes + columns_of_metas.sizes
-    incoming.meta_sizes = columns_of_metas.sizes
-    incoming.tag_hashes = columns_of_metas.tag_hashes
-    incoming.tag_masks = columns_of_metas.tag_masks
-    incoming.key_hashes = columns_of_metas.key_hashes
+    incoming.sizes = incoming.sizes + incoming.metas.sizes
     return metas

@@ -357,7 +357,6 @@ def batch_of_runs(rights: bool, schedule: Schedule, due_ms: NDArray[np.int64]) -
         when=due_ms,
         kinds=KIND_DUE,
         sizes=np.full(count, len(schedule.payload) + len(schedule.meta), np.uint32),
-        meta_sizes=None,
         records=schedule.payload * count,
         client=CLIENT,
         actor=schedule.owner if rights else "",

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from tickwheel.node.core.schedule.intake import (
     KIND_DUE,
     KIND_LEVEL,
     IncomingBatch,
+    MetaColumns,
     Row,
     beyond_longest_delay,
 )
@@ -46,9 +47,8 @@ from tickwheel.node.state.results import AdminResult, KeyOutcomes, PublishResult
 from tickwheel.node.state.unique_keys import DIGEST
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
-from tickwheel.proto.log_pb2 import AdminCommand, Command
+from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish
 
-EMPTY = b""
 ROWS = "rows"
 """The flow of the messages that wait together."""
 BUFFERS_ACCEPTED_MAX = 2
@@ -459,7 +459,7 @@ class Publisher(Part):
     def _too_far(self, batch: IncomingBatch) -> NDArray[np.bool_]:
         """Which of the messages `_find_due` will refuse for their time."""
         full_ms = self._clock.next_full_ms()
-        due = resolve_when(batch.when, batch.kinds, full_ms, self._state.delay_levels_ms)
+        due, _ = resolve_when(batch.when, batch.kinds, full_ms, self._state.delay_levels_ms)
         return due > full_ms + self._state.settings.delay_ms_max
 
     def _find_due(self, request: _Request, now_ms: int) -> None:
@@ -469,10 +469,8 @@ class Publisher(Part):
             request.reply.fail(no_agreed_time())
             return
         # Relative times count from the next full millisecond: no delay may be short by a fraction of one.
-        table_ms = self._state.delay_levels_ms
         full_ms = self._clock.next_full_ms()
-        due = resolve_when(batch.when, batch.kinds, full_ms, table_ms)
-        request.levels = applied_levels(batch.when, batch.kinds, table_ms)
+        due, request.levels = resolve_when(batch.when, batch.kinds, full_ms, self._state.delay_levels_ms)
         limit_ms = self._state.settings.delay_ms_max
         latest = int(due[0]) if len(due) == 1 else int(due.max())
         if latest > full_ms + limit_ms:
@@ -498,24 +496,16 @@ class Publisher(Part):
         command = Command()
         publish = command.publish
         publish.requests.extend([self._senders.stated(b.sender, b.count) for b in batches])
-        sizes = batches[0].sizes if len(batches) == 1 else np.concatenate([b.sizes for b in batches])
-        records = batches[0].records if len(batches) == 1 else b"".join(b.records for b in batches)
         publish.topic_ids = self._topic_column(batches, order)
-        publish.meta_sizes = _optional([b.meta_sizes for b in batches], batches, order, np.uint32)
-        publish.tag_hashes = _optional([b.tag_hashes for b in batches], batches, order, np.uint32)
-        publish.tag_masks = _optional([b.tag_masks for b in batches], batches, order, np.uint64)
-        publish.one_tag_hashes = bool(publish.tag_hashes)
-        publish.key_hashes = _optional([b.key_hashes for b in batches], batches, order, np.uint64)
-        publish.unique_keys, publish.key_rules = _key_columns(batches, order)
-        if order is None:
-            publish.due_ms = due.tobytes()
-            publish.sizes = sizes.tobytes()
-            publish.records = records
-        else:
-            publish.due_ms = due[order].tobytes()
+        publish.due_ms = (due if order is None else due[order]).tobytes()
+        publish.sizes = _joined([b.sizes for b in batches], order)
+        records = batches[0].records if len(batches) == 1 else b"".join([b.records for b in batches])
+        if order is not None:
             publish.rows = order.astype("<u4").tobytes()
-            publish.records = reorder_records(records, sizes, order)
-            publish.sizes = sizes[order].tobytes()
+            records = reorder_records(records, np.concatenate([b.sizes for b in batches]), order)
+        publish.records = records
+        if any(b.metas is not None for b in batches):
+            _put_metas(publish, batches, order)
         return command
 
     def _topic_column(self, batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> bytes:
@@ -540,36 +530,23 @@ class Publisher(Part):
 
 def resolve_when(
     when: NDArray[np.int64], kinds: NDArray[np.uint8] | int, now_ms: int, levels_ms: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Absolute due times in ms from absolute times, delays or levels, as `kinds` says. Level 0 is no delay; a level
-    above the highest counts as the highest."""
+) -> tuple[NDArray[np.int64], AppliedLevels | None]:
+    """Absolute due times in ms from absolute times, delays or levels, as `kinds` says; and the levels, None if there is
+    none. Level 0 is no delay; a level above the highest counts as the highest."""
     if isinstance(kinds, int):
         if kinds == KIND_DUE:
-            return when
+            return when, None
         if kinds == KIND_DELAY:
-            return when + now_ms
+            return when + now_ms, None
         kinds = np.full(len(when), kinds, np.uint8)
-    table = np.concatenate(([0], levels_ms))
-    level = kinds == KIND_LEVEL
     due = np.where(kinds == KIND_DUE, when, when + now_ms)
-    due[level] = now_ms + table[np.minimum(when[level], len(levels_ms))]
-    return due
-
-
-def applied_levels(
-    when: NDArray[np.int64], kinds: NDArray[np.uint8] | int, levels_ms: NDArray[np.int64]
-) -> AppliedLevels | None:
-    """The levels that a batch gets, capped at the highest, and their delays; None if it asks for no level."""
-    if isinstance(kinds, int):
-        if kinds != KIND_LEVEL:
-            return None
-        levels = np.minimum(when, len(levels_ms))
-    else:
-        asks = kinds == KIND_LEVEL
-        if not asks.any():
-            return None
-        levels = np.where(asks, np.minimum(when, len(levels_ms)), 0)
-    return AppliedLevels(levels.astype(np.uint32), np.concatenate(([0], levels_ms))[levels])
+    asks = kinds == KIND_LEVEL
+    if not asks.any():
+        return due, None
+    levels = np.where(asks, np.minimum(when, len(levels_ms)), 0)
+    delays_ms = np.concatenate(([0], levels_ms))[levels]
+    due[asks] = now_ms + delays_ms[asks]
+    return due, AppliedLevels(levels.astype(np.uint32), delays_ms)
 
 
 def spread(
@@ -597,30 +574,23 @@ def reorder_records(records: bytes, sizes: NDArray[np.uint32], order: NDArray[np
     return b"".join([view[a:b] for a, b in zip(starts[order].tolist(), ends[order].tolist(), strict=True)])
 
 
-def _key_columns(batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> tuple[bytes, bytes]:
-    """Digests of unique keys and their rules; empty: no message has a unique key."""
-    if all(batch.unique_keys is None for batch in batches):
-        return EMPTY, EMPTY
-    none = [(np.zeros(batch.count, DIGEST), np.zeros(batch.count, np.uint8)) for batch in batches]
-    columns = [(b.unique_keys or empty)[:2] for b, empty in zip(batches, none, strict=True)]
-    digests, rules = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    if order is not None:
-        digests, rules = digests[order], rules[order]
-    return digests.tobytes(), rules.tobytes()
+def _put_metas(publish: Publish, batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> None:
+    """Fill the columns of metas and unique keys; where a batch has none there are zeros."""
+    metas = [b.metas or MetaColumns.none(b.count) for b in batches]
+    publish.meta_sizes = _joined([m.sizes for m in metas], order)
+    publish.tag_hashes = _joined([m.tag_hashes for m in metas], order)
+    publish.tag_masks = _joined([m.tag_masks for m in metas], order)
+    publish.one_tag_hashes = True
+    publish.key_hashes = _joined([m.key_hashes for m in metas], order)
+    keys = [b.unique_keys for b in batches]
+    if any(k is not None for k in keys):
+        counts = [b.count for b in batches]
+        digests = [np.zeros(n, DIGEST) if k is None else k.digests for n, k in zip(counts, keys, strict=True)]
+        rules = [np.zeros(n, np.uint8) if k is None else k.rules for n, k in zip(counts, keys, strict=True)]
+        publish.unique_keys, publish.key_rules = _joined(digests, order), _joined(rules, order)
 
 
-def _optional(
-    columns: list[NDArray[np.uint32] | None] | list[NDArray[np.uint64] | None],
-    batches: list[IncomingBatch],
-    order: NDArray[np.int64] | None,
-    dtype: type[np.uint32] | type[np.uint64],
-) -> bytes:
-    """One column of all batches, with zeros where a batch has none; empty: no batch has it."""
-    if not [column for column in columns if column is not None]:
-        return EMPTY
-    filled = [
-        column.astype(dtype, copy=False) if column is not None else np.zeros(batch.count, dtype)
-        for column, batch in zip(columns, batches, strict=True)
-    ]
-    joined = np.concatenate(filled)
-    return (joined if order is None else joined[order]).tobytes()
+def _joined(columns: Sequence[NDArray[Any]], order: NDArray[np.int64] | None) -> bytes:
+    """The columns of all batches as one, in this order."""
+    column = columns[0] if len(columns) == 1 else np.concatenate(columns)
+    return (column if order is None else column[order]).tobytes()

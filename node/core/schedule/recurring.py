@@ -20,7 +20,7 @@ from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.requests import ClientRequests, message_id_of
 from tickwheel.node.core.schedule.calendar import Calendar, calendar_of
 from tickwheel.node.core.schedule.flow import FlowControl
-from tickwheel.node.core.schedule.intake import JITTER_MS_MAX, META_BYTES_MAX, from_batch
+from tickwheel.node.core.schedule.intake import JITTER_MS_MAX, META_BYTES_MAX, MetaColumns, from_batch
 from tickwheel.node.core.schedule.planner import Planner, batch_of_runs, calendar_of_schedule, calendar_of_spec
 from tickwheel.node.failure import Failure, Permitted, RequestError, invalid, no_agreed_time, refuse, refused
 from tickwheel.node.state.names import check_open_topic, check_producer_id
@@ -485,13 +485,14 @@ class ScheduleRequests:
             raise invalid("definition.meta", f"{len(meta)} bytes", f"at most {META_BYTES_MAX}")
         message = pb.Message(topic=definition.topic, payload=definition.payload, meta=definition.meta, due_ms=0)
         batch = from_batch(ScheduleBatch(rows=RowBatch(messages=[message])), settings)
+        metas = batch.metas or MetaColumns.none(1)
         return _Checked(
             plain,
             meta,
             calendar,
-            0 if batch.tag_hashes is None else int(batch.tag_hashes[0]),
-            0 if batch.tag_masks is None else int(batch.tag_masks[0]),
-            0 if batch.key_hashes is None else int(batch.key_hashes[0]),
+            int(metas.tag_hashes[0]),
+            int(metas.tag_masks[0]),
+            int(metas.key_hashes[0]),
         )
 
 

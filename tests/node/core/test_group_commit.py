@@ -40,7 +40,6 @@ def message(topic: str = "t") -> IncomingBatch:
         when=np.array([3_600_000], np.int64),
         kinds=KIND_DELAY,
         sizes=np.array([1], np.uint32),
-        meta_sizes=None,
         records=b"x",
     )
 

@@ -381,7 +381,6 @@ class Client:
             when=np.array(due, np.int64),
             kinds=KIND_DUE,
             sizes=np.array([len(r) for r in records], np.uint32),
-            meta_sizes=None,
             records=b"".join(records),
         )
 

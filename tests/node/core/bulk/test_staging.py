@@ -30,7 +30,6 @@ def rows(world: World, records: Sequence[bytes], delay_ms: int, topic: str = "t"
         when=np.full(len(records), world.now_ms + delay_ms, np.int64),
         kinds=KIND_DUE,
         sizes=np.array([len(r) for r in records], np.uint32),
-        meta_sizes=None,
         records=b"".join(records),
     )
 

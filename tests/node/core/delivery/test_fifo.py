@@ -10,7 +10,7 @@ from tests.node.core.trio import World, digests
 from tickwheel.node.core.delivery import fifo
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.promise import UNHEARD
-from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch, MetaColumns
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage.tags import tag_mask
@@ -35,6 +35,9 @@ class Ordered(Picky):
         payloads = [b"%s-%d" % (group.encode(), self.count + place) for place, group in enumerate(groups)]
         self.count += len(groups)
         records = [meta + payload for meta, payload in zip(metas, payloads, strict=True)]
+        columns = MetaColumns.none(len(groups))
+        columns.sizes = np.array([len(meta) for meta in metas], np.uint32)
+        columns.tag_masks = np.array([tag_mask(some) for some in tags], np.uint64)
         batch = IncomingBatch(
             producer_id="",
             sequence=0,
@@ -44,9 +47,8 @@ class Ordered(Picky):
             when=np.full(len(groups), self.world.now_ms + delay_ms, np.int64),
             kinds=KIND_DUE,
             sizes=np.array([len(record) for record in records], np.uint32),
-            meta_sizes=np.array([len(meta) for meta in metas], np.uint32),
-            tag_masks=np.array([tag_mask(some) for some in tags], np.uint64) if any(tags) else None,
             records=b"".join(records),
+            metas=columns,
         )
         master.host.core.parts.publisher.schedule(batch, UNHEARD)
         master.wake()

@@ -38,7 +38,6 @@ class Sized(Client):
             when=np.full(len(sizes), self.world.now_ms, np.int64),
             kinds=KIND_DUE,
             sizes=np.array([len(record) for record in records], np.uint32),
-            meta_sizes=None,
             records=b"".join(records),
         )
         master.host.core.parts.publisher.schedule(batch, UNHEARD)

@@ -13,7 +13,7 @@ from tests.node.core.trio import Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery.fetching import Unreadable
 from tickwheel.node.core.promise import Reply
-from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.schedule.intake import KIND_DUE, IncomingBatch, MetaColumns
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.failure import Failure
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2
@@ -40,6 +40,8 @@ class Seen(Picky):
         heads = list(metas) or [b""] * COUNT
         records = [head + record_of(number) for number, head in enumerate(heads)]
         self.records = records
+        columns = MetaColumns.none(COUNT)
+        columns.sizes = np.array([len(head) for head in heads], np.uint32)
         batch = IncomingBatch(
             producer_id="",
             sequence=0,
@@ -49,8 +51,8 @@ class Seen(Picky):
             when=np.full(COUNT, world.now_ms + DELAY_MS, np.int64),
             kinds=KIND_DUE,
             sizes=np.array([len(record) for record in records], np.uint32),
-            meta_sizes=np.array([len(head) for head in heads], np.uint32),
             records=b"".join(records),
+            metas=columns,
         )
         outcomes: list[object] = []
         master.host.core.parts.publisher.schedule(batch, Reply.either(outcomes.append))

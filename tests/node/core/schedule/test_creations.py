@@ -34,7 +34,6 @@ def schedule(world: World, names: list[str]) -> BatchOutcome | Failure:
         when=np.full(len(names), world.now_ms + 3_600_000, np.int64),
         kinds=KIND_DUE,
         sizes=np.ones(len(names), np.uint32),
-        meta_sizes=None,
         records=b"x" * len(names),
     )
     answers: list[BatchOutcome | Failure] = []

@@ -19,6 +19,7 @@ from tickwheel.node.core.schedule.intake import (
     KEY_LENGTH_MAX,
     SEQUENCE_MAX,
     IncomingBatch,
+    MetaColumns,
     from_batch,
     from_message,
 )
@@ -62,8 +63,10 @@ def read(what: Any) -> dict[str, Any] | Failure:
     except RequestError as error:
         return error.failure
     assert isinstance(batch, IncomingBatch)
-    names = IncomingBatch.__dataclass_fields__
-    values = {name: getattr(batch, name) for name in names}
+    values = {name: getattr(batch, name) for name in IncomingBatch.__dataclass_fields__}
+    metas = values.pop("metas")
+    for name in MetaColumns.__dataclass_fields__:
+        values[f"metas.{name}"] = None if metas is None else getattr(metas, name)
     return {
         name: (value.dtype, value.tolist()) if isinstance(value, np.ndarray) else value
         for name, value in values.items()
@@ -161,7 +164,7 @@ def test_metas_are_indexed_in_columns_as_in_rows_as_alone(metas: list[common_pb2
     calls = [scheduler_pb2.ScheduleRequest(message=message) for message in messages]
     alone = [read(partial(from_message, call, SETTINGS)) for call in calls]
     assert isinstance(rows, dict) and isinstance(columns, dict)
-    for name in ("meta_sizes", "tag_hashes", "tag_masks", "key_hashes", "records"):
+    for name in ("metas.sizes", "metas.tag_hashes", "metas.tag_masks", "metas.key_hashes", "records"):
         parts = [found[name] for found in alone if isinstance(found, dict)]
         if any(meta.ByteSize() for meta in metas) or name == "records":
             assert columns[name] == rows[name]

@@ -336,7 +336,7 @@ def test_a_row_is_what_the_whole_intake_takes(
     if row is not None:
         assert not producer and (batch.topics, batch.kinds) == ([row.topic], row.kind)
         assert (batch.when.tolist(), batch.records) == ([row.when], row.payload)
-        assert batch.meta_sizes is None and not batch.jitter_ms
+        assert batch.metas is None and not batch.jitter_ms
 
 
 def test_a_single_row_on_a_stream_is_a_row() -> None:

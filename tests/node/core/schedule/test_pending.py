@@ -277,6 +277,8 @@ def test_metas_that_nobody_can_decode_end_no_listing() -> None:
     meta = b"\x0a\x01k" + groups
     assert MessageMeta.FromString(meta).key == "k"
     for record, key in ((b"\xff" * len(meta), ""), (meta, "k")):
+        columns = intake.MetaColumns.none(1)
+        columns.sizes[0], columns.key_hashes[0] = len(record), key_hash("k")
         batch = intake.IncomingBatch(
             producer_id="",
             sequence=0,
@@ -286,9 +288,8 @@ def test_metas_that_nobody_can_decode_end_no_listing() -> None:
             when=np.array([trio.now_ms + 60_000], np.int64),
             kinds=intake.KIND_DUE,
             sizes=np.array([len(record) + 1], np.uint32),
-            meta_sizes=np.array([len(record)], np.uint32),
             records=record + b"x",
-            key_hashes=np.array([key_hash("k")], np.uint64),
+            metas=columns,
         )
         outcome = ask(trio, answer_of(partial(core_of(trio).parts.publisher.schedule, batch)))
         asks: tuple[dict[str, Any], ...] = ({"content": True}, {"meta": True}, {"key": "k"}, {"key_prefix": "k"})
