@@ -17,6 +17,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -507,10 +508,7 @@ class Proposer(Part):
         if flight.scheduled_bytes:
             self._returning.left()
         self.window.proposed(flight.scheduled_bytes, proposed_ms, others=len(items) > (flight.scheduled_bytes > 0))
-
-        def answered(result: ProposalResult) -> None:
-            self.serving.attempt("the answer to a command", None, self._answered, flight, result)
-
+        answered = partial(self.serving.attempt, "the answer to a command", None, self._answered, flight)
         log.propose(entry, answered, items[0].voters)
 
     def _sound_entry(self, commands: Sequence[Command], now_ms: int) -> bytes | None:

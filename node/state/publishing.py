@@ -13,7 +13,7 @@ Columns that do not fit each other cannot come from a sound master: each request
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from tickwheel.node.state.producers import (
     other_count,
     owner_differs,
 )
-from tickwheel.node.state.results import KeyOutcomes, PublishResult, RequestOutcome
+from tickwheel.node.state.results import KeyOutcomes, PublishResult, RequestOutcome, is_scheduled
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.topics import Topics
 from tickwheel.node.state.unique_keys import DIGEST, DIGEST_BYTES
@@ -68,6 +68,7 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
     count = sum(request.count for request in publish.requests)
     due = _column(publish.due_ms, "due_ms", "<i8", count)
     sizes = _column(publish.sizes, "sizes", "<u4", count)
+    records = publish.records  # each look at the field copies it
     units = np.zeros(count, UNIT)
     one_topic = len(publish.topic_ids) == 4
     topics = _column(publish.topic_ids, "topic_ids", "<u4", 1 if one_topic else count)
@@ -75,8 +76,8 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
     if count:
         if not (due[1:] >= due[:-1]).all() or int(due[-1]) > DUE_MS_MAX:
             raise invalid("due_ms", int(due[-1]), f"rising, at most {DUE_MS_MAX}")
-        if int(sizes.sum(dtype=np.int64)) != len(publish.records):
-            raise invalid("records", f"{len(publish.records)} bytes", "the sum of sizes")
+        if int(sizes.sum(dtype=np.int64)) != len(records):
+            raise invalid("records", f"{len(records)} bytes", "the sum of sizes")
         units["due_requested_ms"] = due
         units["scheduled_ms"] = stamped_ms
         units["size"] = sizes
@@ -99,7 +100,7 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
             seen[rows[rows < count]] = True
             if not seen.all():
                 raise invalid("rows", "", "each row once")
-    return _Columns(units, rows, publish.records, _read_keys(publish, count))
+    return _Columns(units, rows, records, _read_keys(publish, count))
 
 
 def _read_keys(publish: Publish, count: int) -> Keys | None:
@@ -132,25 +133,25 @@ class Publishing:
         except RequestError as error:
             return PublishResult([RequestOutcome(failure=error.failure) for _ in requests])
         outcomes = self._decide(requests, self._unknown_topics(columns, requests))
-        replaced: list[int] = []
-        if all(outcome is None for outcome in outcomes):
-            replaced = self._append(requests, columns, outcomes, settings, stamped_ms)
-        elif any(outcome is None for outcome in outcomes):
-            taken = np.repeat([outcome is None for outcome in outcomes], [request.count for request in requests])
-            replaced = self._append(requests, _masked(columns, taken), outcomes, settings, stamped_ms)
+        counts = [outcome is None for outcome in outcomes]
+        if all(counts):
+            return self._append(requests, columns, settings, stamped_ms)
+        result = PublishResult([])
+        if any(counts):
+            taken_rows = np.repeat(counts, [request.count for request in requests])
+            taken = [request for request, counted in zip(requests, counts, strict=True) if counted]
+            result = self._append(taken, _masked(columns, taken_rows), settings, stamped_ms)
+        appended = iter(result.requests)
         answers: list[RequestOutcome] = []
         for request, outcome in zip(requests, outcomes, strict=True):
-            if isinstance(outcome, int):
-                first = answers[outcome]
-                outcome = RequestOutcome(first.ids, first.due_ms, repeated=True, keys=first.keys)
-            elif isinstance(outcome, Batch):
-                outcome = RequestOutcome(outcome.ids, outcome.due_ms, repeated=True, keys=outcome.keys)
             if outcome is None:
-                outcome = RequestOutcome()
-            if outcome.repeated:
+                outcome = next(appended)
+            elif isinstance(outcome, int | Batch):
+                first = answers[outcome] if isinstance(outcome, int) else outcome
+                outcome = RequestOutcome(first.ids, first.due_ms, repeated=True, keys=first.keys)
                 self._producers.touch(request.producer_id, stamped_ms)
             answers.append(outcome)
-        return PublishResult(answers, tuple(replaced))
+        return replace(result, requests=answers)
 
     def _unknown_topics(self, columns: _Columns, requests: Sequence[PublishRequest]) -> dict[int, int]:
         """Number of each request with an unknown topic -> that topic."""
@@ -218,12 +219,12 @@ class Publishing:
         self,
         requests: Sequence[PublishRequest],
         columns: _Columns,
-        outcomes: list[RequestOutcome | Batch | int | None],
         settings: Settings,
         stamped_ms: int,
-    ) -> list[int]:
-        """Append the columns and fill in the outcomes that are None. Returns the ids of messages that were replaced."""
+    ) -> PublishResult:
+        """Append the columns of requests that count."""
         units = columns.units
+        scheduled = len(units)
         keys: KeyOutcomes | None = None
         replaced: list[int] = []
         if columns.keys is None:
@@ -233,6 +234,7 @@ class Publishing:
             keyed = KeyedAppend(self._wheel, self._holders, units, columns.records, columns.keys)
             keyed.append(columns.rows)
             ids, due, keys, replaced = keyed.ids, keyed.due_ms, keyed.outcomes, keyed.replaced
+            scheduled = int(np.count_nonzero(is_scheduled(keys)))
         if columns.rows is not None:
             by_row, due_by_row = np.empty_like(ids), np.empty(len(ids), np.int64)
             by_row[columns.rows], due_by_row[columns.rows] = ids, due
@@ -243,19 +245,19 @@ class Publishing:
                 keys = keys_by_row
         else:
             due = due.astype(np.int64)
+        outcomes: list[RequestOutcome] = []
         at = 0
-        for number, request in enumerate(requests):
-            if outcomes[number] is not None:
-                continue
+        for request in requests:
             part = slice(at, at + request.count)
-            at += request.count
+            at = part.stop
             of_keys = keys[part] if keys is not None and keys[part].any() else None
-            outcomes[number] = RequestOutcome(ids[part], due[part], keys=of_keys)
+            outcome = RequestOutcome(ids[part], due[part], keys=of_keys)
+            outcomes.append(outcome)
             if request.producer_id:
                 sender = sender_of(request)
-                batch = make_batch(ids[part], due[part], sender.checksum, of_keys)
+                batch = make_batch(outcome.ids, outcome.due_ms, sender.checksum, of_keys)
                 self._producers.accept(sender, batch, settings, stamped_ms)
-        return replaced
+        return PublishResult(outcomes, tuple(replaced), scheduled)
 
 
 def _refused(failure: Failure) -> RequestOutcome:

@@ -64,11 +64,6 @@ class RequestOutcome(NamedTuple):
     """KeyOutcome of each message; None: all KEY_FREE. A message that was not scheduled has the id and due time of the
     one that holds its key."""
 
-    @property
-    def scheduled(self) -> int:
-        """Messages that it scheduled, now or before."""
-        return len(self.ids) if self.keys is None else int(np.count_nonzero(is_scheduled(self.keys)))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishResult:
@@ -77,15 +72,8 @@ class PublishResult:
     requests: list[RequestOutcome]
     replaced: tuple[int, ...] = ()
     """Ids of messages that were cancelled because others took their unique keys."""
-
-    @property
-    def scheduled(self) -> int:
-        """Messages that it scheduled; repeats count nothing."""
-        count = 0
-        for outcome in self.requests:
-            if not outcome.repeated:
-                count += outcome.scheduled
-        return count
+    scheduled: int = 0
+    """Messages that it scheduled; repeats count nothing."""
 
 
 class MadeReady(NamedTuple):

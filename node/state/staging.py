@@ -309,7 +309,7 @@ class Staging:
         publish.requests.append(PublishRequest(count=block.rows))
         result = publishing.apply(publish, stamped_ms, settings)
         outcome = result.requests[0]
-        published = outcome.scheduled
+        published = result.scheduled
         used = 0 if outcome.keys is None else int(np.count_nonzero(outcome.keys == KEY_USED_EXISTING))
         job.rows_published += published
         job.rows_discarded += block.rows - published - used

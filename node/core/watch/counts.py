@@ -197,8 +197,9 @@ class Counts(Part):
         if isinstance(result, PublishResult):
             totals.scheduled += result.scheduled
             totals.cancelled += len(result.replaced)
+            found = self._since[SCHEDULED]
             for topic_id, count in published.items():
-                self.add(topic_id, SCHEDULED, count)
+                found[topic_id] = found.get(topic_id, 0) + count
         elif isinstance(result, DispatchResult):
             totals.dispatched += result.dispatched
             for ready in result.ready:
