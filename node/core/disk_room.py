@@ -26,18 +26,17 @@ class DiskRoom:
         disk: Disk,
         high_percent: int,
         members: Callable[[], Sequence[str]],
-        full_peers: Callable[[], set[str]],
         roomy_peers: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`high_percent` 0: no mark. `full_peers`: members whose last report was above their mark. `roomy_peers`:
-        members that have just reported to be below it."""
+        """`high_percent` 0: no mark. `roomy_peers`: members that have just reported to be below their mark."""
         self._disk = disk
         self._members = members
-        self._full_peers = full_peers
         self._roomy_peers = roomy_peers
         self.high_percent = high_percent
         self.above = False
         """This node's disk is above its mark, or has been and is not yet far enough below."""
+        self.full_peers: set[str] = set()
+        """Nodes whose last report was above their mark."""
         self.total_bytes = 0
         self.free_bytes = 0
 
@@ -69,11 +68,10 @@ class DiskRoom:
         """Why a master accepts no schedule now; None if there is room."""
         if self.above:
             return None if 2 * len(self._roomy_peers()) > len(self._members()) else self.own_refusal()
-        full = self._full_peers()
-        if full:
+        if self.full_peers:
             members = self._members()
-            roomy = sum(member not in full for member in members)
-            if 2 * roomy <= len(members):
+            full = self.full_peers.intersection(members)
+            if full and 2 * len(full) >= len(members):
                 failure = limit_reached("storage.high_water_percent", f"{self.high_percent} %", RETRY_AFTER_MS)
                 failure.metadata["value"] = ",".join(sorted(full))
                 return failure

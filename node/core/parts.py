@@ -99,7 +99,6 @@ class Parts:
             ports.disk,
             core.config.disk_high_percent,
             self.voters,
-            lambda: self.sync.full_peers(self.voters),
             lambda: self.sync.roomy_peers(self.voters()),
         )
         self.publisher = Publisher(core, self.creations, self.senders, self.flow, self.disk_room)

@@ -56,7 +56,6 @@ class SyncState:
         self.heard = Heard()
         self._replies: dict[str, tuple[int, int]] = {}
         """Peer to (applied index, when it said so)."""
-        self._full: set[str] = set()
         self._levels: dict[str, int] = {}
         """Peer to what it said it understands in the log."""
         self.enabled = True
@@ -131,9 +130,9 @@ class SyncState:
         self._replies[peer_id] = (frame.sync_reply.applied_index, self._monotonic_ns())
         self._levels[peer_id] = frame.sync_reply.log_level
         if frame.sync_reply.disk_above_mark:
-            self._full.add(peer_id)
+            self._disk_room.full_peers.add(peer_id)
         else:
-            self._full.discard(peer_id)
+            self._disk_room.full_peers.discard(peer_id)
 
     def understands(self, level: int, peer_id: str) -> bool | None:
         """Whether a member said last that it reads a log of this level, as a slave or as master; None: it has said
@@ -141,14 +140,10 @@ class SyncState:
         said = self._levels.get(peer_id)
         return None if said is None else said >= level
 
-    def full_peers(self, members: Callable[[], Sequence[str]]) -> set[str]:
-        """Slaves that said last that their disk is above its mark. `members` is asked only if there may be some."""
-        return self._full.intersection(members()) if self._full else self._full
-
     def roomy_peers(self, members: Sequence[str]) -> list[str]:
         """Slaves that said within ROOM_MS that their disk is not above its mark."""
         heard = [member for member in members if member in self._replies and self.reply_age_ms(member) < ROOM_MS]
-        return [member for member in heard if member not in self._full]
+        return [member for member in heard if member not in self._disk_room.full_peers]
 
     def applied_of(self, peer_id: str) -> int:
         """What a slave last said it has applied."""

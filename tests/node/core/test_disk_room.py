@@ -41,8 +41,8 @@ def test_the_mark_has_hysteresis() -> None:
     """At 85 % no more, at 82 % neither, below 80 % again; without a mark never."""
     disk = SimulatedDisk(Random(1), capacity_bytes=100_000)
     file = disk.open("ballast", create=True)
-    room = DiskRoom(disk, 85, list, set)
-    unmarked = DiskRoom(disk, 0, list, set)
+    room = DiskRoom(disk, 85, list)
+    unmarked = DiskRoom(disk, 0, list)
     seen = []
     for size in (84_000, 86_000, 82_000, 81_000, 79_000, 84_000, 99_000):
         file.truncate(0)
