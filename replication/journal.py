@@ -299,9 +299,11 @@ class Journal:
 
     def bytes_after(self, index: int) -> int:
         """Bytes of journal after entry `index`, which a restart with a checkpoint there would replay."""
-        if index >= self.last_index:
+        entries = self._entries
+        index = max(index, entries.base_index)
+        if index >= entries.last_index:
             return 0
-        return self._segments[-1].end_position - self._entries.position(max(index, self.base_index) + 1)
+        return self._segments[-1].end_position - entries.position(index + 1)
 
     # Cutting the beginning.
 

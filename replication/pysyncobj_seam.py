@@ -495,11 +495,13 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     @property
     def state(self) -> int:
-        return int(self._SyncObj__raftState)
+        state: int = self._SyncObj__raftState
+        return state
 
     @property
     def term(self) -> int:
-        return int(self._SyncObj__raftCurrentTerm)
+        term: int = self._SyncObj__raftCurrentTerm
+        return term
 
     @property
     def leader_id(self) -> str | None:
@@ -512,7 +514,8 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     @property
     def applied_index(self) -> int:
-        return int(self._SyncObj__raftLastApplied)
+        index: int = self._SyncObj__raftLastApplied
+        return index
 
     @property
     def election_deadline_ns(self) -> int:

@@ -378,7 +378,7 @@ class RaftLog:
     # -- lease and handover
 
     def lease_held(self) -> bool:
-        return self.lease_until_ns() > self._clock.monotonic_ns()
+        return self.lease_until_ns() > 0
 
     def lease_until_ns(self) -> int:
         if self.engine.state != LEADER or not self.peers.running:
@@ -484,7 +484,7 @@ class RaftLog:
         return self._storage.fsyncing
 
     def entries_after(self, index: int) -> int:
-        return self.journal.bytes_after(max(index, self.journal.base_index))
+        return self.journal.bytes_after(index)
 
     def checkpointed(self, index: int, term: int) -> None:
         journal = self.journal

@@ -177,8 +177,9 @@ class NodeCore:
             log_wants_ns = min(log_wants_ns, self.log.tick())
             if serving.stuck:
                 return self.monotonic_ns()
+            now = self._now(now_ns)
             if parts.delivery.has_news:
-                parts.delivery.tick(self._now(now_ns))
+                parts.delivery.tick(now)
                 self.proposer.flush()
         self.background.pump(now, self.applied.index)
         parts.upkeep(now)
@@ -186,7 +187,6 @@ class NodeCore:
             self.checkpointer.tick(now)
             if self.checkpointer.running:
                 parts.events.flush()  # no replay brings back the events of entries that the checkpoint covers
-        now = self._now(now_ns)
         return min(log_wants_ns, parts.ticked(now, self.background.wait_ms(now), self.checkpointer.wait_ms(now)))
 
     def _now(self, now_ns: int) -> Now:

@@ -259,11 +259,11 @@ class Parts:
         """All have ticked. Returns the monotonic_ns at which they need the next tick at the latest. `beside`: waits, as
         of `Part.wait_ms`, of what is no part."""
         core = self._core
-        waits = [*beside, *(part.wait_ms(now) for part in self._waiting), self.mastership.wait_ms()]
-        waits += [self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
+        waits = [part.wait_ms(now) for part in self._waiting]
+        waits += [*beside, self.mastership.wait_ms(), self.founding.wait_ms(now), self._next_upkeep_ms - now.steady_ms]
         if self._turns:
             waits.append(TURN_PAUSE_MS)
-        wait_ms = min(IDLE_MS_MAX, *(wait for wait in waits if wait is not None))
+        wait_ms = min([IDLE_MS_MAX, *[wait for wait in waits if wait is not None]])
         wake_ns = core.monotonic_ns() + max(0, wait_ms) * 1_000_000
         self.rests_until_ns, self._stood = min(wake_ns, core.clock.wanted_ns()), self._stands()
         return self.rests_until_ns

@@ -228,7 +228,7 @@ class Publishing:
         keys: KeyOutcomes | None = None
         replaced: list[int] = []
         if columns.keys is None:
-            ids = self._wheel.append(units, columns.records) if len(units) else np.zeros(0, np.uint64)
+            ids = self._wheel.append(units, columns.records)
             due = units["due_ms"]
         else:
             keyed = KeyedAppend(self._wheel, self._holders, units, columns.records, columns.keys)

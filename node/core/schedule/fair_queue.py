@@ -61,9 +61,9 @@ class FairQueue(Generic[AnItem]):
         return (item for *_, item in self._heap)
 
     @property
-    def head(self) -> AnItem:
-        """The item that is served next. Raises IndexError if none waits."""
-        return self._heap[0][3]
+    def head(self) -> AnItem | None:
+        """The item that is served next; None: none waits."""
+        return self._heap[0][3] if self._heap else None
 
     @property
     def flows(self) -> int:

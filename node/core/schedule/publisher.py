@@ -297,8 +297,8 @@ class Publisher(Part):
         now_ms = self._clock.now_ms()
         refused = 0
         self.cut_short = False
-        while self._queue and (not taken or size + self._queue.head.bytes <= bytes_max):
-            if not self._topics_known(self._queue.head):
+        while (head := self._queue.head) is not None and (not taken or size + head.bytes <= bytes_max):
+            if not self._topics_known(head):
                 break
             item = self._next()
             if isinstance(item, JoinedRows):

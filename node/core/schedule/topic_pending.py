@@ -71,9 +71,10 @@ class TopicPending(Part):
     @property
     def wanted(self) -> bool:
         """Whether a limit exists and this node is the one that applies it. Cheap: called at every tick."""
+        if not self._core.leading:
+            return False
         state = self._core.state
-        asked = bool(state.settings.topic_pending_max) or (state.settings.rights and state.access.limits_pending)
-        return asked and self._core.leading
+        return bool(state.settings.topic_pending_max) or (state.settings.rights and state.access.limits_pending)
 
     @property
     def counted(self) -> bool:
@@ -203,7 +204,7 @@ class TopicPending(Part):
 
     def wait_ms(self, now: Now) -> int | None:
         """Until the next count may begin, if there must be one. Arrivals that are being absorbed bring ticks."""
-        lacking = self._lacking and self.wanted and not self._core.wheel.ingestion.absorbing
+        lacking = self.wanted and self._lacking and not self._core.wheel.ingestion.absorbing
         return self._not_before_ms - now.steady_ms if lacking else None
 
     async def _read(self, count: _Count) -> None:

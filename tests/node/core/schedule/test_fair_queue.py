@@ -139,7 +139,7 @@ def test_what_is_taken_out_is_counted_no_more() -> None:
     for number in range(6):
         queue.put(Thing(str(number), 5), "ab"[number % 2])
     assert [item.name for item in queue.remove(lambda item: int(item.name) < 3)] == ["0", "1", "2"]
-    assert sorted(item.name for item in queue) == ["3", "4", "5"] and queue.head.name == "3"
+    assert sorted(item.name for item in queue) == ["3", "4", "5"] and queue.head is not None and queue.head.name == "3"
     assert queue.all == Waiting(15, 3) and queue.of("a") == Waiting(5, 1)
     assert names(queue) == ["3", "4", "5"]
     with pytest.raises(IndexError):
