@@ -17,7 +17,6 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -279,8 +278,8 @@ class Proposer(Part):
         self._wheel_group = wheel_group
         self._now_ms = now_ms
         self._stamp_floor_ms = stamp_floor_ms
-        self._log: ReplicatedLog | None = None
-        self._source: PublishSource | None = None
+        self._log: ReplicatedLog
+        self._source: PublishSource
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._waiting_topics = 0
@@ -426,8 +425,7 @@ class Proposer(Part):
 
     def flush(self) -> None:
         """Propose waiting commands, as far as the limits on entries and bytes in flight allow."""
-        log = self._log
-        if log is None or self.term == 0:
+        if self.term == 0:
             return
         now_ms = self._now_ms()
         self._held_until_ms = 0
@@ -435,16 +433,16 @@ class Proposer(Part):
             leaves_ms = self._leaves_ms(now_ms)
             if leaves_ms is not None and leaves_ms > now_ms:
                 self._held_until_ms = leaves_ms
-            elif leaves_ms is not None and self._propose_next(log, now_ms):
+            elif leaves_ms is not None and self._propose_next(now_ms):
                 continue
             return
 
     def flush_all(self) -> None:
         """Propose all waiting commands, however much is in flight: a handover is about to close the log."""
-        while self._log is not None and self.term and self._propose_next(self._log, self._now_ms(), everything=True):
+        while self.term and self._propose_next(self._now_ms(), everything=True):
             pass
 
-    def _propose_next(self, log: ReplicatedLog, now_ms: int, *, everything: bool = False) -> bool:
+    def _propose_next(self, now_ms: int, *, everything: bool = False) -> bool:
         """Propose one entry of waiting commands. `everything`: schedules too while their window is closed. False: none
         can go."""
         self._after_urgent = bool(self._waiting_urgent)
@@ -455,7 +453,7 @@ class Proposer(Part):
             if not items:
                 return False
             self._proposed_ms = now_ms
-        self._propose(log, items, now_ms)
+        self._propose(items, now_ms)
         return True
 
     def _gather(self, *, schedules: bool) -> list[_Waiting]:
@@ -470,7 +468,7 @@ class Proposer(Part):
             items.append(item)
             size += item.bytes
             topics += item.topics
-        if schedules and self._source is not None and size < target and not self._waiting:
+        if schedules and size < target and not self._waiting:
             waiting = self._source.waiting
             taken = self._source.take(target - size)
             if taken is not None:
@@ -480,14 +478,14 @@ class Proposer(Part):
                 items.append(item)
         return items
 
-    def _propose(self, log: ReplicatedLog, items: Sequence[_Waiting], now_ms: int) -> None:
+    def _propose(self, items: Sequence[_Waiting], now_ms: int) -> None:
         """Propose commands as one entry that every node can read. If they make no such entry together, try each alone
         and refuse those that fail."""
         entry = self._sound_entry([item.command for item in items], now_ms)
         if entry is None:
             if len(items) > 1:
                 for item in items:
-                    self._propose(log, [item], now_ms)
+                    self._propose([item], now_ms)
             else:
                 self.unsound_commands += 1
                 kind = items[0].command.WhichOneof("body") or "none"
@@ -508,8 +506,8 @@ class Proposer(Part):
         if flight.scheduled_bytes:
             self._returning.left()
         self.window.proposed(flight.scheduled_bytes, proposed_ms, others=len(items) > (flight.scheduled_bytes > 0))
-        answered = partial(self.serving.attempt, "the answer to a command", None, self._answered, flight)
-        log.propose(entry, answered, items[0].voters)
+        what, attempt = "the answer to a command", self.serving.attempt
+        self._log.propose(entry, lambda result: attempt(what, None, self._answered, flight, result), items[0].voters)
 
     def _sound_entry(self, commands: Sequence[Command], now_ms: int) -> bytes | None:
         """An entry of these commands, read back as apply will read it. None: it cannot be read, or it has fields
@@ -545,8 +543,7 @@ class Proposer(Part):
         if committed and self._config.gather_ms:
             self.spacing.answered(flight.messages, flight.proposed_ms, now_ms, shared=self.window.shared(now_ms))
         if committed and flight.scheduled_bytes and not self._flights and self._config.gather_busy_ms:
-            waiting = 0 if self._source is None else self._source.waiting
-            alone = flight.scheduled == flight.callers
+            waiting, alone = self._source.waiting, flight.scheduled == flight.callers
             self._returning.answered(flight.callers, flight.scheduled_bytes, took_ms, waiting, now_ms, alone=alone)
         if committed:
             values = result.value
@@ -570,15 +567,15 @@ class Proposer(Part):
 
     def _leaves_ms(self, now_ms: int) -> int | None:
         """When what waits leaves, if nothing more comes: now, or after a wait for company. None: nothing waits."""
-        source = self._source if self.window.open else None
-        published = source.waiting_bytes if source is not None else 0
+        source = self._source
+        published = source.waiting_bytes if self.window.open else 0
         if not self._waiting and not published:
             return None
         full = self._waiting_bytes + published >= GATHER_BYTES_MAX or self._waiting_topics >= ENTRY_TOPICS_MAX
         if full or self._waiting_urgent:
             return now_ms
         pause_ms = self.spacing.ms
-        if source is not None and published and not self._flights:
+        if published and not self._flights:
             if self._returning.awaited(source.waiting, now_ms):
                 return self._returning.until_ms
             if self._returning.back(source.waiting, now_ms):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
 
+from tests.node.core.test_proposer import Calls
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
@@ -182,7 +183,7 @@ def queue_on(entries: list[LogEntry], waiting: list[Callable[[ProposalResult], N
             waiting.append(settled)
 
     proposer = Proposer(CoreConfig(gather_ms=0), 0, lambda: 1_000)
-    proposer.attach(cast(ReplicatedLog, Log()), cast(Any, None))
+    proposer.attach(cast(ReplicatedLog, Log()), Calls())
     proposer.term = 1
     return RetryQueue(proposer), proposer
 

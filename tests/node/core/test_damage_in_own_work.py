@@ -175,10 +175,10 @@ def test_an_answer_to_a_command_of_its_own(monkeypatch: Patch) -> None:
     monkeypatch.setattr(core.parts.dispatcher, "tick", observed)
     pending = core.proposer._propose
 
-    def proposed(log: Any, items: Any, now_ms: int) -> None:
+    def proposed(items: Any, now_ms: int) -> None:
         for item in items:
             item.reply = Reply.either(damage)
-        pending(log, items, now_ms)
+        pending(items, now_ms)
 
     client.schedule([100])
     world.run(50)

@@ -38,9 +38,9 @@ class Log:
 
 
 def proposer_with(log: Log, in_flight: int) -> Proposer:
-    """Of a master in term 1, without a publisher."""
+    """Of a master in term 1, without schedules."""
     proposer = Proposer(CoreConfig(propose_in_flight_max=in_flight, gather_ms=0), 0, lambda: 1_000)
-    proposer.attach(cast(ReplicatedLog, log), cast(Any, None))
+    proposer.attach(cast(ReplicatedLog, log), Calls())
     proposer.term = 1
     return proposer
 
