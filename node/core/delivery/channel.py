@@ -154,6 +154,19 @@ class Prefetched:
         self.bytes_held += behind.bytes_held
 
 
+@dataclass(slots=True, eq=False)
+class Share:
+    """Messages of one channel that leave together. All arrays and lists have one element for each."""
+
+    channel: Channel
+    positions: Positions
+    ids: Ids
+    attempts: Attempts
+    due_ms: NDArray[np.int64]
+    units: Units
+    records: list[bytes]
+
+
 def measure(some: Sequence[Prefetched]) -> Units:
     """Note due times and sizes of messages whose units are known, all together. Returns these units in one array."""
     units = join_units([prefetched.units for prefetched in some if prefetched.units is not None])
@@ -221,7 +234,7 @@ class Channel:
     _parked: int = 0
     """How many Prefetched are parked."""
     _bytes: int = 0
-    """Of all records that were read or are being read and have not left."""
+    """Of all records that were read or are being read and are still here."""
     _unread: dict[int, int] = field(default_factory=dict)
     """Positions withheld because their records cannot be read -> their attempt (record_repair.py)."""
     scans: bool = False
@@ -342,10 +355,6 @@ class Channel:
                 self._start(self._prefetched, positions, ids, attempts)
                 wanted -= len(positions)
 
-    @property
-    def _bytes_ahead(self) -> int:
-        return self._bytes
-
     def admit(self, prefetched: Prefetched) -> bool:
         """The units of a fetch are measured: keep as many messages as there is room for, and park the others. False:
         there is no room at all, or messages before them have none yet, and nothing is to be read."""
@@ -354,11 +363,11 @@ class Channel:
             return False
         queue = self._urgent if prefetched in self._urgent else self._prefetched
         place, count = queue.index(prefetched), len(prefetched.positions)
-        room = self.config.staged_bytes_max - self._bytes_ahead
+        room = self.config.staged_bytes_max - self._bytes
         fit = count
         if prefetched.bytes_of(0, count) > room:
             fit = int(prefetched.ends.searchsorted(prefetched.before + room, "right"))
-        if not fit and not self._bytes_ahead:
+        if not fit and not self._bytes:
             fit = 1  # larger than all of the room
         if place and any(before.has_no_room for before in islice(queue, place)):
             fit = 0
@@ -385,7 +394,7 @@ class Channel:
         resumed = False
         for queue in (self._urgent, self._prefetched) if self._parked else ():
             for prefetched in queue:
-                if self._fetching >= FETCHES_MAX or self._bytes_ahead >= self.config.staged_bytes_max:
+                if self._fetching >= FETCHES_MAX or self._bytes >= self.config.staged_bytes_max:
                     return resumed
                 if prefetched.parked:
                     prefetched.parked = False
@@ -577,8 +586,9 @@ class Channel:
         )
         return int(place)
 
-    def take(self, now_ms: int, limit: int) -> tuple[Prefetched, int, int] | None:
-        """Take up to `limit` due messages: a Prefetched and the range [first, last) of it. None: none may leave now."""
+    def take(self, now_ms: int, limit: int) -> Share | None:
+        """Take up to `limit` due messages. None: none may leave now. Those that were settled or came back since they
+        were claimed are left out, perhaps all: this delivery of them no longer counts."""
         if now_ms < self.hold_until_ms or limit <= 0:
             return None
         if not self.pace.open and self._prefetched_count < limit:
@@ -605,8 +615,21 @@ class Channel:
                 self._account(head, head.bytes_of(last, len(head.ends)) if head.count else 0)
                 if head.count == 0:
                     queue.popleft()
-                return head, first, last
+                return self._share(head, first, last)
         return None
+
+    def _share(self, prefetched: Prefetched, first: int, last: int) -> Share:
+        """The rows [first, last) of what was read, without those that no longer count."""
+        assert prefetched.records is not None and prefetched.units is not None
+        rows: slice | NDArray[np.int64] = slice(first, last)
+        records, units = prefetched.records[first:last], prefetched.units[first:last]
+        if not self.subscription.is_untouched_from(int(prefetched.positions[first])):
+            valid = self.subscription.attempts_of(prefetched.positions[rows]) == prefetched.attempts[rows]
+            if not valid.all():
+                rows = np.flatnonzero(valid) + first
+                records, units = [prefetched.records[row] for row in rows.tolist()], picked(prefetched.units, rows)
+        positions, ids, attempts = prefetched.positions[rows], prefetched.ids[rows], prefetched.attempts[rows]
+        return Share(self, positions, ids, attempts, prefetched.due_ms[rows], units, records)
 
     def _drop_head(self, queue: deque[Prefetched]) -> Prefetched:
         head = queue.popleft()

@@ -19,10 +19,10 @@ from functools import partial
 import numpy as np
 
 from tickwheel.node.core.delivery.broadcast import Broadcasts
-from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, RecentUnits
+from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, RecentUnits, Share
 from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
-from tickwheel.node.core.delivery.handing import Handing, Share, batch_of, share_of
+from tickwheel.node.core.delivery.handing import Handing, batch_of
 from tickwheel.node.core.delivery.leases import (
     TURN_CHANNELS,
     TURN_LEASES,
@@ -126,12 +126,14 @@ class Delivery(Part):
         self._serving = core.serving
         self._may_act = core.may_act
         self._fatal = core.fatal
-        self.sessions = Sessions(config, self._wanted)
+        self._dirty: set[int] = set()
+        """Groups whose channels may have work."""
+        self.sessions = Sessions(config, self._dirty.add)
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
         self._leases = LeaseTable(self._inherit)
         self.push = push
-        self.fetching = Fetching(core, self._read, unreadable)
+        self.fetching = Fetching(core, self._dirty.update, unreadable)
         self._turns = Counter[int]()
         """Of each group: how many times a consumer had its turn. With one count for all groups, two groups of two
         consumers would have each message go to the same consumer."""
@@ -165,7 +167,8 @@ class Delivery(Part):
         self._hold_until_ms = 0
         self._now_ms = 0
         """Cluster time of the tick that runs, or of the last one."""
-        self._news = False
+        self.has_news = False
+        """A group was woken or messages became ready since the last tick: the next tick should come at once."""
         self._work: dict[int, dict[int, None]] = {}
         """Group with consumers -> its topics that may have something to hand out now, as an ordered set; built on first
         use."""
@@ -176,8 +179,6 @@ class Delivery(Part):
         """Group with a limit on what is out -> its topics that may have unsettled messages; built on first use."""
         self._paces: dict[int, Pace] = {}
         self._handing = Handing(config.batch_bytes_max, self._send)
-        self._dirty: set[int] = set()
-        """Groups whose channels may have work."""
         self._passes: dict[int, _Pass | None] = {}
         """Groups that the next tick serves, which comes at once: their pass goes on, or (None) a new one begins. Those
         that have waited longest come first."""
@@ -245,11 +246,12 @@ class Delivery(Part):
         self._inherited.dispatched(topic_id, first_position, units)
         if not pushed:
             self._recent_of(topic_id).add(first_position, units)
-        for group_id in self._state.groups_of_topic(topic_id):
+        for subscription in self._state.groups.of_topic(topic_id):
+            group_id = subscription.group_id
             if self.sessions.of_group(group_id):
                 self._has_work(group_id, topic_id)
                 self._dirty.add(group_id)
-                self._news = True
+                self.has_news = True
 
     def on_pushed(self, topic_id: int, first_position: int, units: Units) -> None:
         """Prefetch units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
@@ -270,7 +272,7 @@ class Delivery(Part):
             if channel.push(first_position, units, credits):
                 self._has_work(group_id, topic_id)
                 self._dirty.add(group_id)
-                self._news = True
+                self.has_news = True
         self.fetching.flush()
 
     def unpush(self) -> None:
@@ -325,18 +327,10 @@ class Delivery(Part):
 
     # -- consumers
 
-    def _wanted(self, group_id: int) -> None:
-        """A consumer of this group has credit again."""
-        self._dirty.add(group_id)
-
-    def _read(self, group_ids: Iterable[int]) -> None:
-        """A read for these groups ended."""
-        self._dirty.update(group_ids)
-
     def wake_group(self, group_id: int) -> None:
         """Look at this group in the next tick, which comes at once."""
         self._dirty.add(group_id)
-        self._news = True
+        self.has_news = True
 
     def subscribed(self, group_id: int) -> None:
         """A group is new or has more topics. Nothing else about it changed, so its channels stay."""
@@ -486,7 +480,7 @@ class Delivery(Part):
             self._take_over_some()
             if not self._inheritance:
                 self._dirty.update(self.sessions.groups())  # those with a limit may have more out than was counted
-        self._news = False
+        self.has_news = False
         while self._resting and self._resting[0][0] <= now_ms:
             _, group_id, topic_id, paced = heapq.heappop(self._resting)
             if paced and (until_ms := self._pace(group_id).until_ms) > now_ms:
@@ -494,7 +488,8 @@ class Delivery(Part):
                 continue
             self._has_work(group_id, topic_id)
             self._dirty.add(group_id)
-        dirty, self._dirty = self._dirty, set()
+        dirty = self._dirty.copy()
+        self._dirty.clear()
         for group_id in dirty.intersection(self._passes):
             if (begun := self._passes[group_id]) is not None:
                 begun.woken = True
@@ -527,11 +522,6 @@ class Delivery(Part):
         for group_id in list(self.sessions.groups()):
             if self._state.subscription(group_id, topic_id) is not None:
                 self._failed(group_id, failure)
-
-    @property
-    def has_news(self) -> bool:
-        """A group was woken or messages became ready since the last tick: the next tick should come at once."""
-        return self._news
 
     def wait_ms(self, now: Now) -> int | None:
         """Until a lease ends, or a message that a consumer has room for is due."""
@@ -598,15 +588,15 @@ class Delivery(Part):
         return channel
 
     def _make_channel(self, key: ChannelKey) -> Channel | None:
-        subscription = self._state.subscription(*key)
-        if subscription is None:
+        group, topic = self._state.groups.get(key[0]), self._state.topics.get(key[1])
+        subscription = None if group is None else group.subscriptions.get(key[1])
+        if group is None or topic is None or subscription is None:
             return None
-        in_order = self._state.topic_fifo(key[1]) and not self._state.group_broadcasting(key[0])
-        kind = FifoChannel if in_order else Channel
+        kind = FifoChannel if topic.fifo and not group.broadcasting else Channel
         return kind(
             key=key,
-            group=self._state.group_name(key[0]),
-            topic=self._state.topic_name(key[1]),
+            group=group.name,
+            topic=topic.name,
             subscription=subscription,
             recent=self._recent_of(key[1]),
             config=self._config,
@@ -633,14 +623,11 @@ class Delivery(Part):
                 channel.advance(session.credits, self._state.ready_count(topic_id))
                 self.fetching.flush()
                 while self._may_act() and session.credits:
-                    taken = channel.take(now_ms, min(session.credits, session.batch_messages_max))
-                    if taken is None:
+                    share = channel.take(now_ms, min(session.credits, session.batch_messages_max))
+                    if share is None:
                         break
-                    prefetched, first, last = taken
-                    positions = prefetched.positions[first:last]
-                    reader.out.update(positions[~channel.subscription.is_settled(positions)].tolist())
-                    share = share_of(channel, prefetched, first, last)
-                    if share is not None:
+                    if share.records:
+                        reader.out.update(share.positions.tolist())
                         self._handing.put(session, share, mixes=False)
                     channel.advance(session.credits, self._state.ready_count(topic_id))
                     self.fetching.flush()
@@ -697,8 +684,7 @@ class Delivery(Part):
         demand = sum(session.credits for session in sessions)
         served: list[tuple[Channel, list[Session], int]] = []
         # With a limit each part of a pass would count anew what is out in all topics.
-        limited = state.settings.group_in_flight_max > 0
-        topics = begun.slice(None if limited else SLICE_TOPICS_MAX)
+        topics = begun.slice(None if state.settings.group_in_flight_max else SLICE_TOPICS_MAX)
         self._served += len(topics)
         taken_over = self._taken_over
         for place, topic_id in enumerate(topics):
@@ -757,18 +743,17 @@ class Delivery(Part):
         while idle < len(sessions) and handed < room:
             session = sessions[(self._turns[group_id] + idle) % len(sessions)]
             most = min(session.credits, session.batch_messages_max, room - handed)
-            taken = channel.take(now_ms, most) if session.credits else None
-            if taken is None:
+            share = channel.take(now_ms, most) if session.credits else None
+            if share is None:
                 idle += 1
                 continue
             self._turns[group_id] += idle + 1
             idle = 0
-            share = share_of(channel, *taken)
-            if share is not None:
+            if share.records:
                 if not self._may_act():  # since the pass began, its lease may have run out
                     del self._channels[channel.key]  # nobody has what was taken: a new channel reads it again
                     break
-                handed += share.count
+                handed += len(share.records)
                 self._handing.put(session, share, mixes=session.mixes)
             if channel.wants(ready_count):
                 channel.advance(sum(s.credits for s in sessions), ready_count)
@@ -801,7 +786,7 @@ class Delivery(Part):
             self.feed.add(lease)
         batch = batch_of(shares, self.term, until_ms, self._state.group_filter(group_id))
         due_ms, attempts = np.frombuffer(batch.due_ms, "<i8"), np.frombuffer(batch.attempts, "<u4")
-        topics = [(share.channel.key[1], share.channel.topic, share.count) for share in shares]
+        topics = [(share.channel.key[1], share.channel.topic, len(share.records)) for share in shares]
         self._counts.delivered(group_id, now_ms, topics, due_ms, attempts)
         session.deliver(batch)
         if self._events.enabled:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.core.delivery.channel import FETCHES_MAX, NEVER, Channel, Prefetched, measure
+from tickwheel.node.core.delivery.channel import FETCHES_MAX, NEVER, Channel, Prefetched, Share
 from tickwheel.node.core.delivery.leases import Positions
 from tickwheel.node.core.delivery.partial_read import ReadRows
 from tickwheel.node.core.metas import meta_of
@@ -85,7 +85,6 @@ class FifoChannel(Channel):
     a changed filter has not checked it yet."""
     _out: dict[str, None] = field(default_factory=dict)
     _ahead: int = 0
-    _ahead_bytes: int = 0
     _stirred: bool = False
     """A message was settled or came back since the last look at the lanes that are out."""
     _incomplete: list[_Incomplete] = field(default_factory=list)
@@ -114,10 +113,6 @@ class FifoChannel(Channel):
     def wants(self, ready_count: int) -> bool:
         """Always true: `advance` also sorts into lanes what was read."""
         return True
-
-    @property
-    def _bytes_ahead(self) -> int:
-        return self._bytes + self._ahead_bytes
 
     def push(self, first_position: int, units: Units, credits: int) -> bool:
         """Always False: a message has no place in its lane before its dispatch."""
@@ -148,7 +143,7 @@ class FifoChannel(Channel):
             self._fetching < FETCHES_MAX
             and not (resumed or self._parked)
             and self.next_position < ready_count
-            and self._bytes_ahead < self.config.staged_bytes_max
+            and self._bytes < self.config.staged_bytes_max
             and (wanted := AHEAD_MAX - self._ahead - self._prefetched_count) > 0
         ):
             limit = min(wanted, self.config.batch_messages_max)
@@ -176,7 +171,7 @@ class FifoChannel(Channel):
                     self._free.append(name)
                 lane.waiting.append(_Waiting(position, prefetched, row, len(record)))
                 self._ahead += 1
-                self._ahead_bytes += len(record)
+                self._bytes += len(record)
 
     def withhold(self, prefetched: Prefetched, found: ReadRows) -> None:
         """As `Channel.withhold`, but here the whole Prefetched waits: an unreadable message may belong to any lane."""
@@ -221,7 +216,7 @@ class FifoChannel(Channel):
         """NEVER if everything is settled, else None: a settlement or the end of a pause may free a lane at any time."""
         return None if self.subscription.backlog or not self.idle_at(ready_count) else NEVER
 
-    def take(self, now_ms: int, limit: int) -> tuple[Prefetched, int, int] | None:
+    def take(self, now_ms: int, limit: int) -> Share | None:
         """Take the due heads of up to `limit` lanes."""
         if now_ms < self.hold_until_ms or limit <= 0:
             return None
@@ -284,22 +279,23 @@ class FifoChannel(Channel):
                 return attempt
             settled = waiting.popleft()
             self._ahead -= 1
-            self._ahead_bytes -= settled.size
+            self._bytes -= settled.size
             if settled.prefetched.records is not None:
                 # Messages read together with it may wait for long, and would keep its record in memory.
                 settled.prefetched.records[settled.row] = b""
         del self._lanes[name]
         return 0
 
-    def _together(self, chosen: list[tuple[_Waiting, int]]) -> tuple[Prefetched, int, int]:
+    def _together(self, chosen: list[tuple[_Waiting, int]]) -> Share:
         chosen.sort(key=lambda item: item[0].position)
         heads = [head for head, _ in chosen]
-        prefetched = Prefetched(
+        units = join_units([head.unit for head in heads])
+        return Share(
+            self,
             np.array([head.position for head in heads], np.uint64),
             np.array([head.prefetched.ids[head.row] for head in heads], np.uint64),
             np.array([attempt for _, attempt in chosen], np.uint32),
-            join_units([head.unit for head in heads]),
+            units["due_ms"].astype(np.int64),
+            units,
             [head.record for head in heads],
         )
-        measure([prefetched])
-        return prefetched, 0, len(chosen)

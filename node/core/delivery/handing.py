@@ -10,62 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tickwheel.node.core.delivery.channel import Channel, Prefetched
+from tickwheel.node.core.delivery.channel import Share
 from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.delivery.sessions import Session
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.consumer_pb2 import DeliverBatch
-from tickwheel.wheel.units import Units, join_units, picked
+from tickwheel.wheel.units import join_units
 
 BATCH_TOPICS_MAX = 512
 """Topics in one batch: what is delivered together can be settled together (`SETTLE_TOPICS_MAX`)."""
-
-
-@dataclass(slots=True, eq=False)
-class Share:
-    """Rows of one channel that leave together. All arrays have one element for each message."""
-
-    channel: Channel
-    positions: NDArray[np.uint64]
-    ids: NDArray[np.uint64]
-    attempts: NDArray[np.uint32]
-    due_ms: NDArray[np.int64]
-    units: Units
-    records: list[bytes]
-
-    @property
-    def count(self) -> int:
-        return len(self.records)
-
-    @property
-    def bytes(self) -> int:
-        return sum(map(len, self.records))
-
-
-def share_of(channel: Channel, prefetched: Prefetched, first: int, last: int) -> Share | None:
-    """The rows [first, last), without those that were settled or came back since they were claimed: this
-    delivery of them no longer counts. None: no row is left."""
-    assert prefetched.records is not None and prefetched.units is not None
-    places: slice | NDArray[np.int64] = slice(first, last)
-    records = prefetched.records[first:last]
-    if not channel.subscription.is_untouched_from(int(prefetched.positions[first])):
-        valid = channel.subscription.attempts_of(prefetched.positions[places]) == prefetched.attempts[places]
-        if not valid.all():
-            places = np.flatnonzero(valid) + first
-            if not len(places):
-                return None
-            records = [prefetched.records[place] for place in places.tolist()]
-    return Share(
-        channel,
-        prefetched.positions[places],
-        prefetched.ids[places],
-        prefetched.attempts[places],
-        prefetched.due_ms[places],
-        prefetched.units[places] if isinstance(places, slice) else picked(prefetched.units, places),
-        records,
-    )
 
 
 def batch_of(shares: Sequence[Share], term: int, lease_until_ms: int, filter: str) -> DeliverBatch:
@@ -102,7 +56,7 @@ def batch_of(shares: Sequence[Share], term: int, lease_until_ms: int, filter: st
         batch.topic, batch.epoch = shares[0].channel.topic, shares[0].channel.epoch
     else:
         batch.topics.extend([share.channel.topic for share in shares])
-        batch.topic_counts = np.array([share.count for share in shares], "<u4").tobytes()
+        batch.topic_counts = np.array([len(share.records) for share in shares], "<u4").tobytes()
         batch.epochs = np.array([share.channel.epoch for share in shares], "<u4").tobytes()
     return batch
 
@@ -125,13 +79,13 @@ class Handing:
     def put(self, session: Session, share: Share, *, mixes: bool) -> None:
         """Hand a share to a consumer, when the pass ends at the latest. Takes its credits now. `mixes`: the share may
         leave together with those of other topics."""
-        count, size = share.count, share.bytes
+        count = len(share.records)
         session.credits -= count
         session.delivered += count
         if not mixes:
             self._send(session, [share])
             return
-        gathered = self._gathered.get(session)
+        size, gathered = sum(map(len, share.records)), self._gathered.get(session)
         if gathered is not None and (
             len(gathered.shares) >= BATCH_TOPICS_MAX
             or gathered.count + count > session.batch_messages_max

@@ -103,7 +103,7 @@ def test_a_blocked_message_keeps_no_record_but_its_own_in_memory() -> None:
     waiting = [one for lane in channel._lanes.values() for one in lane.waiting]
     assert len(waiting) == 3
     records = {id(one.prefetched): one.prefetched.records or [] for one in waiting}
-    assert sum(len(record) for some in records.values() for record in some) == channel._ahead_bytes > 0
+    assert sum(len(record) for some in records.values() for record in some) == channel._bytes > 0
 
 
 def test_death_and_expiry_unblock_their_message_group() -> None:

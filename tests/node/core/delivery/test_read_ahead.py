@@ -47,8 +47,8 @@ class Sized(Client):
 
 def held(channel: Channel) -> int:
     """Bytes of the records that a channel has read and not handed out."""
-    lanes = channel._ahead_bytes if isinstance(channel, FifoChannel) else 0
-    return lanes + sum(
+    lanes = channel._lanes.values() if isinstance(channel, FifoChannel) else ()
+    return sum(waiting.size for lane in lanes for waiting in lane.waiting) + sum(
         len(record)
         for prefetched in (*channel._urgent, *channel._prefetched)
         for record in (prefetched.records or [])[prefetched.taken :]
