@@ -127,21 +127,11 @@ def unverified_committed(original: Any, term: int, leader_commit: int, own_commi
     return original(term, leader_commit, own_commit, leader_commit if matched else 0)
 
 
-@mutation(aim=aimed("kill", "isolate", nodes=3))
-def settled_before_commit(patches: Patches) -> None:
+@mutation(Settlements, "propose", aim=aimed("kill", "isolate", nodes=3))
+def settled_before_commit(original: Any, self: Settlements, columns: list[Any], reply: Reply[Any]) -> None:
     """A settlement is answered before it is committed."""
-
-    def propose(original: Any, self: Settlements, columns: Any, reply: Reply[Any]) -> None:
-        original(self, columns, UNHEARD)
-        reply.done(SettleResult(settled=len(columns.ids) // 8))
-
-    def propose_together(original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
-        original(self, columns, [UNHEARD] * len(columns))
-        for some, answer in zip(columns, answers, strict=True):
-            answer.done(SettleResult(settled=len(some.ids) // 8))
-
-    patches.replace(Settlements, "propose", propose)
-    patches.replace(Settlements, "propose_together", propose_together)
+    original(self, columns, UNHEARD)
+    reply.done(SettleResult.of(tuple([SettleResult(settled=len(some.ids) // 8) for some in columns])))
 
 
 @mutation(ClientRequests, "cancel")

@@ -27,12 +27,11 @@ def rows_under_the_next_topic(original: Any, shares: Any, *args: Any) -> Any:
     return batch
 
 
-@mutation(Settlements, "propose_together", aim=MANY_TOPICS)
-def first_topic_settled_only(original: Any, self: Settlements, columns: list[Any], answers: list[Reply[Any]]) -> None:
+@mutation(Settlements, "propose", aim=MANY_TOPICS)
+def first_topic_settled_only(original: Any, self: Settlements, columns: list[Any], reply: Reply[Any]) -> None:
     """A settlement of several topics settles the rows of the first one only."""
-    original(self, columns[:1], answers[:1])
-    for some, answer in zip(columns[1:], answers[1:], strict=True):
-        answer.done(SettleResult(settled=len(some.ids) // 8))
+    others = [SettleResult(settled=len(some.ids) // 8) for some in columns[1:]]
+    original(self, columns[:1], Reply(lambda result: reply.done(SettleResult.of((*result.parts, *others))), reply.fail))
 
 
 @mutation(settlements, "by_topic", aim=aimed("kill", couriers=1, mixing=2, settle_grid_ms=1_500, seconds=10))

@@ -12,7 +12,7 @@ Soft state of one mastership. Called by the delivery, which sends messages and k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,7 @@ from tickwheel.proto.log_pb2 import SETTLE_ACK, SettleColumns
 SETTLE_MAX = 10_000
 """Messages that one command settles when it moves a floor."""
 
-Propose = Callable[[SettleColumns, Reply[SettleResult]], None]
+Propose = Callable[[Sequence[SettleColumns], Reply[SettleResult]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -142,4 +142,4 @@ class Broadcasts:
             if mastership == self._mastership:
                 self._under_way.discard(key)
 
-        self._propose(columns, Reply(settled, failed))
+        self._propose([columns], Reply(settled, failed))

@@ -74,19 +74,8 @@ class ConsumerHandle:
         return self.owner.delivery.sessions.credit(self.session, credits)
 
     def settle(self, batch: consumer_pb2.SettleBatch, reply: SettleReply) -> None:
-        """Settle deliveries. `reply` is told once the settlement is applied, or at once in a broadcasting group, which
-        only notes it."""
-        core = self.owner.core
-        if not core.state.group_broadcasting(self.session.group_id) or batch.group != self.session.group:
-            self.owner.settle(batch, reply)
-            return
-        try:
-            core.require_master()
-            result = self.owner.delivery.answered_by(self.session, batch)
-        except RequestError as error:
-            reply.fail(error.failure)
-            return
-        tell_settled(batch, reply, result)
+        """Settle deliveries, as `ConsumerRequests.settle`."""
+        self.owner.settle(batch, reply, self.session)
 
     def extend(self, batch: consumer_pb2.ExtendBatch) -> consumer_pb2.ExtendReceipt:
         """Extend leases of this consumer. Raises RequestError."""
@@ -226,18 +215,27 @@ class ConsumerRequests(Part):
         for pull in list(self._pulls):
             self._finish(pull, partial(pull.answer.refuse, failure))
 
-    def settle(self, batch: consumer_pb2.SettleBatch, reply: SettleReply) -> None:
-        """Settle deliveries of a group that does not broadcast. `reply` is told once the settlement is applied."""
+    def settle(self, batch: consumer_pb2.SettleBatch, reply: SettleReply, session: Session | None = None) -> None:
+        """Settle deliveries. `session`: the consumer, if it answers by its stream. `reply` is told once the settlement
+        is applied, or at once in a broadcasting group, which only notes it."""
+        core = self.core
+        answer = Reply(partial(tell_settled, batch, reply), reply.fail)
         try:
-            self.core.require_master()
-            group_id = self.core.state.group_id(batch.group)
-            if group_id is not None and self.core.state.group_broadcasting(group_id):
+            core.require_master()
+            group = core.state.groups.named(batch.group)
+            if group is None:
+                raise invalid("group", batch.group, "an existing consumer group")
+            if not core.state.group_broadcasting(group.group_id):
+                # The pause of a nack counts from the next full millisecond, so that none is short by a fraction of one.
+                self.delivery.settlements.settle(batch, group, core.clock.next_full_ms(), answer)
+                return
+            if session is None or session.group_id != group.group_id:
                 raise invalid("group", batch.group, "not a broadcasting group: its consumers answer by their streams")
-            # The pause of a nack counts from the next full millisecond, so that none is short by a fraction of one.
-            now_ms = self.core.clock.next_full_ms()
-            self.delivery.settlements.settle(batch, now_ms, Reply(partial(tell_settled, batch, reply), reply.fail))
+            result = self.delivery.answered_by(session, batch)
         except RequestError as error:
             reply.fail(error.failure)
+            return
+        answer.done(result)
 
     def extend(self, batch: consumer_pb2.ExtendBatch, session_id: int = -1) -> consumer_pb2.ExtendReceipt:
         """Extend leases. `session_id`: the consumer that holds them; -1: none. Raises RequestError."""

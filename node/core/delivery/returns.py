@@ -127,7 +127,7 @@ class Returns:
             positions=positions.tobytes(),
             epoch=lease.epoch,
         )
-        self._settlements.propose(columns, reply)
+        self._settlements.propose([columns], reply)
 
 
 class Inherited:

@@ -6,7 +6,8 @@ extensions change only the master's own leases. Used by the master's deliveries 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached, refuse
+from tickwheel.node.state.groups import Group
 from tickwheel.node.state.machine import CommandResult, StateMachine
-from tickwheel.node.state.names import check_group_name
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import CAPACITY_LEAST, Subscription
 from tickwheel.proto import consumer_pb2
@@ -74,6 +75,16 @@ class Rows(NamedTuple):
         return len(self.ids) // 8
 
 
+class _Logged(NamedTuple):
+    """The rows of one topic in columns of the log, each message once."""
+
+    ids: Ids
+    attempts: Attempts
+    positions: Positions | None
+    deliveries: Attempts
+    """The attempts as the consumer gave them: they add up over retries."""
+
+
 def alone(batch: consumer_pb2.SettleBatch) -> Rows:
     """The rows of a settlement of one topic. Raises RequestError."""
     count = _check_columns(batch.ids, batch.attempts, batch.positions)
@@ -94,8 +105,6 @@ def by_topic(batch: consumer_pb2.SettleBatch) -> list[Rows]:
         raise invalid("topics", topics, f"at most {SETTLE_TOPICS_MAX} topics in a settlement")
     if len(batch.reason) > REASON_MAX:
         raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
-    if check_group_name(batch.group):
-        raise invalid("group", batch.group, "an existing consumer group")
     if len(batch.topic_counts) != 4 * topics:
         raise invalid("topic_counts", f"{len(batch.topic_counts)} bytes", f"{topics} elements of 4 bytes")
     if len(batch.epochs) != 4 * topics:
@@ -121,52 +130,46 @@ def by_topic(batch: consumer_pb2.SettleBatch) -> list[Rows]:
 
 
 class Joined:
-    """The answers to the parts of one settlement. `reply` gets their sum once, with `parts`, or the first Failure of
-    the log. The rows of a topic that left the group on the way are stale."""
+    """The answers to the topics of one settlement, which come in parts. `reply` gets their sum once, with `parts`, or
+    the first Failure of the log. The rows of a topic that the group does not have (any more) are stale."""
 
-    def __init__(self, reply: Reply[SettleResult]) -> None:
+    def __init__(self, reply: Reply[SettleResult], rows: Sequence[int]) -> None:
+        """`rows`: how many rows each topic has."""
         self._reply = reply
-        self._results: list[SettleResult | None] = []
-        self._failures: dict[int, Failure] = {}
-        """By the place of the part."""
-        self._missing = 0
-        self._closed = False
+        self._results = [SettleResult(stale=count) for count in rows]
+        self._failure: Failure | None = None
+        self._open = {0}
+        """Numbers of the parts that have no answer yet; 0 stands for those to be made."""
+        self._made = 0
 
-    def part(self, rows: int) -> Reply[SettleResult]:
-        """The reply to the next part, which has `rows` rows."""
-        place = len(self._results)
-        self._results.append(None)
-        self._missing += 1
+    def part(self, places: Sequence[int]) -> Reply[SettleResult]:
+        """The reply to the topics at these places, settled together."""
+        number = self._made = self._made + 1
+        self._open.add(number)
 
         def done(result: SettleResult) -> None:
-            if self._results[place] is None and place not in self._failures:
-                self._results[place] = SettleResult(stale=rows) if result.failure is not None else result
-                self._ended()
+            for place, part in zip(places, result.parts or (result,), strict=True):
+                if part.failure is None:
+                    self._results[place] = part
+            self._ended(number, None)
 
-        def fail(failure: Failure) -> None:
-            if self._results[place] is None and place not in self._failures:
-                self._failures[place] = failure
-                self._ended()
-
-        return Reply(done, fail)
+        return Reply(done, partial(self._ended, number))
 
     def close(self) -> None:
         """All parts are made."""
-        self._closed = True
-        self._finish()
+        self._ended(0, None)
 
-    def _ended(self) -> None:
-        self._missing -= 1
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._missing or not self._closed:
+    def _ended(self, number: int, failure: Failure | None) -> None:
+        if number not in self._open:
             return
-        self._closed = False
-        if self._failures:
-            self._reply.fail(self._failures[min(self._failures)])
+        self._open.remove(number)
+        self._failure = self._failure or failure
+        if self._open:
+            return
+        if self._failure is not None:
+            self._reply.fail(self._failure)
         else:
-            self._reply.done(SettleResult.of(tuple([result for result in self._results if result is not None])))
+            self._reply.done(SettleResult.of(tuple(self._results)))
 
 
 class Settlements:
@@ -196,97 +199,93 @@ class Settlements:
         self.retries = RetryQueue(proposer)
         self.serving = proposer.serving
 
-    def settle(self, batch: consumer_pb2.SettleBatch, now_ms: int, reply: Reply[SettleResult]) -> None:
+    def settle(self, batch: consumer_pb2.SettleBatch, group: Group, now_ms: int, reply: Reply[SettleResult]) -> None:
         """Put a consumer's settlement into the log, with those of all its topics in one command; `reply` is told once
-        it is applied. Raises RequestError. A settlement of several topics has a result for each: rows of a topic that
-        the group does not have (any more) are stale."""
+        it is applied. `group` is the one that it names. Raises RequestError. A settlement of several topics has a
+        result for each: rows of a topic that the group does not have (any more) are stale."""
+        kind = _kind(batch)
+        copies = kind in (SETTLE_RETRY, SETTLE_DEAD)
         if not batch.topics:
-            named = self._named(batch.group, batch.topic)
-            taken = self._taken(batch, _kind(batch), alone(batch), *named, now_ms, reply)
-            if isinstance(taken, Leaving):
-                self._leave(taken)
+            subscription = self._named(group, batch.topic)
+            if copies:
+                self._leave(self._leaving(batch, kind, alone(batch), subscription, now_ms, reply))
             else:
-                self.propose(taken, reply)
+                self.propose([self._columns(kind, alone(batch), subscription)], reply)
             return
-        joined = Joined(reply)
-        proposed: list[SettleColumns] = []
-        answers: list[Reply[SettleResult]] = []
-        leaving: list[Leaving] = []
-        parts, kind = by_topic(batch), _kind(batch)
-        group = self._state.groups.named(batch.group)
-        if group is None:
-            raise invalid("group", batch.group, "an existing consumer group")
-        for rows in parts:
-            topic_id = self._state.topic_id(rows.topic)
-            subscription = None if topic_id is None else group.subscriptions.get(topic_id)
-            answer = joined.part(rows.messages)
-            if topic_id is None or subscription is None:
-                answer.done(SettleResult(stale=rows.messages))
-                continue
-            # Nothing is settled where one part is refused.
-            taken = self._taken(batch, kind, rows, (group.group_id, topic_id), subscription, now_ms, answer)
-            if isinstance(taken, Leaving):
-                leaving.append(taken)
-            else:
-                proposed.append(taken)
-                answers.append(answer)
-        refuse(self.retries.refusal(sum(some.left for some in leaving)))
-        for some in leaving:
-            self._leave(some)
-        if proposed:
-            self.propose_together(proposed, answers)
+        parts = by_topic(batch)
+        found: dict[int, Subscription] = {}
+        for place, rows in enumerate(parts):
+            topic = self._state.topics.named(rows.topic)
+            subscription_there = None if topic is None else group.subscriptions.get(topic.topic_id)
+            if subscription_there is not None:
+                found[place] = subscription_there
+        joined = Joined(reply, [rows.messages for rows in parts])
+        # Nothing is settled where one part is refused.
+        if copies:
+            leaving = [
+                self._leaving(batch, kind, parts[place], subscription, now_ms, joined.part((place,)))
+                for place, subscription in found.items()
+            ]
+            refuse(self.retries.refusal(sum(some.left for some in leaving)))
+            for some in leaving:
+                self._leave(some)
+        elif found:
+            columns = [self._columns(kind, parts[place], subscription) for place, subscription in found.items()]
+            self.propose(columns, joined.part(list(found)))
         joined.close()
 
-    def _taken(
+    def _columns(self, kind: SettleKind.ValueType, rows: Rows, subscription: Subscription) -> SettleColumns:
+        """What to propose for the rows of one topic. Raises RequestError."""
+        _, ids, attempts, positions, epoch = rows
+        if len(ids) > 8 or subscription.has_names or self._windows_full:  # else the log gets them as they are
+            logged = self._logged(rows, subscription)
+            ids, attempts = logged.ids.tobytes(), logged.attempts.astype("<u4").tobytes()
+            positions = b"" if logged.positions is None else logged.positions.astype("<u8").tobytes()
+        return SettleColumns(
+            group_id=subscription.group_id,
+            topic_id=subscription.topic_id,
+            kind=kind,
+            ids=ids,
+            attempts=attempts,
+            positions=positions,
+            epoch=epoch,
+        )
+
+    def _leaving(
         self,
         batch: consumer_pb2.SettleBatch,
         kind: SettleKind.ValueType,
         rows: Rows,
-        key: ChannelKey,
         subscription: Subscription,
         now_ms: int,
         reply: Reply[SettleResult],
-    ) -> SettleColumns | Leaving:
-        """What to propose for the rows of one topic, or to queue if its messages are copied, with `reply` for the
-        result. Changes nothing. Raises RequestError."""
-        _, ids_bytes, attempts_bytes, positions_bytes, epoch = rows
-        group_id, topic_id = key
-        copies = kind in (SETTLE_RETRY, SETTLE_DEAD)
-        full = self._state.backlog.window_values >= WINDOW_VALUES_MAX
-        if len(ids_bytes) == 8 and not (copies or full or subscription.has_names):
-            # Over many topics nearly every settlement: one row, which the log gets as it is.
-            return SettleColumns(
-                group_id=group_id,
-                topic_id=topic_id,
-                kind=kind,
-                ids=ids_bytes,
-                attempts=attempts_bytes,
-                positions=positions_bytes,
-                epoch=epoch,
-            )
-        given = np.frombuffer(attempts_bytes, "<u4")
+    ) -> Leaving:
+        """What to queue for the rows of one topic, whose messages are copied. Raises RequestError."""
+        key = subscription.group_id, subscription.topic_id
+        ids, attempts, positions, deliveries = self._logged(rows, subscription)
+        if kind == SETTLE_DEAD:
+            due_ms, cause = None, DECLARED_DEAD
+        else:
+            due_ms, cause = self._due_ms(now_ms, self._pauses_ms(key[0], batch, deliveries)), REFUSED
+        return Leaving(key, kind, ids, attempts, positions, due_ms, cause, batch.reason, reply, rows.epoch)
+
+    @property
+    def _windows_full(self) -> bool:
+        return self._state.backlog.window_values >= WINDOW_VALUES_MAX
+
+    def _logged(self, rows: Rows, subscription: Subscription) -> _Logged:
+        """The rows as the log has them. Raises RequestError if they would make a window grow that must not."""
+        deliveries = np.frombuffer(rows.attempts, "<u4")
         ids, attempts, positions = subscription.as_logged(
-            np.frombuffer(ids_bytes, "<u8"), given, np.frombuffer(positions_bytes, "<u8") if positions_bytes else None
+            np.frombuffer(rows.ids, "<u8"),
+            deliveries,
+            np.frombuffer(rows.positions, "<u8") if rows.positions else None,
         )
         once = _rows_once(subscription, ids, attempts, positions)
-        given, ids, attempts = given[once], ids[once], attempts[once]
         positions = None if positions is None else positions[once]
-        if full:
-            _check_reach(subscription, ids, positions)
-        if copies:
-            dies = kind == SETTLE_DEAD
-            due_ms = None if dies else self._due_ms(now_ms, self._pauses_ms(group_id, batch, given))
-            cause = DECLARED_DEAD if dies else REFUSED
-            return Leaving(key, kind, ids, attempts, positions, due_ms, cause, batch.reason, reply, epoch)
-        return SettleColumns(
-            group_id=group_id,
-            topic_id=topic_id,
-            kind=kind,
-            ids=ids.tobytes(),
-            attempts=attempts.astype("<u4").tobytes(),
-            positions=b"" if positions is None else positions.astype("<u8").tobytes(),
-            epoch=epoch,
-        )
+        if self._windows_full:
+            _check_reach(subscription, ids[once], positions)
+        return _Logged(ids[once], attempts[once], positions, deliveries[once])
 
     def _pauses_ms(self, group_id: int, batch: consumer_pb2.SettleBatch, deliveries: Attempts) -> NDArray[np.int64]:
         """How long each nacked message waits: the delay or level that the nack gives, else the group's policy. Raises
@@ -341,53 +340,40 @@ class Settlements:
         leaving.reply = Reply(applied, reply.fail)
         self.retries.add(leaving)
 
-    def propose(self, columns: SettleColumns, reply: Reply[SettleResult]) -> None:
-        """Put settlement columns into the log; `reply` is told once they are applied."""
-        key = (columns.group_id, columns.topic_id)
+    def propose(self, columns: Sequence[SettleColumns], reply: Reply[SettleResult]) -> None:
+        """Put settlements of messages that are not copied into the log, as one command. `reply` is told once it is
+        applied, with a part for each."""
 
         def applied(result: CommandResult) -> None:
             assert isinstance(result, SettleResult)
-            if columns.kind == SETTLE_RETURN:
-                self._came_back(key, columns)
-            self._settled(key)
+            for some in columns:
+                key = (some.group_id, some.topic_id)
+                if some.kind == SETTLE_RETURN:
+                    self._came_back(key, some)
+                self._settled(key)
             reply.done(result)
 
-        self._proposer.submit(Command(settle=Settle(batches=[columns])), Reply(applied, reply.fail), may_gather=True)
-
-    def propose_together(self, columns: list[SettleColumns], answers: list[Reply[SettleResult]]) -> None:
-        """As `propose`, for acknowledgements of several topics: one command. Each has its answer."""
-
-        def applied(result: CommandResult) -> None:
-            assert isinstance(result, SettleResult) and len(result.parts) == len(columns)
-            for some, answer, part in zip(columns, answers, result.parts, strict=True):
-                self._settled((some.group_id, some.topic_id))
-                answer.done(part)
-
-        def failed(failure: Failure) -> None:
-            for answer in answers:
-                answer.fail(failure)
-
-        command = Command()
-        command.settle.batches.extend(columns)
-        self._proposer.submit(command, Reply(applied, failed), may_gather=True, topics=len(columns))
+        command = Command(settle=Settle(batches=columns))
+        self._proposer.submit(command, Reply(applied, reply.fail), may_gather=True, topics=len(columns))
 
     def positions_of(self, batch: consumer_pb2.SettleBatch, rows: Rows) -> tuple[ChannelKey, Positions, int]:
         """The channel of a settlement's rows, the positions of its messages, and how many messages it names; of those
         that the channel does not know there is no position. Raises RequestError."""
-        key, subscription = self._named(batch.group, rows.topic)
+        subscription = self._named(self._group(batch.group), rows.topic)
         _kind(batch)
         ids = np.frombuffer(rows.ids, "<u8")
         positions = np.frombuffer(rows.positions, "<u8") if rows.positions else None
         found, known = subscription.locate(ids, positions)
         if rows.epoch not in (None, subscription.epoch):
             known[:] = False
-        return key, found[known], len(np.unique(ids))
+        return (subscription.group_id, subscription.topic_id), found[known], len(np.unique(ids))
 
     def extend(self, session_id: int, batch: consumer_pb2.ExtendBatch, now_ms: int) -> tuple[int, int, int]:
         """Extend leases; returns (messages extended, messages refused, lease_until_ms). Refused are settled messages,
         those whose lease is over, and those of another attempt or epoch. Raises RequestError."""
         config = self._config
-        key, subscription = self._named(batch.group, batch.topic)
+        subscription = self._named(self._group(batch.group), batch.topic)
+        key = subscription.group_id, subscription.topic_id
         lease_ms = batch.lease_ms or config.lease_default_ms
         if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
             raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
@@ -420,15 +406,20 @@ class Settlements:
             self._feed.add(lease)
         return len(extended), len(ids) - len(extended), until_ms
 
-    def _named(self, group: str, topic: str) -> tuple[ChannelKey, Subscription]:
-        """The subscription of these names. Raises RequestError: there is none."""
-        group_id, topic_id = self._state.group_id(group), self._state.topic_id(topic)
-        if group_id is None:
-            raise invalid("group", group, "an existing consumer group")
-        subscription = None if topic_id is None else self._state.subscription(group_id, topic_id)
-        if topic_id is None or subscription is None:
-            raise invalid("topic", topic, f"a topic of group {group}")
-        return (group_id, topic_id), subscription
+    def _group(self, name: str) -> Group:
+        """The group of this name. Raises RequestError: there is none."""
+        group = self._state.groups.named(name)
+        if group is None:
+            raise invalid("group", name, "an existing consumer group")
+        return group
+
+    def _named(self, group: Group, topic: str) -> Subscription:
+        """The group's subscription to the topic of this name. Raises RequestError: there is none."""
+        found = self._state.topics.named(topic)
+        subscription = None if found is None else group.subscriptions.get(found.topic_id)
+        if subscription is None:
+            raise invalid("topic", topic, f"a topic of group {group.name}")
+        return subscription
 
 
 def _check_reach(subscription: Subscription, ids: Ids, positions: Positions | None) -> None:

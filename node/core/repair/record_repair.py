@@ -299,7 +299,7 @@ class RecordRepair(Part):
         reply: Reply[SettleResult] = Reply(
             lambda result: ended(set_aside=result.settled > 0), lambda failure: ended(set_aside=False)
         )
-        self._delivery.settlements.propose(columns, reply)
+        self._delivery.settlements.propose([columns], reply)
 
     def _name(self, case: _Case) -> str:
         return f"{self._core.identity.wheel_group}-{case.id >> 32}-{case.id & 0xFFFF_FFFF}"

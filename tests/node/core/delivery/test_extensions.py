@@ -309,7 +309,7 @@ def test_a_message_named_often_in_a_settlement_is_settled_and_counted_once(
         positions=batch.positions * copies if positions else b"",
     )
     answers: list[object] = []
-    settlements.settle(request, world.now_ms, Reply.either(answers.append))
+    settlements.settle(request, settlements._group("g"), world.now_ms, Reply.either(answers.append))
     assert settlements.retries.rows == (2 if outcome in (consumer_pb2.RETRY, consumer_pb2.DEAD) else 0)
     world.run_until(lambda: bool(answers))
     (result,) = answers
@@ -331,7 +331,8 @@ def test_the_row_with_the_right_position_counts() -> None:
         positions=np.array([position + 1, position, position + 2], "<u8").tobytes(),
     )
     answers: list[object] = []
-    master.host.core.parts.delivery.settlements.settle(request, world.now_ms, Reply.either(answers.append))
+    settlements = master.host.core.parts.delivery.settlements
+    settlements.settle(request, settlements._group("g"), world.now_ms, Reply.either(answers.append))
     world.run_until(lambda: bool(answers))
     assert (answers[0].settled, answers[0].unknown) == (1, 0)  # type: ignore[attr-defined]
 

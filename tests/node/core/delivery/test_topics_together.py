@@ -15,11 +15,11 @@ from tickwheel.node.core.delivery import delivery, handing, retries, settlements
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
 from tickwheel.node.core.delivery.leases import Lease, LeaseTable
-from tickwheel.node.core.delivery.settlements import Joined, by_topic
+from tickwheel.node.core.delivery.settlements import Joined
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.world import ClusterMs, Now
-from tickwheel.node.failure import Failure, RequestError, limit_reached, refuse
+from tickwheel.node.failure import Failure, limit_reached, refuse
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
@@ -285,8 +285,8 @@ def test_a_topic_that_goes_before_the_apply_is_stale(world: World) -> None:
         for number in (topic_id, 999)
     )
     answers: list[SettleResult | Failure] = []
-    joined = Joined(Reply.either(answers.append))
-    host.core.parts.delivery.settlements.propose_together([gone, there], [joined.part(1), joined.part(1)])
+    joined = Joined(Reply.either(answers.append), [1, 1])
+    host.core.parts.delivery.settlements.propose([gone, there], joined.part([0, 1]))
     joined.close()
     taker.node.wake()
     world.run_until(lambda: bool(answers))
@@ -510,16 +510,22 @@ def test_what_comes_while_a_pass_goes_on_is_served_after_it(world: World, monkey
     assert len(taker.batches) == batches + 1
 
 
-def test_a_long_reason_is_not_written_for_each_topic() -> None:
+def test_a_long_reason_or_group_is_not_written_for_each_topic(world: World) -> None:
     """Four megabytes for each of 512 topics were two gigabytes, and three seconds."""
     one, two = np.full(512, 1, "<u4").tobytes(), np.arange(512, dtype="<u8").tobytes()
     settle = SettleBatch(
         group="g", outcome=ACK, ids=two, attempts=one, positions=two, topics=["t"] * 512, topic_counts=one, epochs=one
     )
+    host = world.elect().host
+    assert host is not None
+    Taker(world, mixes=True)
+    world.run(100)
     for name in ("reason", "group"):
-        settle.ClearField("reason")
-        setattr(settle, name, "é" * 2_000_000)
+        asked = SettleBatch.FromString(settle.SerializeToString())
+        setattr(asked, name, "é" * 2_000_000)
+        answers: list[object] = []
         before = process_time()
-        with pytest.raises(RequestError, match=name):
-            by_topic(settle)
+        host.core.parts.consumers.settle(asked, Reply.either(answers.append))
         assert process_time() - before < 0.3
+        (answer,) = answers
+        assert isinstance(answer, Failure) and answer.metadata["field"] == name
