@@ -139,7 +139,7 @@ class Delivery(Part):
         consumers would have each message go to the same consumer."""
         self.active = False
         self.term = 0
-        self.feed = LeaseFeed()
+        self.feed = LeaseFeed(self._floor)
         self.heard = HeardLeases()
         self._inheritance = HeardLeases()
         """Leases from before this mastership that are not taken over yet. Those of a channel are once it is looked at,

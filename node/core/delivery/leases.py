@@ -31,6 +31,8 @@ FloorOf = Callable[[ChannelKey], int]
 
 EVENTS_MAX = 100_000
 """Lease ranges kept for slaves that have not acknowledged them. A slave further behind gets the whole table."""
+GIVEN_MAX = 10_000
+"""Leases kept until the next sync makes events of them; many more would hold it up."""
 TURN_CHANNELS = 500
 """Channels looked at in one turn of an upkeep. One takes a few microseconds."""
 TURN_RANGES = 5_000
@@ -454,9 +456,15 @@ class LeaseFeed:
     loss, and the slave is told again from there on. No sync has more than RANGES_PER_SYNC_MAX ranges.
 
     A slave that connects, or is EVENTS_MAX behind, is told the whole table.
+
+    No slave is told of a lease whose messages are all settled by the time of the next sync, as most are where consumers
+    keep up: a new master has applied the settlements before it looks at leases.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, floor_of: FloorOf = lambda _: 0) -> None:
+        self._floor_of = floor_of
+        self._given: list[Lease] = []
+        """Leases of which no event tells yet, at most GIVEN_MAX."""
         self._events: deque[LeaseRange] = deque()
         self._first = 0
         """Number of the oldest event kept."""
@@ -468,7 +476,16 @@ class LeaseFeed:
 
     def add(self, lease: Lease) -> None:
         """A lease was given out or extended."""
-        self._events.extend(ranges_of(lease))
+        self._given.append(lease)
+        if len(self._given) >= GIVEN_MAX:
+            self._note_given()
+
+    def _note_given(self) -> None:
+        """Make events of the leases that were given out, as far as their messages are not settled."""
+        given, self._given = self._given, []
+        for lease in given:
+            if len(lease.positions) and int(lease.positions[-1]) >= self._floor_of(lease.channel):
+                self._events.extend(ranges_of(lease))
         while len(self._events) > EVENTS_MAX:
             self._events.popleft()
             self._first += 1
@@ -478,6 +495,7 @@ class LeaseFeed:
     ) -> tuple[list[LeaseRange], bool]:
         """Ranges for sync `number` to a slave, and whether with them it has been told the whole table, which `held`
         returns, and all events."""
+        self._note_given()
         told = self._told.get(peer_id)
         if told is None:
             told = self._told[peer_id] = _Told(self._end, self._end, _ranges(held()))
@@ -519,7 +537,9 @@ class LeaseFeed:
     def all_heard(self, peer_id: str) -> bool:
         """Whether a slave has acknowledged every lease given out so far."""
         told = self._told.get(peer_id)
-        return told is not None and told.heard == self._end and not told.pieces and not told.tells_table
+        if told is None or self._given:
+            return False
+        return told.heard == self._end and not told.pieces and not told.tells_table
 
     def _trim(self) -> None:
         keep_from = min(told.heard for told in self._told.values())
@@ -533,6 +553,7 @@ class LeaseFeed:
 
     def clear(self) -> None:
         """Forget all: this node leads no more."""
+        self._given.clear()
         self._events.clear()
         self._told.clear()
 

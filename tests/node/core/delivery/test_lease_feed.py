@@ -108,6 +108,21 @@ def test_the_whole_table_is_told_once_to_a_slave_that_is_slow_to_answer() -> Non
     assert [len(peers.send("b")) for _ in range(3)] == [1, 0, 0]
 
 
+def test_a_lease_that_was_settled_before_the_sync_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to one slave nor to another, and whoever takes over waits for no answer. The newest of many given out
+    between two syncs are told like the others."""
+    monkeypatch.setattr(module, "GIVEN_MAX", 3)
+    peers, floors = Peers("b", "c"), {number: 8 for number in range(20) if number % 5}
+    peers.feed = LeaseFeed(lambda key: floors.get(key[1], 7))
+    for name in "bc":
+        peers.settle(name)
+    peers.give(20)
+    assert not peers.feed.all_heard("b"), "the newest may have to be told"
+    assert [[r.topic_id for r in peers.send(name)] for name in "bc"] == [[0, 5, 10, 15]] * 2
+    peers.settle("b")
+    assert peers.feed.all_heard("b")
+
+
 def test_a_lost_sync_is_told_again() -> None:
     """The answer to a later one tells of it."""
     peers = Peers("b")
@@ -195,8 +210,8 @@ STEPS = st.one_of(
 def test_all_are_heard_of_whatever_is_lost(steps: list[tuple[str, int | str]]) -> None:
     """The master never counts a lease as heard that the slave has not heard of; once nothing is lost any more, the
     slave hears of all."""
-    limits = module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX
-    module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX = 6, 2, 3
+    limits = module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX, module.GIVEN_MAX
+    module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX, module.GIVEN_MAX = 6, 2, 3, 2
     try:
         peers = Peers("b", "c")
         for kind, what in steps:
@@ -223,7 +238,7 @@ def test_all_are_heard_of_whatever_is_lost(steps: list[tuple[str, int | str]]) -
                 peers.settle(name)
             assert peers.feed.all_heard(name) and len(known) == len(peers.given)
     finally:
-        module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX = limits
+        module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX, module.GIVEN_MAX = limits
 
 
 RANGES = st.builds(

@@ -247,9 +247,11 @@ def test_a_slave_is_told_of_what_is_taken_over_while_the_table_is_told() -> None
     watched.begin(watched.term, ClusterMs(world.now_ms))
     table = (r for some in watched._all_held() for r in ranges_of(some))
     told = [next(table)]
+    watched.feed._note_given()
     since = watched.feed._end
     for key in keys[::2]:
         watched._inherit(key)
+    watched.feed._note_given()
     told += [*table, *itertools.islice(watched.feed._events, since - watched.feed._first, None)]
     assert watched._inheritance
     assert named(r for r in told if not r.ids) == COUNT
