@@ -198,6 +198,7 @@ class Parts:
         self.ticking = tuple(part for part in self.ordered if type(part).tick is not Part.tick)
         """The parts that do something in a tick."""
         self._waiting = tuple(part for part in self.ordered if type(part).wait_ms is not Part.wait_ms)
+        self._keeping = tuple(part for part in self.ordered if type(part).upkeep is not Part.upkeep)
         self.rests_until_ns = 0
         """When a part or the clock wants its next tick, as of the last tick of all parts."""
         self._stood: tuple[object, ...] = ()
@@ -232,7 +233,7 @@ class Parts:
         core = self._core
         self.disk_room.look()
         self.synced_file.write(self.sync.newest(core.term if core.leading else 0))
-        for part in self.ordered:
+        for part in self._keeping:
             if part not in self._turns and (turns := part.upkeep(now)) is not None:
                 self._turns[part] = turns
                 self._take_turn(part)

@@ -251,6 +251,10 @@ class Groups:
         self._by_id: dict[int, Group] = {}
         self._ids: list[int] = []
         self._by_name: dict[str, Group] = {}
+        self.get: Callable[[int], Group | None] = self._by_id.get
+        """The group of an id; None: there is none."""
+        self.named: Callable[[str], Group | None] = self._by_name.get
+        """The group of a name; None: there is none."""
         self._by_topic: dict[int, list[Subscription]] = {}
         self.last_id = 0
         self._owned: Counter[str] = Counter()
@@ -268,12 +272,6 @@ class Groups:
         while (place := bisect_right(self._ids, group_id)) < len(self._ids):
             group_id = self._ids[place]
             yield self._by_id[group_id]
-
-    def get(self, group_id: int) -> Group | None:
-        return self._by_id.get(group_id)
-
-    def named(self, name: str) -> Group | None:
-        return self._by_name.get(name)
 
     def add(self, group: Group) -> None:
         """Add a group; its id is above all earlier ones."""

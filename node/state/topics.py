@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tickwheel.node.state.ready import ReadyLog
@@ -39,6 +39,10 @@ class Topics:
         self._by_id: dict[int, Topic] = {}
         self._ids: list[int] = []
         self._by_name: dict[str, Topic] = {}
+        self.get: Callable[[int], Topic | None] = self._by_id.get
+        """The topic of an id; None: there is none."""
+        self.named: Callable[[str], Topic | None] = self._by_name.get
+        """The topic of a name; None: there is none."""
         self.last_id = 0
         self._owned: Counter[str] = Counter()
 
@@ -55,16 +59,10 @@ class Topics:
             topic_id = self._ids[place]
             yield self._by_id[topic_id]
 
-    def get(self, topic_id: int) -> Topic | None:
-        return self._by_id.get(topic_id)
-
     def takes(self, topic_id: int) -> bool:
         """Whether the topic may get messages: it exists and is not being deleted."""
         topic = self._by_id.get(topic_id)
         return topic is not None and not topic.closing
-
-    def named(self, name: str) -> Topic | None:
-        return self._by_name.get(name)
 
     def add(self, topic: Topic) -> None:
         """Add a topic; its id is above all earlier ones."""

@@ -12,7 +12,7 @@ Soft state of one mastership. Called by the delivery, which sends messages and k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,10 +65,8 @@ class Broadcasts:
 
     def channels(self, group_id: int) -> list[Channel]:
         """Channels of all consumers of a group."""
-        return [reader.channel for reader in self._all() if reader.channel.key[0] == group_id]
-
-    def _all(self) -> Iterator[Reader]:
-        return (reader for readers in self._readers.values() for reader in readers.values())
+        of_group = (readers.values() for key, readers in self._readers.items() if key[0] == group_id)
+        return [reader.channel for readers in of_group for reader in readers]
 
     def answered(self, key: ChannelKey, session_id: int, positions: Positions) -> int:
         """A consumer answered for messages, or its leases ran out. Returns how many of them it had out."""
@@ -96,10 +94,10 @@ class Broadcasts:
 
     def upkeep(self) -> None:
         """Advance floors that lag because no consumer answered lately. Called about once a second."""
-        for key in self._readers:
+        for key, readers in self._readers.items():
             self._advance(key)
-        for reader in self._all():
-            reader.channel.forget_settled()
+            for reader in readers.values():
+                reader.channel.forget_settled()
 
     def end(self) -> None:
         self._mastership += 1

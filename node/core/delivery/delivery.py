@@ -872,7 +872,10 @@ class Delivery(Part):
         """A function that returns the lease ranges known now, of each group those that end last first, about; None if
         there are none. Any thread may call it at any later time. A master's are limited to `LEASES_WRITTEN_MAX`
         leases."""
-        held = (self._inheritance if self.active else self.heard).by_group()
+        known = self._inheritance if self.active else self.heard
+        if not (known or self._leases.out() or self._inherited.waiting):
+            return None
+        held = known.by_group()
         groups = {g: n for g, n in self._leases.groups().items() if not self._state.group_broadcasting(g)}
         for group_id, most in zip(groups, shares(list(groups.values())), strict=True):
             copies = [copy_of(lease) for lease in self._leases.newest(group_id, most) if not lease.given_back]

@@ -145,6 +145,11 @@ class Inherited:
         self._unplaced: dict[ChannelKey, dict[int, tuple[int, int]]] = {}
         """Ids delivered ahead of a lost dispatch -> end of their lease, and the position that was expected for them."""
 
+    @property
+    def waiting(self) -> bool:
+        """Whether messages are held by their ids."""
+        return bool(self._unplaced)
+
     def take_over(self, lease: Lease) -> None:
         """Take over a running lease. Messages delivered ahead of a dispatch that is not in the log are held by id."""
         if self._state.group_broadcasting(lease.channel[0]):

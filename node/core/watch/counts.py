@@ -106,7 +106,8 @@ class _Sums:
         """Add a second's counts: of each kind of event, topic id -> messages. Returns them for `remove`."""
         columns: list[_Column] = []
         for what, counts in enumerate(by_topic):
-            self._seat(counts.keys() - self._places.keys())
+            if new := counts.keys() - self._places.keys():
+                self._seat(new)
             places = np.fromiter(map(self._places.__getitem__, counts), np.int64, len(counts))
             numbers = np.fromiter(counts.values(), np.int64, len(counts))
             self._sums[places, what] += numbers
@@ -273,9 +274,11 @@ class Counts(Part):
         totals, deliveries = self.totals, self.deliveries
         in_all = (totals.scheduled, totals.dispatched, deliveries.delivered, totals.settled)
         late_counts, redelivered = deliveries.late_counts.copy(), deliveries.redelivered
-        by_topic = self._sums.add(self._since) if self._notes else ()
+        by_topic: Sequence[_Column] = ()
+        if any(self._since):
+            by_topic = self._sums.add(self._since) if self._notes else ()
+            self._since = _no_counts()
         self._notes.append(_Note(now.steady_ms, in_all, by_topic, late_counts, redelivered))
-        self._since = _no_counts()
         self._busiest = None
         while self._notes[0].at_ms < now.steady_ms - WINDOW_MS:
             self._notes.popleft()
