@@ -27,8 +27,6 @@ from tickwheel.wheel.units import HOUR_MS, Ids, Units, find_ids, ids_of, picked,
 
 IDS = np.dtype("<u8")
 TICKS = np.dtype([("tick", "<i8"), ("position", "<u8")])
-_TICK = struct.Struct("<qQ")
-"""A row of TICKS."""
 NO_TICK = -1 << 62
 SEARCHED = 1 << 18
 """Positions read together by a search: two megabytes."""
@@ -96,7 +94,7 @@ class ReadyLog:
         elif first_tick != self.last_tick:
             self._note_tick(first_tick)
         self._note_dispatch(first_due_ms // HOUR_MS, stamped_ms // HOUR_MS)
-        first = self.ids.append(ids) if len(ids) > 1 else self.ids.append_one(ids[0], ids.tobytes())
+        first = self.ids.append(ids) if len(ids) > 1 else self.ids.append_one(ids[0])
         rows = np.flatnonzero(units["target_group"]) if targeted else _NONE
         if not len(rows):
             return first, False
@@ -112,8 +110,7 @@ class ReadyLog:
             self._hour_positions.append(self.ids.count)
             self._hour_ticks.append(self.ticks.count)
             self._hour_dispatched.append(hour)
-        row = (tick, self.ids.count)
-        self.ticks.append_one(row, _TICK.pack(*row))
+        self.ticks.append_one((tick, self.ids.count))
         self.last_tick, self._last_from = tick, self.ids.count
 
     def _note_ticks(self, ticks: NDArray[np.int64]) -> None:

@@ -7,7 +7,8 @@ Invariants:
 - A record never changes; its number says in which file it lies, and where. The files hold a prefix of the
   sequence (without what was dropped), the buffer at least the rest from the start of a block on, and of the
   prefix the newest `keep` records.
-- `crc` is the CRC32C of all records' bytes from the first on, dropped ones included, whatever has been written.
+- `crc` is the CRC32C of all records' bytes from the first on, dropped ones included, whatever has been written. It is
+  computed when it is read, or before records leave the memory.
 - Between `begin_flush` and `finish_flush` only the flush writes to files.
 - Writing cuts a file to where it goes on, so it can be repeated; after a restart replay regrows the same bytes.
 - What `drop_below` drops is never read again; its files go once no checkpoint names them.
@@ -100,7 +101,8 @@ class Sequence:
         self._per_file = self._layout.per_block * (SEGMENT_BYTES // BLOCK_BYTES)
         self._keep = (KEEP_BYTES if keep_bytes is None else keep_bytes) // self._size
         self.count = snapshot.count
-        self.crc = snapshot.crc32c
+        self._crc, self._summed = snapshot.crc32c, self.count
+        """`crc` of the records below this number."""
         self.first = snapshot.first
         """Records below this number were dropped."""
         self._first_file = self.first // self._per_file
@@ -154,23 +156,31 @@ class Sequence:
         """Append records; returns the number of the first. Never fails: a full disk shows at the flush."""
         first, added = self.count, len(records)
         self._make_room(added)
-        start = first - self._first
-        self._buffer[start : start + added] = records
-        self._took(added, self._buffer[start : start + added].tobytes())
+        self._buffer[first - self._first : first - self._first + added] = records
+        self._took(added)
         return first
 
-    def append_one(self, record: object, data: bytes) -> int:
-        """`append` of a single record, given as one (a tuple, if it has fields) and as its bytes: a quarter of the cost
-        of an array of it."""
+    def append_one(self, record: object) -> int:
+        """`append` of a single record (a tuple, if it has fields): a quarter of the cost of an array of it."""
         first = self.count
         self._make_room(1)
         self._buffer[first - self._first] = record
-        self._took(1, data)
+        self._took(1)
         return first
 
-    def _took(self, added: int, data: bytes) -> None:
+    @property
+    def crc(self) -> int:
+        """CRC32C of all records so far."""
+        self._sum()
+        return self._crc
+
+    def _sum(self) -> None:
+        if self._summed < self.count:
+            data = self._buffer[self._summed - self._first : self.count - self._first].tobytes()
+            self._crc, self._summed = google_crc32c.extend(self._crc, data), self.count
+
+    def _took(self, added: int) -> None:
         self.count += added
-        self.crc = google_crc32c.extend(self.crc, data)
         unwritten = self.count - max(self._written, self._retry_at)
         if self._flushing is None and unwritten * self._size >= PIECE_BYTES:
             self._write()
@@ -179,6 +189,7 @@ class Sequence:
         used = self.count - self._first
         if used + added <= len(self._buffer):
             return
+        self._sum()
         written = self._layout.start_of_block(self._written)
         drop = max(0, min(written, self.count - self._keep) - self._first)
         wanted = used - drop + added
@@ -191,6 +202,7 @@ class Sequence:
         self._first += drop
 
     def _write(self) -> None:
+        self._sum()
         try:
             for piece in self._pieces():
                 piece.write(self._disk)

@@ -37,7 +37,7 @@ def test_reads_as_a_list_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
         wanted = np.concatenate((wanted, more))
         if rng.random() < 0.5:  # one alone
             last = np.array([rng.getrandbits(64)], U64)
-            assert made.append_one(last[0], last.tobytes()) == len(wanted)
+            assert made.append_one(last[0]) == len(wanted)
             wanted = np.concatenate((wanted, last))
         first, count = rng.randint(first_kept, len(wanted)), rng.randint(0, 1500)
         assert made.read(first, count).tolist() == wanted[first : first + count].tolist()
@@ -46,7 +46,8 @@ def test_reads_as_a_list_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
         if len(wanted) > first_kept:
             places = np.array([rng.randrange(first_kept, len(wanted)) for _ in range(rng.randint(0, 9))], np.int64)
             assert made.gather(places).tolist() == wanted[places].tolist()
-        assert made.crc == google_crc32c.value(wanted.tobytes())
+        if rng.random() < 0.3:  # it must not matter when it was computed last
+            assert made.crc == google_crc32c.value(wanted.tobytes())
         if rng.random() < 0.1:
             first_kept = rng.randint(first_kept, len(wanted))
             made.drop_below(first_kept)
@@ -77,6 +78,7 @@ def test_reads_as_a_list_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert {f"d/{name}" for name in disk.list("d")} == {file.path for file in made.files()}
     assert all(disk.size(file.path) == file.bytes for file in made.files())
     again = Sequence(disk, "d/s", U64, made.snapshot())
+    assert again.crc == made.crc == google_crc32c.value(wanted.tobytes())
     again.append(more)
     assert again.read(first_kept, len(wanted)).tolist() == [*wanted[first_kept:].tolist(), *more.tolist()]
 
@@ -91,7 +93,7 @@ def test_one_record_alone_is_as_in_an_array(monkeypatch: pytest.MonkeyPatch) -> 
     rows = np.zeros(3 * BLOCK_BYTES // fields.itemsize, fields)
     rows["tick"], rows["position"] = np.arange(len(rows)) - 7, np.arange(len(rows)) * 3
     for place, row in enumerate(rows.tolist()):
-        assert together.append(rows[place : place + 1]) == alone.append_one(row, rows[place : place + 1].tobytes())
+        assert together.append(rows[place : place + 1]) == alone.append_one(row)
     assert alone.crc == together.crc == google_crc32c.value(rows.tobytes())
     assert alone.read(0, len(rows)).tolist() == rows.tolist()
     assert disk.size("d/a.0") == disk.size("d/t.0") > BLOCK_BYTES
