@@ -1,6 +1,6 @@
 """`tickwheel chaos mutants`: guards and old bugs, one at a time, and the seeds until the simulation finds each.
 
-Whatever is looked for by a directed scenario (aims.py) is also run with everything whole, which must be clean.
+Whatever a directed scenario (mutation_table.py) looks for is also run with everything whole, which must be clean.
 Writes its table between two marks of a document, so that what is published is what one command gives.
 """
 
@@ -19,7 +19,7 @@ import typer
 from rich.table import Table
 
 from tickwheel.chaos.printing import open_console
-from tickwheel.chaos.sim.aims import FEW_CLIENTS, GUARD_AIMS
+from tickwheel.chaos.sim.mutation_table import FEW_CLIENTS, GUARD_AIMS
 from tickwheel.chaos.sim.mutations import MUTATIONS
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, SimulationConfig

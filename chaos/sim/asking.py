@@ -64,9 +64,7 @@ class Asking:
             await wires.pause(PAUSE_NS)
 
     async def served(
-        self,
-        request: Callable[[NodeCore], Coroutine[Any, Any, Any]],
-        definite: Callable[[Any], bool] = succeeded,
+        self, request: Callable[[NodeCore], Coroutine[Any, Any, Any]], definite: Callable[[Any], bool] = succeeded
     ) -> Any:
         """As `ask`, for a request that a core serves in steps."""
         return await self.ask(served(request), definite)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.executor import HELD_NS
 from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene, lost_on, other_than_master
-from tickwheel.chaos.sim.history_machines import CheckpointTaken, MomentSeen
+from tickwheel.chaos.sim.history_machines import CheckpointBegan, CheckpointTaken, MomentSeen
 from tickwheel.chaos.sim.moments import COPY_OF_LATER, COPY_RESUMED, HOURS_REMOVED
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
@@ -87,6 +87,28 @@ def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     for one in scene.machines:
         one.start()
     return breaks.broken
+
+
+def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+    """Backups are asked for, and a node that begins a checkpoint loses power before it is durable, or just then."""
+    going = Going(scene)
+    machines = scene.fabric.machines
+
+    def begun(record: CheckpointBegan) -> None:
+        if rng.random() < 0.5:
+            going.after(rng.randrange(10 * MS), strike, machines[record.node], record.boot)
+
+    def strike(struck: Machine, boot: int) -> None:
+        if struck.boot != boot or struck.process is None:
+            return
+        before = lost_on(struck)
+        struck.lose_power()
+        going.hits += lost_on(struck) - before
+        scene.world.after(rng.randrange(10 * MS, 400 * MS), struck.start)
+
+    going.when(CheckpointBegan, begun)
+    going.again(lambda: _ask_for_checkpoint(rng.choice(scene.machines)), lambda: rng.randrange(100 * MS, 500 * MS))
+    return (yield from going.until_end())
 
 
 def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:

@@ -21,7 +21,7 @@ from tickwheel.chaos.sim.history_machines import (
     SizesSeen,
     SyncedSeen,
 )
-from tickwheel.chaos.sim.history_schedules import RunSeen, ScheduleChanged
+from tickwheel.chaos.sim.history_operators import RunSeen, ScheduleChanged
 from tickwheel.chaos.sim.log_process import (
     CLUSTER_ID,
     SIZES_EVERY_NS,
@@ -210,13 +210,7 @@ class CoreProcess:
     """`setup.Process` of the whole node; also its CheckpointSource."""
 
     def __init__(
-        self,
-        machine: Machine,
-        names: Sequence[str],
-        guards: Guards,
-        config: CoreConfig,
-        shape: Shape,
-        census: Census,
+        self, machine: Machine, names: Sequence[str], guards: Guards, config: CoreConfig, shape: Shape, census: Census
     ) -> None:
         self.machine = machine
         self.watch = LogWatch(machine, census)

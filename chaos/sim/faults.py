@@ -19,7 +19,6 @@ from tickwheel.chaos.sim import (
     checkpoint_faults,
     clock_faults,
     disk_faults,
-    election_faults,
     library_faults,
     member_faults,
     moment_faults,
@@ -63,9 +62,9 @@ KINDS: dict[str, Kind] = {
     "slow-disk": Kind(disk_faults.slow_disk, (500, 5_000), "syncs slowed"),
     "failed-sync": Kind(disk_faults.failed_sync, (200, 3_000), "syncs failed"),
     "disk-full": Kind(disk_faults.disk_full, (500, 5_000), "writes refused"),
-    "kill-voters": Kind(election_faults.kill_voters, (1_000, 6_000), "voters killed"),
-    "cut-candidates": Kind(election_faults.cut_candidates, (1_000, 6_000), "candidates cut off"),
-    "restart-bridge": Kind(election_faults.restart_bridge, (1_500, 6_000), "restarts of the bridge"),
+    "kill-voters": Kind(moment_faults.kill_voters, (1_000, 6_000), "voters killed"),
+    "cut-candidates": Kind(moment_faults.cut_candidates, (1_000, 6_000), "candidates cut off"),
+    "restart-bridge": Kind(moment_faults.restart_bridge, (1_500, 6_000), "restarts of the bridge"),
     "failed-apply": Kind(process_faults.failed_apply, (200, 2_000), "applies that raised"),
     "hung-disk": Kind(disk_faults.hung_disk, (500, 4_000), "works that hung"),
     "read-error": Kind(disk_faults.read_error, (200, 3_000), "reads failed"),
@@ -79,8 +78,10 @@ KINDS: dict[str, Kind] = {
     "votes-twice": _directed(repeated_faults.votes_twice, (1_500, 3_000), "votes twice"),
     "old-answers": _directed(repeated_faults.old_answers, (4_000, 6_000), "answers of before"),
     "late-syncs": _directed_of_nodes(repeated_faults.late_syncs, (5_000, 8_000), "frames late"),
-    "handover": Kind(election_faults.handover, (1_000, 3_000), "handovers done"),
-    "power-checkpoint": _of_nodes(moment_faults.power_checkpoint, (1_000, 6_000), "pages and directory changes lost"),
+    "handover": Kind(moment_faults.handover, (1_000, 3_000), "handovers done"),
+    "power-checkpoint": _of_nodes(
+        checkpoint_faults.power_checkpoint, (1_000, 6_000), "pages and directory changes lost"
+    ),
     "kill-returning": _of_nodes(moment_faults.kill_returning, (1_000, 6_000), "masters killed"),
     "kill-installed": _directed_of_nodes(checkpoint_faults.kill_installed, (3_000, 5_000), "masters killed"),
     "power-in-checkpoint": _directed_of_nodes(

@@ -15,22 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, dataclass_transform
 
 from tickwheel.chaos.sim.world import World
 
 
-@dataclass(slots=True)
+@dataclass_transform()
+@dataclass
 class Record:
-    """Anything that happened at a true time."""
+    """Anything that happened at a true time. Each kind derives from it and is thereby a dataclass."""
 
     at_ns: int
+
+    def __init_subclass__(cls) -> None:
+        dataclass(cls)
 
 
 # -- the run
 
 
-@dataclass(slots=True)
 class RunBegan(Record):
     """First record. True wall time in ms is `start_wall_ms` + at_ns // 1_000_000."""
 
@@ -54,17 +57,14 @@ class RunBegan(Record):
     """Most messages that a group may have out with its consumers; 0: no limit that holds for the whole run."""
 
 
-@dataclass(slots=True)
 class FaultBegan(Record):
     fault: str
 
 
-@dataclass(slots=True)
 class FaultEnded(Record):
     fault: str
 
 
-@dataclass(slots=True)
 class HandoverEnded(Record):
     """A planned handover that a master was asked for at `asked_ns`."""
 
@@ -73,12 +73,10 @@ class HandoverEnded(Record):
     came_about: bool
 
 
-@dataclass(slots=True)
 class Healed(Record):
     """All faults have ended and all machines run."""
 
 
-@dataclass(slots=True)
 class Drained(Record):
     """The run is over; `reason` says what was still missing, empty if nothing."""
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tickwheel.chaos.sim.history import Record
 
 # -- staged publication
 
 
-@dataclass(slots=True)
 class BlockStaged(Record):
     """A task first asks to stage a block of rows under its attempt."""
 
@@ -20,7 +17,6 @@ class BlockStaged(Record):
     uids: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class CommitAsked(Record):
     """A driver first asks to commit these attempts of its run."""
 
@@ -30,7 +26,6 @@ class CommitAsked(Record):
     attempts: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class CommitAnswered(Record):
     """The answer to a commit. `state` is a name of StagedState, or `REFUSED`: it will never be carried out."""
 
@@ -40,7 +35,6 @@ class CommitAnswered(Record):
     state: str
 
 
-@dataclass(slots=True)
 class AbortAnswered(Record):
     """The answer to a driver that asked from `asked_ns` on to abort its run: the state of the batch."""
 
@@ -51,7 +45,6 @@ class AbortAnswered(Record):
     asked_ns: int
 
 
-@dataclass(slots=True)
 class WriteSeen(Record):
     """The progress of a committed batch, as the cluster reports it."""
 
@@ -66,7 +59,6 @@ class WriteSeen(Record):
 # -- bundles
 
 
-@dataclass(slots=True)
 class TakeOverAsked(Record):
     """A loader first asks to take over a bundle, the `sequence`th of `bundles` of its load."""
 
@@ -76,7 +68,6 @@ class TakeOverAsked(Record):
     uids: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class ColdParked(Record):
     """A freezer learns that its part is registered: the cluster has the messages now, to be loaded in time."""
 
@@ -87,14 +78,12 @@ class ColdParked(Record):
     due_ms: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class ColdLoaded(Record):
     """A freezer is told that a part was taken over."""
 
     part: int
 
 
-@dataclass(slots=True)
 class ColdListed(Record):
     """A master's answer to a question of `asked_ns`: the parts it knows, and those of them that wait."""
 
@@ -103,7 +92,6 @@ class ColdListed(Record):
     waiting: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class ColdLooked(Record):
     """A node's report of a message by its cold id. `state` is a name of MessageState, or NOT_FOUND."""
 
@@ -111,7 +99,6 @@ class ColdLooked(Record):
     state: str
 
 
-@dataclass(slots=True)
 class LoadAnswered(Record):
     """The answer to a loader that asked for the `sequence`th bundle: `taken` bundles of its load have been taken over,
     with `units` messages."""

@@ -6,12 +6,9 @@ that is used once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tickwheel.chaos.sim.history import Record
 
 
-@dataclass(slots=True)
 class KeyedAnswered(Record):
     """The receipt of a batch with unique keys, row by row."""
 
@@ -24,7 +21,6 @@ class KeyedAnswered(Record):
     due_ms: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class KeyAsked(Record):
     """A try of a call leaves its client, the first one or a repeat."""
 
@@ -40,14 +36,12 @@ class KeyAsked(Record):
     """The time to move to. A sweep moves by this much; 0: it cancels."""
 
 
-@dataclass(slots=True)
 class KeyUndone(Record):
     """The last try of a call was refused: it has no effect."""
 
     call: int
 
 
-@dataclass(slots=True)
 class KeyAnswered(Record):
     """The answer to the last try of a call. Of a sweep and a deletion: it is over."""
 
@@ -62,7 +56,6 @@ class KeyAnswered(Record):
     """The call has this answer for good: no earlier try has another effect."""
 
 
-@dataclass(slots=True)
 class KeyedSeen(Record):
     """The cluster's report, by its first id, of an acknowledged message that has not come."""
 
@@ -83,7 +76,6 @@ class KeyedSeen(Record):
         return self.state in ("PENDING", "DISPATCHED")
 
 
-@dataclass(slots=True)
 class KeysUsed(Record):
     """Clients use unique keys in a topic from now on."""
 

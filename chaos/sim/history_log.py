@@ -4,13 +4,10 @@ the log alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import OfBoot
 
 
-@dataclass(slots=True)
 class VoteSeen(OfBoot):
     """A node has recorded its vote in a term."""
 
@@ -18,7 +15,6 @@ class VoteSeen(OfBoot):
     voted_for: str
 
 
-@dataclass(slots=True)
 class TermIgnored(OfBoot):
     """A node took a frame of a higher term and stays in its own."""
 
@@ -26,7 +22,6 @@ class TermIgnored(OfBoot):
     heard: int
 
 
-@dataclass(slots=True)
 class CommitSeen(Record):
     """An entry was applied for the first time anywhere; `holders` of the voters have it on stable storage."""
 
@@ -37,7 +32,6 @@ class CommitSeen(Record):
     voters: int
 
 
-@dataclass(slots=True)
 class CommittedCut(OfBoot):
     """A node cut an entry from its log that was applied somewhere."""
 
@@ -45,7 +39,6 @@ class CommittedCut(OfBoot):
     term: int
 
 
-@dataclass(slots=True)
 class Recovered(OfBoot):
     """A node's log after a start; `durable_before` is the last committed entry that was on stable storage before."""
 
@@ -53,7 +46,6 @@ class Recovered(OfBoot):
     durable_before: int
 
 
-@dataclass(slots=True)
 class SentAgain(Record):
     """A master sends an entry again on a connection without being asked to."""
 
@@ -63,7 +55,6 @@ class SentAgain(Record):
     sent_before: int
 
 
-@dataclass(slots=True)
 class AskedUnread(OfBoot):
     """A node asks for an election when its timer comes too late and input waits for it unread. A smaller delay counts
     as none: there the server's loop reads first (node/server/driver.py), which a simulated machine does not have."""
@@ -71,7 +62,6 @@ class AskedUnread(OfBoot):
     waiting: int
 
 
-@dataclass(slots=True)
 class Unpickled(OfBoot):
     """Code pickled by a stranger ran inside a node."""
 
@@ -79,7 +69,6 @@ class Unpickled(OfBoot):
 # -- the log alone
 
 
-@dataclass(slots=True)
 class Applied(OfBoot):
     """A node applied an entry; `command` 0 is an entry that no client proposed."""
 
@@ -88,13 +77,11 @@ class Applied(OfBoot):
     command: int
 
 
-@dataclass(slots=True)
 class Proposed(Record):
     node: str
     command: int
 
 
-@dataclass(slots=True)
 class ProposalEnded(Record):
     node: str
     command: int

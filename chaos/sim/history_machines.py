@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tickwheel.chaos.sim.history import Record
 
 
-@dataclass(slots=True)
 class OfBoot(Record):
     """Of one life of a node's process."""
 
@@ -15,12 +12,10 @@ class OfBoot(Record):
     boot: int
 
 
-@dataclass(slots=True)
 class Booted(OfBoot):
     """A node's process has begun."""
 
 
-@dataclass(slots=True)
 class Stopped(OfBoot):
     why: str  # kill, power, stop, fatal
     reason: str
@@ -28,14 +23,12 @@ class Stopped(OfBoot):
     """A fault was put on this machine that makes a process stop itself."""
 
 
-@dataclass(slots=True)
 class DiskWiped(Record):
     """A node has lost its disk for good, and its promises with it: its later statements count for nothing."""
 
     node: str
 
 
-@dataclass(slots=True)
 class RoleSeen(OfBoot):
     """Role or term of a node, when it changed."""
 
@@ -45,14 +38,12 @@ class RoleSeen(OfBoot):
     """The voters by the node's log; empty: not recorded."""
 
 
-@dataclass(slots=True)
 class MemberRemoved(Record):
     """The client that asked for a removal was told that the member is removed."""
 
     node: str
 
 
-@dataclass(slots=True)
 class LeaseSeen(OfBoot):
     """A node holds the master's lease until this true time if nothing more arrives; 0: not held."""
 
@@ -62,7 +53,6 @@ class LeaseSeen(OfBoot):
     """Time until which a majority votes for nobody else, by when each last heard this master."""
 
 
-@dataclass(slots=True)
 class CursorSeen(OfBoot):
     """The cursor a node shows, when it changed. `recovering`: it says that it is not yet where it was."""
 
@@ -72,7 +62,6 @@ class CursorSeen(OfBoot):
     recovering: bool
 
 
-@dataclass(slots=True)
 class SyncedSeen(OfBoot):
     """The synced (tick, local index) a slave shows in a term."""
 
@@ -81,7 +70,6 @@ class SyncedSeen(OfBoot):
     local_index: int
 
 
-@dataclass(slots=True)
 class SyncHeard(OfBoot):
     """A slave took a 50 ms sync of a term's master, which had left at `sent_ns` (true time), and the one before it for
     the same slave at `before_ns` (0: none did). Not `complete`: the master had more leases to tell."""
@@ -93,29 +81,24 @@ class SyncHeard(OfBoot):
     complete: bool = True
 
 
-@dataclass(slots=True)
 class LeasesGathered(OfBoot):
     """A node begins to write down the leases that it knows now."""
 
 
-@dataclass(slots=True)
 class LeasesKept(OfBoot):
     """The leases that the node gathered last are on stable storage."""
 
 
-@dataclass(slots=True)
 class LeasesUnread(OfBoot):
     """A fault keeps a starting node from reading the leases on its disk."""
 
 
-@dataclass(slots=True)
 class DigestSeen(OfBoot):
     applied_index: int
     digest: bytes
     parts: tuple[tuple[str, bytes], ...] = ()
 
 
-@dataclass(slots=True)
 class SizesSeen(Record):
     """Fill of bounded things: (name, now, limit)."""
 
@@ -123,24 +106,20 @@ class SizesSeen(Record):
     sizes: tuple[tuple[str, int, int], ...]
 
 
-@dataclass(slots=True)
 class CheckpointBegan(OfBoot):
     """A node writes a checkpoint of its own."""
 
 
-@dataclass(slots=True)
 class CheckpointTaken(OfBoot):
     """A node has put a peer's checkpoint in place: it was too far behind, or new."""
 
 
-@dataclass(slots=True)
 class MomentSeen(OfBoot):
     """A node came to a moment that a run is to reach now and then (moments.py)."""
 
     what: str
 
 
-@dataclass(slots=True)
 class ContentSeen(OfBoot):
     """A checksum of the units that a node appended for the entry at an index."""
 

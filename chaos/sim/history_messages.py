@@ -41,7 +41,6 @@ class Row:
     label: Label | None = None
 
 
-@dataclass(slots=True)
 class ScheduleSent(Record):
     """A batch leaves its producer for a node, for the first time or again."""
 
@@ -51,7 +50,6 @@ class ScheduleSent(Record):
     rows: tuple[Row, ...]
 
 
-@dataclass(slots=True)
 class DelayCounted(Record):
     """A node turns delays into due times, or just did. It reports the possible error of its clock."""
 
@@ -60,7 +58,6 @@ class DelayCounted(Record):
     clock_error_ms: float
 
 
-@dataclass(slots=True)
 class ScheduleAcknowledged(Record):
     """The producer has the receipt. `due_ms` are the times that hold."""
 
@@ -74,7 +71,6 @@ class ScheduleAcknowledged(Record):
     """The groups that they are for; empty: all groups of the run."""
 
 
-@dataclass(slots=True)
 class ScheduleRefused(Record):
     producer: str
     sequence: int
@@ -83,27 +79,23 @@ class ScheduleRefused(Record):
     """The messages refused, where several programs send under one id."""
 
 
-@dataclass(slots=True)
 class CancelSent(Record):
     uid: int
     id: int
 
 
-@dataclass(slots=True)
 class CancelAnswered(Record):
     uid: int
     id: int
     outcome: str  # CANCELLED, ALREADY_DISPATCHED, NOT_FOUND
 
 
-@dataclass(slots=True)
 class RescheduleSent(Record):
     uid: int
     id: int
     due_ms: int
 
 
-@dataclass(slots=True)
 class RescheduleAnswered(Record):
     uid: int
     id: int
@@ -112,7 +104,6 @@ class RescheduleAnswered(Record):
     due_ms: int
 
 
-@dataclass(slots=True)
 class Looked(Record):
     """The cluster's report of a message at the end. The state is a name of MessageState, or NOT_FOUND."""
 
@@ -124,7 +115,6 @@ class Looked(Record):
 # -- consumers
 
 
-@dataclass(slots=True)
 class Delivered(Record):
     """A node handed a message to a consumer's session (the moment it left the node)."""
 
@@ -151,7 +141,6 @@ SETTLING = ("ACK", "DEAD", "SKIP")
 """Outcomes after which a message does not come to the group again."""
 
 
-@dataclass(slots=True)
 class SettleSent(Record):
     group: str
     id: int
@@ -164,7 +153,6 @@ class SettleSent(Record):
     """Epoch of the delivery being settled."""
 
 
-@dataclass(slots=True)
 class Settled(Record):
     """The consumer has a receipt that counts this message as settled."""
 
@@ -177,7 +165,6 @@ class Settled(Record):
     """Epoch of the delivery being settled."""
 
 
-@dataclass(slots=True)
 class Extended(Record):
     """The consumer has a receipt that its lease of this attempt lasts longer."""
 
@@ -195,13 +182,11 @@ class Extended(Record):
     """Epoch of the group named by the delivery."""
 
 
-@dataclass(slots=True)
 class DeadReplayAsked(Record):
     group: str
     uids: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class DeadReplayed(Record):
     """By the answer to a replay, none of the messages is a dead letter now."""
 
@@ -209,13 +194,11 @@ class DeadReplayed(Record):
     uids: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class DeadPurged(Record):
     group: str
     uids: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class SettledSeen(Record):
     """A node's list, at the end, of ids settled for a group, in hours from `hour_min_kept` on.
 
@@ -228,7 +211,6 @@ class SettledSeen(Record):
     done: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class SessionOpened(Record):
     """A consumer knows that its session is open."""
 
@@ -238,7 +220,6 @@ class SessionOpened(Record):
     """Credits at the opening of the session; 0: not recorded."""
 
 
-@dataclass(slots=True)
 class CreditGiven(Record):
     """A session may be handed `count` more messages."""
 
@@ -251,7 +232,6 @@ STREAM_BROKE = Failure(common_pb2.OUTCOME_UNKNOWN, "its stream broke")
 """A fault ends a session with this, as a consumer does whose connection is lost: its node gives back what it had."""
 
 
-@dataclass(slots=True)
 class SessionClosed(Record):
     """A node and its consumer have parted: what the consumer had is given back if it was the consumer that left, and
     the node still led."""
@@ -261,7 +241,6 @@ class SessionClosed(Record):
     by_node: bool = False
 
 
-@dataclass(slots=True)
 class SessionOver(Record):
     """A consumer knows that its session is over; whether its node does is another matter."""
 

@@ -1,4 +1,4 @@
-"""Records of the history (history.py): requests of operators and their answers."""
+"""Records of the history (history.py): requests of operators and their answers, and what becomes of schedules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import Label
 
 
-@dataclass(slots=True)
 class PauseAsked(Record):
     """A client first asks to pause or resume a topic or group."""
 
@@ -17,7 +16,6 @@ class PauseAsked(Record):
     paused: bool
 
 
-@dataclass(slots=True)
 class PauseAnswered(Record):
     """It is so."""
 
@@ -26,7 +24,6 @@ class PauseAnswered(Record):
     paused: bool
 
 
-@dataclass(slots=True)
 class FilterAsked(Record):
     """A client first asks that a group, which has one topic, takes messages with one of these tags; none: all."""
 
@@ -35,7 +32,6 @@ class FilterAsked(Record):
     topic: str
 
 
-@dataclass(slots=True)
 class FilterAnswered(Record):
     """It is so."""
 
@@ -43,7 +39,6 @@ class FilterAnswered(Record):
     tags: tuple[str, ...]
 
 
-@dataclass(slots=True)
 class ResetAsked(Record):
     """A client first asks to reset a group in one topic, to the messages due from `from_ms` on; -1: to those that come
     next."""
@@ -53,7 +48,6 @@ class ResetAsked(Record):
     topic: str
 
 
-@dataclass(slots=True)
 class ResetAnswered(Record):
     """The reset was confirmed: it was carried out at least once since it was asked for."""
 
@@ -97,7 +91,6 @@ class Selected:
         return self.due_ms if self.due_ms is not None else due_ms + (self.shift_ms or 0)
 
 
-@dataclass(slots=True)
 class SweepAsked(Record):
     """A client first asks for a sweep."""
 
@@ -105,14 +98,12 @@ class SweepAsked(Record):
     selected: Selected
 
 
-@dataclass(slots=True)
 class SweepBegan(Record):
     """The sweep has certainly begun."""
 
     job: str
 
 
-@dataclass(slots=True)
 class SweepEnded(Record):
     """The cluster's report of a sweep that is over."""
 
@@ -125,7 +116,6 @@ class SweepEnded(Record):
     too_far: int
 
 
-@dataclass(slots=True)
 class SweptSeen(Record):
     """The cluster's report of a message after all sweeps. `state` is a name of MessageState."""
 
@@ -136,7 +126,6 @@ class SweptSeen(Record):
     due_ms: int
 
 
-@dataclass(slots=True)
 class Administered(Record):
     """A change of settings, topics or groups was confirmed to its client, or refused for good."""
 
@@ -144,7 +133,6 @@ class Administered(Record):
     done: bool
 
 
-@dataclass(slots=True)
 class PassingAccepted(Record):
     """A node answers that it has scheduled these messages of a topic that is to be deleted."""
 
@@ -153,7 +141,6 @@ class PassingAccepted(Record):
     due_ms: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class PassingDelivered(Record):
     """A node answers a pull with messages of such a topic."""
 
@@ -162,7 +149,6 @@ class PassingDelivered(Record):
     ids: tuple[int, ...]
 
 
-@dataclass(slots=True)
 class DeletionAsked(Record):
     """A client first asks to delete a topic or group, with what it holds."""
 
@@ -170,7 +156,6 @@ class DeletionAsked(Record):
     name: str
 
 
-@dataclass(slots=True)
 class DeletionAnswered(Record):
     """By the answer of a node, the topic or group is gone."""
 
@@ -180,3 +165,42 @@ class DeletionAnswered(Record):
     """Messages that the deletion cancelled."""
     clock_error_ms: float
     """How far that node says its time may be off."""
+
+
+# -- recurring schedules: what nodes did when they applied a command
+
+
+class ScheduleChanged(Record):
+    """A node applied a change of a schedule: it was put, paused, resumed or deleted."""
+
+    node: str
+    index: int
+    number: int
+    """Place of the command within the entry."""
+    name: str
+    change: str
+    """put, pause, resume or delete."""
+    from_ms: int
+    revision: int
+    """Afterwards; of a deleted one its last."""
+    interval_ms: int
+    next_ms: int
+
+
+class RunSeen(Record):
+    """A node applied what became of a planned time, or of several passed over at once."""
+
+    node: str
+    index: int
+    number: int
+    """Place within the entry."""
+    name: str
+    revision: int
+    outcome: str
+    """A name of RunOutcome."""
+    planned_ms: int
+    at_ms: int
+    id: int
+    times: int
+    request_id: str = ""
+    """Of a trigger or backfill."""

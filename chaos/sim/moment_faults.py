@@ -1,46 +1,100 @@
-"""Faults that wait for the moment at which a node is in the middle of something, for `faults.KINDS`."""
+"""Faults that wait for a moment of an election, a handover or a delivery and strike then, for `faults.KINDS`."""
 
 from __future__ import annotations
 
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene, lost_on
-from tickwheel.chaos.sim.history_machines import CheckpointBegan
+from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
+from tickwheel.chaos.sim.history_log import VoteSeen
+from tickwheel.chaos.sim.history_machines import RoleSeen
 from tickwheel.chaos.sim.history_messages import STREAM_BROKE, Delivered, SessionClosed, SettleSent
+from tickwheel.chaos.sim.network_faults import bridge, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.promise import Reply
 
 
-def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
-    """Backups are asked for, and a node that begins a checkpoint loses power before it is durable, or just then."""
+def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+    going = Going(scene)
+
+    def ended(came_about: bool) -> None:
+        going.hits += int(came_about)
+
+    scene.hand_over(ended)
+    yield
+    return going.hits
+
+
+def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+    """A node that votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
     going = Going(scene)
     machines = scene.fabric.machines
 
-    def begun(record: CheckpointBegan) -> None:
-        if rng.random() < 0.5:
-            going.after(rng.randrange(10 * MS), strike, machines[record.node], record.boot)
+    def voted(record: VoteSeen) -> None:
+        voter = machines[record.node]
+        if record.voted_for != record.node and rng.random() >= 0.2:
+            going.after(rng.randrange(0, 20 * MS), strike, voter, voter.boot)
 
-    def strike(struck: Machine, boot: int) -> None:
-        if struck.boot != boot or struck.process is None:
+    def strike(voter: Machine, boot: int) -> None:
+        if voter.boot != boot or voter.process is None:
             return
-        before = lost_on(struck)
-        struck.lose_power()
-        going.hits += lost_on(struck) - before
-        scene.world.after(rng.randrange(10 * MS, 400 * MS), struck.start)
+        going.hits += 1
+        if rng.random() < 0.5:
+            voter.kill()
+        else:
+            voter.lose_power()
+        scene.world.after(rng.randrange(10 * MS, 400 * MS), voter.start)
 
-    def ask() -> None:
-        asked = rng.choice(scene.machines)
-        host = getattr(asked.process, "host", None)
-        if host is not None:
-            checkpointer = host.core.checkpointer
-            asked.deliver(checkpointer.request, Reply.either(checkpointer.copied))
-
-    going.when(CheckpointBegan, begun)
-    going.again(ask, lambda: rng.randrange(100 * MS, 500 * MS))
+    going.when(VoteSeen, voted)
+    if machine.process is not None:
+        machine.kill()  # else there would be no election
     return (yield from going.until_end())
+
+
+def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+    """The connections of a candidate break at once: its requests for votes are lost."""
+    going = Going(scene)
+    machines = scene.fabric.machines
+
+    def stands(record: RoleSeen) -> None:
+        if record.role == "candidate":
+            scene.world.after(0, strike, machines[record.node])
+
+    def strike(candidate: Machine) -> None:
+        going.hits += 1
+        for link in links_of(scene, candidate):
+            if rng.random() < 0.8:
+                link.reset()
+
+    going.when(RoleSeen, stands)
+    if machine.process is not None:
+        machine.kill()
+    yield
+    going.over = True
+    machine.start()
+    return going.hits
+
+
+def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+    """Only the target sees both sides of a cut, and it restarts in a moment, now and then: what it had promised to
+    one side it must not forget towards the other."""
+    cut = Active(bridge(scene, machine, planned, rng))
+    going = Going(scene)
+
+    def restart() -> None:
+        if machine.process is not None and not machine.frozen:
+            going.hits += 1
+            machine.kill()
+            scene.world.after(rng.randrange(5 * MS, 100 * MS), machine.start)
+
+    first_ns = rng.randrange(600 * MS, 1_200 * MS)
+    scene.world.after(first_ns, going.again, restart, lambda: rng.randrange(300 * MS, 1_500 * MS))
+    yield
+    going.over = True
+    cut.end()
+    machine.start()
+    return going.hits
 
 
 def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.aims import aimed
-from tickwheel.chaos.sim.mutation_table import MUTATIONS, Break, Patches, mutation
+from tickwheel.chaos.sim.mutation_table import MUTATIONS, Break, Patches, aimed, mutation
 from tickwheel.node.core import host
 from tickwheel.node.core import parts as parts_module
 from tickwheel.node.core.checkpoint import Checkpointer
@@ -524,5 +523,4 @@ from tickwheel.chaos.sim import (  # noqa: E402, F401
     mutations_of_groups,
     mutations_of_keys,
     mutations_of_schedules,
-    mutations_of_topics,
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tickwheel.chaos.sim.aims import aimed
-from tickwheel.chaos.sim.mutation_table import Patches, mutation
+from tickwheel.chaos.sim.mutation_table import Patches, aimed, mutation
 from tickwheel.node.state.loads import Ingesting, Loads
 from tickwheel.node.state.staging import Staging, StagingResult
 from tickwheel.node.state.view import StateView

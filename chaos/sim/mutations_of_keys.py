@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tickwheel.chaos.sim.aims import aimed
-from tickwheel.chaos.sim.mutation_table import Patches, mutation
+from tickwheel.chaos.sim.mutation_table import Patches, aimed, mutation
 from tickwheel.node.core.schedule.by_key import KeyRequests
 from tickwheel.node.core.schedule.senders import Senders
 from tickwheel.node.state.key_holders import Holder, Holders, KeyHolders

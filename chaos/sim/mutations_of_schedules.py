@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tickwheel.chaos.sim.aims import aimed
-from tickwheel.chaos.sim.mutation_table import Patches, mutation
+from tickwheel.chaos.sim.mutation_table import Patches, aimed, mutation
 from tickwheel.node.core.schedule.planner import Planner
 from tickwheel.node.state.recurring import Recurring
 from tickwheel.node.state.schedules import Schedules

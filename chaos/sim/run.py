@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
@@ -21,20 +20,51 @@ from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p13_keys import KeysHeld
 from tickwheel.chaos.sim.clock_faults import DRIFT_ALLOWANCE_MS
 from tickwheel.chaos.sim.core_process import pushes_first
+from tickwheel.chaos.sim.fault import Operators
 from tickwheel.chaos.sim.faults import KINDS, Injector, plan
 from tickwheel.chaos.sim.history import Drained, HandoverEnded, Healed, History, Record, RunBegan
 from tickwheel.chaos.sim.history_machines import MomentSeen, RoleSeen, Stopped
 from tickwheel.chaos.sim.log_load import LogLoad
 from tickwheel.chaos.sim.network import Fabric
 from tickwheel.chaos.sim.node import Machine
-from tickwheel.chaos.sim.pace import Pace
 from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
-from tickwheel.chaos.sim.shape import draw, slow_work_ns
+from tickwheel.chaos.sim.shape import Shape, draw, slow_work_ns
 from tickwheel.chaos.sim.world import EPOCH_HOUR_MS, MS, SECOND, Story, World
 from tickwheel.node.core.proposer import SPACING_MS_MAX
 
-if TYPE_CHECKING:
-    from tickwheel.chaos.sim.fault import Operators
+PERIOD_NS = 10 * SECOND
+SPELL_NS = 500 * MS
+
+
+class Pace:
+    """Sets the least time between turns of the machines of a run: in long runs coarse, but for a spell of each period.
+
+    Every machine has spells of its own, so that mostly one is quick among slow ones. What falls between coarse turns is
+    met in the spells; a run that were fine throughout would take several times as long.
+    """
+
+    def __init__(self, world: World, shape: Shape) -> None:
+        self._world = world
+        self._spell_ns = shape.loop_gap_us * MS // 1_000
+        self._rest_ns = max(self._spell_ns, shape.rest_gap_us * MS // 1_000)
+
+    def start(self, machine: Machine) -> None:
+        """From now on."""
+        machine.turn_ns = self._rest_ns
+        if self._rest_ns > self._spell_ns:
+            rng = self._world.stream(f"pace/{machine.name}")
+
+            def period() -> None:
+                begin_ns = rng.randrange(PERIOD_NS - SPELL_NS)
+                self._world.after(begin_ns, set_gap, self._spell_ns)
+                self._world.after(begin_ns + SPELL_NS, set_gap, self._rest_ns)
+                self._world.after(PERIOD_NS, period)
+
+            def set_gap(turn_ns: int) -> None:
+                machine.turn_ns = turn_ns
+
+            period()
+
 
 WARM_UP_NS = 2 * SECOND
 DRAIN_NS_LEAST = 2 * SECOND

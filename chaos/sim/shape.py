@@ -129,7 +129,7 @@ class Shape:
     sharing_percent: int = _drawn(100)
     """Further factor on these pauses, in percent: the more kinds of clients share a long run, the less each does."""
     rest_gap_us: int = _drawn(0, long=(90_000,))
-    """Least gap between two turns outside spells; during a spell it is `loop_gap_us`. 0: always that (pace.py)."""
+    """Least gap between two turns outside spells; during a spell it is `loop_gap_us`. 0: always that."""
 
 
 def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> Shape:

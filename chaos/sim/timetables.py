@@ -17,7 +17,7 @@ from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Row, ScheduleAcknowledged, ScheduleSent
-from tickwheel.chaos.sim.history_schedules import RunSeen
+from tickwheel.chaos.sim.history_operators import RunSeen
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.requests import everybody

@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.judging import Case, is_caught, judge
 from tickwheel.chaos.sim.checkers.p12_runs import RunsOnce
 from tickwheel.chaos.sim.history import Healed, Record, RunBegan
-from tickwheel.chaos.sim.history_schedules import RunSeen, ScheduleChanged
+from tickwheel.chaos.sim.history_operators import RunSeen, ScheduleChanged
 from tickwheel.chaos.sim.world import HOUR_MS, MS
 from tickwheel.node.state.schedules import ANSWERS_KEPT
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from tickwheel.chaos.sim.aims import FEW_CLIENTS
 from tickwheel.chaos.sim.moments import (
     COPY_OF_LATER,
     COPY_RESUMED,
@@ -15,6 +14,7 @@ from tickwheel.chaos.sim.moments import (
     MOMENTS,
     MOMENTS_OF_FAULTS,
 )
+from tickwheel.chaos.sim.mutation_table import FEW_CLIENTS
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import RunResult, SimulationConfig
 

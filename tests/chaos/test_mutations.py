@@ -21,8 +21,7 @@ from tickwheel.chaos.cli_mutants import (
     whole_config_of,
     write_table,
 )
-from tickwheel.chaos.sim.aims import GUARD_AIMS
-from tickwheel.chaos.sim.mutation_table import Patches
+from tickwheel.chaos.sim.mutation_table import GUARD_AIMS, Patches
 from tickwheel.chaos.sim.mutations import LAYERS, MUTATIONS, mutated
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, SimulationConfig

@@ -10,13 +10,13 @@ from collections import Counter
 import pytest
 
 from tickwheel.chaos.sim import twins
-from tickwheel.chaos.sim.aims import FEW_CLIENTS
 from tickwheel.chaos.sim.fault import PlannedFault, Tally
 from tickwheel.chaos.sim.faults import MASTER, Injector
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_bulk import ColdLoaded, ColdParked
 from tickwheel.chaos.sim.history_messages import CancelAnswered, ScheduleRefused
 from tickwheel.chaos.sim.history_operators import Administered
+from tickwheel.chaos.sim.mutation_table import FEW_CLIENTS
 from tickwheel.chaos.sim.node_load import small_tables
 from tickwheel.chaos.sim.run import Cluster, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig

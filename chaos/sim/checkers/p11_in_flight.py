@@ -64,7 +64,7 @@ class InFlightBounded(Checker):
             others = ", ".join(str(uid) for uid in list(out)[:5])
             self.broken(
                 f"{record.node} in term {record.term} delivers message {record.uid} of {record.topic} to "
-                f"{record.group}, which has {len(out) - 1} out already ({others}, ...), and may have {limit}",
+                f"{record.group}, which has {len(out) - 1} out already ({others}, ...), and may have {limit}"
             )
 
     def _is_out(self, before: Delivered, now: Delivered) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Healed
-from tickwheel.chaos.sim.history_schedules import RunSeen, ScheduleChanged
+from tickwheel.chaos.sim.history_operators import RunSeen, ScheduleChanged
 from tickwheel.node.state.schedules import ANSWERS_KEPT
 
 COUNTED_MAX = 100

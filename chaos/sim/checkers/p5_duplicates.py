@@ -5,13 +5,7 @@ from __future__ import annotations
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.checkers.known_leases import KnownLeases, Telling
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded
-from tickwheel.chaos.sim.history_machines import (
-    Booted,
-    LeasesGathered,
-    LeasesKept,
-    RoleSeen,
-    Stopped,
-)
+from tickwheel.chaos.sim.history_machines import Booted, LeasesGathered, LeasesKept, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import (
     DeadReplayAsked,
     Delivered,
