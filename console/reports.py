@@ -60,9 +60,9 @@ PROMISES = {
 }
 """As in the verdict of a run."""
 
-_LATENESS = ("messages", "p50", "p99", "p99_9", "worst")
-_CLOCK = ("earliest_ms", "clock_error_ms", "time_ahead_ms", "time_beyond_ms")
-_AUDIT = ("scheduled", "lost", "early", "duplicated", "without_master_ms")
+_LATENESS = "messages p50 p99 p99_9 worst"
+_CLOCK = "earliest_ms clock_error_ms time_ahead_ms time_beyond_ms"
+_AUDIT = "scheduled lost early duplicated without_master_ms"
 
 
 class Fields:
@@ -134,6 +134,10 @@ class Fields:
         """A list of objects."""
         return [Fields(item, place) for item, place in self.each(name)]
 
+    def shown(self, **names: str) -> Json:
+        """Some fields; `names`: by the method that reads them, as `word="kind unit"`."""
+        return {name: getattr(self, read)(name) for read, some in names.items() for name in some.split()}
+
     def numbers(self, name: str) -> dict[str, float]:
         """An object whose fields are numbers."""
         inner = self.fields(name)
@@ -178,16 +182,7 @@ def decoded(content: bytes) -> Fields:
 
 def _about(report: Fields) -> Json:
     run = report.fields("run")
-    return {
-        "case": run.word("case"),
-        "began_ms": run.number("began_ms"),
-        "seconds": run.number("seconds"),
-        "nodes": run.number("nodes"),
-        "rate": run.number("rate"),
-        "seed": run.maybe("seed"),
-        "netns": run.flag("netns"),
-        "families": run.words("families"),
-    }
+    return run.shown(word="case", number="began_ms seconds nodes rate", maybe="seed", flag="netns", words="families")
 
 
 def _verdict(report: Fields) -> Json:
@@ -196,11 +191,6 @@ def _verdict(report: Fields) -> Json:
     if holds != (not counts):
         _wrong("holds", str(holds).lower(), "false if broken_counts has a promise, else true")
     return {"verdict": "void" if void else "held" if holds else "broken", "void": void, "broken_counts": counts}
-
-
-def _late(report: Fields, name: str) -> Json:
-    late = report.fields(name)
-    return {each: late.number(each) for each in _LATENESS}
 
 
 def _figures(report: Fields) -> Json:
@@ -216,8 +206,8 @@ def _figures(report: Fields) -> Json:
         "failovers": len(gaps),
         "without_median_ms": statistics.median(gaps) if gaps else None,
         "without_max_ms": max(gaps, default=None),
-        "outside": _late(report, "outside"),
-        "inside": _late(report, "inside"),
+        "outside": report.fields("outside").shown(number=_LATENESS),
+        "inside": report.fields("inside").shown(number=_LATENESS),
     }
 
 
@@ -248,59 +238,32 @@ def whole(report: Fields) -> Json:
     return summary(report) | {
         "promises": [{"promise": promise, "title": PROMISES[promise]} for promise in judged],
         "broken": [
-            {"promise": one.word("promise"), "at_s": one.number("at_s"), "text": one.text("text")}
-            for one in report.objects("broken")[:SHOWN_MAX]
+            one.shown(word="promise", number="at_s", text="text") for one in report.objects("broken")[:SHOWN_MAX]
         ],
         "doubts": {
             "without_effect": len(report.each("without_effect")),
             "elections": report.number("elections_without_fault"),
-            "starved_share": report.number("starved_share"),
             "unjudged_ms": [number_of(item, place) for item, place in report.each("unjudged_ms")[:SHOWN_MAX]],
-            "dead_letters": report.number("dead_letters"),
+            **report.shown(number="starved_share dead_letters"),
         },
         "duplicates": report.numbers("duplicates"),
-        "clock": {name: report.number(name) for name in _CLOCK},
+        "clock": report.shown(number=_CLOCK),
         "struck": [_fault(fault) for fault in report.objects("faults")[:MARKS_MAX]],
-        "masters": [_failover(failover) for failover in report.objects("failovers")[:SHOWN_MAX]],
+        "masters": [
+            failover.shown(number="at_s term without_ms", word="old new cause", maybe="silence_ms")
+            for failover in report.objects("failovers")[:SHOWN_MAX]
+        ],
         "roles": _roles(report),
         "load_ms": report.fields("run").number("began_ms") - report.fields("marks").number("run") * 1_000,
         "series": _series(report.fields("series")),
-        "checks": [_check(one) for one in checks[:SHOWN_MAX]],
-        "audit": {name: audit.number(name) for name in _AUDIT} if asked["audit"] else None,
-    }
-
-
-def _check(one: Fields) -> Json:
-    return {
-        "at_s": one.number("at_s"),
-        "what": one.text("what"),
-        "passed": one.flag("passed"),
-        "seen": one.text("seen"),
+        "checks": [one.shown(number="at_s", text="what seen", flag="passed") for one in checks[:SHOWN_MAX]],
+        "audit": audit.shown(number=_AUDIT) if asked["audit"] else None,
     }
 
 
 def _fault(fault: Fields) -> Json:
-    return {
-        "kind": fault.word("kind"),
-        "struck": fault.words("struck"),
-        "detail": fault.word("detail"),
-        "from_s": fault.number("from_s"),
-        "until_s": fault.maybe("until_s"),
-        "seen": fault.number("count"),
-        "unit": fault.word("unit"),
-    }
-
-
-def _failover(failover: Fields) -> Json:
-    return {
-        "at_s": failover.number("at_s"),
-        "old": failover.word("old"),
-        "new": failover.word("new"),
-        "term": failover.number("term"),
-        "without_ms": failover.number("without_ms"),
-        "silence_ms": failover.maybe("silence_ms"),
-        "cause": failover.word("cause"),
-    }
+    told = fault.shown(word="kind detail unit", words="struck", number="from_s", maybe="until_s")
+    return {**told, "seen": fault.number("count")}
 
 
 def _roles(report: Fields) -> list[Json]:
