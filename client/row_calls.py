@@ -156,9 +156,7 @@ def cancel_calls(cluster: Cluster) -> RowCalls[scheduler_pb2.CancelRequest, sche
     return RowCalls(cluster, lambda stub, request, try_s: stub.Cancel(request, timeout=try_s), many)
 
 
-def reschedule_calls(
-    cluster: Cluster,
-) -> RowCalls[scheduler_pb2.RescheduleRequest, scheduler_pb2.RescheduleResponse]:
+def reschedule_calls(cluster: Cluster) -> RowCalls[scheduler_pb2.RescheduleRequest, scheduler_pb2.RescheduleResponse]:
     """The calls of Reschedule."""
 
     async def many(

@@ -30,10 +30,7 @@ class Settling:
     __slots__ = ("attempts", "epoch", "future", "group", "ids", "positions", "sequence", "terms", "topic", "tries")
 
     def __init__(
-        self,
-        parts: Sequence[tuple[DeliveredBatch, Rows | None]],
-        terms: Mapping[str, Any],
-        future: asyncio.Future[Any],
+        self, parts: Sequence[tuple[DeliveredBatch, Rows | None]], terms: Mapping[str, Any], future: asyncio.Future[Any]
     ) -> None:
         """`parts`: rows of batches of the same topic and epoch. `terms`: of a settlement its outcome and what goes with
         it, of an extension `lease_ms`."""

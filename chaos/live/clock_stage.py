@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from tickwheel.chaos.live.faults import Active, Killed, Paused, WrongClock
+from tickwheel.chaos.live.faults import Active, killed, paused, wrong_clock
 from tickwheel.chaos.live.supervisor import Scene
 from tickwheel.client import TickwheelError
 from tickwheel.node.local_cluster import LocalNode
@@ -123,21 +123,21 @@ class ClockStage:
 
     async def wrong(self, struck: Sequence[LocalNode], by_ms: int) -> int:
         """Put their wall clocks off by this much more from now on."""
-        return await self.strike("step", WrongClock(self.cluster, list(struck), offset_ms=by_ms))
+        return await self.strike("step", wrong_clock(self.cluster, list(struck), offset_ms=by_ms))
 
     async def drift(self, node: LocalNode, ppm: int) -> int:
         """Make its oscillator wrong from now on."""
-        return await self.strike("drift", WrongClock(self.cluster, [node], rate_ppm=ppm))
+        return await self.strike("drift", wrong_clock(self.cluster, [node], rate_ppm=ppm))
 
     async def kill(self, struck: Sequence[LocalNode]) -> int:
         """SIGKILL; they are started again at the end of it."""
         kind = "kill-all" if len(struck) == len(self.cluster.nodes) else "kill"
-        return await self.strike(kind, Killed(self.cluster, list(struck)))
+        return await self.strike(kind, Active(list(struck), killed(self.cluster, list(struck))))
 
     async def pause(self, node: LocalNode) -> int:
         """SIGSTOP, until the end of it."""
         kind = "pause-master" if node is self._scene.watch.master() else "pause"
-        return await self.strike(kind, Paused(self.cluster, [node]))
+        return await self.strike(kind, Active([node], paused(self.cluster, [node])))
 
     async def hand_over(self, node: LocalNode) -> None:
         """Make it master by a planned handover."""
@@ -238,15 +238,14 @@ class ClockStage:
 
         await self.expect(f"health of {node.node_id}: {service} {wanted}", look)
 
-    async def skew_is_told(self, node: LocalNode, by_ms: float, *, warned: bool = True) -> None:
+    async def skew_is_told(self, node: LocalNode, by_ms: float) -> None:
         """Every node shows how far this one's wall clock is off the cluster's time, and warns of it."""
         for teller in self.nodes:
             await self._skew_is(teller, node, by_ms)
         labels = {"peer": node.node_id}
         master = await self.master()
         await self.metric_is(master, "tickwheel_clock_skew_seconds", labels, by_ms / 1_000, SKEW_SLACK_MS / 1_000)
-        if warned:
-            await self.logged(self.nodes, "warning", WARNED, peer=node.node_id)
+        await self.logged(self.nodes, "warning", WARNED, peer=node.node_id)
 
     async def _skew_is(self, teller: LocalNode, node: LocalNode, by_ms: float) -> None:
         def skew(status: admin_pb2.NodeStatus) -> tuple[float, float]:
@@ -306,19 +305,17 @@ class ClockStage:
         data = node.log_file.read_bytes()[self._log_bytes.get(node.node_id, 0) :]
         return [json.loads(line) for line in data.splitlines() if line.startswith(b"{") and line.endswith(b"}")]
 
-    async def time_is_right(self, node: LocalNode, *, off_ms: float = 0.0, slack_ms: float = 0.0) -> None:
-        """Expect its time to be the run's plus `off_ms`, within the error that it shows and the time to hear it."""
+    async def time_is_right(self, node: LocalNode) -> None:
+        """Expect its time to be the run's, within the error that it shows and the time to hear it."""
 
         async def look() -> tuple[bool, str]:
             found = self._scene.watch.heard(node)
             if found is None:
                 return False, "silent"
             status, ahead_ms = found
-            off = ahead_ms - off_ms
-            return -HEARD_MS - slack_ms <= off <= status.clock_error_ms + 5.0 + slack_ms, f"{ahead_ms:+,.0f} ms"
+            return -HEARD_MS <= ahead_ms <= status.clock_error_ms + 5.0, f"{ahead_ms:+,.0f} ms"
 
-        told = f" {off_ms:+,.0f} ms, give or take {slack_ms:,.0f}" if off_ms else ""
-        await self.expect(f"the time of {node.node_id} is the true one{told}", look)
+        await self.expect(f"the time of {node.node_id} is the true one", look)
 
 
 def _fetched(url: str) -> str:

@@ -1,17 +1,16 @@
-"""The faults themselves: each begins, ends, and gives evidence of its effect.
+"""The faults themselves: each strikes, is undone, and gives evidence of its effect.
 
-Owns the meaning of the kinds in `plan.py`. A fault acts through ChaosCluster alone. `begin` returns an Active, which
-keeps what it needs to end; `evidence` is asked after the end and counts things that someone other than the fault has
-seen: a process that is gone, bytes that waited in a proxy, packets that a switch has lost, writes that a disk refused.
+Owns the meaning of the kinds in `plan.py`. A fault acts through ChaosCluster alone. Its evidence counts things that
+someone other than the fault has seen: a process that is gone, bytes that waited in a proxy, packets that a switch has
+lost, writes that a disk refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from operator import attrgetter
 
 from tickwheel.chaos.live.cluster import ChaosCluster
@@ -45,234 +44,159 @@ class Evidence:
 
     count: int
     unit: str
+    broken: str = ""
+    """In words, what a node did that no node may."""
 
 
-class Active(ABC):
-    """A fault that has begun."""
+Course = AsyncGenerator[Evidence | None, None]
+"""A fault from its beginning: it strikes, yields until its end, undoes what it did, and yields its evidence."""
 
-    detail = ""
-    """In words, what it does beyond its kind."""
-    broken = ""
-    """In words, what a node did that no node may; known after `end`."""
 
-    def __init__(self, cluster: ChaosCluster, struck: list[LocalNode]) -> None:
-        self.cluster = cluster
+class Active:
+    """A fault and the nodes that it strikes. `detail`: in words, what it does beyond its kind."""
+
+    def __init__(self, struck: list[LocalNode], course: Course, detail: str = "") -> None:
         self.struck = struck
+        self.detail = detail
+        self._course = course
 
-    @abstractmethod
     async def begin(self) -> None:
         """Strike."""
+        await anext(self._course)
 
-    @abstractmethod
-    async def end(self) -> None:
+    async def end(self) -> Evidence:
         """Undo the fault. Called once."""
+        evidence = await anext(self._course)
+        assert evidence is not None, "a course yields twice"
+        await self._course.aclose()
+        return evidence
 
-    @abstractmethod
-    async def evidence(self) -> Evidence:
-        """The evidence of its effect. Called after `end`."""
 
-
-class Killed(Active):
+async def killed(cluster: ChaosCluster, struck: list[LocalNode]) -> Course:
     """SIGKILL; started again at the end."""
-
-    async def begin(self) -> None:
-        await asyncio.gather(*(self.cluster.kill(node) for node in self.struck))
-        self._gone = sum(
-            node.process is not None and node.process.returncode is not None and node.process.returncode < 0
-            for node in self.struck
-        )
-
-    async def end(self) -> None:
-        for node in self.struck:
-            self.cluster.start_node(node)
-
-    async def evidence(self) -> Evidence:
-        return Evidence(self._gone, "processes killed")
+    await asyncio.gather(*(cluster.kill(node) for node in struck))
+    gone = sum(node.process is not None and (node.process.returncode or 0) < 0 for node in struck)
+    yield None
+    for node in struck:
+        cluster.start_node(node)
+    yield Evidence(gone, "processes killed")
 
 
-class _CrashLoop(Active):
+async def _crash_loop(cluster: ChaosCluster, struck: list[LocalNode]) -> Course:
     """SIGKILL, start, and SIGKILL again shortly after the process is there."""
+    gone = 0
 
-    async def begin(self) -> None:
-        self._gone = 0
-        self._looping = asyncio.ensure_future(self._loop())
-
-    async def _loop(self) -> None:
+    async def loop() -> None:
+        nonlocal gone
         while True:
-            for node in self.struck:
-                self._gone += node.running
-                await self.cluster.kill(node)
-                self.cluster.start_node(node)
+            for node in struck:
+                gone += node.running
+                await cluster.kill(node)
+                cluster.start_node(node)
             await asyncio.sleep(CRASH_PERIOD_S)
 
-    async def end(self) -> None:
-        self._looping.cancel()
-        await asyncio.gather(self._looping, return_exceptions=True)
-        for node in self.struck:
-            await self.cluster.kill(node)  # it may be dying just now
-            self.cluster.start_node(node)
+    looping = asyncio.ensure_future(loop())
+    yield None
+    looping.cancel()
+    await asyncio.gather(looping, return_exceptions=True)
+    for node in struck:
+        await cluster.kill(node)  # it may be dying just now
+        cluster.start_node(node)
+    yield Evidence(gone, "processes killed")
 
-    async def evidence(self) -> Evidence:
-        return Evidence(self._gone, "processes killed")
 
-
-class Paused(Active):
+async def paused(cluster: ChaosCluster, struck: list[LocalNode]) -> Course:
     """SIGSTOP, then SIGCONT."""
-
-    async def begin(self) -> None:
-        self._stopped = 0
-        for node in self.struck:
-            self.cluster.pause(node)
-            self._stopped += await self.cluster.is_stopped(node)
-
-    async def end(self) -> None:
-        for node in self.struck:
-            self.cluster.resume(node)
-
-    async def evidence(self) -> Evidence:
-        return Evidence(self._stopped, "processes stopped")
+    stopped = 0
+    for node in struck:
+        cluster.pause(node)
+        stopped += await cluster.is_stopped(node)
+    yield None
+    for node in struck:
+        cluster.resume(node)
+    yield Evidence(stopped, "processes stopped")
 
 
-def _add(counts: list[Counts]) -> Counts:
-    return Counts(**{field.name: sum(getattr(one, field.name) for one in counts) for field in fields(Counts)})
-
-
-class _OnTheWay(Active):
+async def _on_the_way(
+    cluster: ChaosCluster, ways: list[Way], spoiling: Spoiling, counted: Callable[[Counts], int], unit: str
+) -> Course:
     """Ways between nodes are spoilt."""
-
-    def __init__(
-        self,
-        cluster: ChaosCluster,
-        struck: list[LocalNode],
-        ways: list[Way],
-        spoiling: Spoiling,
-        counted: Callable[[Counts], int],
-        unit: str,
-    ) -> None:
-        super().__init__(cluster, struck)
-        self._ways = ways
-        self._spoiling = spoiling
-        self._counted = counted
-        self._unit = unit
-        self.detail = ", ".join(way.name for way in ways)
-
-    async def begin(self) -> None:
-        self._before = self._counted(_add([way.counts for way in self._ways]))
-        self.cluster.network.spoil(self._ways, self._spoiling)
-
-    async def end(self) -> None:
-        self._after = self._counted(_add([way.counts for way in self._ways]))
-        self.cluster.network.heal(self._ways, self._spoiling)
-
-    async def evidence(self) -> Evidence:
-        return Evidence(self._after - self._before, self._unit)
+    before = sum(counted(way.counts) for way in ways)
+    cluster.network.spoil(ways, spoiling)
+    yield None
+    seen = sum(counted(way.counts) for way in ways) - before
+    cluster.network.heal(ways, spoiling)
+    yield Evidence(seen, unit)
 
 
-class WrongClock(Active):
-    """Knobs of the clock are turned, from where they stand, and turned back."""
+def wrong_clock(
+    cluster: ChaosCluster, struck: list[LocalNode], *, offset_ms: int = 0, rate_ppm: int = 0, from_start: bool = False
+) -> Active:
+    """Knobs of the clock are turned, from where they stand, and turned back. `from_start`: the process is killed and
+    begins its next life under the wrong clock."""
 
-    def __init__(
-        self,
-        cluster: ChaosCluster,
-        struck: list[LocalNode],
-        *,
-        offset_ms: int = 0,
-        rate_ppm: int = 0,
-        from_start: bool = False,
-    ) -> None:
-        """`from_start`: the process is killed and begins its next life under the wrong clock."""
-        super().__init__(cluster, struck)
-        self._offset_ms = offset_ms
-        self._rate_ppm = rate_ppm
-        self._from_start = from_start
-        self._before = [cluster.knobs(node) for node in struck]
-        self.detail = f"{offset_ms:+,} ms" if offset_ms else f"{rate_ppm:+,} ppm"
+    async def course() -> Course:
+        known = [(node, cluster.knobs(node)) for node in struck]
+        if from_start:
+            await asyncio.gather(*(cluster.kill(node) for node in struck))
+        turns = [
+            cluster.turn(node, offset_ms=before.offset_ms + offset_ms, rate_ppm=before.rate_ppm + rate_ppm)
+            for node, before in known
+        ]
+        if from_start:
+            for node in struck:
+                cluster.start_node(node)
+        yield None
+        effects = [cluster.effects(node) for node in struck]
+        readings = sum(one.readings for one, turn in zip(effects, turns, strict=True) if one.turn >= turn)
+        for node, before in known:
+            cluster.turn(node, offset_ms=before.offset_ms, rate_ppm=before.rate_ppm)
+        yield Evidence(readings, "wrong readings")
 
-    async def begin(self) -> None:
-        if self._from_start:
-            await asyncio.gather(*(self.cluster.kill(node) for node in self.struck))
-        self._turns = {
-            node.node_id: self.cluster.turn(
-                node, offset_ms=before.offset_ms + self._offset_ms, rate_ppm=before.rate_ppm + self._rate_ppm
-            )
-            for node, before in zip(self.struck, self._before, strict=True)
-        }
-        if self._from_start:
-            for node in self.struck:
-                self.cluster.start_node(node)
-
-    async def end(self) -> None:
-        effects = [self.cluster.effects(node) for node in self.struck]
-        self._readings = sum(
-            effect.readings
-            for node, effect in zip(self.struck, effects, strict=True)
-            if effect.turn >= self._turns[node.node_id]
-        )
-        for node, before in zip(self.struck, self._before, strict=True):
-            self.cluster.turn(node, offset_ms=before.offset_ms, rate_ppm=before.rate_ppm)
-
-    async def evidence(self) -> Evidence:
-        return Evidence(self._readings, "wrong readings")
+    return Active(struck, course(), f"{offset_ms:+,} ms" if offset_ms else f"{rate_ppm:+,} ppm")
 
 
-class _Turned(Active):
+async def _turned(cluster: ChaosCluster, struck: list[LocalNode], effect: str, unit: str, **knob: int) -> Course:
     """A knob of the disks is turned, and turned back. `effect`: what the nodes count of it."""
 
-    def __init__(self, cluster: ChaosCluster, struck: list[LocalNode], effect: str, unit: str, **knob: int) -> None:
-        super().__init__(cluster, struck)
-        self._effect = effect
-        self._unit = unit
-        self._knob = knob
+    def count() -> int:
+        return sum(getattr(cluster.effects(node), effect) for node in struck)
 
-    def _count(self) -> int:
-        return sum(getattr(self.cluster.effects(node), self._effect) for node in self.struck)
-
-    async def begin(self) -> None:
-        self._before = self._count()
-        for node in self.struck:
-            self.cluster.turn(node, **self._knob)
-
-    async def end(self) -> None:
-        for node in self.struck:
-            self.cluster.turn(node, **{name: type(value)() for name, value in self._knob.items()})
-        await asyncio.sleep(SETTLED_S)
-        self._seen = self._count() - self._before
-
-    async def evidence(self) -> Evidence:
-        return Evidence(max(0, self._seen), self._unit)
+    before = count()
+    for node in struck:
+        cluster.turn(node, **knob)
+    yield None
+    for node in struck:
+        cluster.turn(node, **{name: type(value)() for name, value in knob.items()})
+    await asyncio.sleep(SETTLED_S)
+    yield Evidence(max(0, count() - before), unit)
 
 
-class _FailedSync(Active):
-    """Every fdatasync fails and loses the writes that it would have covered. A node has to stop; `end` starts it."""
-
-    async def begin(self) -> None:
-        for node in self.struck:
-            self.cluster.failing.add(node.node_id)
-            self.cluster.turn(node, sync_fails=True)
-
-    async def end(self) -> None:
-        turns = [self.cluster.turn(node, sync_fails=False) for node in self.struck]
-        # One that is just starting may be about to find out, and is late with it on a busy machine.
-        await asyncio.gather(
-            *(self.cluster.has_read(node, turn, STOP_S) for node, turn in zip(self.struck, turns, strict=True))
-        )
-        await asyncio.sleep(SETTLED_S)
-        self._stopped = 0
-        for node in self.struck:
-            effects = self.cluster.effects(node)
-            if not effects.failed_syncs or (node.running and node.pid != effects.pid):
-                continue  # or another fault has restarted it
-            if await self.cluster.has_ended(node, STOP_S):
-                self._stopped += 1
-            else:
-                self.broken = f"{node.node_id} went on after an fdatasync had failed"
-        for node in self.struck:
-            if node.node_id not in self.cluster.killed:
-                self.cluster.start_node(node)
-            self.cluster.failing.discard(node.node_id)
-
-    async def evidence(self) -> Evidence:
-        return Evidence(self._stopped, "nodes stopped by a failed sync")
+async def _failed_sync(cluster: ChaosCluster, struck: list[LocalNode]) -> Course:
+    """Every fdatasync fails and loses the writes that it would have covered. A node has to stop; it is started again
+    at the end."""
+    for node in struck:
+        cluster.failing.add(node.node_id)
+        cluster.turn(node, sync_fails=True)
+    yield None
+    turns = [cluster.turn(node, sync_fails=False) for node in struck]
+    # One that is just starting may be about to find out, and is late with it on a busy machine.
+    await asyncio.gather(*(cluster.has_read(node, turn, STOP_S) for node, turn in zip(struck, turns, strict=True)))
+    await asyncio.sleep(SETTLED_S)
+    stopped, broken = 0, ""
+    for node in struck:
+        effects = cluster.effects(node)
+        if not effects.failed_syncs or (node.running and node.pid != effects.pid):
+            continue  # or another fault has restarted it
+        if await cluster.has_ended(node, STOP_S):
+            stopped += 1
+        else:
+            broken = f"{node.node_id} went on after an fdatasync had failed"
+    for node in struck:
+        if node.node_id not in cluster.killed:
+            cluster.start_node(node)
+        cluster.failing.discard(node.node_id)
+    yield Evidence(stopped, "nodes stopped by a failed sync", broken)
 
 
 async def _strike(fault: Fault, cluster: ChaosCluster, watch: Watch, rng: random.Random) -> list[LocalNode]:
@@ -309,7 +233,8 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
     other = master.node_id if master is not None and master.node_id in others else rng.choice(others or [node_id])
 
     def ways(spoiling: Spoiling, chosen: list[Way], counted: Callable[[Counts], int], unit: str) -> Active:
-        return _OnTheWay(cluster, struck, chosen, spoiling, counted, unit)
+        course = _on_the_way(cluster, chosen, spoiling, counted, unit)
+        return Active(struck, course, ", ".join(way.name for way in chosen))
 
     def stalled(chosen: list[Way]) -> Active:
         return ways(Spoiling(stalled=True), chosen, network.held, network.held_unit)
@@ -317,11 +242,11 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
     both = network.between([node_id], [other]) + network.between([other], [node_id])
     match fault.kind:
         case "kill" | "kill-master" | "kill-all":
-            return Killed(cluster, struck)
+            return Active(struck, killed(cluster, struck))
         case "crash-loop":
-            return _CrashLoop(cluster, struck)
+            return Active(struck, _crash_loop(cluster, struck))
         case "pause" | "pause-master":
-            return Paused(cluster, struck)
+            return Active(struck, paused(cluster, struck))
         case "split":
             return stalled(both)
         case "one-way":
@@ -335,19 +260,9 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
             chosen = network.between(alone, rest) + network.between(rest, alone)
             return ways(Spoiling(cut=True), chosen, _reset, "connections reset or refused")
         case "delay":
-            return ways(
-                Spoiling(delay_ms=rng.uniform(*DELAY_MS)),
-                network.ways_of(node_id),
-                _late,
-                "bytes late",
-            )
+            return ways(Spoiling(delay_ms=rng.uniform(*DELAY_MS)), network.ways_of(node_id), _late, "bytes late")
         case "jitter":
-            return ways(
-                Spoiling(jitter_ms=rng.uniform(*JITTER_MS)),
-                network.ways_of(node_id),
-                _late,
-                "bytes late",
-            )
+            return ways(Spoiling(jitter_ms=rng.uniform(*JITTER_MS)), network.ways_of(node_id), _late, "bytes late")
         case "throttle":
             limit = rng.randrange(*THROTTLE_BYTES_PER_S)
             return ways(Spoiling(bytes_per_s=limit), both, _late, "bytes late")
@@ -359,20 +274,19 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
         case "cut":
             return ways(Spoiling(cut=True), network.ways_of(node_id), _reset, "connections reset or refused")
         case "disk-full":
-            return _Turned(cluster, struck, "refusals", "writes refused", disk_full=True)
+            return Active(struck, _turned(cluster, struck, "refusals", "writes refused", disk_full=True))
         case "slow-disk":
             sync_ms = rng.randrange(*SYNC_MS)
-            slow = _Turned(cluster, struck, "slow_syncs", "slow syncs", sync_ms=sync_ms)
-            slow.detail = f"{sync_ms} ms more"
-            return slow
+            course = _turned(cluster, struck, "slow_syncs", "slow syncs", sync_ms=sync_ms)
+            return Active(struck, course, f"{sync_ms} ms more")
         case "failed-sync":
-            return _FailedSync(cluster, struck)
+            return Active(struck, _failed_sync(cluster, struck))
         case "skew":
-            return WrongClock(cluster, struck, offset_ms=_signed(rng, SKEW_MS), from_start=True)
+            return wrong_clock(cluster, struck, offset_ms=_signed(rng, SKEW_MS), from_start=True)
         case "drift":
-            return WrongClock(cluster, struck, rate_ppm=_signed(rng, DRIFT_PPM))
+            return wrong_clock(cluster, struck, rate_ppm=_signed(rng, DRIFT_PPM))
         case "step":
-            return WrongClock(cluster, struck, offset_ms=_signed(rng, STEP_MS))
+            return wrong_clock(cluster, struck, offset_ms=_signed(rng, STEP_MS))
     raise AssertionError(f"no such kind of fault: {fault.kind}")
 
 

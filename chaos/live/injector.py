@@ -76,12 +76,11 @@ class Injector:
         active = self._active.pop(number, None)
         if active is None:
             return
-        await active.end()
-        evidence = await active.evidence()
+        evidence = await active.end()
         self._history.write("over", n=number, count=evidence.count, unit=evidence.unit)
-        if active.broken:
-            self._history.write("wrong", text=active.broken)
-            self._told(active.broken)
+        if evidence.broken:
+            self._history.write("wrong", text=evidence.broken)
+            self._told(evidence.broken)
         if not evidence.count:
             self._told(f"#{number} had no effect")
         self._note_majority()

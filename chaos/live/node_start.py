@@ -1,24 +1,30 @@
 """`python -m tickwheel.chaos.live.node_start --config FILE --knobs FILE`: a node whose clock and disk can be spoilt.
 
 The node's own process, with two of its ports replaced before it begins: the clock (offset and rate come from the
-knobs) and the system calls of the disk port (spoilt_disk.py). The node itself has no switch for any of this: it is
+knobs) and the system calls of the disk port  below. The node itself has no switch for any of this: it is
 this module that a normal start does not know. The process ends with its supervisor, however that ends.
+
+The disk without room: what has room already can still be written, as on a real full disk. An fdatasync that fails takes
+with it what it would have covered: Linux marks such pages clean, and a later read may find what was there before, so
+here they become zeros at once. Whether a second fdatasync would succeed is nothing that anybody may try.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tickwheel.chaos.live.knobs import Effects, Knobs, modified_ns, read_knobs, write_effects
 from tickwheel.chaos.live.namespaces import enter
-from tickwheel.chaos.live.spoilt_disk import SpoiltSystem
 from tickwheel.node.config import ConfigError, read_config
 from tickwheel.node.server.process import run_node
 from tickwheel.storage import local
@@ -27,6 +33,8 @@ LOOK_NS = 20_000_000
 REPORT_NS = 200_000_000
 PR_SET_PDEATHSIG = 1
 MILLION = 1_000_000
+RANGES_MAX = 4_096
+"""Most ranges remembered of a file between two syncs. On overflow the earlier ones are forgotten and never lost."""
 
 
 class Panel:
@@ -100,6 +108,90 @@ class SpoiltClock:
     def wall_ms(self) -> int:
         ahead_ns = self.monotonic_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         return (time.time_ns() + ahead_ns) // MILLION + self._panel.knobs.offset_ms
+
+
+class _NoRoom:
+    """statvfs of a file system without room."""
+
+    def __init__(self, real: os.statvfs_result) -> None:
+        self.f_bavail = self.f_bfree = 0
+        self.f_blocks = real.f_blocks
+        self.f_frsize = real.f_frsize
+
+
+class SpoiltSystem:
+    """`os`, but for what the knobs say."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+        self._not_fsynced: dict[int, list[tuple[int, int]]] = {}
+        """By descriptor: (offset, bytes) of each write that no fdatasync has covered."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    # -- room
+
+    def _refuse(self) -> OSError:
+        self._panel.refused()
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def pwritev(self, descriptor: int, parts: Sequence[bytes], offset: int) -> int:
+        """While the disk is full, only writes within the present size of the file succeed; others raise ENOSPC."""
+        if self._panel.knobs.disk_full and offset + sum(map(len, parts)) > os.fstat(descriptor).st_size:
+            raise self._refuse()
+        written = os.pwritev(descriptor, parts, offset)
+        ranges = self._not_fsynced.setdefault(descriptor, [])
+        if len(ranges) >= RANGES_MAX:
+            ranges.clear()
+        ranges.append((offset, written))
+        return written
+
+    def posix_fallocate(self, descriptor: int, offset: int, size: int) -> None:
+        """Refused while the disk is full."""
+        if self._panel.knobs.disk_full:
+            raise self._refuse()
+        os.posix_fallocate(descriptor, offset, size)
+
+    def statvfs(self, path: str | Path | int) -> os.statvfs_result | _NoRoom:
+        """No room while the disk is full."""
+        state = os.statvfs(path)
+        return _NoRoom(state) if self._panel.knobs.disk_full else state
+
+    # -- syncs
+
+    def fdatasync(self, descriptor: int) -> None:
+        """Fsync a file. Slow, or failing with EIO and loss of writes that no fsync covered, as the knobs say."""
+        self._spoil_sync(descriptor)
+        covered = self._not_fsynced.pop(descriptor, None)
+        try:
+            os.fdatasync(descriptor)
+        except OSError:
+            if covered:
+                self._not_fsynced.setdefault(descriptor, []).extend(covered)
+            raise
+
+    def fsync(self, descriptor: int) -> None:
+        """Sync a directory. Slow or failing with EIO, as the knobs say."""
+        self._spoil_sync(descriptor)
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        """Close. not fsynced writes are forgotten here: a later failed sync does not lose them."""
+        self._not_fsynced.pop(descriptor, None)
+        os.close(descriptor)
+
+    def _spoil_sync(self, descriptor: int) -> None:
+        knobs = self._panel.knobs
+        if knobs.sync_ms:
+            time.sleep(knobs.sync_ms / 1_000)
+            self._panel.slowed()
+        if knobs.sync_fails:
+            end = os.fstat(descriptor).st_size  # the file may have been cut since
+            for offset, size in self._not_fsynced.pop(descriptor, []):
+                os.pwrite(descriptor, bytes(max(0, min(size, end - offset))), offset)
+            self._panel.sync_failed()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def end_with_parent() -> None:

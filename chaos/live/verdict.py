@@ -108,8 +108,6 @@ class Verdict:
     broken_counts: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     duplicates: dict[str, int] = field(default_factory=dict)
-    failover_duplicates_old: int = 0
-    """Duplicates by failover whose earlier delivery came more than a second before the old master's last one."""
     outside: Lateness = field(default_factory=Lateness)
     inside: Lateness = field(default_factory=Lateness)
     """Lateness outside and inside the windows of faults."""
@@ -258,7 +256,6 @@ def _fill(
     verdict.findings = Findings(
         messages.lost, messages.early, messages.duplicated, [failover.without_ms for failover in failovers]
     )
-    verdict.failover_duplicates_old = messages.old_failover_duplicates
     verdict.healed_s = nodes.healed_s
     verdict.statuses = nodes.statuses
     verdict.starved_share = round(nodes.starved_share(load_ms, math.inf), 3)

@@ -24,8 +24,6 @@ SESSION_MS = 250.0
 """Most time between the end of a session and its record, in either direction."""
 AFTER_HEAL_MS, LATE_MS_MAX = 1_000.0, 5_000.0
 """P4: messages due more than AFTER_HEAL_MS after the heal come within LATE_MS_MAX."""
-OLD_MS = 1_000.0
-"""A duplicate by failover is old if the delivery before it preceded the old master's last one by more than this."""
 
 
 @dataclass(slots=True)
@@ -112,7 +110,6 @@ class Messages:
         self.first_of_term: dict[int, float] = {}
         self.last_of_term: dict[int, float] = {}
         self.duplicates: Counter[str] = Counter()
-        self.failover_ages_ms: list[float] = []
         self.counts: Counter[str] = Counter()
         self._clock_error_ms: Callable[[float], float] = lambda at_ms: 0.0
         self.earliest_ms = -math.inf
@@ -262,7 +259,6 @@ class Messages:
         if now.at_ms >= before.until_ms - SESSION_MS:
             return "lease over"
         if now.term != before.term:
-            self.failover_ages_ms.append(max(0.0, self.last_of_term[before.term] - before.at_ms))
             return "failover"
         if now.consumer == before.consumer and now.session != before.session:
             return "session gone"
@@ -351,11 +347,6 @@ class Messages:
     def duplicated(self) -> set[tuple[int, str, int]]:
         """Id, group and attempt of what came more than once under one attempt."""
         return {(self._messages[uid].id, group, attempt) for uid, group, attempt in self._twice}
-
-    @property
-    def old_failover_duplicates(self) -> int:
-        """Duplicates of failovers that the last sync should have spared."""
-        return sum(age_ms > OLD_MS for age_ms in self.failover_ages_ms)
 
 
 def _missing(groups: Iterable[str], came: dict[str, float]) -> str:

@@ -17,7 +17,7 @@ from tickwheel.chaos.live.clock_cases import CASES
 from tickwheel.chaos.live.clock_run import add_checks, flow_of, judge_stretch, play, print_rows, row_of
 from tickwheel.chaos.live.clock_stage import Check, Stretch, value_of
 from tickwheel.chaos.live.cluster import ChaosCluster
-from tickwheel.chaos.live.faults import WrongClock
+from tickwheel.chaos.live.faults import wrong_clock
 from tickwheel.chaos.live.page import page
 from tickwheel.chaos.live.report import replay_command
 from tickwheel.chaos.live.verdict import Verdict, judge
@@ -122,7 +122,7 @@ async def test_a_clock_goes_back_to_where_it_stood(tmp_path: Path) -> None:
     cluster = ChaosCluster(tmp_path, 1, 1)
     [node] = cluster.nodes
     cluster.turn(node, offset_ms=-HOUR_MS)
-    fault = WrongClock(cluster, [node], offset_ms=600_000)
+    fault = wrong_clock(cluster, [node], offset_ms=600_000)
     await fault.begin()
     assert cluster.knobs(node).offset_ms == 600_000 - HOUR_MS
     await fault.end()

@@ -13,8 +13,7 @@ import pytest
 
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.knobs import Knobs, read_effects, write_knobs
-from tickwheel.chaos.live.node_start import Panel, SpoiltClock
-from tickwheel.chaos.live.spoilt_disk import SpoiltSystem
+from tickwheel.chaos.live.node_start import Panel, SpoiltClock, SpoiltSystem
 from tickwheel.storage import local
 from tickwheel.storage.disk import FsyncFailedError
 from tickwheel.storage.local import LocalDisk
