@@ -9,29 +9,15 @@ import asyncio
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tickwheel.pipeline.cli_app import (
-    TIMEOUT_S,
-    Addresses,
-    AdminCertFile,
-    CaFile,
-    CertFile,
-    KeyFile,
-    Master,
-    Memory,
-    Timeout,
-    app,
-    connection_to,
-    failed,
-    refusing,
-    source_options,
-    spark_session,
-)
+from tickwheel.node.cli.options import MadeBy
+from tickwheel.pipeline.cli_app import ClusterOptions, Master, OfCluster, OfLoad, OnSpark, app, failed, refusing
 from tickwheel.pipeline.cli_cold import cold_app
 
 if TYPE_CHECKING:
@@ -57,8 +43,8 @@ def build(
         str, typer.Option(help="Rows that cannot be messages: `write` them with reasons to OUT/_rejected, or `fail`.")
     ] = "write",
     tasks: Annotated[int, typer.Option(help="At least this many tasks, if there are that many hours.")] = 8,
-    master: Master = "local[*]",
-    memory: Memory = "2g",
+    *,
+    spark: OnSpark,
 ) -> None:
     """Turn rows into bundles that a cluster takes over as they are."""
     from tickwheel.pipeline.build import BuildConfig, BuildError, build_parquet
@@ -66,9 +52,9 @@ def build(
 
     with refusing(BuildError, SchemaError, where=source):
         config = BuildConfig(topic=topic, slot_ms=slot_ms, on_rejected=on_rejected, tasks=tasks)
-        with spark_session(master, memory, quick=True) as spark:
+        with spark.session(quick=True) as session:
             started = time.monotonic()
-            made = build_parquet(spark, source, out, config)
+            made = build_parquet(session, source, out, config)
             seconds = time.monotonic() - started
     print(
         f"{made.units:,} messages in {len(made.bundles)} bundles ({made.bytes / 1e6:,.0f} MB), "
@@ -79,23 +65,19 @@ def build(
 @app.command()
 def load(
     folder: Annotated[str, typer.Argument(metavar="OUT", help="What `build` made; a path, or file:///.")],
-    addresses: Addresses,
     job_id: Annotated[str, typer.Option(help="Names the load; by default it follows from what was built.")] = "",
-    ca_file: CaFile = "",
-    cert_file: AdminCertFile = "",
-    key_file: KeyFile = "",
-    timeout_s: Timeout = TIMEOUT_S,
+    *,
+    cluster: OfLoad,
 ) -> None:
     """Load what was built into a running cluster. A repeat continues where it stopped; nothing is loaded twice."""
-    from tickwheel.client import AsyncClient
     from tickwheel.pipeline.load import LoadError
     from tickwheel.pipeline.load import load as load_build
     from tickwheel.pipeline.manifest import ManifestError
 
-    connection = connection_to(addresses, ca_file, cert_file, key_file)
+    clients = cluster.clients()
 
     async def go() -> Progress:
-        async with AsyncClient(connection.addresses, tls=connection.tls, timeout_s=timeout_s) as client:
+        async with clients() as client:
             return await load_build(folder, client, job_id=job_id, told=_tell)
 
     try:
@@ -151,14 +133,18 @@ def generate(
     print(f"{write_schedule(config, path):,} messages in {path}")
 
 
+@dataclass(frozen=True)
+class _PendingOptions(ClusterOptions):
+    addresses: Annotated[
+        str,
+        typer.Option("--addresses", "--endpoints", help="Nodes whose pending messages are looked at, host:port,..."),
+    ] = ""
+
+
 @app.command()
 def forecast(
     source: Annotated[
         str, typer.Argument(metavar="[IN.parquet]", help="Parquet file or folder; default: what is pending is read.")
-    ] = "",
-    addresses: Annotated[
-        str,
-        typer.Option("--addresses", "--endpoints", help="Nodes whose pending messages are looked at, host:port,..."),
     ] = "",
     days: Annotated[float, typer.Option(help="How far ahead, in days, at most 60.")] = 7.0,
     capacity: Annotated[
@@ -166,27 +152,25 @@ def forecast(
     ] = 10_000.0,
     start_ms: Annotated[int, typer.Option(help="Start of the forecast, milliseconds since 1970; 0: now.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for forecast.png and forecast.html.")] = None,
-    ca_file: CaFile = "",
-    cert_file: CertFile = "",
-    key_file: KeyFile = "",
-    master: Master = "local[*]",
-    memory: Memory = "2g",
+    *,
+    cluster: Annotated[ClusterOptions, MadeBy(_PendingOptions)],
+    spark: OnSpark,
 ) -> None:
     """Tell what is coming: load by topic and hour, hot seconds, and the jitter window that would flatten them."""
     from tickwheel.pipeline import forecast as looking
 
-    if bool(source) == bool(addresses):
+    if bool(source) == bool(cluster.addresses):
         raise failed("either a Parquet file or --addresses must be given")
-    if addresses:
-        connection_to(addresses, ca_file, cert_file, key_file)
-    with refusing(looking.ForecastError, where=source or addresses):
+    if not source:
+        cluster.connection()  # checks it
+    with refusing(looking.ForecastError, where=source or cluster.addresses):
         config = looking.ForecastConfig(start_ms or int(time.time() * 1_000), days, capacity)
-        with spark_session(master, memory) as spark:
+        with spark.session() as session:
             if source:
-                frame = spark.read.parquet(source)
+                frame = session.read.parquet(source)
             else:
-                reader = spark.read.format("tickwheel").option("content", "false")
-                reader = reader.options(**source_options(addresses, ca_file, cert_file, key_file))
+                reader = session.read.format("tickwheel").option("content", "false")
+                reader = reader.options(**cluster.of_source())
                 reader = reader.option("due_ms_min", str(config.start_ms)).option("due_ms_max", str(config.end_ms))
                 frame = reader.load()
             found = looking.forecast(frame, config)
@@ -198,15 +182,12 @@ def forecast(
 @app.command()
 def archive(
     folder: Annotated[str, typer.Argument(metavar="OUT", help="Folder or URI of the archive. Existing files stay.")],
-    addresses: Addresses,
     group: Annotated[str, typer.Option(help="Consumer groups, separated by commas; default: all.")] = "",
     from_: Annotated[str, typer.Option("--from", help=f"Only messages first due at this time or later. {_WHEN}")] = "",
     to: Annotated[str, typer.Option(help=f"Only messages first due before this time. {_WHEN}")] = "",
-    ca_file: CaFile = "",
-    cert_file: CertFile = "",
-    key_file: KeyFile = "",
-    master: Master = "local[*]",
-    memory: Memory = "2g",
+    *,
+    cluster: OfCluster,
+    spark: OnSpark,
 ) -> None:
     """Add what groups have settled, and their dead letters, to an archive in Parquet; each message once.
 
@@ -217,11 +198,11 @@ def archive(
     from tickwheel.pipeline.archive_place import ArchiveError
     from tickwheel.pipeline.settled import LettersGoingError
 
-    connection = connection_to(addresses, ca_file, cert_file, key_file)
+    connection = cluster.connection()
     names = [name.strip() for name in group.split(",") if name.strip()]
     from_ms, to_ms = _time_ms("--from", from_), _time_ms("--to", to)
-    with refusing(ArchiveError, LettersGoingError, where=folder), spark_session(master, memory) as spark:
-        added = add(spark, folder, connection, names, from_ms=from_ms, to_ms=to_ms)
+    with refusing(ArchiveError, LettersGoingError, where=folder), spark.session() as session:
+        added = add(session, folder, connection, names, from_ms=from_ms, to_ms=to_ms)
     for one in added:
         how = ", ".join(f"{count:,} {what}" for what, count in sorted(one.how.items()) if what != "dead")
         print(
@@ -238,7 +219,6 @@ def archive(
 @app.command()
 def replay(
     folder: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI that `archive` filled.")],
-    addresses: Addresses,
     job_id: Annotated[str, typer.Option(help="Names the replay: under one name nothing is scheduled twice.")],
     where: Annotated[
         str, typer.Option(help="Condition in SQL, for instance \"topic = 'x' AND kind = 'dead'\".")
@@ -256,11 +236,9 @@ def replay(
         ),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be scheduled.")] = False,
-    ca_file: CaFile = "",
-    cert_file: CertFile = "",
-    key_file: KeyFile = "",
-    master: Master = "local[*]",
-    memory: Memory = "2g",
+    *,
+    cluster: OfCluster,
+    spark: OnSpark,
 ) -> None:
     """Schedule messages of an archive again, exactly once by job id."""
     from tickwheel.client import KeyConflict
@@ -268,10 +246,10 @@ def replay(
     from tickwheel.pipeline.archive import read_archive
     from tickwheel.pipeline.archive_place import ArchiveError
 
-    connection = connection_to(addresses, ca_file, cert_file, key_file)
+    connection = cluster.connection()
     config = again.ReplayConfig(where, shift, due, topic, on_key_conflict.replace("-", "_"))
-    with refusing(ArchiveError, again.ReplayError), spark_session(master, memory) as spark:
-        rows = read_archive(spark, folder)
+    with refusing(ArchiveError, again.ReplayError), spark.session() as session:
+        rows = read_archive(session, folder)
         if dry_run:
             print(again.summary(again.selected(rows, config)))
             return
@@ -345,8 +323,8 @@ def audit(
     early_ms: Annotated[
         int, typer.Option(help="Clock error in ms: a delivery at most this early does not count as early.")
     ] = 0,
-    master: Master = "local[*]",
-    memory: Memory = "2g",
+    *,
+    spark: OnSpark,
 ) -> None:
     """Report what was lost, early, delivered twice, delivered although cancelled, or never scheduled, and how late
     messages were, from the events that nodes noted. Exit code 1 if a promise was broken."""
@@ -370,9 +348,9 @@ def audit(
             raise failed(f"{events}: it is not empty; name a new folder for each audit")
         if not export_events(named, events):
             raise failed(NOTHING_NOTED.format(events))
-    with spark_session(master, memory) as spark:
+    with spark.session() as session:
         config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
-        found = judging.audit(spark.read.parquet(str(events)), config)
+        found = judging.audit(session.read.parquet(str(events)), config)
         if not found.scheduled and not found.delivered:
             raise failed(NOTHING_NOTED.format(events))
         print(judging.report(found, out))

@@ -6,36 +6,27 @@ Spark, Arrow and the client are imported by the commands that need them, so that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tickwheel.client.errors import RequestRefused
+from tickwheel.node.cli.options import MadeBy, MadeCommands
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    from tickwheel.client import AsyncClient
     from tickwheel.pipeline.options import Connection
 
-app = typer.Typer(
+app = MadeCommands(
     help="Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.", no_args_is_help=True
 )
 
-Addresses = Annotated[
-    str,
-    # The second name is that of version 0.1, accepted for one more version.
-    typer.Option("--addresses", "--endpoints", help="Nodes of the cluster, host:port separated by commas."),
-]
-Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
-Memory = Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")]
-CaFile = Annotated[str, typer.Option(help="TLS: authority that signs the nodes' certificates.")]
-CertFile = Annotated[str, typer.Option(help="TLS: certificate of this client.")]
-AdminCertFile = Annotated[str, typer.Option(help="TLS: certificate of this client, with the admin role.")]
-KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
-Timeout = Annotated[float, typer.Option(help="Seconds after which an unreachable cluster is given up.")]
 TIMEOUT_S = 15.0
 OWN_ERROR = re.compile(r"^tickwheel\.[\w.]+: (.+)$", re.MULTILINE)
 """The last line of a traceback that ends with an error of ours."""
@@ -69,38 +60,80 @@ def refusing(*kinds: type[Exception], where: str = "") -> Iterator[None]:
         raise failed_in_spark(error, where) from None
 
 
-@contextmanager
-def spark_session(master: str, memory: str, *, quick: bool = False) -> Iterator[SparkSession]:
-    """A session, which is stopped at the end unless this process had it before."""
-    from pyspark.sql import SparkSession
-
-    from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
-
-    ours = SparkSession.getActiveSession() is None
-    try:
-        session = build_session(SessionConfig(master=master, driver_memory=memory, quick=quick))
-    except NoJavaError as error:
-        raise failed(str(error)) from None
-    try:
-        yield session
-    finally:
-        if ours:
-            session.stop()
+Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
 
 
-def source_options(addresses: str, ca_file: str, cert_file: str, key_file: str) -> dict[str, str]:
-    """The connection as options of the data source; those that were not given are left out."""
-    given = {"addresses": addresses, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
-    return {name: value for name, value in given.items() if value}
+@dataclass(frozen=True)
+class SparkOptions:
+    """The options of commands that run on Spark."""
+
+    master: Master = "local[*]"
+    memory: Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")] = "2g"
+
+    @contextmanager
+    def session(self, *, quick: bool = False) -> Iterator[SparkSession]:
+        """A session, which is stopped at the end unless this process had it before."""
+        from pyspark.sql import SparkSession
+
+        from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
+
+        ours = SparkSession.getActiveSession() is None
+        try:
+            session = build_session(SessionConfig(master=self.master, driver_memory=self.memory, quick=quick))
+        except NoJavaError as error:
+            raise failed(str(error)) from None
+        try:
+            yield session
+        finally:
+            if ours:
+                session.stop()
 
 
-def connection_to(
-    addresses: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float = TIMEOUT_S
-) -> Connection:
-    """Checks the options; nothing is dialled yet."""
-    from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The options of commands that ask a cluster."""
 
-    try:
-        return connection_of(Options(source_options(addresses, ca_file, cert_file, key_file), CONNECTION), timeout_s)
-    except OptionError as error:
-        raise failed(str(error)) from None
+    addresses: Annotated[
+        str,
+        # The second name is that of version 0.1, accepted for one more version.
+        typer.Option("--addresses", "--endpoints", help="Nodes of the cluster, host:port separated by commas."),
+    ]
+    ca_file: Annotated[str, typer.Option(help="TLS: authority that signs the nodes' certificates.")] = ""
+    cert_file: Annotated[str, typer.Option(help="TLS: certificate of this client.")] = ""
+    key_file: Annotated[str, typer.Option(help="TLS: its key.")] = ""
+
+    def of_source(self) -> dict[str, str]:
+        """As options of the data source; those that were not given are left out."""
+        names = ("addresses", "ca_file", "cert_file", "key_file")
+        return {name: value for name in names if (value := getattr(self, name))}
+
+    def connection(self, timeout_s: float = TIMEOUT_S) -> Connection:
+        """Checks the options; nothing is dialled yet. Raises RequestRefused."""
+        from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
+
+        try:
+            return connection_of(Options(self.of_source(), CONNECTION), timeout_s)
+        except OptionError as error:
+            raise failed(str(error)) from None
+
+
+@dataclass(frozen=True)
+class LoadOptions(ClusterOptions):
+    """The options of commands that load."""
+
+    cert_file: Annotated[str, typer.Option(help="TLS: certificate of this client, with the admin role.")] = ""
+    timeout_s: Annotated[float, typer.Option(help="Seconds after which an unreachable cluster is given up.")] = (
+        TIMEOUT_S
+    )
+
+    def clients(self) -> Callable[[], AsyncClient]:
+        """Checks the options; makes a client at each call. Raises RequestRefused."""
+        from tickwheel.client import AsyncClient
+
+        connection = self.connection(self.timeout_s)
+        return lambda: AsyncClient(connection.addresses, tls=connection.tls, timeout_s=self.timeout_s)
+
+
+OnSpark = Annotated[SparkOptions, MadeBy(SparkOptions)]
+OfCluster = Annotated[ClusterOptions, MadeBy(ClusterOptions)]
+OfLoad = Annotated[LoadOptions, MadeBy(LoadOptions)]

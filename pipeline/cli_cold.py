@@ -4,49 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tickwheel.pipeline.cli_app import (
-    TIMEOUT_S,
-    Addresses,
-    AdminCertFile,
-    CaFile,
-    KeyFile,
-    Master,
-    Memory,
-    Timeout,
-    app,
-    connection_to,
-    failed,
-    refusing,
-    spark_session,
-)
+from tickwheel.node.cli.options import MadeCommands
+from tickwheel.pipeline.cli_app import OfLoad, OnSpark, app, failed, refusing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tickwheel.client import AsyncClient
 
 A = TypeVar("A")
 
-cold_app = typer.Typer(help="The cold tier: what waits in Parquet outside the cluster.", no_args_is_help=True)
+cold_app = MadeCommands(help="The cold tier: what waits in Parquet outside the cluster.", no_args_is_help=True)
 
 Folder = Annotated[
     str, typer.Argument(metavar="COLD", help="Folder that all machines of Spark mount: a path, or file:///.")
 ]
-
-
-def _clients(
-    addresses: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float
-) -> Callable[[], AsyncClient]:
-    """Check the options now; returns a function that makes a client."""
-    from tickwheel.client import AsyncClient
-
-    connection = connection_to(addresses, ca_file, cert_file, key_file, timeout_s)
-    return lambda: AsyncClient(connection.addresses, tls=connection.tls, timeout_s=timeout_s)
 
 
 def _run(work: Coroutine[Any, Any, A]) -> A:
@@ -63,17 +39,13 @@ def _run(work: Coroutine[Any, Any, A]) -> A:
 def freeze(
     source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet: a path, or a URI that Spark reads.")],
     folder: Folder,
-    addresses: Addresses,
     topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
     horizon_days: Annotated[float, typer.Option(help="Rows due within this many days go to COLD/_near/<job>.")] = 30.0,
     job_id: Annotated[str, typer.Option(help="Names the job; by default it follows from the file's bytes.")] = "",
     tasks: Annotated[int, typer.Option(help="Number of tasks that share the days; 0: as the rows need.")] = 0,
-    ca_file: CaFile = "",
-    cert_file: AdminCertFile = "",
-    key_file: KeyFile = "",
-    timeout_s: Timeout = TIMEOUT_S,
-    master: Master = "local[*]",
-    memory: Memory = "2g",
+    *,
+    cluster: OfLoad,
+    spark: OnSpark,
 ) -> None:
     """Put rows due far ahead into the cold tier and give them ids. A repeat continues; nothing is stored twice."""
     from tickwheel.client.cold import ColdJob
@@ -81,7 +53,7 @@ def freeze(
     from tickwheel.pipeline.cold_store import IDS, NEAR, REJECTED, ColdError, ColdStore
     from tickwheel.pipeline.sink_rows import SchemaError
 
-    clients = _clients(addresses, ca_file, cert_file, key_file, timeout_s)
+    clients = cluster.clients()
 
     async def reach() -> None:
         async with clients() as client:
@@ -95,10 +67,10 @@ def freeze(
         if manifest is not None:
             manifest = store.finish(manifest)
         else:
-            with spark_session(master, memory) as spark:
+            with spark.session() as session:
                 _run(reach())  # rather than write all parts and then find nobody who takes them
                 config = FreezeConfig(topic, horizon_days, tasks)
-                manifest = write_parts(spark.read.parquet(source), folder, job, config)
+                manifest = write_parts(session.read.parquet(source), folder, job, config)
     written = manifest
 
     async def go() -> ColdJob | None:
@@ -120,29 +92,25 @@ def freeze(
 @app.command()
 def promote(
     folder: Folder,
-    addresses: Addresses,
     until_ms: Annotated[
         int, typer.Option(help="Load what is due before this (ms since 1970); 0: what the horizon has reached.")
     ] = 0,
     horizon_days: Annotated[float, typer.Option(help="How many days ahead messages are loaded.")] = 30.0,
-    ca_file: CaFile = "",
-    cert_file: AdminCertFile = "",
-    key_file: KeyFile = "",
-    timeout_s: Timeout = TIMEOUT_S,
-    master: Master = "local[*]",
-    memory: Memory = "2g",
+    *,
+    cluster: OfLoad,
+    spark: OnSpark,
 ) -> None:
     """Load what has come within the horizon. Run it once a day; repeating it, or two at once, load nothing twice."""
     from tickwheel.pipeline.cold_promote import Promoter, Promotion
 
-    clients = _clients(addresses, ca_file, cert_file, key_file, timeout_s)
+    clients = cluster.clients()
 
-    async def go(spark: SparkSession) -> Promotion:
+    async def go(session: SparkSession) -> Promotion:
         async with clients() as client:
-            return await Promoter(spark, client, folder).run(until_ms, horizon_days)
+            return await Promoter(session, client, folder).run(until_ms, horizon_days)
 
-    with spark_session(master, memory) as spark:
-        done = _run(go(spark))
+    with spark.session() as session:
+        done = _run(go(session))
     print(f"{done.messages:,} messages of {done.parts} parts loaded, {done.moved:,} of them at the times that they "
           f"were moved to; {done.seconds:.1f} s")  # fmt: skip
     if done.late:
@@ -153,19 +121,12 @@ def promote(
 
 
 @cold_app.command()
-def status(
-    folder: Folder,
-    addresses: Addresses,
-    ca_file: CaFile = "",
-    cert_file: AdminCertFile = "",
-    key_file: KeyFile = "",
-    timeout_s: Timeout = TIMEOUT_S,
-) -> None:
+def status(folder: Folder, cluster: OfLoad) -> None:
     """Show what waits, when it is due, and whether its files exist. Exit code 1 if something is late or missing."""
     from tickwheel.pipeline.cold_status import examine, text_of
 
     async def go() -> tuple[str, bool]:
-        async with _clients(addresses, ca_file, cert_file, key_file, timeout_s)() as client:
+        async with cluster.clients()() as client:
             found = await examine(client, folder)
             return text_of(found), found.bad
 
@@ -176,20 +137,13 @@ def status(
 
 
 @cold_app.command()
-def clean(
-    folder: Folder,
-    addresses: Addresses,
-    ca_file: CaFile = "",
-    cert_file: AdminCertFile = "",
-    key_file: KeyFile = "",
-    timeout_s: Timeout = TIMEOUT_S,
-) -> None:
+def clean(folder: Folder, cluster: OfLoad) -> None:
     """Delete the files of parts that are loaded and that no moved message needs any more, and what jobs left that were
     killed over a day ago."""
     from tickwheel.pipeline.cold_status import remove_loaded
 
     async def go() -> tuple[int, int]:
-        async with _clients(addresses, ca_file, cert_file, key_file, timeout_s)() as client:
+        async with cluster.clients()() as client:
             return await remove_loaded(client, folder)
 
     files, size = _run(go())

@@ -61,22 +61,29 @@ class MadeBy:
     make: Callable[..., Any]
 
 
-class Commands(typer.Typer):
-    """Commands that all have --json and, if they ask a cluster, --addresses. Those are not passed to a command, which
-    finds them in `Asked`."""
+class MadeCommands(typer.Typer):
+    """Commands that may have parameters marked by MadeBy."""
 
-    def __init__(self, *, ask_cluster: bool = True, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._shared = _of_cluster if ask_cluster else _of_all
+    shared: Callable[..., None] | None = None
+    """Its options are those of every command."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
         register = super().command(name, **settings)
 
         def decorate(command: Command) -> Command:
-            register(_with_options(command, self._shared))
+            register(_with_options(command, self.shared))
             return command
 
         return decorate
+
+
+class Commands(MadeCommands):
+    """Commands that all have --json and, if they ask a cluster, --addresses. Those are not passed to a command, which
+    finds them in `Asked`."""
+
+    def __init__(self, *, ask_cluster: bool = True, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.shared = _of_cluster if ask_cluster else _of_all
 
 
 def _of_all(as_json: AsJson = False) -> None:
@@ -95,7 +102,7 @@ def _options_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     ]
 
 
-def _with_options(command: Callable[..., None], shared: Callable[..., None]) -> Callable[..., None]:
+def _with_options(command: Callable[..., None], shared: Callable[..., None] | None) -> Callable[..., None]:
     """The command as typer is to see it: with the shared options, and with those of its marked parameters."""
     made: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     options: list[inspect.Parameter] = []
@@ -105,7 +112,7 @@ def _with_options(command: Callable[..., None], shared: Callable[..., None]) -> 
         options += found
         if marks:
             made[option.name] = (marks[0].make, [own.name for own in found])
-    added = _options_of(shared)
+    added = _options_of(shared) if shared is not None else []
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
