@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.executor import HELD_NS
-from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene, lost_on, other_than_master
+from tickwheel.chaos.sim.fault import Active, Counted, Course, Going, Scene, lost_on, other_than_master
 from tickwheel.chaos.sim.history_machines import CheckpointBegan, CheckpointTaken, MomentSeen
 from tickwheel.chaos.sim.moments import COPY_OF_LATER, COPY_RESUMED, HOURS_REMOVED
 from tickwheel.chaos.sim.network_faults import block, links_of
@@ -27,11 +27,10 @@ CHECKPOINT_WORK = Checkpointer._write.__qualname__  # noqa: SLF001  (its name al
 """Function of the work that writes a checkpoint."""
 
 
-def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def kill_installed(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """A slave takes a checkpoint of a peer, and a moment later the master dies: the slave must still know all that it
     had heard before."""
     slave = other_than_master(scene, machine)
-    going = Going(scene)
 
     def taken(record: CheckpointTaken) -> None:
         if record.node == slave.name and not going.hits:
@@ -51,14 +50,12 @@ def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     going.when(CheckpointTaken, taken)
     behind = _Behind(scene, slave, rng)
     yield
-    going.over = True
     behind.end()
     for one in scene.machines:
         one.start()
-    return going.hits
 
 
-def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def hung_install(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A slave's own checkpoint hangs in its disk while one of a peer arrives. In the end it gets through to the disk,
     and the process dies before it hears of that."""
     slave = other_than_master(scene, machine)
@@ -75,7 +72,7 @@ def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
     return slave.work_faults.hung - before
 
 
-def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def broken_copy(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A slave is far behind, and its copies of a peer's checkpoint break midway, several times. Meanwhile the slave or
     the peer dies, or the peer's checkpoint is replaced by a later one."""
     slave = other_than_master(scene, machine)
@@ -89,9 +86,8 @@ def broken_copy(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     return breaks.broken
 
 
-def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def power_checkpoint(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """Backups are asked for, and a node that begins a checkpoint loses power before it is durable, or just then."""
-    going = Going(scene)
     machines = scene.fabric.machines
 
     def begun(record: CheckpointBegan) -> None:
@@ -108,12 +104,11 @@ def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng:
 
     going.when(CheckpointBegan, begun)
     going.again(lambda: _ask_for_checkpoint(rng.choice(scene.machines)), lambda: rng.randrange(100 * MS, 500 * MS))
-    return (yield from going.until_end())
+    yield from going.until_end()
 
 
-def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def power_in_checkpoint(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """Again and again a checkpoint of the target hangs in its disk until the machine loses power."""
-    going = Going(scene)
 
     def hang() -> None:
         machine.work_faults.hung_work = CHECKPOINT_WORK
@@ -130,18 +125,15 @@ def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, r
 
     hang()
     yield
-    going.over = True
     machine.work_faults.hung_work = ""
     machine.kill()
     scene.world.after(1, machine.start)
-    return going.hits
 
 
-def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def power_removing(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A node that removes an hour is made to write a checkpoint at once, and loses power in the middle of it."""
     machines = scene.fabric.machines
     before = sum(one.powers_lost for one in machines.values())
-    going = Going(scene)
 
     def removed(record: MomentSeen) -> None:
         if record.what == HOURS_REMOVED:
@@ -151,7 +143,6 @@ def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
 
     going.when(MomentSeen, removed)
     yield
-    going.over = True
     for one in scene.machines:
         one.disk.lose_power_after(-1)
         scene.world.after(1, one.start)

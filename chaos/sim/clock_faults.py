@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Course, Going, Scene
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
@@ -55,36 +55,33 @@ def _wrong(scene: Scene, struck: Machine) -> Course:
     return clock.wrong_readings - before
 
 
-def skew(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def skew(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """The wall clock is off by up to an hour."""
     struck = _strike(scene, machine, rng)
     struck.clock.skew_ms = rng.choice(SKEWS_MS)
     return _wrong(scene, struck)
 
 
-def ahead(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def ahead(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """The wall clock is ahead by seconds or more: what is delivered by it is early."""
     struck = _strike(scene, machine, rng)
     struck.clock.skew_ms = rng.choice([skew_ms for skew_ms in SKEWS_MS if skew_ms >= 1_000])
     return _wrong(scene, struck)
 
 
-def drift(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def drift(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """Wall and monotonic clock run fast or slow, by up to 2 %; in the end the wall clock is set right."""
     struck = _strike(scene, machine, rng)
     struck.clock.set_drift(rng.choice(DRIFTS_PPM))
     return _wrong(scene, struck)
 
 
-def steps(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def steps(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """The wall clock steps forth and back, again and again."""
     struck = _strike(scene, machine, rng)
-    going = Going(scene)
 
     def step() -> None:
         struck.clock.skew_ms = rng.choice((0, *SKEWS_MS))
 
     going.again(step, lambda: rng.randrange(20 * MS, 1_500 * MS))
-    evidence = yield from _wrong(scene, struck)
-    going.over = True
-    return evidence
+    return (yield from _wrong(scene, struck))

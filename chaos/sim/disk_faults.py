@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from fnmatch import fnmatchcase
 
-from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene, excused
+from tickwheel.chaos.sim.fault import Course, Going, Scene, excused
 from tickwheel.chaos.sim.history_machines import Booted
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -22,7 +22,7 @@ KINDS_OF_FILES = (
 """Most steps of a disk are those of the journal: a power loss at any step hardly ever meets others."""
 
 
-def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def slow_disk(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     factor = rng.choice((5.0, 20.0, 60.0))
     before = machine.disk.counters().fsyncs
     machine.work_faults.slowness *= factor
@@ -31,7 +31,7 @@ def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
     return machine.disk.counters().fsyncs - before
 
 
-def failed_sync(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def failed_sync(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     before = machine.disk.counters().fsyncs_failed
     with excused(scene, machine):
         machine.disk.fail_fsync(1)
@@ -40,7 +40,7 @@ def failed_sync(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     return machine.disk.counters().fsyncs_failed - before
 
 
-def disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def disk_full(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     before = machine.disk.counters().writes_refused
     with excused(scene, machine):
         machine.disk.fill(rng.choice((0, 4_096, 100_000)))
@@ -49,38 +49,35 @@ def disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
     return machine.disk.counters().writes_refused - before
 
 
-def hung_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def hung_disk(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """No work of the disk returns until the end, without an error."""
     faults = machine.work_faults
     before = faults.hung
-    faults.hangs_until_ns = max(faults.hangs_until_ns, scene.world.now_ns + planned.length_ns)
+    faults.hangs_until_ns = max(faults.hangs_until_ns, scene.world.now_ns + going.length_ns)
     yield
     return faults.hung - before
 
 
-def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def power_in_work(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """Again and again the machine loses power between two writes or syncs, wherever it is: what a worker does as one
     piece is cut in the middle too."""
     before = machine.powers_lost
-    going = Going(scene)
 
     def arm() -> None:
         machine.disk.lose_power_after(rng.randrange(STEPS_MOST))
 
     going.again(arm, lambda: rng.randrange(300 * MS, 1_500 * MS))
     yield
-    going.over = True
     machine.disk.lose_power_after(-1)
     scene.world.after(1, machine.start)
     return machine.powers_lost - before
 
 
-def power_at_file(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def power_at_file(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """Again and again a machine loses power at some kind of file or soon after, at each kind as often; many lose it
     again while they start."""
     machines = scene.fabric.machines
     before = sum(one.powers_lost for one in machines.values())
-    going = Going(scene)
 
     def arm(one: Machine) -> None:
         kind = rng.choice(KINDS_OF_FILES)
@@ -96,14 +93,13 @@ def power_at_file(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     going.when(Booted, booted)
     going.again(lambda: arm(rng.choice(scene.machines)), lambda: rng.randrange(300 * MS, 1_000 * MS))
     yield
-    going.over = True
     for one in machines.values():
         one.disk.lose_power_after(-1)
         scene.world.after(1, one.start)
     return sum(one.powers_lost for one in machines.values()) - before
 
 
-def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def read_error(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """Some existing files cannot be read. Half of the time the process restarts and must read them."""
     before = machine.disk.counters().reads_failed
     with excused(scene, machine):

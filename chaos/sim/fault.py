@@ -86,13 +86,16 @@ class PlannedFault:
 Course = Generator[None, None, int]
 """A fault from its beginning: it strikes, yields until its end, undoes what it did, and returns the evidence of its
 effect. One that cannot strike returns 0 at once."""
+Counted = Iterator[None]
+"""A course whose evidence is counted on the way, by `Going.hits`."""
 
 
 @dataclass(slots=True)
 class Going:
-    """What the callbacks of one fault share, if it strikes at moments of its own: none of them acts once it is over."""
+    """A fault under way, as its course and its callbacks share it: none of these acts once it is over."""
 
     scene: Scene
+    length_ns: int
     hits: int = 0
     """Evidence of its effect so far."""
     over: bool = False
@@ -121,32 +124,36 @@ class Going:
             act()
             self.scene.world.after(pause_ns(), self.again, act, pause_ns)
 
-    def until_end(self) -> Course:
+    def until_end(self) -> Counted:
         """The rest of the fault's course, if nothing but nodes that are down is to be undone."""
         yield
-        self.over = True
         for one in self.scene.machines:
             one.start()
-        return self.hits
 
 
 class Active:
     """A fault that has begun. `evidence` of its effect is counted at its end."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Counted, going: Going | None = None) -> None:
         self._course = course
+        self._going = going
         self.evidence = 0
         self._go_on()
 
     def end(self) -> None:
         """End it, if it has not ended."""
+        if self._going is not None:
+            self._going.over = True
         self._go_on()
 
     def _go_on(self) -> None:
         try:
             next(self._course)
         except StopIteration as over:
-            self.evidence = over.value or self.evidence
+            if over.value is not None:
+                self.evidence = over.value
+            elif self._going is not None:
+                self.evidence = self._going.hits
 
 
 @dataclass(slots=True)
@@ -165,7 +172,7 @@ class Tally:
         self.unit = self.unit or other.unit
 
 
-Begin = Callable[[Scene, Machine, PlannedFault, random.Random], Course]
+Begin = Callable[[Scene, Machine, Going, random.Random], Counted]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from tickwheel.chaos.sim import (
     process_faults,
     repeated_faults,
 )
-from tickwheel.chaos.sim.fault import Active, Kind, PlannedFault, Scene, Tally
+from tickwheel.chaos.sim.fault import Active, Going, Kind, PlannedFault, Scene, Tally
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded
 from tickwheel.chaos.sim.world import MS, SECOND, World
 
@@ -177,7 +177,8 @@ class Injector:
         name = f"#{planned.number} {planned.kind} {machine.name}"
         scene.history.note(FaultBegan, name)
         scene.world.tell("fault", f"begins: {name} for {planned.length_ns / SECOND:.3f} s")
-        active = Active(KINDS[planned.kind].begin(scene, machine, planned, random.Random(planned.seed)))
+        going = Going(scene, planned.length_ns)
+        active = Active(KINDS[planned.kind].begin(scene, machine, going, random.Random(planned.seed)), going)
         self._active[planned.number] = (planned, name, active)
         scene.world.after(planned.length_ns, self._end, planned.number)
 

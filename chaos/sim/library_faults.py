@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from tickwheel.chaos.sim.fault import Course, Going, PlannedFault, Scene, excused
+from tickwheel.chaos.sim.fault import Counted, Going, Scene, excused
 from tickwheel.chaos.sim.history_log import Unpickled
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -30,9 +30,8 @@ def log_of(machine: Machine) -> RaftLog | None:
     return log if isinstance(log, RaftLog) else None
 
 
-def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def library_calls(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """pysyncobj is told to write a dump, and to take a command into its own queue: both must come to nothing."""
-    going = Going(scene)
 
     def call() -> None:
         log = log_of(machine)
@@ -43,18 +42,15 @@ def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
 
     going.again(call, lambda: rng.randrange(50 * MS, 500 * MS))
     yield
-    going.over = True
-    return going.hits
 
 
-def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def foreign_entry(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """A node reads a command of pysyncobj's own in its log where there is one of a client: it must stop, once."""
-    going = Going(scene)
     log = log_of(machine)
     with excused(scene, machine):
         if log is None:
             yield
-            return 0
+            return
         apply_entry = log.apply_entry
         foreign = MEMBERSHIP + pickle.dumps(["add", "stranger:1", None])
 
@@ -67,8 +63,6 @@ def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
 
         log.apply_entry = altered  # type: ignore[method-assign]
         yield
-        going.over = True
-    return going.hits
 
 
 _witnesses: dict[int, Callable[[], None]] = {}
@@ -91,10 +85,9 @@ def _run(number: int) -> tuple[()]:
     return ()
 
 
-def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def pickled_frame(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """A slave's pysyncobj gets what a pysyncobj of the shelf would send: an entry in pieces, pickled. It must not read
     it: the process stops, once."""
-    going = Going(scene)
     number = next(_numbers)
 
     def ran() -> None:
@@ -126,6 +119,4 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
     with excused(scene, machine):
         going.again(attempt, lambda: rng.randrange(20 * MS, 200 * MS))
         yield
-        going.over = True
         del _witnesses[number]
-    return going.hits

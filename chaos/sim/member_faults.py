@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Active, Course, Going, Operators, PlannedFault, Scene, other_than_master
+from tickwheel.chaos.sim.fault import Active, Course, Going, Operators, Scene, other_than_master
 from tickwheel.chaos.sim.history_machines import MomentSeen
 from tickwheel.chaos.sim.moments import FOUNDER_REFUSED, FOUNDERS_CONNECTED
 from tickwheel.chaos.sim.network_faults import block, links_of
@@ -24,7 +24,7 @@ WORKED_NS_MOST = 1_800 * MS
 """A cluster without some of its founders has elected and accepted messages by then."""
 
 
-def newcomer(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def newcomer(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A node with an empty disk joins: it learns, and counts once it has everything."""
     operators = scene.operators
     if operators is None or len(scene.machines) >= MEMBERS_MOST:
@@ -35,12 +35,11 @@ def newcomer(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.
     return int(joined.name in operators.promoted)
 
 
-def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def replace_member(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A newcomer, and the target is removed: before it is there, while it learns, or once it counts."""
     operators = scene.operators
     if operators is None or len(scene.machines) >= MEMBERS_MOST:
         return 0
-    going = Going(scene)
     first = rng.random() < 0.3 and len(scene.machines) >= MEMBERS_LEAST
     waits = rng.random() < 0.7
     if first:
@@ -59,11 +58,10 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     if not first:
         going.after(rng.randrange(500 * MS), follow)
     yield
-    going.over = True
     return int(machine.name in operators.removed)
 
 
-def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def wiped_disk(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A member is killed and comes back with an empty disk, as often as it is turned away, until it is replaced.
 
     One at a time, and only where all others know its disk: else data of a majority is lost, and no promise holds."""
@@ -74,21 +72,20 @@ def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
     machine.wipe()
     scene.world.after(rng.randrange(1, 500 * MS), machine.start)
     operators.lost = machine.name
-    going = Going(scene)
 
     def replaced() -> None:
         if not going.hits:
             going.hits = 1
             operators.replace_lost(machine, scene.join())
 
-    scene.world.after(rng.randrange(planned.length_ns), replaced)
+    scene.world.after(rng.randrange(going.length_ns), replaced)
     yield
     replaced()
     machine.start()
     return machine.turned_away
 
 
-def stale_founders(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def stale_founders(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A minority of the founders dies once the cluster is founded, mostly before it has any entry of the log. The
     others accept messages, then all of them die, and the target loses its disk for good. It meets those that were away
     while nobody else is up: together they would be a majority, and nobody among them has what was accepted.
@@ -202,7 +199,7 @@ class _StaleFounders:
             one.start()
 
 
-def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def strangers(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A slave is cut off, half of the time dead too, while all other members are replaced: on its return it knows
     none of them. Half of the time so many of them die just then that the cluster has no majority without it."""
     operators = scene.operators

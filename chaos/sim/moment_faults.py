@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Counted, Going, Scene
 from tickwheel.chaos.sim.history_log import VoteSeen
 from tickwheel.chaos.sim.history_machines import RoleSeen
 from tickwheel.chaos.sim.history_messages import STREAM_BROKE, Delivered, SessionClosed, SettleSent
@@ -15,20 +15,17 @@ from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore
 
 
-def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
-    going = Going(scene)
+def handover(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
 
     def ended(came_about: bool) -> None:
         going.hits += int(came_about)
 
     scene.hand_over(ended)
     yield
-    return going.hits
 
 
-def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def kill_voters(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """A node that votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
-    going = Going(scene)
     machines = scene.fabric.machines
 
     def voted(record: VoteSeen) -> None:
@@ -49,12 +46,11 @@ def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
     going.when(VoteSeen, voted)
     if machine.process is not None:
         machine.kill()  # else there would be no election
-    return (yield from going.until_end())
+    yield from going.until_end()
 
 
-def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def cut_candidates(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """The connections of a candidate break at once: its requests for votes are lost."""
-    going = Going(scene)
     machines = scene.fabric.machines
 
     def stands(record: RoleSeen) -> None:
@@ -71,16 +67,13 @@ def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     if machine.process is not None:
         machine.kill()
     yield
-    going.over = True
     machine.start()
-    return going.hits
 
 
-def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def restart_bridge(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """Only the target sees both sides of a cut, and it restarts in a moment, now and then: what it had promised to
     one side it must not forget towards the other."""
-    cut = Active(bridge(scene, machine, planned, rng))
-    going = Going(scene)
+    cut = Active(bridge(scene, machine, going, rng))
 
     def restart() -> None:
         if machine.process is not None and not machine.frozen:
@@ -91,15 +84,12 @@ def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     first_ns = rng.randrange(600 * MS, 1_200 * MS)
     scene.world.after(first_ns, going.again, restart, lambda: rng.randrange(300 * MS, 1_500 * MS))
     yield
-    going.over = True
     cut.end()
     machine.start()
-    return going.hits
 
 
-def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def kill_returning(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """The master dies a moment after consumers left or handed back: its slaves may not have heard of it all."""
-    going = Going(scene)
     last_ns = 0
 
     def returned(record: SessionClosed | SettleSent) -> None:
@@ -120,12 +110,11 @@ def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
 
     going.when(SessionClosed, returned)
     going.when(SettleSent, returned)
-    return (yield from going.until_end())
+    yield from going.until_end()
 
 
-def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def handover_delivering(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """Planned handovers, each just after a delivery: of its lease no sync has told yet."""
-    going = Going(scene)
     next_ns = 0
 
     def delivered(record: Delivered) -> None:
@@ -139,13 +128,10 @@ def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, r
 
     going.when(Delivered, delivered)
     yield
-    going.over = True
-    return going.hits
 
 
-def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def kill_left(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """The streams of all consumers break; what they held comes back, and before anybody takes it the master dies."""
-    going = Going(scene)
 
     def leave() -> None:
         master = scene.master()
@@ -171,4 +157,4 @@ def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
         scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
 
     leave()
-    return (yield from going.until_end())
+    yield from going.until_end()

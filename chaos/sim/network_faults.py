@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Course, Going, Scene
 from tickwheel.chaos.sim.network import Link
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
@@ -29,7 +29,7 @@ def block(links: Sequence[Link]) -> Course:
     return frames_hit(links) - before
 
 
-def reset(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def reset(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     links = links_of(scene, machine)
     hit = rng.sample(links, rng.randint(1, len(links)))
     before = frames_hit(hit)
@@ -39,7 +39,7 @@ def reset(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ran
     return frames_hit(hit) - before
 
 
-def delay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def delay(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     links = [link for link in links_of(scene, machine) if rng.random() < 0.7] or links_of(scene, machine)[:1]
     extra_ns = rng.randrange(5 * MS, 300 * MS)
     before = sum(link.delivered for link in links)
@@ -51,7 +51,7 @@ def delay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ran
     return sum(link.delivered for link in links) - before
 
 
-def replay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def replay(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     links = links_of(scene, machine)
     before = sum(link.replayed for link in links)
     rate = rng.uniform(0.05, 0.5)
@@ -65,24 +65,24 @@ def replay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ra
     return sum(link.replayed for link in links) - before
 
 
-def one_way(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def one_way(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     outward = rng.random() < 0.5
     ends = [link for link in links_of(scene, machine) if (link.sender == machine.name) == outward]
     return block(rng.sample(ends, rng.randint(1, len(ends))))
 
 
-def partition(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def partition(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     names = [m.name for m in scene.machines if m is not machine]
     side = {machine.name, *rng.sample(names, rng.randint(0, len(names) - 1))}
     links = [link for _, link in sorted(scene.fabric.links.items()) if (link.sender in side) != (link.receiver in side)]
     return block(links)
 
 
-def isolate(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def isolate(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     return block(links_of(scene, machine))
 
 
-def bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def bridge(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """All others see the target and not each other across a cut: it connects two sides."""
     names = [m.name for m in scene.machines if m is not machine]
     side = set(rng.sample(names, max(1, len(names) // 2)))
@@ -94,31 +94,23 @@ def bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ra
     return block(links)
 
 
-def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def left_behind(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """The master is alone for long, with entries that nobody else has. Back among the others it only hears of what they
     have committed: their logs begin above, and copies of their checkpoints do not arrive."""
     alone = scene.master() or machine
     cut = Active(block(links_of(scene, alone)))
     before = alone.copies_failed
     alone.copies_fail += 1
-    going = Going(scene)
-
-    def back() -> None:
-        if not going.over:
-            going.over = True
-            cut.end()
-
-    scene.world.after(planned.length_ns * 2 // 3, back)
+    scene.world.after(going.length_ns * 2 // 3, cut.end)
     yield
-    back()
+    cut.end()
     alone.copies_fail -= 1
     return alone.copies_failed - before
 
 
-def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def flap(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     links = links_of(scene, machine)
     before = frames_hit(links)
-    going = Going(scene)
     blocked = False
 
     def turn() -> None:
@@ -135,5 +127,4 @@ def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Rand
     if blocked:
         for link in links:
             link.unblock()
-    going.over = True
     return frames_hit(links) - before

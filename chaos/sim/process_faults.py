@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim import clock_faults
-from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene, excused, lost_on, other_than_master
+from tickwheel.chaos.sim.fault import Active, Counted, Course, Going, Scene, excused, lost_on, other_than_master
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
 
-def kill(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def kill(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     was_running = machine.process is not None
     machine.kill()
     yield
@@ -19,7 +19,7 @@ def kill(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Rand
     return int(was_running)
 
 
-def power(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def power(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     before = lost_on(machine)
     machine.lose_power()
     lost = lost_on(machine) - before
@@ -28,7 +28,7 @@ def power(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ran
     return lost
 
 
-def kill_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def kill_all(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     running = [m for m in scene.machines if m.process is not None]
     left = list(running)
 
@@ -47,7 +47,7 @@ def kill_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.
     return len(running)
 
 
-def power_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def power_all(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     before = lost_on(*scene.machines)
     for one in scene.machines:
         one.lose_power()
@@ -57,7 +57,7 @@ def power_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
     return lost
 
 
-def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def power_slaves(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """All but the master lose power and come back to elect one of themselves: the master is cut off and dies."""
     isolation = Active(block(links_of(scene, machine)))
     slaves = [one for one in scene.machines if one is not machine]
@@ -73,10 +73,10 @@ def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
     return lost
 
 
-def wrong_start(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def wrong_start(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """All processes are killed and start again while one machine's wall clock is ahead."""
-    clock = Active(clock_faults.ahead(scene, machine, planned, rng))
-    Active(kill_all(scene, machine, planned, rng))
+    clock = Active(clock_faults.ahead(scene, machine, going, rng))
+    Active(kill_all(scene, machine, going, rng))
     for one in scene.machines:
         scene.world.after(rng.randrange(60 * MS, 300 * MS), one.start)
     yield
@@ -89,7 +89,7 @@ def start_all(scene: Scene, rng: random.Random) -> None:
         scene.world.after(rng.randrange(1, 400 * MS), one.start)
 
 
-def restart(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def restart(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     was_running = machine.process is not None
     machine.stop()
     yield
@@ -97,20 +97,18 @@ def restart(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.R
     return int(was_running)
 
 
-def freeze(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def freeze(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     if machine.process is None or machine.frozen:
-        return 0
+        return
     turns, boot = machine.turns, machine.boot
-    going = Going(scene)
     machine.freeze()
     yield
     if machine.boot == boot and machine.frozen:
         going.hits = machine.waiting + int(machine.turns == turns)
         machine.thaw()
-    return going.hits
 
 
-def failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def failed_apply(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A bug of ours: what a log entry does to the state raises. The process must stop, once."""
     before = machine.applies_failed
     with excused(scene, machine):
@@ -120,11 +118,10 @@ def failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
     return machine.applies_failed - before
 
 
-def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def full_voter(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A slave's disk is full when the others go on to another term; killed, it comes back with room on its disk."""
     slave = other_than_master(scene, machine)
     before = slave.disk.counters().writes_refused
-    going = Going(scene)
 
     def lose_master() -> None:
         master = scene.master()
@@ -136,7 +133,6 @@ def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
         slave.disk.fill(0)
         going.after(rng.randrange(1, 200 * MS), lose_master)
         yield
-        going.over = True
         slave.kill()
         slave.disk.make_room()
         scene.world.after(rng.randrange(1, 100 * MS), slave.start)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from tickwheel.chaos.sim.fault import Active, Course, Going, PlannedFault, Scene
+from tickwheel.chaos.sim.fault import Active, Counted, Course, Going, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import RoleSeen
 from tickwheel.chaos.sim.library_faults import log_of
@@ -32,10 +32,9 @@ def _others(scene: Scene, *machines: Machine) -> list[Machine]:
     return [one for one in scene.machines if one not in machines]
 
 
-def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def late_syncs(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """Nobody hears the master, whose connections hold: again and again another one is elected, and a moment after it
     leads, what the deposed one had sent arrives at last."""
-    going = Going(scene)
     held: list[Link] = []
 
     def hold() -> None:
@@ -61,20 +60,17 @@ def late_syncs(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
     going.when(RoleSeen, elected)
     hold()
     yield
-    going.over = True
     if held:
         arrive()
-    return going.hits
 
 
-def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def votes_twice(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Counted:
     """The master dies. One node is near to all, the others far from each other, and every vote comes twice: the near
     one's, counted twice, is there before any other has voted."""
     master = scene.master()
     near = machine if machine is not master else rng.choice(_others(scene, machine))
     links = list(scene.fabric.links.values())
     far = [link for link in links if near.name not in (link.sender, link.receiver)]
-    going = Going(scene)
 
     def twice(link: Link, data: bytes) -> None:
         if PeerFrame.FromString(data).HasField("vote"):
@@ -94,7 +90,6 @@ def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
         link.extra_delay_ns -= FAR_NS
     if master is not None:
         master.start()
-    return going.hits
 
 
 class _OldAnswers:
@@ -186,7 +181,7 @@ class _OldAnswers:
         self._heal()
 
 
-def old_answers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Course:
+def old_answers(scene: Scene, machine: Machine, going: Going, rng: random.Random) -> Course:
     """A master and one slave are cut off and write what nobody else gets; the others elect, the two follow and cut it
     away again. Then the old master leads again, heard by one other, and an earlier answer of the slave arrives again:
     it reports entries that the slave has lost since."""
