@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from tickwheel.client.answers import reader
 from tickwheel.client.errors import refused
+from tickwheel.client.requests import request_of
 from tickwheel.proto import access_pb2
 
 
@@ -188,5 +189,5 @@ _GRANTABLE = tuple(right for right in Right if right is not Right.UNKNOWN)
 
 
 def quotas_message(quotas: Quotas) -> access_pb2.UserQuotas:
-    """Quotas for a node."""
-    return access_pb2.UserQuotas(**asdict(quotas))
+    """Quotas for a node. Raises RequestRefused."""
+    return request_of(access_pb2.UserQuotas, **asdict(quotas))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,11 @@ from tickwheel.storage.disk import DirectoryInUseError, DiskError
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.partial_copy import CopyError, PartialCopy
 from tickwheel.storage.paths import LOCK_NAME, parent_of
+from tickwheel.storage.plain_file import ASIDE_SUFFIX, fsync_directory, replace_file
 
 LIST_NAME = "backup.json"
 UNFINISHED_NAME = "backup.unfinished"
-_ASIDE_SUFFIX = ".part"
-_OWN_NAMES = frozenset({LOCK_NAME, UNFINISHED_NAME, UNFINISHED_NAME + _ASIDE_SUFFIX})
+_OWN_NAMES = frozenset({LOCK_NAME, UNFINISHED_NAME, UNFINISHED_NAME + ASIDE_SUFFIX})
 """Of an unfinished backup in which nothing has arrived."""
 _OF_FILE_SYSTEM = frozenset({"lost+found"})
 """An empty data directory may have it, if it is where a disk is mounted."""
@@ -107,7 +106,7 @@ def _unfinished_cluster(directory: Path) -> str:
     try:
         mark = json.loads((directory / UNFINISHED_NAME).read_text(encoding="utf-8"))
         version, cluster_id = mark["version"], str(mark["cluster"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise BackupError(f"{directory}: {UNFINISHED_NAME}: {error}. Remove the directory and start again") from error
     if version != VERSION:
         raise BackupError(f"{directory} is an unfinished backup of version {version}; this program reads {VERSION}")
@@ -116,13 +115,7 @@ def _unfinished_cluster(directory: Path) -> str:
 
 def _write_json(directory: Path, name: str, value: object) -> None:
     """Replace a file of the directory; durable on return. Raises OSError."""
-    part = directory / (name + _ASIDE_SUFFIX)
-    with part.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(directory / name)
-    _sync_directory(directory)
+    replace_file(directory / name, json.dumps(value, indent=1).encode(), mode=0o600)
 
 
 class BackupWriter:
@@ -142,7 +135,7 @@ class BackupWriter:
         made = [path for path in (directory, *directory.parents) if not path.exists()]
         self._disk = LocalDisk(directory)
         for path in made:
-            _sync_directory(path.parent)
+            fsync_directory(path.parent)
         try:
             self._disk.lock()
         except DirectoryInUseError:
@@ -262,15 +255,7 @@ class BackupWriter:
     def _remove(self, *names: str) -> None:
         for name in names:
             (self._directory / name).unlink(missing_ok=True)
-        _sync_directory(self._directory)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_directory(self._directory)
 
 
 def restore_backup(
@@ -316,7 +301,7 @@ def _locked(data_dir: Path) -> LocalDisk:
         made = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
         disk = LocalDisk(data_dir)
         for path in made:
-            _sync_directory(path.parent)
+            fsync_directory(path.parent)
     except OSError as error:
         raise BackupError(f"{data_dir}: {error.strerror}") from error
     try:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from tickwheel.client import AsyncClient, NodeRole, NodeState, NodeStatus
 from tickwheel.client.errors import Fault
 from tickwheel.node.made_files import CONFIG_NAME, DATA_NAME, LOG_NAME, LocalClusterError, MadeFiles
+from tickwheel.storage.plain_file import replace_file
 
 T = TypeVar("T")
 
@@ -126,12 +127,12 @@ def _toml(value: object) -> str:
 
 
 def write_toml(path: Path, sections: Mapping[str, Mapping[str, object]]) -> None:
-    """Write a configuration."""
+    """Replace a configuration; durable on return. Raises OSError."""
     blocks = []
     for name, values in sections.items():
         lines = [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
         blocks.append("\n".join(lines))
-    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    replace_file(path, ("\n\n".join(blocks) + "\n").encode())
 
 
 class LocalCluster:
@@ -193,7 +194,8 @@ class LocalCluster:
                 )
             except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
                 if names:
-                    raise LocalClusterError(f"{file} is no configuration of a local node: {error}") from error
+                    why = error.strerror if isinstance(error, OSError) else error
+                    raise LocalClusterError(f"{file} is no configuration of a local node: {why}") from error
         return found
 
     def _new_nodes(self, count: int, client_port: int) -> list[LocalNode]:

@@ -18,11 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tickwheel.storage.paths import LOCK_NAME
+from tickwheel.storage.plain_file import ASIDE_SUFFIX, make_directory, replace_file
 
 MARK_NAME = "made-by-tickwheel.json"
 VERSION = 1
 CONFIG_NAME, LOG_NAME, DATA_NAME = "node.toml", "node.log", "data"
-NODE_PARTS = (CONFIG_NAME, LOG_NAME, "knobs.json", DATA_NAME)
+NODE_PARTS = (CONFIG_NAME, CONFIG_NAME + ASIDE_SUFFIX, LOG_NAME, "knobs.json", DATA_NAME)
 
 
 class LocalClusterError(Exception):
@@ -67,21 +68,26 @@ class MadeFiles:
                     "name another directory"
                 )
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            aside = self.directory / (MARK_NAME + ".part")
+            make_directory(self.directory)
             noted = {"version": VERSION, "nodes": list(dict.fromkeys([*known, *names]))}
-            aside.write_text(json.dumps(noted) + "\n", encoding="utf-8")
-            aside.replace(self._mark)
+            replace_file(self._mark, (json.dumps(noted) + "\n").encode())
             for name in names:
-                (self.directory / name).mkdir(exist_ok=True)
+                make_directory(self.directory / name)
         except OSError as error:
             raise LocalClusterError(f"{self.directory}: {error.strerror}") from None
+
+    def unfinished(self) -> bool:
+        """Whether a command was killed while it made the folders: a configuration is missing, and no node has data."""
+        folders = [self.directory / name for name in self.names()]
+        return any(not os.path.lexists(folder / CONFIG_NAME) for folder in folders) and not any(
+            os.path.lexists(folder / DATA_NAME) for folder in folders
+        )
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Held while a command runs nodes here; makes the directory. Raises LocalClusterError if another holds it."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory)
         except FileExistsError:
             raise LocalClusterError(f"{self.directory} is no directory") from None
         except OSError as error:

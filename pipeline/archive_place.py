@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tickwheel.pipeline.places import spark_folder
+from tickwheel.pipeline.places import PlaceError, spark_folder
 
 A = TypeVar("A")
 
@@ -28,7 +28,10 @@ class ArchivePlace:
     """One archive's folder. All methods raise ArchiveError."""
 
     def __init__(self, spark: SparkSession, folder: str | Path) -> None:
-        self.uri = spark_folder(folder)
+        try:
+            self.uri = spark_folder(folder, "archive")
+        except PlaceError as error:
+            raise ArchiveError(str(error)) from None
         self._spark = spark
 
     def _path(self, below: str = "") -> Any:

@@ -25,7 +25,7 @@ def scheme_of(place: str) -> str:
 
 def local_folder(place: str | Path, what: str) -> Path:
     """The folder that a path or a `file:` URI names, absolute. Raises PlaceError for any other."""
-    text = str(place)
+    text = _stated(place, what)
     scheme = scheme_of(text)
     if not scheme:
         return Path(text).absolute()
@@ -40,7 +40,14 @@ def local_folder(place: str | Path, what: str) -> Path:
     return Path(unquote(parts.path))
 
 
-def spark_folder(place: str | Path) -> str:
-    """An absolute path for Spark; a URI is returned unchanged."""
-    text = str(place)
+def spark_folder(place: str | Path, what: str) -> str:
+    """An absolute path for Spark; a URI is returned unchanged. Raises PlaceError for an empty one."""
+    text = _stated(place, what)
     return text if scheme_of(text) else str(Path(text).absolute())
+
+
+def _stated(place: str | Path, what: str) -> str:
+    """The place as text. An empty one is a variable that is not set, not the working directory."""
+    if place == "":
+        raise PlaceError(f"{what}: '': the path of a folder")
+    return str(place)

@@ -6,6 +6,7 @@ full hours, which people and crons prefer, and a long tail: most are within days
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from numpy.typing import NDArray
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 ROWS_A_BATCH = 250_000
+ROWS_MAX = 10**16 - 1
+"""Each payload begins with the number of its row, in 16 digits."""
+START_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999."""
 HOUR_WEIGHTS = np.array([2, 1, 1, 1, 1, 2, 4, 7, 9, 9, 8, 8, 10, 9, 8, 8, 8, 9, 10, 10, 8, 6, 4, 3], dtype=np.float64)
 """Relative frequency of each hour of the day."""
 
@@ -46,15 +51,25 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         for name, good, allowed in (
-            ("rows", self.rows >= 0, "0 or more"),
+            ("rows", 0 <= self.rows <= ROWS_MAX, f"0 to {ROWS_MAX}"),
+            ("start_ms", 0 <= self.start_ms <= START_MS_MAX, f"0 to {START_MS_MAX}"),
+            ("seed", self.seed >= 0, "0 or more"),
             ("topics", bool(self.topics), "at least one"),
+            ("topics", all(map(_is_text, self.topics)), "texts of UTF-8"),
             ("payload_bytes", 16 <= self.payload_bytes <= 4 << 20, "16 to 4194304"),
             ("span_days", 0 < self.span_days <= 36_500, "above 0, up to 36500"),
             ("median_days", 0 < self.median_days <= self.span_days, "above 0, up to span_days"),
             ("burst_share", 0 <= self.burst_share <= 1, "0 to 1"),
         ):
             if not good:
-                raise ValueError(f"{name}: {getattr(self, name)}: {allowed}")
+                raise ValueError(f"{name}: {getattr(self, name)!r}: {allowed}")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def due_times(config: ScheduleConfig, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
@@ -94,11 +109,20 @@ def schedule(config: ScheduleConfig) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([names.take(pa.array(topics)), pa.array(due), payload, key], schema=SCHEMA)
 
 
-def write_schedule(config: ScheduleConfig, path: str | Path) -> int:
-    """Write a schedule as a Parquet file. Returns the number of rows."""
+def write_schedule(config: ScheduleConfig, path: Path) -> int:
+    """Write a schedule as a Parquet file, which is there only once it is whole. Returns the number of rows. Raises
+    OSError."""
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "no regular file", str(path))
     rows = 0
-    with pq.ParquetWriter(str(path), SCHEMA, compression="snappy") as writer:
-        for batch in schedule(config):
-            writer.write_batch(batch)
-            rows += batch.num_rows
+    aside = path.with_name(f"{path.name}.new")
+    try:
+        with aside.open("wb") as file, pq.ParquetWriter(file, SCHEMA, compression="snappy") as writer:
+            for batch in schedule(config):
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     return rows

@@ -8,8 +8,11 @@ entry point group `tickwheel.commands` (a Typer app each).
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -117,6 +120,23 @@ def load(name: str) -> Any:
     return _commands_of(app)[name]
 
 
+def refuse_empty_paths(command: Any) -> None:
+    """Have a command, and those below it, refuse an empty text where a path is wanted: it is what a shell makes of a
+    variable that is not set, and Path takes it for the working directory."""
+    for parameter in command.params:
+        parameter.process_value = partial(_processed, parameter.process_value)
+    for below in getattr(command, "commands", {}).values():
+        refuse_empty_paths(below)
+
+
+def _processed(process: Callable[[Any, Any], Any], context: Any, given: Any) -> Any:
+    value = process(context, given)
+    pairs = zip(given, value, strict=True) if isinstance(value, list | tuple) and given else [(given, value)]
+    if any(text == "" and isinstance(path, Path) for text, path in pairs):
+        raise typer.BadParameter("'': the path of a file or directory")
+    return value
+
+
 def every() -> list[str]:
     """The names of all commands but those of other packages."""
     return list(_APP_OF)
@@ -151,7 +171,9 @@ class Root(TyperGroup):
             self.list_commands(ctx)
         if name in self.commands:
             try:
-                self.add_command(load(name), name)
+                command = load(name)
+                refuse_empty_paths(command)
+                self.add_command(command, name)
             except ImportError as error:
                 if name in _APP_OF:
                     raise

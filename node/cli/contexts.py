@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from tickwheel.storage.plain_file import make_directory, replace_file
+
 ADDRESSES_FALLBACK = "127.0.0.1:7700"
 VARIABLE = "TICKWHEEL_CONTEXT"
 TOKEN_VARIABLE = "TICKWHEEL_TOKEN"
@@ -125,7 +127,7 @@ def changing() -> Iterator[Contexts]:
     """The contexts, to be changed inside and written at the end. Two commands do so one after the other."""
     path = file()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(path.parent, 0o700)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise ContextError(f"{path.parent}: {error.strerror}") from None
@@ -143,11 +145,10 @@ def changing() -> Iterator[Contexts]:
 def _write(path: Path, contexts: Contexts) -> None:
     known = {name: {key: value for key, value in asdict(one).items() if value} for name, one in contexts.known.items()}
     text = json.dumps({"version": VERSION, "current": contexts.current, "contexts": known}, indent=2) + "\n"
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
-        opened.write(text)
-    part.replace(path)
+    data = text.encode()
+    if len(data) > FILE_BYTES_MAX:
+        raise ContextError(f"{path} would have {len(data):,} bytes; at most {FILE_BYTES_MAX:,}: remove a context first")
+    replace_file(path, data, mode=0o600)
 
 
 class _Chosen:

@@ -62,7 +62,7 @@ def up(
         raise typer.BadParameter(f"{port}: {nodes} nodes need {nodes} ports, the last at most {PORT_MAX}")
     made = MadeFiles(data)
     with made.lock():
-        if fresh and (left := made.remove()):
+        if (fresh or made.unfinished()) and (left := made.remove()):
             err.print(f"{data}: left alone: {', '.join(left)}", soft_wrap=True)
         cluster = LocalCluster(data, nodes, client_port=port)
         cluster.check_ports()

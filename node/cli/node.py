@@ -122,7 +122,10 @@ def certs(
     try:
         written = make_certificates(out, nodes, client, admin, days, replace=replace)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        why = str(error)
+        if isinstance(error, OSError):
+            place = f"{error.filename}: " if error.filename not in (None, str(out)) else ""
+            why = f"{place}{error.strerror}"
         fail(f"certificates cannot be made in {out}: {why}", "SYSTEM", {})
         raise typer.Exit(1) from None
     paths = [out / "ca.crt", *written]

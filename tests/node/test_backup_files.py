@@ -127,7 +127,7 @@ def test_the_list_is_written_once_everything_is_on_stable_storage(
     first.close()
     durable: list[str] = []
     at_rename: list[set[str]] = []
-    sync, rename = os.fsync, Path.rename
+    sync, rename = os.fsync, Path.replace
 
     def synced(descriptor: int) -> None:
         durable.append(os.path.relpath(Path(f"/proc/self/fd/{descriptor}").readlink(), copy))
@@ -142,7 +142,7 @@ def test_the_list_is_written_once_everything_is_on_stable_storage(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "fdatasync", synced)
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(Path, "replace", renamed)
     second = BackupWriter(copy)
     for chunk in chunks(FILES, second.begin()):
         second.write(chunk)

@@ -7,9 +7,15 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from tests.transport.served import dialled, started
-from tickwheel.node.certs import make_certificates
+from tickwheel.node.certs import make_certificates, open_authority
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.tls import ADMIN_UNIT, identity_of, peer_context, read_tls
@@ -41,6 +47,54 @@ def test_keys_are_private(directory: Path) -> None:
     """Nobody else reads a key."""
     assert all(path.stat().st_mode & 0o077 == 0 for path in directory.glob("*.key"))
     assert identity_of((directory / "ops.crt").read_bytes()).units == {ADMIN_UNIT}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (({"ca": []}, [], []), "name: 'ca': the authority's own"),
+        (({"n1": []}, ["n1"], []), "name: 'n1': given twice"),
+        (({}, ["a"], ["a"]), "name: 'a': given twice"),
+        (({"n1": ["zür.ch"]}, [], []), "host: 'zür.ch': an IP address or a name"),
+        (({"n1": ["a b"]}, [], []), "host: 'a b': an IP address or a name"),
+    ],
+)
+def test_what_would_overwrite_another_file_is_refused(
+    arguments: tuple[dict[str, list[str]], list[str], list[str]], said: str, tmp_path: Path
+) -> None:
+    """A certificate named ca took the place of the authority, and the second of a name that of the first."""
+    with pytest.raises(ValueError, match=said):
+        make_certificates(tmp_path / "new", *arguments, 1, replace=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_authority_that_nobody_would_believe_is_refused(directory: Path, tmp_path: Path) -> None:
+    """Its key is another's, encrypted or spoilt, or its time is over."""
+    other = tmp_path / "other"
+    shutil.copytree(directory, other)
+    (other / "ca.key").write_bytes((directory / "n1.key").read_bytes())
+    with pytest.raises(ValueError, match=r"ca\.key does not belong to .*ca\.crt"):
+        make_certificates(other, {}, ["new"], [], 1)
+    key = load_pem_private_key((directory / "ca.key").read_bytes(), None)
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x"))
+    for data in (secret, b"spoilt"):
+        (other / "ca.key").write_bytes(data)
+        with pytest.raises(ValueError, match=r"ca\.key cannot be read"):
+            make_certificates(other, {}, ["new"], [], 1)
+    open_authority(tmp_path / "old", 0)
+    with pytest.raises(ValueError, match=r"ca\.crt was valid until"):
+        make_certificates(tmp_path / "old", {}, ["new"], [], 1)
+    assert not (other / "new.key").exists() and not (tmp_path / "old" / "new.key").exists()
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    """What it leads to is somebody's."""
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs" / "app.key").symlink_to(tmp_path / "precious")
+    make_certificates(tmp_path / "certs", {}, ["app"], [], 1, replace=True)
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "certs" / "app.key").is_symlink()
 
 
 def test_wrong_files_are_named(directory: Path) -> None:

@@ -4,18 +4,16 @@ what it has left."""
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import pytest
 
 from tests.node.core.test_refound import stopped
+from tests.system_calls import Faults, Killed
 from tickwheel.node.backup_files import LIST_NAME, VERSION, BackupError, restore_backup
 from tickwheel.node.config import NodeConfig, read_config
 from tickwheel.node.core.checkpoint import in_checkpoint
@@ -24,42 +22,10 @@ from tickwheel.node.server.identity import UNFINISHED_RESTORE, IdentityError, op
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.local import LocalDisk
 
-CALLS = ("open", "pwritev", "ftruncate", "posix_fallocate", "fdatasync", "fsync", "replace", "unlink", "mkdir", "rmdir")
-
-
 FSYNC_CALLS = 2
 """Of the last step: opens the directory, and brings it to stable storage."""
 STRIDE = 7
 """One call of so many fails, other ones for each kind of fault."""
-
-
-class Killed(BaseException):
-    """The process has ended."""
-
-
-class Faults:
-    """Lets the call of that number fail, and the later ones as well if the process is killed."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, fault: int | None) -> None:
-        self.at = -1
-        self.calls = 0
-        self._fault = fault
-        self._waits = (os.fsync, os.fdatasync)
-        """Whoever is only killed needs not wait for the disk."""
-        for name in CALLS:
-            patch.setattr(os, name, functools.partial(self._call, getattr(os, name)))
-
-    def arm(self, at: int) -> None:
-        """From now on; -1: let nothing fail."""
-        self.at, self.calls = at, 0
-
-    def _call(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        number, self.calls = self.calls, self.calls + 1
-        if self.at >= 0 and (number == self.at or (number > self.at and self._fault is None)):
-            if self._fault is None:
-                raise Killed
-            raise OSError(self._fault, os.strerror(self._fault))
-        return None if call in self._waits else call(*arguments, **named)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ def test_a_folder_is_a_path_or_a_file_uri(tmp_path: Path, monkeypatch: pytest.Mo
         assert local_folder(place, "cold tier") == folder
     assert local_folder(f"file:{folder}", "cold tier") == folder
     assert (scheme_of("a:b/c"), scheme_of("S3A://b"), scheme_of("hdfs:/x"), scheme_of("")) == ("", "s3a", "hdfs", "")
-    assert (spark_folder("x"), spark_folder("s3a://b/x")) == (str(tmp_path / "x"), "s3a://b/x")
+    assert (spark_folder("x", "archive"), spark_folder("s3a://b/x", "archive")) == (str(tmp_path / "x"), "s3a://b/x")
 
 
 def test_other_places_are_refused_and_what_is_accepted_is_named() -> None:

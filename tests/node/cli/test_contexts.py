@@ -210,3 +210,12 @@ def test_an_unknown_context_is_told_as_json(run: Run) -> None:
     code, _, err = run("--context", "gone", "topic", "list", "--json")
     assert code == cli.EXIT_USAGE
     assert json.loads(err)["reason"] == "CONTEXT"
+
+
+def test_contexts_that_could_not_be_read_again_are_not_written(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file grew beyond what a command reads, and every command was refused from then on."""
+    assert run("context", "add", "a", "-a", "a:1")[0] == 0
+    monkeypatch.setattr(contexts, "FILE_BYTES_MAX", 2_000)
+    code, _, err = run("context", "add", "b", "-a", ",".join(["b:1"] * 1_000))
+    assert code == cli.EXIT_USAGE and "contexts.json would have" in err
+    assert set(contexts.read().known) == {"a"}
