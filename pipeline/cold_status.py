@@ -106,7 +106,7 @@ async def remove_loaded(client: AsyncClient, folder: str | Path) -> tuple[int, i
     for file in (*(store.folder / path for path in done), *store.left()):
         if file.exists():
             count, size = count + 1, size + file.stat().st_size
-            file.unlink()
+            store.remove(file)
     return count, size
 
 

@@ -158,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
             return body
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise ColdError(f"{path}: it cannot be read: {error}") from error
     raise ColdError(f"{path}: it does not match its checksum")
 
@@ -250,13 +250,34 @@ class ColdStore:
                 found |= {first + place: part for place, part in enumerate(manifest.parts)}
         return found
 
+    def remove(self, path: Path) -> None:
+        """Remove a file, and its folders beside the days if it was their last. Raises OSError."""
+        path.unlink(missing_ok=True)
+        if path.parent.name == TEMPORARY:
+            with suppress(OSError):  # something else is in there
+                path.parent.rmdir()
+                path.parent.parent.rmdir()
+
     def left(self) -> Iterator[Path]:
         """The unfinished files that killed jobs have left."""
+        for kind in (NEAR, REJECTED):
+            for folder in self.folder.glob(f"{kind}/*/{TEMPORARY}"):
+                if _JOB.fullmatch(folder.parent.name):
+                    yield from self._left_beside(folder)
         for pattern in (".*.tmp", "day=*/.*.tmp", f"{JOBS}/*/.*.tmp", f"{IDS}/.*.tmp"):
             for path in self.folder.glob(pattern):
                 with suppress(FileNotFoundError):  # it has been finished meanwhile
                     if path.stat().st_mtime < time.time() - LEFT_S:
                         yield path
+
+    def _left_beside(self, folder: Path) -> Iterator[Path]:
+        """The same of a job's near or rejected rows. Those that its manifest names count; a repeat publishes them."""
+        files = [path for path in folder.iterdir() if path.is_file()]
+        if any(path.stat().st_mtime >= time.time() - LEFT_S for path in files):
+            return  # a task that has ended waits for the others
+        manifest = self.manifest(folder.parent.name)
+        named = {*manifest.near_files, *manifest.rejected_files} if manifest is not None else ()
+        yield from (path for path in files if path.name not in named)
 
     def problem_of(self, part: ColdFile) -> str:
         """A quick check of a part's file: the reason why it cannot be the written one, or empty."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import google_crc32c
 
 from tickwheel.pipeline.bundling import BUNDLES
 from tickwheel.storage.bundle import SUFFIX, is_name
+from tickwheel.storage.plain_file import fsync_directory, replace_file
 
 FILE_NAME = "manifest.json"
 VERSION = 1
@@ -74,12 +74,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     body = {"version": VERSION, **asdict(manifest)}
     text = json.dumps(body, sort_keys=True)
     content = json.dumps({"crc32c": google_crc32c.value(text.encode()), "build": body}, sort_keys=True, indent=1)
-    aside = folder / f"{FILE_NAME}.new"
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(folder / FILE_NAME)
+    fsync_directory(folder / BUNDLES)  # the workers fsync only the bundles themselves
+    fsync_directory(folder.parent)
+    replace_file(folder / FILE_NAME, content.encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -96,7 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(**body, bundles=built)
     except FileNotFoundError:
         raise ManifestError(f"{path}: it is missing, so {folder} is not a finished build") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise ManifestError(f"{path}: it cannot be read ({error}); build again") from error
     for bundle in manifest.bundles:
         if not is_name(bundle.name) or not bundle.path(folder).is_file():

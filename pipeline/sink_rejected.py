@@ -6,6 +6,7 @@ Paths are local, or URIs that Arrow knows (s3://, gs://, hdfs://); on a cluster 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,18 @@ def file_name(partition: int, attempt: int) -> str:
 def absolute(path: str) -> str:
     """A relative path made absolute on the driver, for tasks with another working directory."""
     return path if "://" in path else str(Path(path).absolute())
+
+
+def _fsync(system: fs.FileSystem, path: str, above: int) -> None:
+    """Bring a file or folder of this machine to stable storage, and `above` folders above it. Other systems see to that
+    themselves."""
+    if isinstance(system, fs.LocalFileSystem):
+        for place in (Path(path), *list(Path(path).parents)[:above]):
+            handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
 
 def _opened(path: str) -> tuple[fs.FileSystem, str]:
@@ -54,16 +67,20 @@ class RejectedFile:
             self.rows += batch.num_rows
 
     def close(self) -> str:
-        """The name to publish; empty if there was no row."""
+        """The name to publish; empty if there was no row. Durable on return."""
         if self._writer is None:
             return ""
         self._writer.close()
+        system, folder = _opened(self._folder)
+        _fsync(system, f"{folder}/{TEMPORARY}/{self.name}", above=4)
         return self.name
 
 
 def publish(folder: str, names: Sequence[str], *, replace: bool = False) -> None:
-    """Move the files of a committed write into place. May be repeated. `replace`: they take the place of the files that
-    an earlier run of the same job left."""
+    """Move the files of a committed write into place; durable on return. May be repeated.
+
+    `replace`: they take the place of the files that an earlier run of the same job left.
+    """
     named = [name for name in names if name]
     if not named:
         return
@@ -72,6 +89,7 @@ def publish(folder: str, names: Sequence[str], *, replace: bool = False) -> None
         source = f"{base}/{TEMPORARY}/{name}"
         if system.get_file_info(source).type != fs.FileType.NotFound:
             system.move(source, f"{base}/{name}")
+    _fsync(system, base, above=0)
     if replace:
         for info in system.get_file_info(fs.FileSelector(base)):
             if info.base_name not in named and _NAME.fullmatch(info.base_name):

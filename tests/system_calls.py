@@ -120,6 +120,6 @@ class PowerLoss:
             return None
         if name in ("unlink", "replace", "rename") and "dir_fd" not in named:
             gone = Path(arguments[-1 if name != "unlink" else 0])
-            if gone.is_file():
+            if gone.is_relative_to(self._root) and gone.is_file():
                 self._gone.append(gone.open("rb"))  # no other file gets its inode
         return call(*arguments, **named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -10,9 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tickwheel.pipeline.cold_store import ColdStore, write_file
+from tests.system_calls import PowerLoss
+from tickwheel.pipeline.cold_store import NEAR, ColdJobManifest, ColdStore, write_file
+from tickwheel.pipeline.sink_rejected import TEMPORARY, RejectedFile
 
 REAL_SYNC = os.fsync
 
@@ -73,6 +78,67 @@ def test_a_freeze_that_is_killed_at_any_step_can_be_repeated(tmp_path: Path) -> 
             os.utime(folder / name, (0, 0))
         assert {str(path.relative_to(folder)) for path in store.left()} == more, f"killed at step {step}"
     assert unfinished > 5
+
+
+ROWS = pa.RecordBatch.from_pylist([{"due_ms": 1}])
+
+
+def manifest_of(near_files: list[str]) -> ColdJobManifest:
+    """Of a job whose rows were all near."""
+    return ColdJobManifest("job", 0, 0, len(near_files), 0, near_files, [], [])
+
+
+def near_file(folder: Path, name: str) -> str:
+    """The rows of an attempt, as a worker leaves them for the driver."""
+    file = RejectedFile(str(folder / NEAR / "job"), name)
+    file.write([ROWS])
+    return file.close()
+
+
+@pytest.mark.parametrize("names_at_once", [False, True], ids=["names lost", "names kept"])
+def test_rows_that_did_not_become_cold_outlive_a_power_loss(
+    names_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a worker has told of them, and once they are published: a repeat does not write them again."""
+    folder = tmp_path / "cold"
+    folder.mkdir()
+    with contextlib.closing(PowerLoss(monkeypatch, folder)) as power:
+        power.arm(-1)
+        near_file(folder, "near.parquet")
+        power.survivors(tmp_path / "told", names_at_once=names_at_once)
+        ColdStore(folder).finish(manifest_of(["near.parquet"]))
+        power.survivors(tmp_path / "published", names_at_once=names_at_once)
+    store = ColdStore(tmp_path / "told")
+    store.finish(manifest_of(["near.parquet"]))
+    for place in (tmp_path / "told", tmp_path / "published"):
+        assert pq.read_table(place / NEAR / "job" / "near.parquet").num_rows == 1
+
+
+def test_clean_removes_the_rows_of_a_killed_freeze_and_never_those_that_count(tmp_path: Path) -> None:
+    """A killed one left them for ever. Those of a manifest may not be published yet."""
+    store = ColdStore(tmp_path)
+    temporary = tmp_path / NEAR / "job" / TEMPORARY
+    for name in ("counts.parquet", "attempt.parquet"):
+        near_file(tmp_path, name)
+    assert not list(store.left()), "a job may be running"
+    os.utime(temporary / "attempt.parquet", (0, 0))
+    assert not list(store.left()), "a task of it has ended just now"
+    os.utime(temporary / "counts.parquet", (0, 0))
+    assert len(list(store.left())) == 2
+    store.publish(manifest_of(["counts.parquet"]))
+    for path in list(store.left()):
+        store.remove(path)
+    assert [path.name for path in temporary.iterdir()] == ["counts.parquet"]
+    store.publish_beside(manifest_of(["counts.parquet"]))
+    assert [path.name for path in temporary.parent.iterdir()] == ["counts.parquet"]
+
+    other = tmp_path / NEAR / "other" / TEMPORARY
+    other.mkdir(parents=True)
+    (other / "x.parquet").touch()
+    os.utime(other / "x.parquet", (0, 0))
+    for path in list(store.left()):
+        store.remove(path)
+    assert not other.parent.exists()
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
