@@ -1,6 +1,6 @@
 """Calls to a gRPC server on the event loop: one connection, streams of messages both ways.
 
-A connection is not dialled again when it ends: `channel.Channel` does that for clients, and nodes do it for their peers.
+A connection is not dialled again when it ends: `channel.Channel` does that for clients, nodes do it for their peers.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from tickwheel.node.core.schedule.publisher import BatchOutcome
 from tickwheel.node.failure import Failure
 from tickwheel.proto.common_pb2 import KEY_CONFLICT_REPLACE, Message, MessageMeta
 from tickwheel.proto.scheduler_pb2 import ScheduleRequest
-from tickwheel.replication.log import ReplicatedLog
 
 PUSH = replace(CoreConfig(), delivery_order=DeliveryOrder.PUSH_FIRST)
 
@@ -147,9 +146,9 @@ def test_dispatches_that_share_an_entry_are_told_apart() -> None:
     core = master.host.core
     propose = core.proposer._propose
 
-    def counting(log: ReplicatedLog, items: Any, now_ms: int) -> None:
+    def counting(items: Any, now_ms: int) -> None:
         shared.append(sum(item.command.HasField("dispatch") for item in items))
-        propose(log, items, now_ms)
+        propose(items, now_ms)
 
     core.proposer._propose = counting  # type: ignore[method-assign]
     for _ in range(10):
