@@ -22,6 +22,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
+    os.environ.pop(_name, None)  # what the caller's terminal or a CI wants: commands would write otherwise
 # Handlers of gRPC for fork end children of tests that have a server or a channel of gRPC. Read when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 

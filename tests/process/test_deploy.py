@@ -42,6 +42,8 @@ ELSEWHERE = {
     "tickwheel recover --config /etc/tickwheel/node.toml --skip-entry 48213": "tests/node/core/test_poison.py",
 }
 """Commands of the page that need another cluster, by the test that runs them."""
+SOON_S = 90.0
+"""In which a node starts on a machine that has other things to do."""
 ANY_DISK = "\n[storage]\nhigh_water_percent = 0\n"  # the disk that tests run on may well be nearly full
 
 
@@ -119,17 +121,20 @@ class Hosts:
     async def serves(self, number: str) -> None:
         """Until /readyz of a host's node answers 200, as the page says of each step of an upgrade."""
         url = f"http://127.0.0.1:{self.metrics[number]}/readyz"
-        async with asyncio.timeout(30):
-            while True:
-                with suppress(OSError):  # also of 503
-                    (await asyncio.to_thread(urllib.request.urlopen, url, timeout=5)).close()
-                    return
+
+        def answers() -> bool:
+            with suppress(OSError), urllib.request.urlopen(url, timeout=30):  # also of 503
+                return True
+            return False
+
+        async with asyncio.timeout(SOON_S):
+            while not await asyncio.to_thread(answers):
                 assert self.processes[number].poll() is None
                 await asyncio.sleep(0.05)
 
     async def ready(self, ops: AsyncClient, count: int) -> NodeStatus:
         """Until so many nodes serve, with a master among them that has its peers without lag. The master."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(SOON_S):
             while True:
                 statuses = [s for s in (await ops.admin.statuses()).values() if isinstance(s, NodeStatus)]
                 for status in statuses:
@@ -178,7 +183,7 @@ async def hosts(tmp_path_factory: pytest.TempPathFactory, commands: Commands) ->
             checked = made.run(CHECK.replace(CONFIG, str(config)))
             assert checked.returncode == 0, checked.stderr + checked.stdout
             made.start(number)
-        async with made.client("ops") as client, asyncio.timeout(30):
+        async with made.client("ops") as client, asyncio.timeout(SOON_S):
             while True:
                 with suppress(TickwheelError):
                     if (await client.admin.master_status(2.0)).lease_held:
@@ -189,7 +194,7 @@ async def hosts(tmp_path_factory: pytest.TempPathFactory, commands: Commands) ->
         for process in made.processes.values():
             process.terminate()
         for number, process in made.processes.items():
-            assert process.wait(30) == 0, f"n{number} did not stop cleanly"
+            assert process.wait(SOON_S) == 0, f"n{number} did not stop cleanly"
         for log in made.root.glob("n*/node.log"):
             assert b"Traceback" not in log.read_bytes()
 
@@ -199,7 +204,7 @@ async def test_a_client_certificate_schedules_and_consumes_but_changes_nothing(h
     async with hosts.client("app") as client:
         async with client.consumer("g", "t") as consumer:
             await client.schedule("t", b"hello", delay_ms=10)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(SOON_S):
                 async for delivery in consumer:
                     assert delivery.payload == b"hello"
                     await delivery.ack()
@@ -318,7 +323,7 @@ async def test_contexts_carry_certificates_and_tokens(hosts: Hosts, tmp_path: Pa
 
 async def until(holds: Callable[[], bool]) -> None:
     """Until it is true."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SOON_S):
         while True:
             if holds():
                 return
@@ -378,7 +383,7 @@ async def test_one_after_the_other_is_restarted_without_an_error(hosts: Hosts) -
         async with Load(client, "rolling") as load:
             for number in [*sorted({"1", "2", "3"} - {master}), master]:
                 hosts.processes[number].terminate()
-                assert await asyncio.to_thread(hosts.processes[number].wait, 20) == 0
+                assert await asyncio.to_thread(hosts.processes[number].wait, SOON_S) == 0
                 hosts.start(number)
                 await hosts.serves(number)
             await load.more(10)
@@ -429,7 +434,7 @@ async def test_certificates_are_read_again_when_told(hosts: Hosts) -> None:
 async def until_disk_is_recorded(hosts: Hosts, ops: AsyncClient, number: str) -> None:
     """The master does so within a second of seeing a member; adding it again changes nothing and tells."""
     member = (f"n{number}", hosts.address(number, "7701"), hosts.address(number))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SOON_S):
         while True:
             if all(known.disk_uuid for known in await ops.admin.add_member(*member)):
                 return
@@ -439,12 +444,12 @@ async def until_disk_is_recorded(hosts: Hosts, ops: AsyncClient, number: str) ->
 async def test_a_member_is_replaced_as_the_document_says(hosts: Hosts) -> None:
     """Its disk is wiped: refused under the old id, it ends and says what to do. Done so, a new node follows."""
     hosts.processes["3"].terminate()
-    assert await asyncio.to_thread(hosts.processes["3"].wait, 20) == 0
+    assert await asyncio.to_thread(hosts.processes["3"].wait, SOON_S) == 0
     async with hosts.client("ops") as ops:
         await until_disk_is_recorded(hosts, ops, "3")
     shutil.rmtree(hosts.root / "n3" / "data")
     wiped = hosts.start("3")
-    assert await asyncio.to_thread(wiped.wait, 20) == 3
+    assert await asyncio.to_thread(wiped.wait, SOON_S) == 3
     said = (hosts.root / "n3" / "node.log").read_text(encoding="utf-8")
     assert "remove the member and add it anew under a new id" in said
     del hosts.processes["3"]
