@@ -63,6 +63,7 @@ HINTS: Mapping[str, str] = {
     "NOT_CONFIRMED": "--yes confirms it without a question",
     "NO_DATA": "data_dir of the configuration names the directory: `tickwheel config check`",
     "PACKAGE": "a virtual environment of its own keeps optional packages apart",
+    "OUTPUT": "the result could not be written; what the command did stays done",
     "PACKAGE_MISSING": "a virtual environment of its own keeps optional packages apart",
     "REBUILD": _DATA,
     "RECOVER": "docs/DEPLOY.md, A majority is lost for good, has the steps",

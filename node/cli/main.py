@@ -15,13 +15,17 @@ import sys
 
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
-    from tickwheel.node.cli.streams import make_usable
+    from tickwheel.node.cli.streams import let_go, make_usable
 
     make_usable()
     from tickwheel.node.cli.program import run
 
-    code = run()
+    try:
+        code = run()
+    except OSError:  # of telling an error: nobody takes it
+        code = 1
     end_at_once()
+    let_go()
     sys.exit(code)
 
 

@@ -33,6 +33,8 @@ from tickwheel.node.cli.options import Asked
 PIPE_WIDTH_MAX = 100_000
 PAYLOAD_BYTES_MAX = 64 << 20
 """Read of a payload; the cluster's own limit is lower."""
+MESSAGE_CHARACTERS_MAX = 2_000
+"""Of an error; beginning and end are shown of a longer one."""
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 T = TypeVar("T")
@@ -130,9 +132,15 @@ def _number(value: float) -> float:
     return int(value) if value.is_integer() else value
 
 
+def shortened(message: str) -> str:
+    """A message that may quote a value of any length."""
+    half = MESSAGE_CHARACTERS_MAX // 2
+    return message if len(message) <= MESSAGE_CHARACTERS_MAX else f"{message[:half]} ... {message[-half:]}"
+
+
 def fail(message: str, reason: str, metadata: Mapping[str, str], quoted: Sequence[str] = ()) -> None:
     """Print an error with what to do about it, as text or JSON. `quoted`: lines of a log that show the cause."""
-    hint = hint_for(reason, metadata)
+    message, hint = shortened(message), hint_for(reason, metadata)
     if Asked.json:
         told = {"error": "\n".join((message, *quoted)), "reason": reason, **metadata, "hint": hint}
         _write_json(told, sys.stderr)

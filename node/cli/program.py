@@ -94,11 +94,23 @@ def _told(error: Exception, named: str) -> int:
             {},
         )
         return EXIT_USAGE
+    if isinstance(error, OSError) and not _output_taken():
+        fail(f"standard output: {error.strerror or error}", "OUTPUT", {})
+        return EXIT_FAILED
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename is not None else ""
         fail(f"{place}{error.strerror or error}", "SYSTEM", {})
         return EXIT_FAILED
     raise error
+
+
+def _output_taken() -> bool:
+    """Whether what was written to standard output could be passed on, to a file or whoever reads it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _with_value(problem: Mapping[str, Any]) -> str:
@@ -114,13 +126,15 @@ def _wrong_usage(error: Any, words: list[str]) -> int:
     problems = getattr(error.__cause__, "errors", None)
     if problems is not None:
         error.message = _with_value(problems()[0])
+    from tickwheel.node.cli.output import fail, shortened
+
+    error.message = shortened(error.message)
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     if context is not None and not as_json:
         error.show()
     else:
         # Found by the command itself, which no context goes with; or a program reads it.
         from tickwheel.node.cli.options import use_json
-        from tickwheel.node.cli.output import fail
 
         use_json(as_json)
         fail(error.format_message(), "USAGE", {})
@@ -148,12 +162,12 @@ def run(arguments: list[str] | None = None) -> int:
         if "_TICKWHEEL_COMPLETE" in os.environ:
             _check_completion()
         result = command.main(args=arguments, prog_name="tickwheel", standalone_mode=False)
+        sys.stdout.flush()
     except USAGE_ERROR as error:
         return _wrong_usage(error, words)
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         return EXIT_FAILED
     except Exception as error:
         return _told(error, next((word for word in words if not word.startswith("-")), ""))

@@ -25,3 +25,13 @@ def make_usable() -> None:
         stream = getattr(sys, name)
         if number and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def let_go() -> None:
+    """Before the end: what a full disk or a reader that has gone did not take is dropped. Python would try again then,
+    print what it ignores, and end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

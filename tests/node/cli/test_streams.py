@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = r"""
 import os, sys
 from tickwheel.node.cli.streams import make_usable
@@ -64,3 +66,16 @@ def test_no_output_drives_a_terminal_whose_encoding_has_all_characters(tmp_path:
 def test_closed_streams_are_the_null_device(tmp_path: Path) -> None:
     """Nothing fails, and no file of ours gets the number of one."""
     assert run("<&- >&- 2>&-", tmp_path, COLUMNS="9" * 5_000) == ""
+
+
+@pytest.mark.parametrize("words", [["--version"], ["context", "list", "--json"]], ids=" ".join)
+def test_a_full_disk_behind_standard_output_is_told_in_a_line(words: list[str], tmp_path: Path) -> None:
+    """Python added lines of its own at the end, and the exit code was 120."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment["XDG_CONFIG_HOME"] = str(tmp_path)
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tickwheel.node.cli.main", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+        assert done.returncode == 1 and "standard output: No space left on device" in done.stderr, done
+        assert "ignored" not in done.stderr and "Traceback" not in done.stderr
+        assert subprocess.run(command, stdout=full, stderr=full, env=environment, check=False).returncode == 1
