@@ -63,7 +63,8 @@ SLICE_TOPICS_MAX = 64
 and hand out messages of one takes up to a tenth of a millisecond, and heartbeats and votes should wait no longer than
 ten. A pass over more topics goes on in the next ticks."""
 HANDED_MAX = 8_192
-"""Messages of one group that a tick hands out, in about ten milliseconds. A pass over more goes on in the next tick."""
+"""Messages of a group that a tick hands out, in about ten milliseconds, and of all groups from which on it serves no
+further group. A pass over more goes on in the next tick."""
 TURN_PAUSE_MS = 2
 """Pause between two turns of what takes many."""
 FAULT_PAUSE_MS = 1_000
@@ -184,6 +185,8 @@ class Delivery(Part):
         that have waited longest come first."""
         self._served = 0
         """Topics served so far, those of each group counted."""
+        self._handed = 0
+        """Messages handed out so far."""
 
     # -- mastership
 
@@ -493,9 +496,9 @@ class Delivery(Part):
         for group_id in dirty.intersection(self._passes):
             if (begun := self._passes[group_id]) is not None:
                 begun.woken = True
-        served = self._served
+        served, handed = self._served, self._handed
         for group_id in [*self._passes, *sorted(dirty.difference(self._passes))]:
-            if self._served - served >= SLICE_TOPICS_MAX:
+            if self._served - served >= SLICE_TOPICS_MAX or self._handed - handed >= HANDED_MAX:
                 self._passes.setdefault(group_id, None)
                 continue
             self._serving.run(partial(self._failed, group_id), self._serve, group_id, now_ms)
@@ -708,6 +711,7 @@ class Delivery(Part):
                 handed = self._hand_out(channel, takers, ready_count, now_ms, min(room, turn))
                 room -= handed
                 turn -= handed
+                self._handed += handed
                 if handed:
                     fed.append(channel.key[1])
             if not self._may_act():
