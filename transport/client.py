@@ -378,7 +378,8 @@ async def connect(
     family, (host, port, *_) = place
     authority, scheme = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "https" if secured else "http"
     more: dict[str, Any] = {} if secured is None else {"ssl": secured, "server_hostname": server_name or host}
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named asyncio turns Nagle's algorithm off: small frames must not wait for acknowledgements.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, place[1])

@@ -78,6 +78,14 @@ async def test_every_kind_of_call(served: Callable[[Service], Any]) -> None:
         assert not connection.streams and not connection.unread_bytes
 
 
+async def test_small_frames_do_not_wait_for_acknowledgements() -> None:
+    async with serving(ours(Service())) as address, opened(address) as channel:
+        assert await of(channel, "unary_unary", "Echo")(b"x") == b"x"
+        [connection] = channel._connections
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def test_errors_come_as_they_are(served: Callable[[Service], Any]) -> None:
     async with served(Service()) as address, opened(address) as channel:
         text = "\t\nnot \u2014 found % \r\0 \u2603"
