@@ -263,6 +263,9 @@ class Cluster:
             return
         _log.info("the certificates were read again")
         self._stamps, self._secured = self._seen, secured
+        for channel in self._channels.values():
+            if isinstance(channel, Channel):
+                channel.retire()
         self._retired += self._channels.values()
         self._channels = {}
         self._stubs.clear()

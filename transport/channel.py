@@ -18,6 +18,7 @@ from typing import Any, Final
 import grpc
 
 from tickwheel.transport.client import (
+    CLOSED,
     NO_ADDRESS,
     AddressError,
     Call,
@@ -37,6 +38,7 @@ END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 NO_CONNECTION = "no connection: "
 """Begins the details of a call that was certainly not sent."""
 NO_ANSWER = "no answer to the attempt"
+NO_ROOM = "the server takes no calls"
 LOOK_UP_S = 5.0
 ATTEMPT_S = 1.5
 """For one attempt to connect, TLS and the server's settings included."""
@@ -46,6 +48,8 @@ PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 0.2
 """After a failed attempt calls fail at once for this long; twice as long after each further one."""
 SILENCE_MS = 3_000
 """The kernel gives a connection up when what was sent is not acknowledged for this long."""
+CLOSING_S = 0.5
+"""A connection that is being closed is cut after this time: the server does not read, or does not end TLS."""
 
 
 class Method:
@@ -63,7 +67,8 @@ class Method:
 
 
 class ChannelCall:
-    """One call, begun when it is made. One task reads or awaits it, one writes."""
+    """One call, begun when it is made. One task reads or awaits it to its end, one writes; who leaves it before cancels
+    it, since what was not read takes room of the connection."""
 
     __slots__ = ("_channel", "_error", "_method", "_opened", "_stream", "_timer", "_work", "cancelled_here")
 
@@ -111,6 +116,9 @@ class ChannelCall:
                 self._open(connection, fields, data)
         except CallError as error:
             self._fail(error)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
         except Exception as error:  # a mistake of this side: nobody may wait for ever
             self._fail(CallError(grpc.StatusCode.INTERNAL, f"the call could not be begun: {error!r}"))
             raise
@@ -169,8 +177,10 @@ class ChannelCall:
     async def _one(self) -> Any:
         response = await self.read()
         if response is END_OF_STREAM:
-            raise self._over(CallError(grpc.StatusCode.INTERNAL, "there is no response"))
-        await self.read()  # the status, which comes with it
+            raise _rpc_error(CallError(grpc.StatusCode.INTERNAL, "there is no response"))
+        if await self.read() is not END_OF_STREAM:  # the status, which comes with it
+            self.cancel()
+            raise _rpc_error(CallError(grpc.StatusCode.INTERNAL, "there is more than one response"))
         return response
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -178,15 +188,23 @@ class ChannelCall:
         return self._one().__await__()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        while (response := await self.read()) is not END_OF_STREAM:
-            yield response
+        """The responses. The call ends with the iteration."""
+        try:
+            while (response := await self.read()) is not END_OF_STREAM:
+                yield response
+        finally:
+            self.cancel()
 
     async def write(self, request: Any) -> None:
-        """Send a request. Raises AioRpcError once the call is over."""
+        """Send a request. Raises AioRpcError once the call is over. To cancel it ends the call: part of the request may
+        have been sent."""
         try:
             await (self._stream or await self._begun()).write(request)
         except CallError as error:
             raise _rpc_error(error) from None
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     async def done_writing(self) -> None:
         """No request follows. Raises AioRpcError if the call could not be begun."""
@@ -237,6 +255,7 @@ class Channel:
         self.loop = asyncio.get_running_loop()
         self.closed = False
         self._address = address
+        self._host = address.rpartition(":")[0].strip("[]")
         self._limits = limits
         self._secured = secured
         self._server_name = server_name
@@ -244,10 +263,12 @@ class Channel:
         self._names = Names()
         self._connections: set[ClientConnection] = set()
         self._dialling: asyncio.Task[None] | None = None
+        self._left: set[asyncio.Task[ClientConnection]] = set()
+        """Attempts that another one has made needless, while they end."""
         self._pause_s = 0.0
         self._fails_until_s = 0.0
-        self._last: CallError | None = None
-        """The last attempt's failure."""
+        self._failure = ""
+        """Of the last attempt; empty: there was none."""
 
     # -- as grpc.aio.Channel
 
@@ -277,12 +298,26 @@ class Channel:
     async def close(self, grace: float | None = None) -> None:
         """End all calls and connections. Idempotent."""
         self.closed = True
-        dialling, self._dialling = self._dialling, None
-        if dialling is not None:
-            dialling.cancel()
-            await asyncio.wait({dialling})
-        for connection in list(self._connections):
+        if self._dialling is not None:
+            self._dialling.cancel()
+            await asyncio.wait({self._dialling})
+        if self._left:
+            await asyncio.wait(self._left)
+        connections = list(self._connections)
+        for connection in connections:
             connection.close()
+        if connections:
+            lost = [connection.lost for connection in connections]
+            _, left = await asyncio.wait(lost, timeout=CLOSING_S)
+            for connection in connections:
+                connection.cut_off()
+            if left:
+                await asyncio.wait(left)
+
+    def retire(self) -> None:
+        """Begin no further call on the connections that there are, and close each when its calls have ended."""
+        for connection in list(self._connections):
+            connection.retire()
 
     # -- connections
 
@@ -300,14 +335,16 @@ class Channel:
             connection = self.connected
             if connection is not None:
                 return connection
-            if self._dialling is None:
-                if self._last is not None and self.loop.time() < self._fails_until_s:
-                    raise self._last
+            if self._dialling is None or self._dialling.done():
+                if self._failure and self.loop.time() < self._fails_until_s:
+                    break
                 self._dialling = self.loop.create_task(self._dial())
             await asyncio.wait({self._dialling})
-            if self._last is not None:
-                raise self._last
-        raise CallError(grpc.StatusCode.CANCELLED, "the channel is closed")
+            if self._failure:
+                break
+        if self.closed:
+            raise CallError(grpc.StatusCode.CANCELLED, "the channel is closed")
+        raise CallError(grpc.StatusCode.UNAVAILABLE, f"{NO_CONNECTION}{self._address}: {self._failure}")
 
     async def _dial(self) -> None:
         try:
@@ -318,16 +355,25 @@ class Channel:
             self._failed(repr(error))
             raise
         else:
-            self._pause_s, self._last = 0.0, None
-            self._connections.add(connection)
-            connection.when_gone = partial(self._connections.discard, connection)
+            if connection.has_room:
+                self._pause_s, self._failure = 0.0, ""
+                self._connections.add(connection)
+                connection.when_gone = partial(self._gone, connection)
+            else:  # it has ended since
+                connection.close()
+                self._failed(CLOSED)
         finally:
             self._dialling = None
 
     def _failed(self, reason: str) -> None:
         self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * self._pause_s))
         self._fails_until_s = self.loop.time() + self._pause_s
-        self._last = CallError(grpc.StatusCode.UNAVAILABLE, f"{NO_CONNECTION}{self._address}: {reason}")
+        self._failure = reason
+
+    def _gone(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+        if connection.unused:  # who dialled it would dial again and again
+            self._failed(CLOSED)
 
     async def _reach(self) -> ClientConnection:
         """Connect to the first address of the host that answers. Raises OSError."""
@@ -353,26 +399,34 @@ class Channel:
                         problem = error
             raise problem
         finally:
+            self._left |= attempts
             for attempt in attempts:
-                attempt.add_done_callback(_unused)
+                attempt.add_done_callback(self._unused)
                 attempt.cancel()
+
+    def _unused(self, attempt: asyncio.Task[ClientConnection]) -> None:
+        self._left.discard(attempt)
+        if not attempt.cancelled() and attempt.exception() is None:
+            attempt.result().close()
 
     async def _attempt(self, place: Place) -> ClientConnection:
         async with asyncio.timeout(ATTEMPT_S):
             connection = await connect(
-                place, self._limits, secured=self._secured, server_name=self._server_name, silence_ms=SILENCE_MS
+                place,
+                self._limits,
+                secured=self._secured,
+                host=self._host,
+                server_name=self._server_name,
+                silence_ms=SILENCE_MS,
             )
             try:
                 await connection.wait_ready()
+                if not connection.has_room:
+                    raise ConnectionError(NO_ROOM)
             except BaseException:
                 connection.cut_off()
                 raise
         return connection
-
-
-def _unused(attempt: asyncio.Task[ClientConnection]) -> None:
-    if not attempt.cancelled() and attempt.exception() is None:
-        attempt.result().close()
 
 
 def reason_of(error: OSError) -> str:

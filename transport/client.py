@@ -45,6 +45,17 @@ _RESET_CODES = {
     ErrorCode.INADEQUATE_SECURITY: grpc.StatusCode.PERMISSION_DENIED,
 }
 """Statuses of streams that were reset (gRPC's PROTOCOL-HTTP2); any other code means INTERNAL."""
+_HTTP_CODES = {
+    "400": grpc.StatusCode.INTERNAL,
+    "401": grpc.StatusCode.UNAUTHENTICATED,
+    "403": grpc.StatusCode.PERMISSION_DENIED,
+    "404": grpc.StatusCode.UNIMPLEMENTED,
+    "429": grpc.StatusCode.UNAVAILABLE,
+    "502": grpc.StatusCode.UNAVAILABLE,
+    "503": grpc.StatusCode.UNAVAILABLE,
+    "504": grpc.StatusCode.UNAVAILABLE,
+}
+"""Statuses of answers that a proxy gave (gRPC's http-grpc-status-mapping); any other means UNKNOWN."""
 
 
 CLOSED = "the server closed the connection"
@@ -145,10 +156,13 @@ class Call(Stream):
                     self._trailing = metadata_of(fields)
                 except ValueError as error:
                     raise MalformedError(str(error)) from error
-        elif self._status is not None or end:
+        elif found.get(b":status", b"200") != b"200":
+            status = found[b":status"].decode("ascii", "replace")
+            self._fail(_HTTP_CODES.get(status, grpc.StatusCode.UNKNOWN), f"no gRPC answer, but HTTP {status}")
+        elif end:
             raise MalformedError("a response without a status")
-        elif found.get(b":status") != b"200" or not found.get(b"content-type", b"").startswith(b"application/grpc"):
-            self._fail(grpc.StatusCode.UNKNOWN, f"no gRPC answer, but HTTP {found.get(b':status', b'?').decode()}")
+        elif not found.get(b"content-type", b"").startswith(b"application/grpc"):
+            self._fail(grpc.StatusCode.UNKNOWN, "no gRPC answer, but another content type")
 
     def take_data(self, data: bytes) -> None:
         waiting = len(self._messages.ready)
@@ -209,7 +223,9 @@ class ClientConnection(Connection):
         self._looking: asyncio.TimerHandle | None = None
         self._greeted: asyncio.Future[None] = loop.create_future()
         self._goes_away = False
-        """The server takes no further calls."""
+        """No further calls: it closes when those under way have ended."""
+        self.lost: Final[asyncio.Future[None]] = loop.create_future()
+        """Done when the connection is gone."""
         self.when_gone: Callable[[], None] | None = None
 
     @property
@@ -221,8 +237,12 @@ class ClientConnection(Connection):
             and self.transport is not None
             and self.closing_s is None
             and len(self.streams) < self.peer_streams_max
-            and self._next < wire.STREAM_ID_MAX
         )
+
+    @property
+    def unused(self) -> bool:
+        """Whether no call was ever begun on it."""
+        return self._next == 1
 
     async def wait_ready(self) -> None:
         """Return when the server has greeted. Raises OSError if it has closed the connection instead."""
@@ -279,6 +299,7 @@ class ClientConnection(Connection):
         if not self._greeted.done():
             self._greeted.set_exception(error if isinstance(error, OSError) else ConnectionResetError(CLOSED))
             self._greeted.exception()  # nobody need wait for it
+        self.lost.set_result(None)
         if self.when_gone is not None:
             self.when_gone()
 
@@ -290,10 +311,21 @@ class ClientConnection(Connection):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"an answer on stream {stream_id}, which was never opened")
 
     def peer_goes_away(self, last_stream_id: int) -> None:
-        self._goes_away = True
         for stream in [stream for stream in self.streams.values() if stream.stream_id > last_stream_id]:
             self.forget(stream, peer_knows=True)
             stream.cut(ErrorCode.REFUSED_STREAM)
+        self.retire()
+
+    def retire(self) -> None:
+        """Begin no further call, and close when those under way have ended."""
+        self._goes_away = True
+        if not self.streams:
+            self.shut()
+
+    def forget(self, stream: Stream, *, peer_knows: bool) -> None:
+        super().forget(stream, peer_knows=peer_knows)
+        if self._goes_away and not self.streams:
+            self.shut()
 
     def call(
         self, path: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any], fields: bytes = b""
@@ -305,6 +337,8 @@ class ClientConnection(Connection):
         call = self.streams[stream_id] = Call(self, stream_id, serialize, deserialize)
         block = self._head + wire.field(b":path", path.encode()) + self._tail + fields
         self.put(wire.header_frames(stream_id, block, end_stream=False))
+        if self._next > wire.STREAM_ID_MAX:
+            self.retire()
         return call
 
     def close(self) -> None:
@@ -366,28 +400,35 @@ async def connect(
     limits: Limits,
     *,
     secured: ssl.SSLContext | None = None,
+    host: str = "",
     server_name: str = "",
     silence_ms: int = 0,
 ) -> ClientConnection:
-    """Dial. `server_name`: the name that the other side's certificate must have; `silence_ms`: the kernel gives the
-    connection up when sent bytes stay unacknowledged for this long.
+    """Dial. `host`: what the place was looked up by. `server_name`: expected in the other side's certificate instead of
+    it. `silence_ms`: the kernel, if it is Linux, gives the connection up when sent bytes stay unacknowledged for this
+    long.
 
     Raises ssl.SSLError or another OSError.
     """
     loop = asyncio.get_running_loop()
-    family, (host, port, *_) = place
-    authority, scheme = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "https" if secured else "http"
+    family, (ip, port, *_) = place
+    host = host or ip
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    scheme = "https" if secured else "http"
     more: dict[str, Any] = {} if secured is None else {"ssl": secured, "server_hostname": server_name or host}
     # With the protocol named asyncio turns Nagle's algorithm off: small frames must not wait for acknowledgements.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, place[1])
-        if silence_ms:
+        if silence_ms and hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
         transport, connection = await loop.create_connection(
             lambda: ClientConnection(loop, limits, authority, scheme), sock=sock, **more
         )
+    except UnicodeError as error:
+        sock.close()
+        raise AddressError(f"{more.get('server_hostname', host)!r} is no name of a host: {error}") from error
     except BaseException:
         sock.close()
         raise

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -13,6 +15,8 @@ import pytest
 
 from tests.transport.served import serving, started
 from tests.transport.test_calls import LARGE, LIMITS, Service, grpcs_server, ours
+from tickwheel.node.certs import make_certificates
+from tickwheel.node.tls import PortFiles, server_context
 from tickwheel.transport import channel as channel_module
 from tickwheel.transport.channel import END_OF_STREAM, NO_ANSWER, NO_CONNECTION, Channel
 from tickwheel.transport.client import CLOSED, NO_ADDRESS, OTHER_PROTOCOL
@@ -290,6 +294,35 @@ async def test_a_mistake_while_dialling_is_told(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(channel._names, "find", broken)
         error = await failure(of(channel, "unary_unary", "Echo")(b"x"))
         assert error.code() is grpc.StatusCode.UNAVAILABLE and "a mistake" in str(error.details())
+
+
+# -- TLS
+
+
+async def test_a_certificate_counts_for_the_name_that_was_dialled(tmp_path: Path) -> None:
+    """Not for what the name resolves to. A name that no server can have is told like any other failure."""
+    make_certificates(tmp_path, {"n1": ["localhost"]}, [], [], 1)
+    server = server_context(
+        PortFiles(*((tmp_path / one).read_bytes() for one in ("n1.key", "n1.crt", "ca.crt"))), required=False
+    )
+    client = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    client.set_alpn_protocols(["h2"])
+    async with serving(ours(Service()), server) as address:
+        port = address.rpartition(":")[2]
+        for host, name, words in (
+            ("localhost", "", ""),
+            ("127.0.0.1", "localhost", ""),
+            ("127.0.0.1", "", "IP address mismatch"),
+            ("localhost", "other.example", "Hostname mismatch"),
+            ("localhost", "a..b", "no name of a host"),
+        ):
+            async with opened(f"{host}:{port}", secured=client, server_name=name) as channel:
+                if words:
+                    error = await failure(of(channel, "unary_unary", "Echo")(b"x"))
+                    details = str(error.details())
+                    assert details.startswith(NO_CONNECTION) and words in details
+                else:
+                    assert await of(channel, "unary_unary", "Echo")(b"x") == b"x"
 
 
 # -- connections that end or are full
