@@ -11,7 +11,7 @@ import contextlib
 import os
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -52,6 +52,9 @@ CLOSING_S = 0.5
 """A connection that is being closed is cut after this time: the server does not read, or does not end TLS."""
 
 
+Requests = AsyncIterable[Any] | Iterable[Any] | None
+
+
 class Method:
     """A method of a service, and the header fields of its calls."""
 
@@ -70,7 +73,7 @@ class ChannelCall:
     """One call, begun when it is made. One task reads or awaits it to its end, one writes; who leaves it before cancels
     it, since what was not read takes room of the connection."""
 
-    __slots__ = ("_channel", "_error", "_method", "_opened", "_stream", "_timer", "_work", "cancelled_here")
+    __slots__ = ("_channel", "_error", "_feeding", "_method", "_opened", "_stream", "_timer", "_work", "cancelled_here")
 
     def __init__(self, channel: Channel, method: Method, request: Any, timeout_s: float | None, *, one: bool) -> None:
         """`one`: `request` is the only one; else it is None, and requests are written."""
@@ -82,6 +85,7 @@ class ChannelCall:
         self._opened: asyncio.Future[None] | None = None
         """Done when there is a stream or an error; None: it was there at once."""
         self._work: asyncio.Task[None] | None = None
+        self._feeding: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.cancelled_here = False
         data = prefixed(method.serialize(request)) if one else None
@@ -159,20 +163,22 @@ class ChannelCall:
             stream = self._stream or await self._begun()
             response = await stream.read()
         except CallError as error:
-            self._stop_timer()
+            self._ended()
             raise self._over(error) from None
         except asyncio.CancelledError:
             self.cancel()
             raise
         if response is None:
-            self._stop_timer()
+            self._ended()
             return END_OF_STREAM
         return response
 
-    def _stop_timer(self) -> None:
+    def _ended(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._feeding is not None:
+            self._feeding.cancel()
 
     async def _one(self) -> Any:
         response = await self.read()
@@ -206,6 +212,24 @@ class ChannelCall:
             self.cancel()
             raise
 
+    def feed(self, requests: AsyncIterable[Any] | Iterable[Any]) -> None:
+        """Send all these requests, and no others. An error in the iteration ends the call."""
+        self._feeding = self._channel.loop.create_task(self._feed(requests))
+
+    async def _feed(self, requests: AsyncIterable[Any] | Iterable[Any]) -> None:
+        try:
+            if isinstance(requests, AsyncIterable):
+                async for request in requests:
+                    await self.write(request)
+            else:
+                for request in requests:
+                    await self.write(request)
+            await self.done_writing()
+        except grpc.aio.AioRpcError:
+            pass  # its reader gets the reason
+        except Exception as error:
+            self._fail(CallError(grpc.StatusCode.UNKNOWN, f"the requests ended by an error: {error!r}"))
+
     async def done_writing(self) -> None:
         """No request follows. Raises AioRpcError if the call could not be begun."""
         try:
@@ -217,7 +241,7 @@ class ChannelCall:
         """End it, and drop what was not read. False: it was over already."""
         over = self.done()
         self.cancelled_here = self.cancelled_here or not over
-        self._stop_timer()
+        self._ended()
         if self._stream is not None:
             self._stream.cancel()
         else:
@@ -283,8 +307,11 @@ class Channel:
     def _many(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
         method = Method(path, request_serializer, response_deserializer, self._fields)
 
-        def begin(*, timeout: float | None = None) -> ChannelCall:
-            return ChannelCall(self, method, None, timeout, one=False)
+        def begin(requests: Requests = None, *, timeout: float | None = None) -> ChannelCall:
+            call = ChannelCall(self, method, None, timeout, one=False)
+            if requests is not None:
+                call.feed(requests)
+            return call
 
         return begin
 

@@ -120,7 +120,7 @@ def acknowledged_when_appended(
     )
 
 
-@mutation(judge, "_heartbeat", level="log", aim=aimed("old-answers", nodes=5, batch_entries=1, log_pause_ms=40))
+@mutation(judge, "_heartbeat", level="log", aim=aimed("old-answers", nodes=5, batch_entries=1, log_pause_ms=12))
 def unverified_committed(original: Any, term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Any:
     """A slave commits up to the end of its own log instead of what the master has verified."""
     return original(term, leader_commit, own_commit, leader_commit if matched else 0)

@@ -29,12 +29,11 @@ from tickwheel.client.moments import EPOCH, MILLISECOND, duration_of
 from tickwheel.node.cli.contexts import TOKEN_VARIABLE, access_for, exposed
 from tickwheel.node.cli.hints import hint_for
 from tickwheel.node.cli.options import Asked
+from tickwheel.node.cli.streams import shortened
 
 PIPE_WIDTH_MAX = 100_000
 PAYLOAD_BYTES_MAX = 64 << 20
 """Read of a payload; the cluster's own limit is lower."""
-MESSAGE_CHARACTERS_MAX = 2_000
-"""Of an error; beginning and end are shown of a longer one."""
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 T = TypeVar("T")
@@ -130,12 +129,6 @@ def _as_json(value: Any) -> Any:
 def _number(value: float) -> float:
     """Without a fraction if it has none."""
     return int(value) if value.is_integer() else value
-
-
-def shortened(message: str) -> str:
-    """A message that may quote a value of any length."""
-    half = MESSAGE_CHARACTERS_MAX // 2
-    return message if len(message) <= MESSAGE_CHARACTERS_MAX else f"{message[:half]} ... {message[-half:]}"
 
 
 def fail(message: str, reason: str, metadata: Mapping[str, str], quoted: Sequence[str] = ()) -> None:

@@ -126,7 +126,7 @@ def _wrong_usage(error: Any, words: list[str]) -> int:
     problems = getattr(error.__cause__, "errors", None)
     if problems is not None:
         error.message = _with_value(problems()[0])
-    from tickwheel.node.cli.output import fail, shortened
+    from tickwheel.node.cli.streams import shortened
 
     error.message = shortened(error.message)
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
@@ -135,6 +135,7 @@ def _wrong_usage(error: Any, words: list[str]) -> int:
     else:
         # Found by the command itself, which no context goes with; or a program reads it.
         from tickwheel.node.cli.options import use_json
+        from tickwheel.node.cli.output import fail
 
         use_json(as_json)
         fail(error.format_message(), "USAGE", {})

@@ -7,6 +7,8 @@ import sys
 
 _COLUMNS = re.compile(r"[2-9][0-9]|[1-9][0-9]{2,4}")
 """A width in which something can be shown; `docker exec` and the like say 0."""
+MESSAGE_CHARACTERS_MAX = 2_000
+"""Of an error; beginning and end are shown of a longer one."""
 
 
 def make_usable() -> None:
@@ -35,3 +37,9 @@ def let_go() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def shortened(message: str) -> str:
+    """A message that may quote a value of any length."""
+    half = MESSAGE_CHARACTERS_MAX // 2
+    return message if len(message) <= MESSAGE_CHARACTERS_MAX else f"{message[:half]} ... {message[-half:]}"

@@ -251,7 +251,7 @@ class ScheduleStreams:
             line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure)))
 
         calls = self._calls
-        calls.serve_for_log(fail, calls.core.parts.publisher.schedule, batch, Reply(done, fail))
+        calls.serve_for_log(fail, lambda: calls.core.parts.publisher.schedule(batch, Reply(done, fail)))
 
     def _take_row(self, row: Row, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, caller: Caller) -> None:
         sequence = request.sequence

@@ -304,7 +304,7 @@ async def test_contexts_carry_certificates_and_tokens(hosts: Hosts, tmp_path: Pa
             ("--context wrong list pay-late", 5, "the token is not known"),
             ("--context wrong status", 5, "the token is not known"),
             ("--context wrong top --once", 5, "the token is not known"),
-            ("--context stranger status", 3, "certificate is not accepted (self signed certificate"),
+            ("--context stranger status", 3, "certificate is not accepted (self-signed certificate"),
             ("--context clear status", 3, "it uses TLS, but this client does not"),
             ("--context nowhere status", 2, "context nowhere: unknown"),
         ):

@@ -70,6 +70,10 @@ async def test_every_kind_of_call(served: Callable[[Service], Any]) -> None:
             await join.write(message)
         await join.done_writing()
         assert await join == b"a" + LARGE + b"c"
+        assert await of(channel, "stream_unary", "Join")(iter([b"a", LARGE, b"", b"c"])) == b"a" + LARGE + b"c"
+        assert await of(channel, "stream_unary", "Join")(iter([])) == b""
+        numbers = of(channel, "unary_stream", "Count")(b"300")
+        assert [one async for one in of(channel, "stream_stream", "Both")(numbers)] == [b"%d" % n for n in range(300)]
         both = of(channel, "stream_stream", "Both")()
         for message in (b"1", LARGE, b"3"):
             await both.write(message)
@@ -88,6 +92,30 @@ async def test_small_frames_do_not_wait_for_acknowledgements() -> None:
         [connection] = channel._connections
         sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_requests_that_end_by_an_error_end_the_call(served: Callable[[Service], Any]) -> None:
+    """Whatever iterates over them; and a call that ends first leaves none of them waiting."""
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"x"
+        raise KeyError("a mistake")
+
+    left = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            yield b"abort"
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    async with served(Service()) as address, opened(address) as channel:
+        error = await failure(of(channel, "stream_unary", "Join")(broken()))
+        assert error.code() is grpc.StatusCode.UNKNOWN and "a mistake" in str(error.details())
+        error = await failure(of(channel, "stream_stream", "Both")(endless()).read())
+        assert error.code() is grpc.StatusCode.DATA_LOSS
+        await left.wait()
 
 
 async def test_errors_come_as_they_are(served: Callable[[Service], Any]) -> None:
