@@ -225,9 +225,10 @@ class ChannelCall:
                 for request in requests:
                     await self.write(request)
             await self.done_writing()
-        except grpc.aio.AioRpcError:
-            pass  # its reader gets the reason
-        except Exception as error:
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        except Exception as error:  # of the iteration; the call has had its own by then, and keeps that
             self._fail(CallError(grpc.StatusCode.UNKNOWN, f"the requests ended by an error: {error!r}"))
 
     async def done_writing(self) -> None:

@@ -111,6 +111,9 @@ async def test_requests_that_end_by_an_error_end_the_call(served: Callable[[Serv
             left.set()
 
     async with served(Service()) as address, opened(address) as channel:
+        refused = of(channel, "unary_stream", "None")(b"")
+        error = await failure(of(channel, "stream_unary", "Join")(refused))
+        assert error.code() is grpc.StatusCode.UNKNOWN and "UNIMPLEMENTED" in str(error.details())
         error = await failure(of(channel, "stream_unary", "Join")(broken()))
         assert error.code() is grpc.StatusCode.UNKNOWN and "a mistake" in str(error.details())
         error = await failure(of(channel, "stream_stream", "Both")(endless()).read())
