@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tickwheel.bench.peers.tools import PROTOC_GEN_GO, PROTOC_GEN_GO_GRPC
 from tickwheel.node.local_cluster import LocalCluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -100,3 +102,33 @@ def test_node_example(address: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "received hello from Node" in done.stdout
     assert "settled 1" in done.stdout
+
+
+def test_go_example(address: str, tmp_path: Path) -> None:
+    """As docs/OTHER_LANGUAGES.md says, with the modules that this machine has; nothing is fetched."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("needs go")
+    shutil.copytree(EXAMPLES.parent / "proto", tmp_path / "proto", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path / "examples" / "go"
+    shutil.copytree(EXAMPLES / "go", folder, ignore=shutil.ignore_patterns("tickwheel", "go.sum"))
+    modules = subprocess.run([go, "env", "GOMODCACHE"], capture_output=True, text=True, check=True).stdout.strip()
+    environment = os.environ | {"GOBIN": str(tmp_path / "bin"), "GOPROXY": f"file://{modules}/cache/download"}
+    environment |= {"GOSUMDB": "off", "GOFLAGS": "-mod=mod", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    environment["PROTOC"] = f"{sys.executable} -m grpc_tools.protoc"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    for plugin in (PROTOC_GEN_GO, PROTOC_GEN_GO_GRPC):
+        if (installed := run(go, "install", plugin)).returncode != 0:
+            pytest.skip(f"go install failed: {installed.stderr.strip().splitlines()[-1:]}")
+    made = run("./stubs.sh")
+    assert made.returncode == 0, made.stderr
+    if (tidied := run(go, "mod", "tidy")).returncode != 0:
+        pytest.skip(f"go mod tidy failed: {tidied.stderr.strip().splitlines()[-1:]}")
+    done = run(go, "run", ".", address)
+    assert done.returncode == 0, done.stderr
+    assert "received hello from Go\nsettled 1\n" in done.stdout
