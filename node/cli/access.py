@@ -109,7 +109,8 @@ def user_token(
     if Asked.json:
         print_json(as_dict(created))
         return
-    err.print(f"token {created.token.id} of {user}, expires: {_time(created.token.expires)}. It is shown only once:")
+    expires = _time(created.token.expires)
+    err.print(f"token {created.token.id} of {user}, expires: {expires}. It is shown only once:", soft_wrap=True)
     print(created.secret)
 
 

@@ -77,7 +77,7 @@ APPS: dict[str, dict[str, str]] = {
     },
     "dead:dead_app": {"dead": "Dead letters of consumer groups: list, show, replay, purge."},
     "node:node_app": {
-        "node": "Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity.",
+        "node": "Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity; 4: removed.",
         "certs": "Make a test authority and certificates signed by it. Not for production: the "
         "authority's key lies beside them.",
         "config": "Check a configuration, or print its reference.",

@@ -75,7 +75,7 @@ def node_command(
     ] = [],  # noqa: B006
     insecure: Annotated[bool, typer.Option(help="Same as --set listen.insecure=true.")] = False,
 ) -> None:
-    """Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity."""
+    """Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity; 4: removed."""
     with importing():
         from tickwheel.node.server.process import run_node
 

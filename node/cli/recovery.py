@@ -197,7 +197,7 @@ def _no_room(path: Path, error: Exception) -> typer.Exit:
 
 def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
     """Explain the consequences and ask for confirmation. Raises typer.Exit without it."""
-    err.print(f"This gives cluster {cluster_id} up.", style="bold red", end=" ")
+    err.print(f"This gives cluster {cluster_id} up.", style="bold red", end=" ", soft_wrap=True)
     err.print(
         f"The data of its node {node_id} in {node.data_path} becomes "
         f"cluster {node.cluster.id}, with {node.node.id} as its only member.\n"

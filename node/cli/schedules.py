@@ -356,7 +356,7 @@ def list_schedules(
     ]
     print_table("", ("name", "when", "state", "next run", "made"), rows, right=(4,), whole=(2, 3))
     if more:
-        err.print(f"There are more; --limit shows more than {limit:,}.", style="dim")
+        err.print(f"There are more; --limit shows more than {limit:,}.", style="dim", soft_wrap=True)
 
 
 @schedules_group.command("pause")

@@ -59,7 +59,7 @@ async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> int:
 async def _say_cold(client: AsyncClient) -> None:
     """Print the number of messages in the cold tier, which no selection finds; nothing if there are none."""
     if cold := cold_text((await client.admin.master_status()).cold):
-        err.print(cold, style="dim")
+        err.print(cold, style="dim", soft_wrap=True)
 
 
 async def follow(client: AsyncClient, begun: Sweep, selected: int | None = None) -> Sweep:
@@ -85,7 +85,8 @@ async def follow(client: AsyncClient, begun: Sweep, selected: int | None = None)
         except asyncio.CancelledError:
             err.print(
                 "The job keeps running in the cluster. See: tickwheel pending sweeps. "
-                f"Stop it: tickwheel pending stop {begun.job_id}"
+                f"Stop it: tickwheel pending stop {begun.job_id}",
+                soft_wrap=True,
             )
             raise
     return last

@@ -129,3 +129,16 @@ def test_a_chaos_run_names_the_extra_that_it_needs(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.returncode == 3 and "tickwheel[spark]" in done.stdout, done
+
+
+def test_lines_for_people_are_not_broken() -> None:
+    """What a command says beside its output may hold names and commands to copy: each line stays one line."""
+    broken = []
+    for path, code in modules():
+        for call in calls(code, "print") if path.startswith("node/cli/") else ():
+            match call:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="err")), args=[ast.expr() as said]):
+                    whole = any(keyword.arg == "soft_wrap" for keyword in call.keywords)
+                    if not whole and not isinstance(said, ast.Constant):
+                        broken.append(f"{path}:{call.lineno}")
+    assert not broken
