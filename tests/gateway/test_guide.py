@@ -84,7 +84,7 @@ async def test_commands_answer_as_the_guide_says(cluster: LocalCluster, tmp_path
 
 async def test_the_first_commands_of_the_readme(cluster: LocalCluster, tmp_path: Path) -> None:
     """Schedule, look, cancel."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
     schedule, look, cancel = re.findall(r"^(curl .*?)(?: +#.*)?$", text, re.MULTILINE)
     async with running(cluster, tmp_path / "g.toml", "[listen]\nbind = '127.0.0.1:0'") as gateway:
         host, port = await asyncio.wait_for(gateway.listening(), SOON_S)
