@@ -100,7 +100,7 @@ class AdminClient(ServiceCalls[AdminStub]):
         """Hand mastership over as planned; empty: to the voter with the longest log. Raises OutcomeUnknown."""
         request = request_of(admin_pb2.TransferMasterRequest, target_id=target_id)
         answer = await self._ask(
-            lambda stub: stub.TransferMaster, request, repeatable=False, try_timeout_s=self._timeout_s
+            lambda stub: stub.TransferMaster, request, repeatable=False, try_timeout_s=self._timeout_s, stays=True
         )
         return handover_of(answer)
 

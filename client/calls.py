@@ -44,6 +44,7 @@ class ServiceCalls(Generic[S]):
         timeout_s: float | None = None,
         try_timeout_s: float = TRY_TIMEOUT_S,
         repeatable: bool = True,
+        stays: bool = False,
     ) -> A:
         """Call the master, as `Cluster.call`."""
 
@@ -52,7 +53,7 @@ class ServiceCalls(Generic[S]):
 
         timeout_s = timeout_s or self._timeout_s
         return await self._cluster.call(
-            invoke, timeout_s, repeatable=repeatable, try_timeout_s=try_timeout_s, reads=is_read(request)
+            invoke, timeout_s, repeatable=repeatable, try_timeout_s=try_timeout_s, reads=is_read(request), stays=stays
         )
 
     async def _ask_at(self, address: str, method: Method[S, R, A], request: R, timeout_s: float | None = None) -> A:

@@ -534,13 +534,15 @@ class Cluster:
         doubt: Doubt | None = None,
         divisible: bool = False,
         reads: bool = False,
+        stays: bool = False,
     ) -> A:
         """Run a unary call at the master, and repeat it while that is safe and can help.
 
         `repeatable` False: raises OutcomeUnknown once the call may have been carried out. `reads`: it changes nothing,
         so raises ClusterUnavailable instead. `doubt`: for a numbered request, which counts as refused only if no try
         was accepted; afterwards it tells whether one may have been. `divisible`: the caller can do with less, so it
-        gets a refusal for the moment (`Fault.later`) at once, unless an earlier try may have been accepted.
+        gets a refusal for the moment (`Fault.later`) at once, unless an earlier try may have been accepted. `stays`:
+        the call makes another node master, so it waits for its answer though one does.
         """
         deadline = Deadline(timeout_s)
         backoff = Backoff()
@@ -558,7 +560,7 @@ class Cluster:
             doubt.sending()
             try:
                 try_s = max(0.001, min(deadline.left_s, try_timeout_s, TIMEOUT_S_MAX))
-                answer = await self._tries.run(address, invoke(self.channel(address), try_s))
+                answer = await self._tries.run(address, invoke(self.channel(address), try_s), stays=stays)
             except grpc.aio.AioRpcError as error:
                 fault = fault_of_call(error)
             except TryFailedError as error:

@@ -33,13 +33,14 @@ class TryFailedError(Exception):
 
 
 class _Try:
-    __slots__ = ("address", "began_s", "cancelling", "left", "task")
+    __slots__ = ("address", "began_s", "cancelling", "left", "stays", "task")
 
-    def __init__(self, address: str, began_s: float) -> None:
+    def __init__(self, address: str, began_s: float, stays: bool) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.address = address
         self.began_s = began_s
+        self.stays = stays
         self.task = task
         self.cancelling = task.cancelling()
         """The number of cancellations that the task had received before this try."""
@@ -74,10 +75,11 @@ class Tries:
         self._answered_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self, address: str, work: Awaitable[A]) -> A:
-        """Wait for the answer of a try at this node. Raises TryLeftError if the try is abandoned."""
+    async def run(self, address: str, work: Awaitable[A], *, stays: bool = False) -> A:
+        """Wait for the answer of a try at this node. Raises TryLeftError if the try is abandoned. `stays`: it never is,
+        since another master is what it asks for."""
         loop = asyncio.get_running_loop()
-        attempt = _Try(address, loop.time())
+        attempt = _Try(address, loop.time(), stays)
         self._waiting[attempt] = None
         if self._timer is None:
             self._timer = loop.call_later(self._patience_s, self._look, loop)
@@ -121,5 +123,5 @@ class Tries:
         for attempt in self._waiting:
             if now - attempt.began_s < self._patience_s:
                 return
-            if master is not None and attempt.address != master:
+            if master is not None and attempt.address != master and not attempt.stays:
                 attempt.leave()

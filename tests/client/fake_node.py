@@ -182,6 +182,10 @@ class FakeNode:
         """Settlements that it was asked for."""
         self.busy_settles = 0
         """So many settlements are refused for later."""
+        self.heir = self
+        """Who leads after TransferMaster."""
+        self.handed_over = asyncio.Event()
+        """TransferMaster is answered."""
         self.forbidden = ""
         """Topic that the caller has no right to: settlements that name it are refused."""
 
@@ -448,6 +452,12 @@ class FakeNode:
             master_address=master.address if master else "",
             master_id=master.name if master else "",
         )
+
+    async def TransferMaster(self, request: Any, context: Any) -> Any:
+        """`heir` leads; the answer comes once `handed_over` is set."""
+        self.heir.lead()
+        await self.handed_over.wait()
+        return admin_pb2.TransferMasterResponse(master_id=self.heir.name, term=self.state.term)
 
     async def AwaitMaster(self, request: Any, context: Any) -> Any:
         self.asked += 1

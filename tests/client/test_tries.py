@@ -97,6 +97,19 @@ async def test_a_try_at_an_earlier_master_is_left_though_the_new_one_answers(sce
     young.cancel()
 
 
+async def test_a_try_that_asks_for_another_master_is_not_left(scene: Scene) -> None:
+    """The earlier master's answer comes after the change."""
+    answer = asyncio.Event()
+    trying = asyncio.ensure_future(scene.tries.run("a", answer.wait(), stays=True))
+    await scene.go_on(2 * PATIENCE_S)
+    assert scene.moved is not None
+    scene.moved("b")
+    scene.master = "b"
+    await scene.go_on(2 * PATIENCE_S)
+    answer.set()
+    assert await trying
+
+
 async def test_the_cancellation_of_a_caller_stays_one(scene: Scene) -> None:
     """Also in the moment in which the try is left."""
     trying = scene.hanging()

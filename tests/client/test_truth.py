@@ -25,7 +25,7 @@ from tickwheel.client import (
     SequenceTaken,
     TlsFiles,
 )
-from tickwheel.client.cluster import TRY_TIMEOUT_S, Cluster
+from tickwheel.client.cluster import TRY_TIMEOUT_S, WATCH_PERIOD_S, Cluster
 from tickwheel.client.errors import Fault
 from tickwheel.client.lanes import Doubt
 from tickwheel.node.certs import make_certificates
@@ -213,6 +213,20 @@ async def test_a_call_leaves_a_master_that_hangs(nodes: list[FakeNode]) -> None:
         await calling
         assert asyncio.get_running_loop().time() - began < TRY_TIMEOUT_S
     assert payloads(nodes[0].state) == [b"x", b"y"]
+
+
+async def test_a_handover_waits_for_its_answer(nodes: list[FakeNode]) -> None:
+    """The client hears of the new master first, as it does where the handover takes long."""
+    nodes[0].heir = nodes[1]
+    async with AsyncClient([node.address for node in nodes]) as client:
+        handing_over = asyncio.ensure_future(client.admin.transfer())
+        await client.schedule("t", b"x", delay_ms=60_000)
+        while nodes[0].state.master is not nodes[1]:
+            await nodes[0].state.changed.wait()
+        await client.schedule("t", b"y", delay_ms=60_000)
+        assert not (await asyncio.wait({handing_over}, timeout=2 * WATCH_PERIOD_S))[0]
+        nodes[0].handed_over.set()
+        assert (await handing_over).master_id == nodes[1].name
 
 
 # -- connecting
