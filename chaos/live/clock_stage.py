@@ -207,36 +207,27 @@ class ClockStage:
         for node in chosen:
             await self.metric_is(node, "tickwheel_clock_state", {"state": state.lower()}, 1.0, 0.0)
 
-    async def serves(self, node: LocalNode, *, reason: str = "") -> None:
-        """Status of the master: it serves; or with a reason, it waits for a time to go by and says why, and its health
-        sends consumers away while producers may come."""
+    async def serves(self, *, reason: str = "") -> None:
+        """Status of the master, whoever leads by now: it serves; or with a reason, it waits for a time to go by and
+        says why, and its health sends consumers away while producers may come."""
         wanted = admin_pb2.NODE_WITHOUT_TIME if reason else admin_pb2.NODE_SERVING
         name = admin_pb2.NodeState.Name(wanted).removeprefix("NODE_")
 
-        def seen(status: admin_pb2.NodeStatus) -> str:
-            return f"{admin_pb2.NodeState.Name(status.state).removeprefix('NODE_')} {status.state_reason}".strip()
-
-        def holds(status: admin_pb2.NodeStatus) -> bool:
-            return status.state == wanted and reason in status.state_reason and status.lease_held
-
-        await self._each(f"status of the master: {name} {reason}".strip(), [node], holds, seen, HANDOVER_S)
-        for service, serving in (("Scheduler", True), ("Consumer", not reason)):
-            await self._health_is(node, service, serving=serving)
-
-    async def _health_is(self, node: LocalNode, service: str, *, serving: bool) -> None:
-        wanted = "SERVING" if serving else "NOT_SERVING"
-
         async def look() -> tuple[bool, str]:
-            async with grpc.aio.insecure_channel(node.client_address) as channel:
-                request = health_pb2.HealthCheckRequest(service=f"tickwheel.v1.{service}")
-                try:
-                    answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=ASK_S)
-                except grpc.aio.AioRpcError as error:
-                    return False, error.code().name
-            name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-            return name == wanted, name
+            master = self._scene.watch.master()
+            found = None if master is None else self._scene.watch.heard(master)
+            if master is None or found is None:
+                return False, "no master"
+            status, _ = found
+            shown = f"{admin_pb2.NodeState.Name(status.state).removeprefix('NODE_')} {status.state_reason}".strip()
+            if status.state != wanted or reason not in status.state_reason:
+                return False, f"{master.node_id} {shown}"
+            for service, healthy in (("Scheduler", "SERVING"), ("Consumer", "NOT_SERVING" if reason else "SERVING")):
+                if (told := await _health(master, service)) != healthy:
+                    return False, f"{master.node_id} {shown}, health of {service}: {told}"
+            return True, f"{master.node_id} {shown}"
 
-        await self.expect(f"health of {node.node_id}: {service} {wanted}", look)
+        await self.expect(f"status and health of the master: {name} {reason}".strip(), look, HANDOVER_S)
 
     async def skew_is_told(self, node: LocalNode, by_ms: float) -> None:
         """Every node shows how far this one's wall clock is off the cluster's time, and warns of it."""
@@ -316,6 +307,18 @@ class ClockStage:
             return -HEARD_MS <= ahead_ms <= status.clock_error_ms + 5.0, f"{ahead_ms:+,.0f} ms"
 
         await self.expect(f"the time of {node.node_id} is the true one", look)
+
+
+async def _health(node: LocalNode, service: str) -> str:
+    """What the node's health says of a service, or how the question failed."""
+    async with grpc.aio.insecure_channel(node.client_address) as channel:
+        request = health_pb2.HealthCheckRequest(service=f"tickwheel.v1.{service}")
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=ASK_S)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+    name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return name
 
 
 def _fetched(url: str) -> str:

@@ -36,7 +36,10 @@ async def test_the_masters_clock_steps_while_real_nodes_are_under_load(tmp_path:
     assert (step["kind"], step["detail"]) == ("step", "+600,000 ms")
     assert step["count"] > 0
     told = " ".join(check["what"] for check in verdict.checks)
-    assert all(where in told for where in ("status of n1", "metrics of", "log of", "health of", "messages come"))
+    assert all(
+        where in told
+        for where in ("status of n1", "metrics of", "log of", "status and health of the master", "messages come")
+    )
     assert verdict.earliest_ms <= verdict.clock_error_ms + 5
     assert verdict.counts["acknowledged"] > 500
 
