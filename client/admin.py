@@ -130,7 +130,7 @@ class AdminClient(ServiceCalls[AdminStub]):
         request = request_of(
             admin_pb2.DeleteTopicRequest, name=name, cancel_pending=cancel_pending, request_id=_request_id()
         )
-        return topic_deletion_of(await self._ask(lambda stub: stub.DeleteTopic, request))
+        return topic_deletion_of(await self._ask(lambda stub: stub.DeleteTopic, request, try_timeout_s=self._timeout_s))
 
     async def topics(self) -> list[Topic]:
         """All topics, as the master knows them."""
@@ -209,7 +209,7 @@ class AdminClient(ServiceCalls[AdminStub]):
         `retries` and `dead` in the metadata.
         """
         request = request_of(admin_pb2.DeleteGroupRequest, name=name, discard=discard, request_id=_request_id())
-        return group_deletion_of(await self._ask(lambda stub: stub.DeleteGroup, request))
+        return group_deletion_of(await self._ask(lambda stub: stub.DeleteGroup, request, try_timeout_s=self._timeout_s))
 
     async def groups(self) -> list[Group]:
         """All groups, as the master knows them."""

@@ -30,8 +30,9 @@ from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
 
-ANSWER_MS_MAX = 5_000
-"""A deletion that takes longer is answered with its state so far, and goes on."""
+ANSWER_MS_MAX = 2_000
+"""A deletion that takes longer is answered with its state so far, and goes on. Less than the 3 s after which the Python
+client repeats a call: a repeat would wait anew, and no try would ever get an answer."""
 LETTERS_MAX = 65_536
 """Dead letters that a count reads in one turn."""
 

@@ -11,6 +11,7 @@ import pytest
 from tests.node.core.schedule.test_pending import ask, core_of, counted, schedule
 from tests.node.core.schedule.test_sweeps import came, finish, trio
 from tests.node.core.trio import Client, World, digests
+from tickwheel.client.cluster import TRY_TIMEOUT_S
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule import deleting, pending, sweeper
@@ -21,7 +22,7 @@ from tickwheel.node.state.schema import TOPIC_DEAD_LEVEL
 from tickwheel.node.state.snapshot import restore
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
-from tickwheel.proto.scheduler_pb2 import MESSAGE_CANCELLED, SWEEP_FINISHED, SWEEP_STOPPED
+from tickwheel.proto.scheduler_pb2 import MESSAGE_CANCELLED, SWEEP_FINISHED, SWEEP_RUNNING, SWEEP_STOPPED
 
 HOUR_MS = 3_600_000
 
@@ -89,6 +90,17 @@ def test_an_empty_topic_or_group_goes_at_once_and_an_unknown_one_is_named() -> N
     assert delete_topic(world).state == SWEEP_FINISHED
     for answer in (delete_topic(world), delete_group(world)):
         assert isinstance(answer, Failure) and answer.reason == common_pb2.UNKNOWN_NAME
+
+
+def test_a_long_deletion_is_answered_before_the_client_repeats_the_call() -> None:
+    """With its state so far; it then goes on. An answer after that time would reach nobody."""
+    world = trio(step_messages=1)
+    schedule(world, [("t", HOUR_MS, "k", [])] * 1_000)
+    began_ms = core_of(world).steady_ms()
+    job = delete_topic(world, confirmed=True)
+    assert job.state == SWEEP_RUNNING and 0 < job.done < 1_000
+    assert core_of(world).steady_ms() - began_ms < TRY_TIMEOUT_S * 1_000
+    assert finish(world, job.job_id).done == 1_000
 
 
 def test_what_was_dispatched_and_not_settled_is_told_and_counted() -> None:
