@@ -42,6 +42,9 @@ NO_ROOM = "the server takes no calls"
 LOOK_UP_S = 5.0
 ATTEMPT_S = 1.5
 """For one attempt to connect, TLS and the server's settings included."""
+ATTEMPT_PARTS = 6
+"""An attempt's time passes in so many parts. A pause of this process takes one of them, however long it is: what the
+server has answered meanwhile waits to be read."""
 NEXT_PLACE_S = 0.25
 """After this time without a connection the next address of the host is tried beside the former (RFC 8305)."""
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 0.2
@@ -438,7 +441,7 @@ class Channel:
             attempt.result().close()
 
     async def _attempt(self, place: Place) -> ClientConnection:
-        async with asyncio.timeout(ATTEMPT_S):
+        async with _time_of_attempt(self.loop):
             connection = await connect(
                 place,
                 self._limits,
@@ -455,6 +458,26 @@ class Channel:
                 connection.cut_off()
                 raise
         return connection
+
+
+@contextlib.asynccontextmanager
+async def _time_of_attempt(loop: asyncio.AbstractEventLoop) -> AsyncIterator[None]:
+    """Raises TimeoutError at the end of the last part."""
+    async with asyncio.timeout(None) as limit:
+        part_s = ATTEMPT_S / ATTEMPT_PARTS
+        timer = loop.call_later(part_s, lambda: passed(ATTEMPT_PARTS - 1))
+
+        def passed(left: int) -> None:
+            nonlocal timer
+            if left:
+                timer = loop.call_later(part_s, passed, left - 1)
+            else:
+                limit.reschedule(loop.time())
+
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def reason_of(error: OSError) -> str:

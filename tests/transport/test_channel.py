@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from tickwheel.node.certs import make_certificates
 from tickwheel.node.tls import PortFiles, server_context
 from tickwheel.transport import channel as channel_module
 from tickwheel.transport.channel import END_OF_STREAM, NO_ANSWER, NO_CONNECTION, Channel
-from tickwheel.transport.client import CLOSED, NO_ADDRESS, OTHER_PROTOCOL
+from tickwheel.transport.client import CLOSED, NO_ADDRESS, OTHER_PROTOCOL, connect
 from tickwheel.transport.limits import Limits
 from tickwheel.transport.server import Server
 
@@ -278,6 +279,25 @@ async def test_a_server_that_is_none_of_grpc(
         details = str(error.details())
         assert details.startswith(NO_CONNECTION) and any(said in details for said in words), details
         assert not channel._connections
+
+
+async def test_a_pause_of_this_process_is_no_silence_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand clients that connect at once hold their loops up for seconds. Attempts that were given up for that,
+    with the answer waiting to be read, were repeated for over a minute."""
+    monkeypatch.setattr(channel_module, "ATTEMPT_S", 0.3)
+    dials = 0
+
+    async def held_up(*place: Any, **more: Any) -> Any:
+        nonlocal dials
+        dials += 1
+        connection = await connect(*place, **more)
+        time.sleep(2 * channel_module.ATTEMPT_S)  # noqa: ASYNC251  # nothing else runs, as in the pause
+        return connection
+
+    monkeypatch.setattr(channel_module, "connect", held_up)
+    async with serving(ours(Service())) as address, opened(address) as channel:
+        assert await of(channel, "unary_unary", "Echo")(b"x") == b"x"
+    assert dials == 1
 
 
 @pytest.mark.parametrize("how", ["cancelled", "its task", "deadline", "closed"])
