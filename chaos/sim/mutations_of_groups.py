@@ -180,7 +180,7 @@ def broadcasts_retried(original: Any, self: Broadcasts, key: Any, session_id: in
     """A broadcasting group's consumer starts over when its lease runs out."""
     count: int = original(self, key, session_id, positions)
     if count > 2:
-        self._readers[key].pop(session_id, None)
+        self._audiences[key].readers.pop(session_id, None)
     return count
 
 

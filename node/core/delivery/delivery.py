@@ -13,7 +13,7 @@ import heapq
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -62,6 +62,11 @@ SLICE_TOPICS_MAX = 64
 """Topics of one group that a tick serves, and topics of all groups from which on it serves no further group. To claim
 and hand out messages of one takes up to a tenth of a millisecond, and heartbeats and votes should wait no longer than
 ten. A pass over more topics goes on in the next ticks."""
+SLICE_READERS_MAX = 16
+"""Consumers of a broadcasting group that a tick serves, each counted for each topic: what one has credit for is claimed
+and read for it alone, which takes up to a millisecond."""
+READERS_HANDED_MAX = 4_096
+"""Messages of a broadcasting group that a tick hands out. A pass over more goes on in the next tick."""
 HANDED_MAX = 8_192
 """Messages of a group that a tick hands out, in about ten milliseconds, and of all groups from which on it serves no
 further group. A pass over more goes on in the next tick."""
@@ -89,14 +94,23 @@ def shares(groups: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True, eq=False)
 class _Pass:
-    """One pass over the topics of a group with work, cut into slices."""
+    """One pass over the topics of a group with work, cut into slices. In a broadcasting group each consumer is served
+    by itself."""
 
-    topics: list[int]
+    topics: list[int] = field(default_factory=list)
     """Those still to be served."""
+    readers: Iterator[tuple[int, Session]] = field(default_factory=lambda: iter(()))
+    """Topic and consumer, in a broadcasting group: those still to be served."""
+    again: deque[tuple[int, Session]] = field(default_factory=deque)
+    """Those that have got what a tick hands out and may get more, after all others."""
     waits: bool = False
     """Prefetched messages are waiting in those that were served."""
     woken: bool = False
     """Something came while the pass ran, perhaps in a topic that was behind it."""
+
+    def next_reader(self) -> tuple[int, Session] | None:
+        """The topic and consumer to serve next; None: the pass is over."""
+        return next(self.readers, None) or (self.again.popleft() if self.again else None)
 
     def slice(self, topics_max: int | None) -> list[int]:
         """The topics to serve now; None: all."""
@@ -365,8 +379,7 @@ class Delivery(Part):
             subscription = self._state.subscription(*key)
             if subscription is None or any(
                 channel.subscription is not subscription or channel.epoch != subscription.epoch
-                for channel in self._broadcasts.channels(key[0])
-                if channel.key == key
+                for channel in self._broadcasts.channels_of(key)
             ):
                 self._broadcasts.drop(key)
                 self._leases.drop(key)
@@ -610,32 +623,43 @@ class Delivery(Part):
             epoch=subscription.epoch,
         )
 
-    def _serve_all(self, group_id: int, now_ms: int) -> bool:
-        """Serve each consumer of a broadcasting group by itself. True: prefetched messages are waiting."""
-        waits = False
-        topics = self._state.group_topics(group_id)
-        self._served += len(topics)
-        for topic_id in topics:
-            if self._state.topic_paused(topic_id):
+    def _serve_each(self, group_id: int, begun: _Pass, now_ms: int) -> bool:
+        """Serve consumers of a broadcasting group, each by itself, as many as a tick has room for. Returns whether the
+        pass is over."""
+        turn = READERS_HANDED_MAX
+        for _ in range(SLICE_READERS_MAX):
+            served = begun.next_reader() if turn > 0 else None
+            if served is None:
+                break
+            topic_id, session = served
+            topic = self._state.topics.get(topic_id)
+            if topic is None or topic.paused or not session.open or session.topic not in ("", topic.name):
                 continue
-            for session in self.sessions.of_group(group_id, self._state.topic_name(topic_id)):
-                reader = self._broadcasts.reader((group_id, topic_id), session)
-                if reader is None:
-                    continue
-                channel = reader.channel
-                channel.advance(session.credits, self._state.ready_count(topic_id))
+            reader = self._broadcasts.reader((group_id, topic_id), session)
+            if reader is None:
+                continue
+            self._served += 1
+            channel = reader.channel
+            channel.advance(session.credits, topic.ready.count)
+            self.fetching.flush()
+            while self._may_act() and session.credits and turn > 0:
+                share = channel.take(now_ms, min(session.credits, session.batch_messages_max, turn))
+                if share is None:
+                    break
+                if share.records:
+                    turn -= len(share.records)
+                    self._handed += len(share.records)
+                    reader.give(share.positions)
+                    self._handing.put(session, share, mixes=False)
+                channel.advance(session.credits, topic.ready.count)
                 self.fetching.flush()
-                while self._may_act() and session.credits:
-                    share = channel.take(now_ms, min(session.credits, session.batch_messages_max))
-                    if share is None:
-                        break
-                    if share.records:
-                        reader.out.update(share.positions.tolist())
-                        self._handing.put(session, share, mixes=False)
-                    channel.advance(session.credits, self._state.ready_count(topic_id))
-                    self.fetching.flush()
-                waits = waits or channel.prefetched_count > 0
-        return waits
+            if turn <= 0:
+                begun.again.append(served)
+            # The next credit wakes the group.
+            begun.waits |= channel.prefetched_count > 0 and session.credits > 0
+        else:
+            return False
+        return turn > 0
 
     def answered_by(self, session: Session, batch: consumer_pb2.SettleBatch) -> SettleResult:
         """Note the answer of a consumer of a broadcasting group. Every outcome counts as settled by this consumer.
@@ -662,18 +686,19 @@ class Delivery(Part):
         if begun is None:
             pace.begin(now_ms)
         if self._state.group_broadcasting(group_id):
-            waits = self._serve_all(group_id, now_ms)
+            begun = begun or _Pass(readers=itertools.product(self._state.group_topics(group_id), list(sessions)))
+            over = self._serve_each(group_id, begun, now_ms)
         else:
             begun = begun or _Pass(self._topics_with_work(group_id))
             begun.waits |= self._serve_together(group_id, begun, now_ms)
-            if begun.topics and any(session.credits for session in sessions):
-                self._passes[group_id] = begun
-                return
-            if begun.woken:
-                self._passes[group_id] = None
-            waits = begun.waits
+            over = not (begun.topics and any(session.credits for session in sessions))
+        if not over:
+            self._passes[group_id] = begun
+            return
+        if begun.woken:
+            self._passes[group_id] = None
         pace.end(now_ms)
-        if waits:
+        if begun.waits:
             self._dirty.add(group_id)
 
     def _serve_together(self, group_id: int, begun: _Pass, now_ms: int) -> bool:
@@ -842,7 +867,7 @@ class Delivery(Part):
             if not channel.subscription.backlog and channel.idle_at(self._state.ready_count(key[1])):
                 # Everything is settled: a new channel would begin where this one stands.
                 del self._channels[key]
-        self._broadcasts.upkeep()
+        yield from self._broadcasts.upkeep()
         self._inherited.prune(now.cluster_ms)
         yield from self.heard.prune(now.cluster_ms, self._floor)
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from tests.node.core.delivery.test_retries import ACK, Judge, Picky, admin, attempts_of, settlement
 from tests.node.core.trio import World, digests
+from tickwheel.node.core.delivery import broadcast, delivery
+from tickwheel.node.core.delivery.broadcast import ANSWERED_KEPT, Reader
+from tickwheel.node.core.world import Now
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import admin_pb2, consumer_pb2
 
@@ -92,3 +98,60 @@ def test_what_not_all_had_answered_comes_again_after_a_failover() -> None:
     assert place(world).floor == 20
     world.run(500)
     assert len(digests(world)) == 1
+
+
+def test_a_tick_serves_some_of_many_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message goes to all of them: no tick hands out more than its share, nor looks at all consumers. Their
+    answers look at one another about once for each place of the floor."""
+    monkeypatch.setattr(delivery, "READERS_HANDED_MAX", 25)
+    monkeypatch.setattr(delivery, "SLICE_READERS_MAX", 10)
+    world, clients = cluster(4, *[lambda record, attempt: ACK] * 60)
+    for client in clients:
+        client.consume()
+    world.run(100)
+    handed: list[int] = []
+    looks = advances = 0
+    tick, looked_at, advance = delivery.Delivery.tick, Reader.place, broadcast.Broadcasts._advance
+
+    def ticked(self: delivery.Delivery, now: Now) -> None:
+        before = sum(len(client.got) for client in clients)
+        tick(self, now)
+        handed.append(sum(len(client.got) for client in clients) - before)
+
+    def placed(self: Reader) -> int:
+        nonlocal looks
+        looks += 1
+        return looked_at(self)
+
+    def advanced(self: broadcast.Broadcasts, key: tuple[int, int]) -> None:
+        nonlocal advances
+        advances += 1
+        advance(self, key)
+
+    monkeypatch.setattr(delivery.Delivery, "tick", ticked)
+    monkeypatch.setattr(Reader, "place", placed)
+    monkeypatch.setattr(broadcast.Broadcasts, "_advance", advanced)
+    clients[0].schedule([50] * 40)
+    world.run_until(lambda: all(len(client.got) == 40 for client in clients))
+    world.run(200)
+    assert max(handed) == 25 and sum(handed) == 40 * 60
+    assert place(world).floor == 40
+    assert advances >= 40 * 60, "each answer asks"
+    assert looks < 2 * advances, "not 60 for each"
+    assert all(attempts == [1] for client in clients for attempts in attempts_of(client).values())
+
+
+def test_a_consumer_that_holds_one_message_does_not_pile_up_the_others() -> None:
+    """What was answered behind it is forgotten, and the floor waits for it alone."""
+
+    class Unsent:
+        first_unsent = 1 << 40
+
+    reader = Reader(None, Unsent())  # type: ignore[arg-type]
+    for first in range(0, 100_000, 1_000):
+        reader.give(np.arange(first, first + 1_000, dtype=np.uint64))
+        reader.answered(np.arange(max(1, first), first + 1_000, dtype=np.uint64))
+        assert reader.place() == 0
+    assert len(reader._lowest) <= 2 * ANSWERED_KEPT
+    reader.answered(np.zeros(1, np.uint64))
+    assert reader.place() == 1 << 40
