@@ -54,6 +54,13 @@ class Node(Protocol):
         ...
 
 
+class ServerConnection:
+    """What a call's consumer asks whether its client still answers: it runs in this process, so it does."""
+
+    def ask(self, answers: Callable[[], None]) -> None:
+        answers()
+
+
 class ServerCall:
     """The node's side of a call, and the context that its handler gets. On the node's loop."""
 
@@ -62,6 +69,7 @@ class ServerCall:
         self._method = method
         self._metadata = metadata
         self._call = call
+        self.server_connection = ServerConnection()
         self._handler: Any = None
         self._requests: deque[bytes] = deque()
         self._ended_by_client = False

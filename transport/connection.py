@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from hpack import Decoder, HPACKError
@@ -278,6 +279,8 @@ class Connection(asyncio.Protocol):
         self.closing_s: float | None = None
         """When this side began to close the connection."""
         self.pinged_s: float | None = None
+        self._asking: list[Callable[[], None]] = []
+        """Called when anything comes."""
         self.last_peer_stream = 0
         self._receive_window = limits.connection_window_bytes
         self._decoder = FieldDecoder(limits.header_bytes_max)
@@ -416,6 +419,13 @@ class Connection(asyncio.Protocol):
         self.pinged_s = self.loop.time()
         self.put(wire.frame(wire.PING, 0, 0, bytes(8)))
 
+    def ask(self, answers: Callable[[], None]) -> None:
+        """Call `answers` once anything comes from the peer, which gets a ping for that; never if the connection ends
+        before. A late answer does not end the connection: much may lie before the ping on a slow way."""
+        self._asking.append(answers)
+        if len(self._asking) == 1:
+            self.put(wire.frame(wire.PING, 0, 0, bytes(8)))
+
     # -- streams
 
     def forget(self, stream: Stream, *, peer_knows: bool) -> None:
@@ -502,6 +512,10 @@ class Connection(asyncio.Protocol):
         """Handle frames of `_input` as far as `work` goes; the rest waits."""
         self.heard_s = self.loop.time()
         self.pinged_s = None  # also for what waited: this side was late, not the peer
+        if self._asking:
+            asking, self._asking = self._asking, []
+            for answers in asking:
+                answers()
         self.work_left = work
         try:
             self._at = self._take(self._input, self._at)

@@ -738,6 +738,11 @@ class ServerStream(Stream):
     def invocation_metadata(self) -> MetadataPairs:
         return self.head.metadata
 
+    @property
+    def server_connection(self) -> ServerConnection:
+        """The caller's connection."""
+        return self._caller
+
     def peer(self) -> str:
         """The caller's address in gRPC's notation."""
         return self._caller.caller

@@ -2,12 +2,17 @@
 
 Opens a session of the core, passes credits, settlements and extensions in, and batches and receipts out. Each
 stream has one writer. At most SETTLES_MAX settlements of a stream are in work; further ones are not read meanwhile.
+
+When a lease runs out, the consumer's connection is pinged. Until it answers, none of its consumers is handed anything:
+their process may have stopped, and a retry would wait there for another lease. A consumer whose batches still wait to
+be written gets nothing until they are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 from tickwheel.node.core.delivery.consumers import ConsumerHandle
@@ -22,6 +27,7 @@ from tickwheel.node.server.resolving import resolve
 from tickwheel.node.state.rights import Rights
 from tickwheel.proto import common_pb2, consumer_pb2
 from tickwheel.transport.connection import StreamOverError
+from tickwheel.transport.server import ServerConnection
 from tickwheel.transport.server import ServerStream as Context
 
 SETTLES_MAX = 256
@@ -35,7 +41,16 @@ Asked = tuple[bool, Rights, str, tuple[str, ...]]
 class ConsumerStream:
     """One open consumer."""
 
-    def __init__(self, calls: Calls, stream_bytes_max: int, who: Caller, first: consumer_pb2.OpenConsumer) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        stream_bytes_max: int,
+        who: Caller,
+        first: consumer_pb2.OpenConsumer,
+        ran_out: Callable[[], None],
+    ) -> None:
+        """`ran_out` is called when a lease of unsettled messages has run out, unless the stream is suspended."""
+        self._ran_out = ran_out
         self._calls = calls
         self._who = who
         self._first = first
@@ -44,10 +59,18 @@ class ConsumerStream:
         self._in_work = 0
         self._half_closed = False
         self._closed_by_client = False
+        self._suspended = False
+        self._answers = True
+        """False: its connection has not answered since a lease ran out."""
         self._room = asyncio.Event()
         self._room.set()
         self.outbox = Outbox()
         self.failure: Failure | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed."""
+        return self._closed_by_client
 
     def refusal(self) -> Failure | None:
         """The refusal if the user lacks the right to consume this; None: it has it."""
@@ -72,11 +95,13 @@ class ConsumerStream:
         core, actor = self._calls.core, self._who.actor
 
         async def opening() -> None:
-            session = await core.parts.consumers.open(first, self._deliver, self._closed, actor)
+            session = await core.parts.consumers.open(first, self._deliver, self._closed, actor, self._ran_out)
             if self._closed_by_client or outcome.done():
                 session.close()  # the caller is gone; this stream may learn of that in a later pass of the loop
             else:
                 self._session = session
+                if self._suspended:
+                    session.suspend()
 
         def opened(failure: Failure | None) -> None:
             resolve(outcome, failure)
@@ -107,8 +132,29 @@ class ConsumerStream:
 
     def written(self, response: consumer_pb2.ConsumeResponse) -> None:
         """A response has been written to the network: pass on credits that were held back."""
+        self.outbox.written()
         if response.HasField("deliver"):
             self._pass_credits(self._gate.written(len(response.deliver.ids) // 8))
+        self._resume()
+
+    def suspend(self) -> None:
+        """Have the consumer handed nothing until `answers`, and until everything that waits has been written."""
+        self._answers = False
+        if not self._suspended:
+            self._suspended = True
+            if self._session is not None:
+                self._session.suspend()
+
+    def answers(self) -> None:
+        """Its connection has answered since `suspend`."""
+        self._answers = True
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._suspended and self._answers and not self.outbox.unwritten:
+            self._suspended = False
+            if self._session is not None and self._session.resume():
+                self._calls.wake()
 
     async def read(self, requests: AsyncIterator[consumer_pb2.ConsumeRequest]) -> None:
         """Take requests until the client ends its side. The stream then ends once all settlements are answered."""
@@ -227,12 +273,37 @@ class ConsumerStreams:
     def __init__(self, calls: Calls, stream_bytes_max: int) -> None:
         self._calls = calls
         self._stream_bytes_max = stream_bytes_max
-        self._streams: set[ConsumerStream] = set()
+        self._streams: dict[ServerConnection, set[ConsumerStream]] = {}
+        self._asked: set[ServerConnection] = set()
+        """Connections that have not answered since a lease of one of their consumers ran out."""
 
     @property
     def backlog_bytes(self) -> int:
         """Bytes of deliveries that wait for the connections of slow consumers."""
-        return sum(stream.outbox.bytes for stream in self._streams)
+        return sum(stream.outbox.bytes for stream in self._all())
+
+    def _all(self) -> Iterator[ConsumerStream]:
+        return itertools.chain.from_iterable(self._streams.values())
+
+    def _leave(self, connection: ServerConnection, stream: ConsumerStream) -> None:
+        streams = self._streams[connection]
+        streams.discard(stream)
+        if not streams:
+            del self._streams[connection]
+            self._asked.discard(connection)
+
+    def _doubt(self, connection: ServerConnection) -> None:
+        """A lease of a consumer on this connection ran out: suspend all of them until it answers."""
+        for stream in self._streams.get(connection, ()):
+            stream.suspend()
+        if connection not in self._asked:
+            self._asked.add(connection)
+            connection.ask(partial(self._answered, connection))
+
+    def _answered(self, connection: ServerConnection) -> None:
+        self._asked.discard(connection)
+        for stream in self._streams.get(connection, ()):
+            stream.answers()
 
     async def look(self) -> None:
         """Called when rights have changed: ends the streams of users that have lost their right to consume.
@@ -241,9 +312,9 @@ class ConsumerStreams:
         After another change meanwhile the caller looks again: only the streams that are left were judged by it.
         """
         refusals: dict[Asked, Failure | None] = {}
-        for stream in list(self._streams):
-            if stream not in self._streams:
-                continue  # it has ended meanwhile
+        for stream in list(self._all()):
+            if stream.ended:
+                continue  # meanwhile
             asked = stream.asked()
             if asked not in refusals:
                 refusals[asked] = stream.refusal()
@@ -260,12 +331,17 @@ class ConsumerStreams:
         if first is None or not first.HasField("open"):
             content = first.WhichOneof("content") if first is not None else None
             raise invalid("content", content or "absent", "the first message must be open")
-        stream = ConsumerStream(self._calls, self._stream_bytes_max, caller, first.open)
+        connection = context.server_connection
+        stream = ConsumerStream(
+            self._calls, self._stream_bytes_max, caller, first.open, partial(self._doubt, connection)
+        )
         refusal = stream.refusal()
         if refusal is not None:
             raise RequestError(refusal)
         reader: asyncio.Task[None] | None = None
-        self._streams.add(stream)
+        self._streams.setdefault(connection, set()).add(stream)
+        if connection in self._asked:
+            stream.suspend()
         try:
             await stream.open()
             opened = stream.opened()
@@ -278,7 +354,7 @@ class ConsumerStreams:
             if stream.failure is not None:
                 raise RequestError(stream.failure)
         finally:
-            self._streams.discard(stream)
+            self._leave(connection, stream)
             stream.close()
             if reader is not None:
                 reader.cancel()

@@ -75,6 +75,8 @@ class Outbox:
         self._changed = asyncio.Event()
         self._ended = False
         self.bytes = 0
+        self.unwritten = 0
+        """Responses that were put and not yet written."""
 
     def put(self, response: ConsumeResponse) -> None:
         """Queue a response; after `end` it is dropped."""
@@ -83,12 +85,17 @@ class Outbox:
         size = response.ByteSize()
         self._responses.append((response, size))
         self.bytes += size
+        self.unwritten += 1
         self._changed.set()
 
     def end(self) -> None:
         """Take no more responses; queued ones are still sent."""
         self._ended = True
         self._changed.set()
+
+    def written(self) -> None:
+        """The response of the last `next` has been written."""
+        self.unwritten -= 1
 
     async def next(self) -> ConsumeResponse | None:
         """The next response; None once the queue is empty after `end`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -291,6 +292,32 @@ async def test_silent_idle_and_unfinished_connections_end() -> None:
     await goes_on(idle, 1)
     await looked(idle.server, 101)
     assert ends(await idle.answered()) == {("connection", ErrorCode.NO_ERROR)} and idle.wire.closed
+
+
+async def test_whoever_asks_whether_a_peer_answers_is_told_by_whatever_comes() -> None:
+    """One ping for all who ask, and one call to each. A late answer is no reason to end the connection."""
+    limits = Limits(ask_alive_s=60, dead_s=20, message_s=1_000)
+    caller = Caller(deaf(limits))
+    caller.headers(1)
+    await caller.settled()
+    told: list[int] = []
+    for number in range(3):
+        caller.connection.ask(partial(told.append, number))
+    assert [frame.kind for frame in await caller.answered()] == [wire.PING] and not told
+    caller.send(F(wire.PING, wire.ACK, 0, bytes(8)))
+    assert told == [0, 1, 2]
+    caller.connection.ask(partial(told.append, 3))
+    caller.send(wire.window_update(0, 1))
+    assert told == [0, 1, 2, 3], "it lives, and will answer the ping later"
+    caller.send(F(wire.PING, wire.ACK, 0, bytes(8)))
+    await caller.settled()
+    caller.connection.ask(partial(told.append, 4))
+    await caller.settled()
+    await looked(caller.server, 59)
+    assert not caller.wire.aborted and not await caller.answered()
+    await looked(caller.server, 2)
+    await looked(caller.server, 21)
+    assert caller.wire.aborted and told == [0, 1, 2, 3], "it was silent for as long as any other may be"
 
 
 async def test_a_mistake_in_a_look_ends_one_connection(

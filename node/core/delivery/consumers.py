@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from tickwheel.node.core.delivery.delivery import Delivery
-from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Closed, Deliver, Session
+from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Closed, Deliver, RanOut, Session
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise, Reply
@@ -73,6 +73,14 @@ class ConsumerHandle:
         """Accept `credits` more messages. Returns whether the consumer had none. Raises RequestError."""
         return self.owner.delivery.sessions.credit(self.session, credits)
 
+    def suspend(self) -> None:
+        """Hand the consumer nothing until `resume`. Its leases run on. Idempotent."""
+        self.owner.delivery.sessions.suspend(self.session)
+
+    def resume(self) -> bool:
+        """Returns whether the consumer takes messages again. Idempotent."""
+        return self.owner.delivery.sessions.resume(self.session)
+
     def settle(self, batch: consumer_pb2.SettleBatch, reply: SettleReply) -> None:
         """Settle deliveries, as `ConsumerRequests.settle`."""
         self.owner.settle(batch, reply, self.session)
@@ -107,10 +115,16 @@ class ConsumerRequests(Part):
         self._order = itertools.count()
 
     async def open(
-        self, request: consumer_pb2.OpenConsumer, deliver: Deliver, closed: Closed, actor: str = ""
+        self,
+        request: consumer_pb2.OpenConsumer,
+        deliver: Deliver,
+        closed: Closed,
+        actor: str = "",
+        ran_out: RanOut | None = None,
     ) -> ConsumerHandle:
         """Attach a consumer. Nothing is delivered before the handle is returned. `actor`: owner of the group and topics
-        that have to be created."""
+        that have to be created. `ran_out`: called when a lease of unsettled messages ran out and the consumer is not
+        suspended."""
         serving = self.core.serving
         deliver, closed = serving.bound(deliver), serving.bound(closed)
         self._check_names(request.group, request.topics)
@@ -136,6 +150,7 @@ class ConsumerRequests(Part):
             deliver=deliver,
             closed=closed,
             filter=request.filter,
+            ran_out=None if ran_out is None else serving.bound(ran_out),
         )
         session.name = request.consumer_name
         self.delivery.sessions.credit(session, request.credits)  # it never delivers itself

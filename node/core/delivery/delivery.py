@@ -177,7 +177,13 @@ class Delivery(Part):
         self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
         self._inherited = Inherited(state, self._leases, self.feed, self._channel)
         self._returns = Returns(
-            state, self._leases, self.settlements, self._broadcasts, counts.deliveries, self._channels.get
+            state,
+            self._leases,
+            self.settlements,
+            self._broadcasts,
+            counts.deliveries,
+            self._channels.get,
+            self.sessions.ran_out,
         )
         self._hold_until_ms = 0
         self._now_ms = 0

@@ -43,14 +43,17 @@ class Returns:
         broadcasts: Broadcasts,
         counts: Deliveries,
         channel: Callable[[ChannelKey], Channel | None],
+        ran_out: Callable[[int], None],
     ) -> None:
-        """`channel` returns an existing channel or None; it makes none."""
+        """`channel` returns an existing channel or None; it makes none. `ran_out` gets the session of each lease that
+        ran out with open messages."""
         self._state = state
         self._leases = leases
         self._settlements = settlements
         self._broadcasts = broadcasts
         self._counts = counts
         self._channel = channel
+        self._ran_out = ran_out
         self._under_way: dict[ChannelKey, set[int]] = {}
         self._mastership = 0
 
@@ -76,7 +79,10 @@ class Returns:
         if subscription is None or not len(lease.positions):
             return
         if self._state.group_broadcasting(lease.channel[0]):
-            self._counts.expired += self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
+            count = self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
+            self._counts.expired += count
+            if count:
+                self._ran_out(lease.session_id)
             return
         if int(lease.positions[-1]) >= self._state.ready_count(lease.channel[1]):
             # Delivered ahead of a dispatch that is not applied yet: there is no position to return to.
@@ -91,7 +97,9 @@ class Returns:
             channel.release_hold(lease.positions[~is_open])
         if not len(positions):
             return
-        self._counts.expired += expired * len(positions)
+        if expired:
+            self._counts.expired += len(positions)
+            self._ran_out(lease.session_id)
         returning = self._under_way.setdefault(lease.channel, set())
         returning.update(positions.tolist())
         if channel is not None:

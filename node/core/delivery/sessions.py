@@ -15,6 +15,7 @@ from tickwheel.proto import consumer_pb2
 
 Deliver = Callable[[consumer_pb2.DeliverBatch], None]
 Closed = Callable[[Failure], None]
+RanOut = Callable[[], None]
 
 CREDITS_MAX = 1_000_000
 
@@ -38,7 +39,12 @@ class Session:
     """Name that the consumer gave itself, for people to read."""
     mixes: bool = False
     """Takes batches of several topics."""
+    ran_out: RanOut | None = None
+    """Called when a lease of unsettled messages ran out, before anything else is handed out."""
     credits: int = 0
+    suspended: bool = False
+    credits_kept: int = 0
+    """Of a suspended consumer: it gets them back when it is resumed."""
     open: bool = True
     delivered: int = 0
 
@@ -55,6 +61,12 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def ran_out(self, session_id: int) -> None:
+        """A lease of this consumer ran out, if it is still attached."""
+        session = self._by_id.get(session_id)
+        if session is not None and session.ran_out is not None and not session.suspended:
+            session.ran_out()
 
     def groups(self) -> Iterable[int]:
         """Ids of the groups that have a consumer."""
@@ -77,6 +89,7 @@ class Sessions:
         closed: Closed,
         topic: str = "",
         filter: str = "",
+        ran_out: RanOut | None = None,
     ) -> Session:
         """Attach a consumer to an existing group, for one of its topics or all. Raises RequestError."""
         config = self._config
@@ -95,6 +108,7 @@ class Sessions:
             closed=closed,
             topic=topic,
             filter=filter,
+            ran_out=ran_out,
         )
         self.credit(session, credits)
         self._next_id += 1
@@ -105,11 +119,31 @@ class Sessions:
     def credit(self, session: Session, credits: int) -> bool:
         """The consumer takes `credits` more messages. Returns whether it had none. Raises RequestError if its credits
         would exceed CREDITS_MAX."""
-        if session.credits + credits > CREDITS_MAX:
-            raise invalid("credits", session.credits + credits, f"at most {CREDITS_MAX} outstanding")
+        outstanding = session.credits + session.credits_kept + credits
+        if outstanding > CREDITS_MAX:
+            raise invalid("credits", outstanding, f"at most {CREDITS_MAX} outstanding")
+        if session.suspended:
+            session.credits_kept += credits
+            return False
         session.credits += credits
         self._wanted(session.group_id)
         return session.credits == credits
+
+    def suspend(self, session: Session) -> None:
+        """Hand a consumer nothing until `resume`: it has no credits meanwhile. Idempotent."""
+        if not session.suspended:
+            session.suspended = True
+            session.credits_kept, session.credits = session.credits, 0
+
+    def resume(self, session: Session) -> bool:
+        """Give a suspended consumer its credits back. Returns whether it has some now. Idempotent."""
+        if not session.suspended:
+            return False
+        session.suspended = False
+        credits, session.credits_kept = session.credits_kept, 0
+        if session.open:
+            self.credit(session, credits)
+        return session.credits > 0
 
     def close(self, session: Session) -> bool:
         """Detach a consumer; returns whether it was attached."""

@@ -209,6 +209,8 @@ class StumblingCalls(Calls):
 class Context:
     """Keeps what a stream answers."""
 
+    server_connection = None
+
     def __init__(self) -> None:
         self.written: list[Message] = []
 

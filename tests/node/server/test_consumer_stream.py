@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,9 +29,21 @@ def failed(error: BaseException) -> None:
 
 
 class Session:
-    """One open consumer; only whether it was closed."""
+    """One open consumer; only whether it was closed or suspended."""
 
     closed = False
+    suspended = False
+    deliver: Any
+    ran_out: Any
+
+    def suspend(self) -> None:
+        """See ConsumerHandle."""
+        self.suspended = True
+
+    def resume(self) -> bool:
+        """See ConsumerHandle."""
+        self.suspended = False
+        return True
 
     def close(self) -> None:
         """See ConsumerSession."""
@@ -50,9 +62,11 @@ class Core:
         self.serving = Serving(lambda bits: 0)
         self.parts = self.consumers = self
 
-    async def open(self, request: object, deliver: object, closed: object, actor: str) -> Session:
+    async def open(self, request: object, deliver: Any, closed: object, actor: str, ran_out: Any) -> Session:
         """See ConsumerRequests."""
-        return await self.opened
+        session = await self.opened
+        session.deliver, session.ran_out = deliver, ran_out
+        return session
 
 
 @pytest.mark.parametrize("answer", [Session(), not_master(None, None)])
@@ -64,7 +78,7 @@ async def test_a_caller_that_goes_while_its_group_is_created(answer: Session | F
     core = Core()
     calls = Calls(lambda: cast(Any, core), lambda: None, lambda wait_ms: None, failed)
     anybody = Caller("", "none", True, AccessControl(), lambda: False)
-    stream = ConsumerStream(calls, 1 << 20, anybody, consumer_pb2.OpenConsumer(group="g"))
+    stream = ConsumerStream(calls, 1 << 20, anybody, consumer_pb2.OpenConsumer(group="g"), lambda: None)
     opening = asyncio.ensure_future(stream.open())
     await asyncio.sleep(0)
     assert not opening.done()
@@ -99,12 +113,22 @@ class State:
         return f"t-{topic_id}"
 
 
+class Connection:
+    """Asked whether its other side answers."""
+
+    def __init__(self) -> None:
+        self.asking: list[Callable[[], None]] = []
+
+    def ask(self, answers: Callable[[], None]) -> None:
+        """See ServerConnection."""
+        self.asking.append(answers)
+
+
 class Node:
     """Consumers of users whose role lets them consume all topics, of a core that serves each at once."""
 
     def __init__(self) -> None:
-        core = Core()
-        core.opened.keep(Session())
+        core = self.core = Core()
         core.state = self.state = State()  # type: ignore[attr-defined]
         self.streams = ConsumerStreams(
             Calls(lambda: cast(Any, core), lambda: None, lambda wait_ms: None, failed), 1 << 20
@@ -120,12 +144,20 @@ class Node:
         """Set a user."""
         self._apply(AccessCommand(set_user=StoredUser(name=user, roles=roles)))
 
-    async def open(self, user: str) -> asyncio.Task[None]:
-        """A consumer of the user that is served until it ends."""
+    async def open(
+        self, user: str, connection: Connection | None = None, reads: asyncio.Event | None = None
+    ) -> asyncio.Task[None]:
+        """A consumer of the user that is served until it ends. It takes what is written as long as `reads` is set."""
         opened = asyncio.Event()
+        self.core.opened = Promise()
+        self.core.opened.keep(Session())
 
         class Context:
+            server_connection = connection or Connection()
+
             async def write(self, response: consumer_pb2.ConsumeResponse) -> None:
+                if opened.is_set() and reads is not None:
+                    await reads.wait()
                 opened.set()
 
         async def requests() -> AsyncIterator[consumer_pb2.ConsumeRequest]:
@@ -188,12 +220,66 @@ async def test_streams_and_rights_may_change_while_streams_are_looked_at() -> No
     node.set_roles("ann")
     stays = await node.open("bob")
     await looking
-    open_yet = [stream for stream in node.streams._streams if stream.failure is None]
+    open_yet = [stream for stream in node.streams._all() if stream.failure is None]
     assert len(open_yet) <= 2  # of bob, and the one of ann that had its turn before the change
     await node.streams.look()
     assert all([await lost_its_right(serving) for serving in go])
     assert not stays.done()
     await end(gone, stays)
+
+
+async def sessions_of(node: Node, *places: tuple[Connection, asyncio.Event | None]) -> tuple[list[Session], Any]:
+    """Consumers on these connections, and what serves them."""
+    node.set_roles("ann", "r")
+    sessions, serving = [], []
+    for connection, reads in places:
+        serving.append(await node.open("ann", connection, reads))
+        sessions.append(await node.core.opened)
+    return sessions, serving
+
+
+async def turns() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_lease_that_runs_out_suspends_all_consumers_of_its_connection_until_it_answers() -> None:
+    """One question, whatever else runs out meanwhile. Consumers of other connections go on."""
+    node = Node()
+    here, there = Connection(), Connection()
+    sessions, serving = await sessions_of(node, (here, None), (here, None), (there, None))
+    first, second, other = sessions
+    first.ran_out()
+    second.ran_out()
+    assert first.suspended and second.suspended and not other.suspended and len(here.asking) == 1
+    here.asking.pop()()
+    assert not first.suspended and not second.suspended
+    second.ran_out()
+    assert first.suspended and second.suspended and len(here.asking) == 1
+    await end(*serving)
+    here.asking.pop()()
+    assert not node.streams._streams and not node.streams._asked and not there.asking
+
+
+async def test_a_consumer_that_does_not_read_gets_nothing_until_it_has_read_what_waits() -> None:
+    """Its connection answers, so others on it go on; further messages would only wait behind those that it has not
+    read."""
+    node = Node()
+    connection, reads = Connection(), asyncio.Event()
+    sessions, serving = await sessions_of(node, (connection, reads), (connection, None))
+    deaf, other = sessions
+    for _ in range(3):
+        deaf.deliver(consumer_pb2.DeliverBatch(ids=bytes(8)))
+    other.deliver(consumer_pb2.DeliverBatch(ids=bytes(8)))
+    await turns()
+    deaf.ran_out()
+    connection.asking.pop()()
+    assert deaf.suspended and not other.suspended
+    reads.set()
+    await turns()
+    assert not deaf.suspended
+    await end(*serving)
 
 
 def test_futures_get_their_results_in_one_place() -> None:
