@@ -23,7 +23,7 @@ from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import Fault, TickwheelError, fault_of_call, fault_of_status, unforeseen
 from tickwheel.client.lanes import Doubt
-from tickwheel.client.master_stream import CALL_OVER, MasterStream
+from tickwheel.client.master_stream import MasterStream
 from tickwheel.client.messages import BatchReceipt, receipt_of
 from tickwheel.client.tasks import start_task
 from tickwheel.proto import scheduler_pb2
@@ -207,7 +207,7 @@ class BatchStream:
         return fault
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        with contextlib.suppress(*CALL_OVER):
+        with contextlib.suppress(grpc.aio.AioRpcError):  # whoever reads gets the reason
             while True:
                 room = self._in_flight_max if self._epoch_accepted else 1
                 if self._to_send and len(self._unanswered) < room and not self._halted:

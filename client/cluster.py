@@ -33,7 +33,6 @@ from tickwheel.client.errors import (
     Fault,
     OutcomeUnknown,
     RequestRefused,
-    TickwheelError,
     error_of,
     fault_of_call,
     refused,
@@ -395,12 +394,12 @@ class Cluster:
         )
         return ClusterUnavailable(f"{what}: {said}", "NO_MASTER")
 
-    def _not_yet(self, fault: Fault) -> TickwheelError:
-        """A master has said why it does not carry out a request yet; with the nodes that are away."""
-        away = [
+    def with_faults(self, text: str) -> str:
+        """A text about a call, with what is wrong with each node that could not be asked last."""
+        faults = [
             f"{address}: {self.why(self._faults[address])}" for address in self._addresses if address in self._faults
         ]
-        return error_of(replace(fault, message=f"{fault.message} ({'; '.join(away)})") if away else fault)
+        return f"{text} ({'; '.join(faults)})" if faults else text
 
     def why(self, fault: Fault) -> str:
         """The reason, for the user, why a node did not answer a question about its status."""
@@ -555,7 +554,7 @@ class Cluster:
                 if reads or not doubt.exists:
                     if waits is None or isinstance(error, ClientClosed):
                         raise
-                    raise self._not_yet(waits) from error
+                    raise error_of(replace(waits, message=self.with_faults(waits.message))) from error
                 raise OutcomeUnknown(str(error), "OUTCOME_UNKNOWN", error.metadata) from error
             doubt.sending()
             try:

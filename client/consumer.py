@@ -40,7 +40,7 @@ from tickwheel.client.errors import (
 from tickwheel.client.filtering import mismatches
 from tickwheel.client.held import HeldBatch, HeldDeliveries
 from tickwheel.client.ids import id_text
-from tickwheel.client.master_stream import CALL_OVER, MasterStream
+from tickwheel.client.master_stream import MasterStream
 from tickwheel.client.settling import ACK, Settling, joint, terms_of, together
 from tickwheel.client.tasks import start_task
 from tickwheel.client.timing import sleep
@@ -441,8 +441,6 @@ class Consumer:
                     break
         except grpc.aio.AioRpcError as error:
             fault = fault_of_call(error)
-        except asyncio.InvalidStateError as error:
-            fault = Fault("UNAVAILABLE", str(error))
         finally:
             call.cancel()
         return fault
@@ -475,7 +473,7 @@ class Consumer:
         self._outbox_changed.set()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        with contextlib.suppress(*CALL_OVER):
+        with contextlib.suppress(grpc.aio.AioRpcError):  # whoever reads gets the reason
             while True:
                 if self._outbox:
                     await call.write(self._outbox.popleft())

@@ -6,15 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import grpc
-
 from tickwheel.client.backoff import Deadline
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import Fault
 from tickwheel.client.tasks import start_task
-
-CALL_OVER = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
-"""Errors that a write raises once its call is over. The reader of the call gets the reason."""
 
 
 class MasterStream:
@@ -53,12 +48,8 @@ class MasterStream:
             self._talking.cancel()
 
     async def once(self, deadline: Deadline) -> Fault | None:
-        """Find the master, and talk to it until the stream ends or the master changes. Returns the fault, if any.
-
-        To cancel the gRPC call instead of the talk is not enough. While that call is still connecting, its writer would
-        wait for ever, and its reader would get a cancellation that the call does not know of yet. A cancellation of the
-        caller itself ends the talk and is raised.
-        """
+        """Find the master, and talk to it until the stream ends or the master changes. Returns the fault, if any. A
+        cancellation ends the talk."""
         self._error = None
         address = self._address = await self._cluster.master(deadline, patient=True)
         talking = self._talking = asyncio.ensure_future(self._talk(address))

@@ -15,6 +15,7 @@ Nodes before ScheduleMany get a batch over a ScheduleStream of one batch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -212,7 +213,7 @@ class Scheduling:
         for call in calls:
             call.refusal = error if fault.later or isinstance(error, LimitReached) else None
             if call.deadline_s <= now_s:
-                call.future.set_exception(_late(call))
+                call.future.set_exception(self._late(call))
         calls = [call for call in calls if not call.gone]
         half = (len(calls) + 1) // 2
         for part in (calls[:half], calls[half:]):
@@ -326,27 +327,28 @@ class Scheduling:
             if call.deadline_s > now_s:
                 next_s = min(next_s or call.deadline_s, call.deadline_s)
             elif call.batch is None or call.deadline_s < call.batch.deadline_s:
-                call.future.set_exception(_late(call))
+                call.future.set_exception(self._late(call))
         if next_s is not None:
             self._watch(next_s)
 
-
-def _late(call: _Call) -> TickwheelError:
-    """The error of a call at its deadline."""
-    if call.batch is not None and call.batch.in_doubt:
-        return OutcomeUnknown(f"no answer within {call.timeout_s:g} s", "OUTCOME_UNKNOWN")
-    return call.refusal or ClusterUnavailable(f"not accepted within {call.timeout_s:g} s", "NO_MASTER")
+    def _late(self, call: _Call) -> TickwheelError:
+        """The error of a call at its deadline."""
+        if call.batch is not None and call.batch.in_doubt:
+            text = self._cluster.with_faults(f"no answer within {call.timeout_s:g} s")
+            return OutcomeUnknown(text, "OUTCOME_UNKNOWN")
+        if call.refusal is not None:
+            return call.refusal
+        return ClusterUnavailable(self._cluster.with_faults(f"not accepted within {call.timeout_s:g} s"), "NO_MASTER")
 
 
 async def _over_stream(stub: Any, request: scheduler_pb2.ScheduleBatch, try_s: float) -> scheduler_pb2.BatchReceipt:
     """Send one batch over a stream of its own."""
     call = stub.ScheduleStream(timeout=try_s)
     try:
-        await call.write(request)
-        await call.done_writing()
+        with contextlib.suppress(grpc.aio.AioRpcError):  # `read` raises the reason
+            await call.write(request)
+            await call.done_writing()
         receipt: Any = await call.read()
-    except asyncio.InvalidStateError as error:
-        raise TryFailedError(Fault("UNAVAILABLE", str(error))) from error
     finally:
         call.cancel()
     if receipt is END_OF_STREAM:

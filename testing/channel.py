@@ -339,9 +339,12 @@ class ClientCall:
         return self._parse(self._answers.popleft())
 
     async def write(self, request: Any) -> None:
-        """Send a request. Raises InvalidStateError once the call is over."""
+        """Send a request. Raises AioRpcError once the call is over."""
         if self._status is not None:
-            raise asyncio.InvalidStateError("RPC already finished.")
+            code, details, trailing = self._status
+            if code is grpc.StatusCode.OK:
+                code, details = grpc.StatusCode.CANCELLED, "the call has ended"
+            raise self._error(code, details, trailing)
         self.send(request)
 
     async def done_writing(self) -> None:

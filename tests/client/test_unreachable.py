@@ -138,6 +138,21 @@ async def test_an_outage_is_told_once_a_minute_and_its_end_once(
         await asyncio.gather(streaming[2], return_exceptions=True)
 
 
+async def test_a_call_that_waits_with_others_says_what_is_wrong_with_the_nodes(nodes: list[FakeNode]) -> None:
+    """Its deadline comes before that of the batch with which it travels."""
+    async with AsyncClient(nodes[0].address) as client, asyncio.timeout(LONG_S):
+        await client.schedule("t", b"x", delay_ms=60_000)
+        for one in nodes:
+            await one.stop()
+        patient = asyncio.ensure_future(client.schedule("t", b"patient", delay_ms=60_000, timeout_s=LONG_S))
+        with pytest.raises(ClusterUnavailable) as caught:
+            await client.schedule("t", b"hasty", delay_ms=60_000, timeout_s=1.0)
+        assert str(caught.value).startswith("not accepted within 1 s (")
+        assert f"{nodes[0].address}: connection refused" in str(caught.value)
+        assert not patient.done()
+        patient.cancel()
+
+
 async def test_a_member_without_an_address_is_passed_over() -> None:
     """A cluster may have one from a version that took any text: the others serve, and it can be removed."""
     cluster = Cluster(["127.0.0.1:1"])
