@@ -13,9 +13,10 @@ class Limits:
     """Calls under way on a connection; further ones are refused and may be tried again."""
     calls_max: int = 10_000
     """Calls under way on all connections of a server."""
-    stream_window_bytes: int = 1 << 20
-    """Complete messages that wait in a stream for its handler, in bytes. A message larger than this still arrives."""
-    connection_window_bytes: int = 16 << 20
+    stream_window_bytes: int = 4 << 20
+    """Complete messages that wait in a stream for its handler, in bytes. A message larger than this still arrives. A
+    stream moves at most this much in a round trip: 40 MB a second over 100 ms."""
+    connection_window_bytes: int = 32 << 20
     """The same for all streams of a connection together."""
     header_bytes_max: int = 32 << 10
     """A call's header fields: encoded, and decoded with 32 bytes a field (against decompression bombs)."""
