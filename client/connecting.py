@@ -17,11 +17,16 @@ _OF_ANY = (
     ("No route to host", "there is no route to the host"),
     (NO_ANSWER, "unreachable: no answer to the attempt to connect"),
 )
-_CLOSED_TLS = "the node closed the connection: it wants a certificate that its ca_file has signed"
+_CLOSED_TLS = (
+    "the node closed the connection: it wants a certificate that its ca_file has signed and that is valid now by the "
+    "node's clock (cert_file=, --tls-cert)"
+)
 _OF_TLS = (
     ("WRONG_VERSION_NUMBER", "the node does not use TLS, but this client does (tls=, --tls-ca)"),
     ("ostname mismatch", "the host is not in the node's certificate (server_name=, --tls-name)"),
     ("IP address mismatch", "the host is not in the node's certificate (server_name=, --tls-name)"),
+    ("certificate has expired", "the node's certificate has expired, or this machine's clock is ahead"),
+    ("certificate is not yet valid", "the node's certificate is not yet valid, or this machine's clock is behind"),
     ("CERTIFICATE_VERIFY_FAILED", "the node's certificate is not accepted"),
     ("ALERT", _CLOSED_TLS),
     (CLOSED, _CLOSED_TLS),

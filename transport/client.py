@@ -169,7 +169,9 @@ class Call(Stream):
         try:
             size = self._messages.take(data)
         except MessageError as error:
-            what = "a compressed message" if error.compressed else f"a message of {error.size} bytes"
+            limit = self.connection.limits.message_bytes_max
+            allowed = f"an answer of {error.size} bytes, {limit} are allowed"
+            what = "a compressed message" if error.compressed else allowed
             self._fail(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
             return
         self.unread_bytes += size

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from tests.client.fake_node import FakeNode, FakeState, Refusal
+from tests.transport.served import serving
 from tickwheel.client import (
     AsyncClient,
     Client,
@@ -28,8 +29,10 @@ from tickwheel.client import (
 from tickwheel.client.cluster import TRY_TIMEOUT_S, WATCH_PERIOD_S, Cluster
 from tickwheel.client.errors import Fault
 from tickwheel.client.lanes import Doubt
-from tickwheel.node.certs import make_certificates
+from tickwheel.node.certs import issue, make_certificates, open_authority
+from tickwheel.node.tls import NODE_UNIT, PortFiles, server_context
 from tickwheel.transport.channel import NO_CONNECTION
+from tickwheel.transport.server import Server
 
 LONG_S = 60.0
 """A deadline that no test waits for."""
@@ -292,6 +295,28 @@ async def test_failing_to_connect_says_why_and_soon(
             async with client.producer() as producer, asyncio.timeout(SAID_S):
                 with pytest.raises(ClusterUnavailable, match=words):
                     await producer.schedule("t", b"x", delay_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("node", "own", "words"),
+    [
+        ("ended", "app", "the node's certificate has expired, or this machine's clock is ahead"),
+        ("n1", "ended", "its ca_file has signed and that is valid now by the node's clock"),
+    ],
+)
+async def test_a_certificate_that_has_ended_is_named(
+    certificates: Path, tmp_path: Path, node: str, own: str, words: str
+) -> None:
+    """The node's as well as the client's, which the node refuses without a word."""
+    issue(open_authority(certificates, 1), tmp_path, "ended", NODE_UNIT, ["localhost"], 0)
+    pairs = {name: (tmp_path if name == "ended" else certificates) / name for name in (node, own)}
+    crt, key = (pairs[node].with_suffix(suffix).read_bytes() for suffix in (".crt", ".key"))
+    ca = certificates / "ca.crt"
+    files = TlsFiles(ca, pairs[own].with_suffix(".crt"), pairs[own].with_suffix(".key"), "localhost")
+    context = server_context(PortFiles(key, crt, ca.read_bytes()), required=True)
+    async with serving(Server(), context) as address, AsyncClient(address, tls=files, timeout_s=LONG_S) as client:
+        with pytest.raises(ClusterUnavailable, match=words):
+            await client.schedule("t", b"x", delay_ms=1)
 
 
 def test_certificates_that_cannot_be_used_are_refused(certificates: Path) -> None:

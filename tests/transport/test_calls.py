@@ -448,6 +448,16 @@ async def test_an_answer_that_cannot_be_read_ends_its_call() -> None:
         assert not connection.streams and not connection.unread_bytes
 
 
+async def test_an_answer_above_the_limit_ends_its_call_and_says_so() -> None:
+    async with serving(ours(Service())) as address, await dialled(address, Limits(message_bytes_max=9)) as connection:
+        call = connection.call("/s/Both", bytes, bytes)
+        await call.write(b"123456789")
+        assert await call.read() == b"123456789"
+        await call.write(b"1234567890")
+        with pytest.raises(CallError, match="RESOURCE_EXHAUSTED: an answer of 10 bytes, 9 are allowed"):
+            await call.read()
+
+
 async def test_a_status_that_is_no_status_ends_its_call() -> None:
     closed = asyncio.Event()
 
