@@ -16,7 +16,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import NodeIdentity, Reported, SteadyMs
-from tickwheel.node.failure import Failure, RequestError, not_master
+from tickwheel.node.failure import Failure, not_master, refuse
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import ReplicatedLog
@@ -112,9 +112,13 @@ class Kernel(Protocol):
         ...
 
 
+def not_current(kernel: Kernel) -> Failure | None:
+    """As `Kernel.refusal`, also if this node has lost its lease: another may lead by now and have what is missing here.
+    Asked before a caller is told that something does not exist, or given what no entry of the log decides."""
+    refusal = kernel.refusal()
+    return not_master(None, None) if refusal is None and not kernel.log.lease_held() else refusal
+
+
 def require_current(kernel: Kernel) -> None:
-    """As `require_master`, also if this node has lost its lease: another may lead by now and have what is missing here.
-    Asked before a caller is told that something does not exist."""
-    kernel.require_master()
-    if not kernel.log.lease_held():
-        raise RequestError(not_master(None, None))
+    """Raise RequestError if this node is `not_current`."""
+    refuse(not_current(kernel))

@@ -22,7 +22,7 @@ from tickwheel.node.core.bulk.bundle_store import BundleStore
 from tickwheel.node.core.bulk.cold import ColdRequests
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.world import Now, SteadyMs
@@ -265,6 +265,7 @@ class BulkLoad(Part):
         for name in request.topics:
             topic_id = state.topic_id(name)
             if topic_id is None:
+                require_current(self._core)
                 text = f"topics: {name}: there is no such topic; create it first"
                 raise refused(common_pb2.UNKNOWN_NAME, text, field="topics", value=name)
             topic_ids.append(topic_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import UNHEARD, Promise, Reply
 from tickwheel.node.core.requests import ClientRequests
@@ -119,6 +119,7 @@ class StagedWrites(Part):
         name = batch.topics[0]
         if state.topic_id(name) is None:
             if not state.settings.topics_auto_create:
+                require_current(self._core)
                 raise refused(common_pb2.UNKNOWN_NAME, f"topic {name} does not exist", field="topic", value=name)
             await self._requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=owner))
         result = await self._queue_block(request, batch, owner)
@@ -199,7 +200,8 @@ class StagedWrites(Part):
         return self._describe(request.job_id, request.batch)
 
     async def job(self, request: GetStagedJobRequest, owner: str = "") -> StagedJob:
-        """The state of a job, as applied here."""
+        """The state of a job. Raises RequestError if this node may not know the newest: a driver goes by it."""
+        require_current(self._core)
         _check_names(request.job_id, "any", request.batch)
         refuse(self._core.state.staging.owner_refusal(request.job_id, owner))
         answer = self._describe(request.job_id, request.batch)

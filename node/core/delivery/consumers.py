@@ -16,7 +16,7 @@ import numpy as np
 
 from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.sessions import CREDITS_MAX, Closed, Deliver, RanOut, Session
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.requests import ClientRequests
@@ -239,6 +239,7 @@ class ConsumerRequests(Part):
             core.require_master()
             group = core.state.groups.named(batch.group)
             if group is None:
+                require_current(core)
                 raise invalid("group", batch.group, "an existing consumer group")
             if not core.state.group_broadcasting(group.group_id):
                 # The pause of a nack counts from the next full millisecond, so that none is short by a fraction of one.
@@ -253,8 +254,9 @@ class ConsumerRequests(Part):
         answer.done(result)
 
     def extend(self, batch: consumer_pb2.ExtendBatch, session_id: int = -1) -> consumer_pb2.ExtendReceipt:
-        """Extend leases. `session_id`: the consumer that holds them; -1: none. Raises RequestError."""
-        self.core.require_master()
+        """Extend leases. `session_id`: the consumer that holds them; -1: none. Raises RequestError: without its own
+        lease this node extends none, as the next master would not know of it."""
+        require_current(self.core)
         extended, refused, until_ms = self.delivery.settlements.extend(session_id, batch, self.core.clock.now_ms())
         return consumer_pb2.ExtendReceipt(
             sequence=batch.sequence, extended=extended, refused=refused, lease_until_ms=until_ms
@@ -292,11 +294,13 @@ class ConsumerRequests(Part):
             request.broadcasting = state.group_broadcasting(group_id)
         else:
             if not state.settings.groups_auto_create:
+                require_current(core)
                 raise _unknown("group", group, f"group {group} does not exist")
             if not topics:
                 raise invalid("topics", "none", "a new group needs at least one topic")
         create = [topic for topic in missing if ids[topic] is None]
         if create and not state.settings.topics_auto_create:
+            require_current(core)
             raise _unknown("topics", create[0], f"topic {create[0]} does not exist")
         await self._requests.admin(AdminCommand(create_group=request, actor=actor))
         created_id = state.group_id(group)

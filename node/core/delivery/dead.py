@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.metas import DECODED_BYTES_MAX, FIELD_BYTES, meta_of
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.dead_letters import DeadLetters, Letters
@@ -62,6 +62,7 @@ class DeadRequests:
         """One dead letter with its payload."""
         _, dead = self._letters(request.group)
         if not dead.has(request.number):
+            require_current(self._core)
             text = f"{DEAD_QUEUE_PREFIX}{request.group} has no letter {request.number}"
             facts = {"field": "number", "value": str(request.number)}
             raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, facts))
@@ -125,6 +126,7 @@ class DeadRequests:
         group_id = self._core.state.group_id(group)
         dead = None if group_id is None else self._core.state.dead_letters(group_id)
         if group_id is None or dead is None:
+            require_current(self._core)
             facts = {"field": "group", "value": group}
             raise RequestError(Failure(common_pb2.UNKNOWN_NAME, f"group {group} does not exist", facts))
         return group_id, dead

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.schedule.pending import PendingRequests, deletion_query
@@ -93,6 +93,7 @@ class Deleter(Part):
         if begun is not None:
             return await self._ended(begun)
         if target_id is None:
+            require_current(core)
             raise refused(common_pb2.UNKNOWN_NAME, f"{what} {name} does not exist", field=what, value=name[:127])
         wanted.target_id = target_id
         running = next((job.job_id for job in core.state.sweeps if _deletes(job, wanted)), None)

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, count_fitting, meta_of
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
 from tickwheel.node.core.work import RemovedError
@@ -105,6 +105,7 @@ def make_query(
     if selection.topic:
         topic_id = core.state.topic_id(selection.topic)
         if topic_id is None:
+            require_current(core)
             text = f"topic {selection.topic} does not exist"
             raise RequestError(
                 Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topic", "value": selection.topic[:127]})

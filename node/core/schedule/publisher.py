@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, not_current
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.promise import Promise, Reply
 from tickwheel.node.core.proposer import Answer
@@ -424,7 +424,8 @@ class Publisher(Part):
             return False
         if not state.settings.topics_auto_create:
             text = f"topic {wanted[0]} does not exist"
-            self._refuse_head(Failure(pb.UNKNOWN_NAME, text, {"field": "topic", "value": wanted[0]}))
+            unknown = Failure(pb.UNKNOWN_NAME, text, {"field": "topic", "value": wanted[0]})
+            self._refuse_head(not_current(self._core) or unknown)
             return False
         topics_max = state.settings.topics_max
         if len(state.topics) + len(self._creating) + len(wanted) > topics_max:

@@ -320,6 +320,7 @@ class ScheduleRequests:
         if state.topic_id(name) is not None:
             return
         if not state.settings.topics_auto_create:
+            require_current(self._core)
             raise refused(pb.UNKNOWN_NAME, f"topic {name} does not exist", field="definition.topic", value=name)
         await self._requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=actor))
 

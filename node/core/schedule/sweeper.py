@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.metas import count_fitting
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KIND_DELAY, KIND_DUE, beyond_longest_delay
@@ -108,6 +108,7 @@ class Sweeper(Part):
         """The state of a job."""
         job = self._core.state.sweeps.get(job_id)
         if job is None:
+            require_current(self._core)
             raise RequestError(unknown_sweep(job_id))
         return await self._told(job)
 
