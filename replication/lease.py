@@ -27,11 +27,12 @@ class Lease:
         self.given_up = False
         """Set when a planned handover has ended the lease: answers no longer renew it in this term."""
 
-    def reset(self) -> None:
-        """A new term of mastership begins."""
+    def reset(self, now_ns: int) -> None:
+        """A term of mastership begins or ends. Only requests sent from now on count: a slave that is in the new term
+        already may still answer one of the term before, and promises nothing by that."""
         self._answered.clear()
         self._oldest = None
-        self._not_before_ns = 0
+        self._not_before_ns = now_ns
         self.given_up = False
 
     def note(self, peer_id: str, sent_ns: int) -> None:

@@ -243,7 +243,7 @@ class RaftLog:
         was_leader = self._told[0] == LEADER and (now[0] != LEADER or now[1] != self._told[1])
         self._told = now
         if was_leader:
-            self._lease.reset()
+            self._lease.reset(self._clock.monotonic_ns())
             self._fail_proposals()
         self.peers.term_changed()
         if self.peers.running:
@@ -307,7 +307,7 @@ class RaftLog:
         self._proposals.applied(index, term, value)
 
     def became_leader(self) -> None:
-        self._lease.reset()
+        self._lease.reset(self._clock.monotonic_ns())
         self._handover.clear()
         self.peers.leads()
 

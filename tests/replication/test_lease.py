@@ -39,5 +39,9 @@ def test_nothing_of_before_a_stall_or_an_earlier_term_counts() -> None:
     assert lease.until_ns(others, now_ns) == 0
     lease.note("b", now_ns + 1)
     assert lease.until_ns(others, now_ns) > 0
-    lease.reset()
-    assert lease.until_ns(others, now_ns) == 0
+    lease.reset(now_ns + 2)
+    assert lease.until_ns(others, now_ns + 2) == 0
+    lease.note("b", now_ns + 1)  # by a slave that is in the new term, to a question of the one before
+    assert lease.until_ns(others, now_ns + 2) == 0
+    lease.note("b", now_ns + 2)
+    assert lease.until_ns(others, now_ns + 2) > 0
