@@ -33,6 +33,8 @@ from tickwheel.proto import consumer_pb2
 
 GROUPS = ("billing", "audit")
 CREDITS = 200
+LATE_PART_NS = 2 * SECOND
+"""Of a part that is settled in two, the second comes at most so much later."""
 
 _Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType, int, int]
 """(session, when, topic, outcome, delay of a retry, epoch of the group) of what is settled by one call. Of a consumer
@@ -49,6 +51,12 @@ class Rows:
     attempts: bytes
     positions: bytes
     uids: tuple[int, ...]
+
+    def only(self, first: int, last: int) -> Rows:
+        """The rows [first, last)."""
+        eights, fours = slice(8 * first, 8 * last), slice(4 * first, 4 * last)
+        columns = self.ids[eights], self.attempts[fours], self.positions[eights]
+        return Rows(self.topic, self.epoch, *columns, self.uids[first:last])
 
 
 def by_topic(batch: consumer_pb2.DeliverBatch, uids: Sequence[int]) -> list[Rows]:
@@ -159,6 +167,7 @@ class Consumers:
         self._world = wires.world
         self._history = wires.history
         self._rng = rng or wires.rng
+        self._splits = wires.world.stream("clients/splits")
         self._consumers = [
             _Consumer(crowd, number, mixes=number < wires.shape.mixing)
             for crowd in crowds
@@ -274,14 +283,26 @@ class Consumers:
         think_ns = rng.randrange(MS, 40 * MS) if fate < 0.9 else rng.randrange(500 * MS, 4_000 * MS)
         grid_ns = self._wires.shape.settle_grid_ms * MS
         settle_ns = -(-(self._world.now_ns + think_ns) // grid_ns) * grid_ns
-        for part in parts:
+        for part, at_ns in self._split(parts, settle_ns):
             topic, epoch = ("", 0) if consumer.mixes else (part.topic, part.epoch)
-            together = (number, settle_ns, topic, outcome, delay_ms, epoch)
+            together = (number, at_ns, topic, outcome, delay_ms, epoch)
             if together in consumer.thinking:
                 consumer.thinking[together].append(part)
             else:
                 consumer.thinking[together] = [part]
-                self._world.at(settle_ns, self._settle, consumer, machine, together)
+                self._world.at(at_ns, self._settle, consumer, machine, together)
+
+    def _split(self, parts: Sequence[Rows], settle_ns: int) -> list[tuple[Rows, int]]:
+        """What is settled together, and when: where the shape says so, some parts in two."""
+        if not self._wires.shape.splits:
+            return [(part, settle_ns) for part in parts]
+        found = []
+        for part in parts:
+            at, late_ns = len(part.uids), settle_ns
+            if at > 1 and self._splits.random() < 0.5:
+                at, late_ns = self._splits.randrange(1, at), settle_ns + self._splits.randrange(LATE_PART_NS)
+            found += [(part.only(0, at), settle_ns), (part.only(at, len(part.uids)), late_ns)]
+        return [(part, at_ns) for part, at_ns in found if part.uids]
 
     def _uids(self, batch: consumer_pb2.DeliverBatch) -> list[int]:
         return uids_of(batch)

@@ -180,6 +180,8 @@ class Extended(Record):
     """How far the node says its time may be off."""
     epoch: int = 0
     """Epoch of the group named by the delivery."""
+    leased: bool = True
+    """Whether that node held the lease of mastership when it extended."""
 
 
 class DeadReplayAsked(Record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from tickwheel.chaos.sim.history_log import ProposalEnded, Proposed
 from tickwheel.chaos.sim.log_process import COMMAND, LogProcess, with_shape
@@ -36,6 +37,9 @@ class LogLoad:
         self._probes_left = PROBES
         self.committed = 0
         self.committed_late = 0
+
+    def small(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def build(self, machine: Machine) -> LogProcess:
         """A RaftLog with a listener that remembers only its position."""

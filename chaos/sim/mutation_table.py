@@ -49,10 +49,11 @@ FEW_CLIENTS = tuple(
     (name, 0)
     for name in (
         *("lines", "pauses", "sweeps", "writes", "loads", "parcels"),
-        *("stewards", "twins", "cold", "schedules", "keys"),
+        *("stewards", "twins", "cold", "schedules", "keys", "turn", "splits"),
     )
 )
-"""A directed run has no more clients than it needs, so that it stays what it is when kinds of clients are added."""
+"""A directed run has no more clients, and no more of their habits, than it needs, so that it stays what it is when some
+are added."""
 
 GUARD_AIMS: dict[str, Aim] = {
     "answers_fenced": aimed("old-answers", nodes=5, log_pause_ms=2_000, without="repeats_taken"),

@@ -17,7 +17,7 @@ from tickwheel.node.core import host
 from tickwheel.node.core import parts as parts_module
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.core import CoreListener, NodeCore
-from tickwheel.node.core.delivery import returns
+from tickwheel.node.core.delivery import consumers, returns
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.delivery import Delivery
 from tickwheel.node.core.delivery.leases import HeardLeases, LeaseFeed
@@ -26,6 +26,7 @@ from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.delivery.sync import SyncState
 from tickwheel.node.core.founding import ClusterFounding
 from tickwheel.node.core.install import COMPLETE, STAGING, CheckpointCopy
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.mastership import Mastership
 from tickwheel.node.core.membership import Membership
 from tickwheel.node.core.parts import Parts
@@ -50,6 +51,7 @@ from tickwheel.replication.pysyncobj_seam import LEADER, Engine
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.storage.whole_file import write_whole
+from tickwheel.wheel import window
 from tickwheel.wheel.checkpoint import CheckpointJob
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import hour_directory
@@ -225,6 +227,27 @@ def extensions_not_told(original: Any, self: Settlements, *args: Any) -> Any:
         self._feed = feed
 
 
+@mutation(consumers, "require_current", aim=aimed("isolate", "freeze", "partition", nodes=3, parcels=1))
+def extended_without_lease(original: Any, kernel: Kernel) -> None:
+    """A master extends leases of deliveries without its own lease."""
+    kernel.require_master()
+
+
+@mutation(
+    LeaseFeed,
+    "_note_given",
+    aim=aimed("kill", nodes=3, splits=1, lease_ms=10_000, settle_grid_ms=1, sync_period_ms=100),
+)
+def leases_told_by_their_first_message(original: Any, self: LeaseFeed) -> None:
+    """Slaves are not told of a lease if its first message is settled by the next sync, whatever else it names."""
+    self._given = [
+        lease
+        for lease in self._given
+        if len(lease.positions) and int(lease.positions[0]) >= self._floor_of(lease.channel)
+    ]
+    original(self)
+
+
 @mutation(
     CoreListener,
     "handover_ready",
@@ -275,6 +298,28 @@ def stale_lease(patches: Patches) -> None:
     patches.replace(Returns, "give_back", within("return"))
     patches.replace(returns, "current", current)
     patches.replace(Channel, "release_hold", release_hold)
+
+
+@mutation(
+    LeaseFeed,
+    "all_heard",
+    aim=aimed(
+        "handover-delivering",
+        nodes=3,
+        lease_ms=10_000,
+        sync_period_ms=100,
+        settle_grid_ms=100,
+        loop_gap_us=5_000,
+        without="no_sync_at_handover",
+    ),
+)
+def last_leases_not_waited_for(original: Any, self: LeaseFeed, peer_id: str) -> Any:
+    """A planned handover does not wait for leases that no sync has told yet."""
+    given, self._given = self._given, []
+    try:
+        return original(self, peer_id)
+    finally:
+        self._given = given
 
 
 # -- the cluster clock
@@ -343,6 +388,13 @@ def late_not_clamped(original: Any, self: Wheel, units: Any, records: Any) -> An
         return original(self, units, records)
     finally:
         window.cursor = cursor
+
+
+@mutation(window._Slot, "sort", aim=aimed("kill", "handover", nodes=3, turn=1))
+def last_millisecond_not_sorted(original: Any, self: Any, to: CursorKey) -> None:
+    """Of a tick sorted in turns, arrivals due in the millisecond in which a dispatch ends are left out."""
+    if self.fresh_units <= window.SORTED_UNITS_MAX or (self.first_due_ms or 0) < to.due_ms:
+        original(self, to)
 
 
 @mutation(Wheel, "finish")

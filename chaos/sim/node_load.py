@@ -34,13 +34,21 @@ from tickwheel.chaos.sim.timetables import Timetables
 from tickwheel.chaos.sim.twins import Twins
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
+from tickwheel.node.core.delivery import channel, delivery, leases
+from tickwheel.node.core.schedule import dispatcher
 from tickwheel.node.failure import Failure
 from tickwheel.node.state import unique_keys
 from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.wheel import window
 
 LOOKED_FOR = 40
 LOOK_NS = 500 * MS
 READ_NS_MOST = 5_000 * MS
+HANDED_GAP_US = 2_000
+"""Of small turns, each hands out once more for so much time that a node's loop waits between two."""
+TOLD_MAX = 64
+"""Lease ranges kept for slaves, where turns are small; half as many go with a sync."""
+SMALL_BLOCKS = 2
 KEY_SHARDS = 2
 """Shards of the table of unique keys: few, so that each of them is pruned many times in a run."""
 NEVER_RESET = (
@@ -55,17 +63,6 @@ NEVER_RESET = (
     timetables.GROUP,
 )
 """Groups whose settlements are compared with their receipts."""
-
-
-@contextmanager
-def small_tables() -> Iterator[None]:
-    """Give tables of the nodes a size that suits a run of seconds."""
-    patches = Patches()
-    patches.put(unique_keys, "SHARDS", KEY_SHARDS)
-    try:
-        yield
-    finally:
-        patches.undo()
 
 
 class NodeLoad:
@@ -111,6 +108,40 @@ class NodeLoad:
                 paused += places
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
+
+    @contextmanager
+    def small(self) -> Iterator[None]:
+        shape = self._stage.shape
+        turn = shape.turn
+        # Coarse loops have few turns a second, and must keep up.
+        handed = turn * max(1, max(shape.loop_gap_us, shape.rest_gap_us) // HANDED_GAP_US)
+        bounds = (
+            (delivery, "HANDED_MAX", handed),
+            (delivery, "SLICE_TOPICS_MAX", handed),
+            (delivery, "TURN_LEASES", handed),
+            (delivery, "TURN_CHANNELS", turn),
+            (leases, "TURN_LEASES", turn),
+            (leases, "TURN_CHANNELS", turn),
+            (leases, "TURN_RANGES", turn),
+            (leases, "GIVEN_MAX", turn),
+            (leases, "EVENTS_MAX", TOLD_MAX),
+            (leases, "RANGES_PER_SYNC_MAX", TOLD_MAX // 2),
+            (leases, "TABLE_RANGES_PER_SYNC_MAX", TOLD_MAX // 4),
+            (channel, "SCANNED_MAX", handed),
+            (channel, "CLAIMED_LEAST", turn),
+            (dispatcher, "FEW_TOPICS", 0),
+            (dispatcher, "DISPATCH_TOPICS_MAX", turn),
+            (window, "SORTED_UNITS_MAX", turn),
+            (window, "SMALL_BLOCKS_MAX", SMALL_BLOCKS),
+        )
+        patches = Patches()
+        patches.put(unique_keys, "SHARDS", KEY_SHARDS)
+        for module, name, bound in bounds if turn else ():
+            patches.put(module, name, bound)
+        try:
+            yield
+        finally:
+            patches.undo()
 
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""

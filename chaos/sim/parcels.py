@@ -160,12 +160,12 @@ class Parcels(AskingClients):
                 if answer.extended != len(rows):
                     return
                 by = (machine.name, machine.boot, core.term, answer.lease_until_ms, core.clock.error_ns() / MS)
-                self._wires.back(arrived, by)
+                self._wires.back(arrived, by, core.log.lease_held())
 
-        def arrived(by: tuple[str, int, int, int, float]) -> None:
+        def arrived(by: tuple[str, int, int, int, float], leased: bool) -> None:
             for id64, attempt in rows:
                 uid = self._last[id64][0]
-                self._history.note(Extended, GROUP, uid, attempt, *by, batch.epoch)
+                self._history.note(Extended, GROUP, uid, attempt, *by, batch.epoch, leased)
 
         self._wires.call(machine, extend)
         self._work(puller, number, batch, extensions - 1)

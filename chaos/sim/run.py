@@ -173,6 +173,10 @@ class Cluster:
 
     def play(self, injector: Injector) -> None:
         """All of it; raises BrokenPromise."""
+        with self.load.small():
+            self._play(injector)
+
+    def _play(self, injector: Injector) -> None:
         world, history = self.world, self.history
         kinds = tuple(p.kind for p in injector.planned)
         push_first = self.config.level is Level.NODE and pushes_first(world.seed)
@@ -230,13 +234,12 @@ class Cluster:
 
 def simulate(seed: int, config: SimulationConfig, story: Story | None = None) -> RunResult:
     """Run one seed to its verdict, with the configured old bug put in, if any."""
-    if config.level is Level.LOG and not config.mutation:
+    if not config.mutation:
         return _simulate(seed, config, story)
     # Not at the top: the log alone can be driven without the rest of the node.
     from tickwheel.chaos.sim.mutations import mutated
-    from tickwheel.chaos.sim.node_load import small_tables
 
-    with small_tables(), mutated(config.mutation):
+    with mutated(config.mutation):
         return _simulate(seed, config, story)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -90,6 +91,10 @@ class Load(Protocol):
     """The processes on the machines, and the clients."""
 
     groups: tuple[str, ...]
+
+    def small(self) -> AbstractContextManager[None]:
+        """Bounds and tables of the nodes that suit a run of seconds, for the length of the run."""
+        ...
 
     def build(self, machine: Machine) -> Process:
         """A process on a machine's ports."""

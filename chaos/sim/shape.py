@@ -98,6 +98,8 @@ class Shape:
     """Most consumers of a group. With only one, nobody takes the messages that it hands back when it leaves."""
     mixing: int = _drawn(0, 1, 1, 2)
     """How many consumers of a group take batches of several topics."""
+    splits: int = _drawn(0, 0, 0, 1)
+    """Whether consumers settle half of the batches in two parts, the second much later."""
     lease_ms: int = _drawn(3_000)
     """Length of a delivery lease."""
     segment_bytes: int = _drawn(128 << 10)
@@ -120,6 +122,9 @@ class Shape:
     for it."""
     spaced_rate_min: int = _drawn(500, 500, 500, 1)
     """Messages a second from which on entries of the log are spaced. No run has as many as a busy cluster."""
+    turn: int = _drawn(*(0,) * 6, 1, 8)
+    """How little is done in one turn of work that is done in turns: so many messages handed out, leases taken over or
+    units sorted, or a few more (node_load.py). 0: as the product has it, more than a run ever needs."""
     in_flight_max: int = _drawn(*(0,) * 8, 30, 100)
     """`group_in_flight_max` of the cluster from its founding on; 0: none."""
     extra_stay: int = _drawn(1, long=(0,))

@@ -229,6 +229,7 @@ BAD: dict[str, Case] = {
         ColdOnce,
         [*PARKED, ColdLoaded(7 * MS, 7), ColdListed(9 * MS, 8 * MS, (7,), (7,)), delivered(200)],
     ),
+    "extends without its own lease": (OneMaster, [BEGAN, replace(EXTENDED, leased=False)]),
     "master with a disk that was wiped": (
         OneMaster,
         [BEGAN, DiskWiped(5 * MS, "n2"), RoleSeen(9 * MS, "n2", 2, "master", 3)],

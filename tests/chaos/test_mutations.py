@@ -74,6 +74,7 @@ QUICK = [
     "settled_before_commit",
     "passed_taken_for_due",
     "extensions_not_told",
+    "extended_without_lease",
     "checksums_not_compared",
     "cold_marks_ignored",
     "deleted_topics_stay",

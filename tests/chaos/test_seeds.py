@@ -17,7 +17,6 @@ from tickwheel.chaos.sim.history_bulk import ColdLoaded, ColdParked
 from tickwheel.chaos.sim.history_messages import CancelAnswered, ScheduleRefused
 from tickwheel.chaos.sim.history_operators import Administered
 from tickwheel.chaos.sim.mutation_table import FEW_CLIENTS
-from tickwheel.chaos.sim.node_load import small_tables
 from tickwheel.chaos.sim.run import Cluster, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 from tickwheel.chaos.sim.world import SECOND
@@ -94,10 +93,9 @@ def test_what_freezers_twins_and_stewards_do() -> None:
     shape = (*off, ("cold", 1), ("twins", 1), ("stewards", 1))
     kinds = (ColdParked, ColdLoaded, CancelAnswered, ScheduleRefused, Administered)
     seen: list[Record] = []
-    with small_tables():
-        cluster = Cluster(3, SimulationConfig(level=Level.NODE, nodes=3, seconds=5, faults=(), shape=shape))
-        cluster.history.subscribe(kinds, seen.append)
-        cluster.play(Injector(cluster, []))
+    cluster = Cluster(3, SimulationConfig(level=Level.NODE, nodes=3, seconds=5, faults=(), shape=shape))
+    cluster.history.subscribe(kinds, seen.append)
+    cluster.play(Injector(cluster, []))
     assert any(isinstance(record, ColdLoaded) for record in seen)
     frozen = {uid for record in seen if isinstance(record, ColdParked) for uid in record.uids}
     cancelled = [r.uid for r in seen if isinstance(r, CancelAnswered) and r.outcome == "CANCELLED"]

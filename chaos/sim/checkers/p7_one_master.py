@@ -1,4 +1,4 @@
-"""P7: at most one master per term, one lease at a time, and no delivery without it.
+"""P7: at most one master per term, one lease at a time, and no delivery or extension without it.
 
 Also their foundations: one vote a node and term, a master elected by a majority of the voters, a lease that ends
 before a majority may vote for another, no lease for a member that was removed or lost its disk, and no node that
@@ -10,7 +10,7 @@ from __future__ import annotations
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history_log import TermIgnored, VoteSeen
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, MemberRemoved, RoleSeen, Stopped
-from tickwheel.chaos.sim.history_messages import Delivered
+from tickwheel.chaos.sim.history_messages import Delivered, Extended
 
 
 class OneMaster(Checker):
@@ -109,4 +109,10 @@ class OneMaster(Checker):
             self.broken(
                 f"{record.node} delivers message {record.uid} in term {record.term}; "
                 f"term {self._leading_term} has a master"
+            )
+
+    def _on_extended(self, record: Extended) -> None:
+        if not record.leased:
+            self.broken(
+                f"{record.node} extends the lease of message {record.uid} in term {record.term} without its own lease"
             )
