@@ -14,6 +14,7 @@ import enum
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import google_crc32c
@@ -32,13 +33,19 @@ _MAGIC = b"TWEV"
 _HEADER = struct.Struct("<4sBBBBIIqqQQHHI")
 """Magic, version, kind, columns, detail, count, body bytes, at_ms, stamped_ms, term, log index, text bytes, reserved,
 CRC32C of the header up to here, text and body."""
+_CRC = struct.Struct("<I")
+_FACTS = struct.Struct("<4sBBBBIIqqQQHH")
+"""The header without its CRC."""
 _COLUMN = struct.Struct("<BxxxxxxxQq")
 """Width in bytes of the offsets that follow (0: none; each value is the previous one plus the step), base, step."""
 
+_WIDTHS = np.array([1, 2, 4, 8])
+_SPANS_MAX = np.array([(1 << 8 * width) - 1 for width in (1, 2, 4)], np.uint64)
+"""The largest offsets of all widths but the last."""
+_DTYPES = {width: np.dtype(f"<u{width}") for width in _WIDTHS.tolist()}
+_MODULUS = 1 << 64
 SMALL_MAX = 48
-_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
-_DTYPES = {width: np.dtype(f"<u{width}") for width in _CODES}
-_MODULUS, _SIGN = 1 << 64, 1 << 63
+"""Rows of a record that a search decodes without a look: less would not save the time that the look takes."""
 
 
 class EventKind(enum.IntEnum):
@@ -106,9 +113,23 @@ COLUMNS: Mapping[EventKind, tuple[str, ...]] = {
 Column = NDArray[np.uint64]
 
 
+class EventRecords(NamedTuple):
+    """Records to be written one behind the other, of one kind and one moment; the facts are those of `EventRecord`.
+    Columns are uint64, and hold the rows of all records in their order."""
+
+    kind: EventKind
+    at_ms: int
+    stamped_ms: int = 0
+    term: int = 0
+    log_index: int = 0
+    parts: Sequence[tuple[int, int, Sequence[str]]] = ()
+    """Detail, count and texts of each record."""
+    columns: Mapping[str, Column] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EventRecord:
-    """One batch of events. Columns are uint64[count]; due times are never negative."""
+    """One batch of events, as it is read. Columns are uint64[count]; due times are never negative."""
 
     kind: EventKind
     at_ms: int
@@ -126,36 +147,36 @@ class EventRecord:
 # -- bytes
 
 
-def _encode_column(values: Column) -> bytes:
-    count = len(values)
-    if count <= SMALL_MAX:
-        return _encode_few(values.tolist())
-    signed = values.view(np.int64)
-    steps = signed[1:] - signed[:-1]
-    step = int(steps[0])
-    if int(steps[-1]) == step and bool((steps == step).all()):
-        return _COLUMN.pack(0, int(values[0]), step)
-    base = int(values.min())
-    span = int(values.max()) - base
-    width = next(width for width in _CODES if span < 1 << 8 * width)
-    return _COLUMN.pack(width, base, 0) + (values - np.uint64(base)).astype(f"<u{width}").tobytes()
-
-
-def _encode_few(values: list[int]) -> bytes:
-    """`_encode_column` for few values: that costs less than the start of array functions."""
-    count = len(values)
-    if count < 2:
-        return _COLUMN.pack(0, values[0] if values else 0, 0)
-    first, step = values[0], values[1] - values[0]
-    if values[-1] == first + step * (count - 1) and (
-        values == list(range(first, first + step * count, step)) if step else values.count(first) == count
-    ):
-        return _COLUMN.pack(0, first, (step + _SIGN) % _MODULUS - _SIGN)
-    base = min(values)
-    span = max(values) - base
-    width = next(width for width in _CODES if span < 1 << 8 * width)
-    offsets = struct.pack(f"<{count}{_CODES[width]}", *[value - base for value in values])
-    return _COLUMN.pack(width, base, 0) + offsets
+def _encode_column(values: Column, counts: Sequence[int]) -> list[bytes]:
+    """For each record its part of a column. Together they have all values. Array functions take all records at once:
+    most have one row."""
+    if counts.count(1) == len(counts):
+        return [_COLUMN.pack(0, value, 0) for value in values.tolist()]
+    lengths = np.array(counts)
+    begins = lengths.cumsum() - lengths
+    filled = lengths.nonzero()[0]
+    widths, bases, steps = np.zeros((3, len(counts)), np.int64)
+    offsets: dict[int, bytes] = {}
+    if len(filled):
+        rows, starts = lengths[filled], begins[filled]
+        signed = values.view(np.int64)
+        between = np.zeros(len(values), np.int64)
+        np.subtract(signed[1:], signed[:-1], out=between[1:])
+        step = np.where(rows > 1, between[np.minimum(starts + 1, len(values) - 1)], 0)
+        between[starts] = step
+        even = np.logical_and.reduceat(between == step.repeat(rows), starts)
+        low = np.minimum.reduceat(values, starts)
+        span = np.maximum.reduceat(values, starts) - low
+        widths[filled] = width = np.where(even, 0, _WIDTHS[_SPANS_MAX.searchsorted(span)])
+        bases[filled] = np.where(even, values[starts], low).view(np.int64)
+        steps[filled] = np.where(even, step, 0)
+        above = values - low.repeat(rows)
+        offsets = {each: above.astype(_DTYPES[each]).tobytes() for each in set(width.tolist()) if each}
+    heads = zip(widths.tolist(), bases.view(np.uint64).tolist(), steps.tolist(), begins.tolist(), counts, strict=True)
+    return [
+        _COLUMN.pack(width, base, step) + (offsets[width][width * begin : width * (begin + count)] if width else b"")
+        for width, base, step, begin, count in heads
+    ]
 
 
 def _decode_column(body: bytes, at: int, count: int) -> tuple[Column, int]:
@@ -168,29 +189,42 @@ def _decode_column(body: bytes, at: int, count: int) -> tuple[Column, int]:
     return offsets.astype(np.uint64) + np.uint64(base), at + width * count
 
 
-def encode(record: EventRecord) -> bytes:
-    """The bytes of one record."""
-    names = COLUMNS[record.kind]
-    body = b"".join(_encode_column(record.columns[name]) for name in names)
-    text = "\0".join(record.texts).encode()[:TEXT_BYTES_MAX]
-    header = _HEADER.pack(
-        _MAGIC,
-        FORMAT_VERSION,
-        record.kind,
-        len(names),
-        record.detail,
-        record.count,
-        len(body),
-        record.at_ms,
-        record.stamped_ms,
-        record.term,
-        record.log_index,
-        len(text),
-        0,
-        0,
-    )[:-4]
-    crc = google_crc32c.value(header + text + body)
-    return b"".join((header, struct.pack("<I", crc), text, body))
+def encode(batches: Sequence[EventRecords]) -> bytes:
+    """The bytes of records in their order."""
+    by_kind: dict[EventKind, list[int]] = {}
+    for place, batch in enumerate(batches):
+        by_kind.setdefault(batch.kind, []).append(place)
+    encoded: list[list[bytes]] = [[] for _ in batches]
+    for kind, places in by_kind.items():
+        names = COLUMNS[kind]
+        counts = [count for place in places for _, count, _ in batches[place].parts]
+        columns = [
+            _encode_column(np.concatenate([batches[place].columns[name] for place in places]), counts) for name in names
+        ]
+        bodies = map(b"".join, zip(*columns, strict=True)) if columns else iter([b""] * len(counts))
+        for place in places:
+            _, at_ms, stamped_ms, term, log_index, parts, _ = batches[place]
+            pieces = encoded[place]
+            for (detail, count, texts), body in zip(parts, bodies, strict=False):  # the rest are of later batches
+                text = "\0".join(texts).encode()[:TEXT_BYTES_MAX]
+                facts = _FACTS.pack(
+                    _MAGIC,
+                    FORMAT_VERSION,
+                    kind,
+                    len(names),
+                    detail,
+                    count,
+                    len(body),
+                    at_ms,
+                    stamped_ms,
+                    term,
+                    log_index,
+                    len(text),
+                    0,
+                )
+                content = text + body
+                pieces += (facts, _CRC.pack(google_crc32c.value(facts + content)), content)
+    return b"".join([piece for pieces in encoded for piece in pieces])
 
 
 class _Header(NamedTuple):
@@ -544,9 +578,9 @@ class EventWriter:
         self._sizes: dict[str, int] | None = None
         self._next = 0
 
-    def append(self, records: Sequence[EventRecord]) -> int:
+    def append(self, batches: Sequence[EventRecords]) -> int:
         """Write records; returns the number of bytes. Raises DiskError; records written before stay readable."""
-        data = b"".join(map(encode, records))
+        data = encode(batches)
         if self._file is None or self._file_bytes + len(data) > min(FILE_BYTES, max(1, self._bytes_max // 4)):
             self._begin_file()
         assert self._file is not None and self._sizes is not None

@@ -54,7 +54,7 @@ from tickwheel.proto.common_pb2 import (
 )
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage import bundle
-from tickwheel.storage.events import COLUMNS, EventKind, EventRecord, encode, paths
+from tickwheel.storage.events import COLUMNS, EventKind, EventRecords, encode, paths
 from tickwheel.storage.unit import UNIT
 
 HOUR = 500_000
@@ -65,8 +65,8 @@ def record(kind: EventKind, rows: Sequence[tuple[int, ...]], at_ms: int, *texts:
     """One record as a node writes it."""
     names = COLUMNS[kind]
     columns = {name: np.array([row[place] for row in rows], np.uint64) for place, name in enumerate(names)}
-    count = facts.pop("count", len(rows))
-    return encode(EventRecord(kind, at_ms, count=count, texts=texts, columns=columns, **facts))
+    part = facts.pop("detail", 0), facts.pop("count", len(rows)), texts
+    return encode([EventRecords(kind, at_ms, parts=[part], columns=columns, **facts)])
 
 
 class Lived:

@@ -15,6 +15,7 @@ from tickwheel.storage.events import (
     NAMING,
     EventKind,
     EventRecord,
+    EventRecords,
     EventWriter,
     Places,
     content,
@@ -58,6 +59,14 @@ def records(draw: st.DrawFn) -> EventRecord:
     )
 
 
+def batch(*alike: EventRecord) -> EventRecords:
+    """Records of one kind and moment, as they are written."""
+    first, names = alike[0], COLUMNS[alike[0].kind]
+    columns = {name: np.concatenate([record.columns[name] for record in alike]) for name in names}
+    parts = [(record.detail, record.count, record.texts) for record in alike]
+    return EventRecords(first.kind, first.at_ms, first.stamped_ms, first.term, first.log_index, parts, columns)
+
+
 def same(one: EventRecord, other: EventRecord) -> bool:
     """Equal in all that is stored."""
     facts = [
@@ -71,8 +80,9 @@ def same(one: EventRecord, other: EventRecord) -> bool:
 @settings(max_examples=60)
 def test_what_was_written_is_read_until_it_is_damaged(written: list[EventRecord], data: st.DataObject) -> None:
     """All records, in order; with one bit turned over, those before it."""
-    parts = [encode(record) for record in written]
-    blob = b"".join(parts)
+    parts = [encode([batch(record)]) for record in written]
+    blob = encode([batch(record) for record in written])
+    assert blob == b"".join(parts)
     at, seen = 0, []
     while (found := decode(blob, at)) is not None:
         record, at = found
@@ -87,6 +97,23 @@ def test_what_was_written_is_read_until_it_is_damaged(written: list[EventRecord]
         whole += 1
         at = found[1]
     assert whole == next(number for number in range(len(parts)) if place < sum(map(len, parts[: number + 1])))
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=20), st.data())
+@settings(max_examples=60)
+def test_records_alike_are_written_as_if_each_were_alone(counts: list[int], data: st.DataObject) -> None:
+    """Most have one row; the columns of all are encoded at once."""
+    columns = {}
+    for name in COLUMNS[EventKind.SETTLED]:
+        near = data.draw(st.sampled_from([1, 3, 200, 1 << 20, 1 << 63]))
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        columns[name] = [rng.integers(0, near, count, np.uint64) for count in counts]
+    alike = [
+        EventRecord(EventKind.SETTLED, 7, detail=place % 3, count=count, texts=("t", f"g{place}"), columns=part)
+        for place, count in enumerate(counts)
+        for part in [{name: columns[name][place] for name in columns}]
+    ]
+    assert encode([batch(*alike)]) == b"".join(encode([batch(record)]) for record in alike)
 
 
 def ids_in(record: EventRecord) -> set[int]:
@@ -105,7 +132,7 @@ def test_a_search_decodes_what_may_hold_an_id(written: list[EventRecord], data: 
     cut = data.draw(st.integers(0, len(written)))
     for part in (written[:cut], written[cut:]):
         if part:
-            writer.append(part)
+            writer.append(list(map(batch, part)))
             places = locate(disk, path, places)
     assert places.end == len(content(disk, path))
     assert places.first_ms == next((one.at_ms for one in written if one.at_ms), 0)
@@ -140,7 +167,8 @@ def test_a_search_reads_few_records_though_all_span_the_week(count: int, rows: i
     """However many messages a batch has: the record of each is found, and what may hold it is one block, not the file.
     The index has few bytes for a record and less than two for a message."""
     disk = SimulatedDisk(random.Random(1))
-    EventWriter(disk, "events", 1 << 30).append(written := list(arriving(count, rows)))
+    written = list(arriving(count, rows))
+    EventWriter(disk, "events", 1 << 30).append(list(map(batch, written)))
     path = "events/1.events"
     places = locate(disk, path, Places())
     for wanted in np.random.default_rng(6).integers(0, count, 20).tolist():
@@ -159,7 +187,7 @@ def test_a_search_finds_a_bundle_among_batches() -> None:
     )
     batches = list(arriving(6, 50))
     disk = SimulatedDisk(random.Random(1))
-    EventWriter(disk, "events", 1 << 30).append([*batches[:3], bundle, *batches[3:]])
+    EventWriter(disk, "events", 1 << 30).append(list(map(batch, [*batches[:3], bundle, *batches[3:]])))
     places = locate(disk, "events/1.events", Places())
     for number in (0, 497_050 << 32, int(batches[4].columns["id"][9]), (1 << 64) - 1):
         found = [one.kind for one in holding(disk, "events/1.events", places, [number])]
@@ -169,7 +197,8 @@ def test_a_search_finds_a_bundle_among_batches() -> None:
 def test_a_search_passes_over_what_was_spoilt_or_cut_since_the_last() -> None:
     """Places are kept, disks fail later: such a record is not found, and the search goes on or ends."""
     disk = SimulatedDisk(random.Random(1))
-    EventWriter(disk, "events", 1 << 30).append(written := [*arriving(2, 1_000), *arriving(1, 3)])
+    written = [*arriving(2, 1_000), *arriving(1, 3)]
+    EventWriter(disk, "events", 1 << 30).append(list(map(batch, written)))
     path = "events/1.events"
     places = locate(disk, path, Places())
     number = int(written[0].columns["id"][0])
@@ -202,7 +231,7 @@ def test_files_are_bounded_and_the_oldest_go() -> None:
     for _ in range(3):
         writer = EventWriter(disk, "events", bytes_max)
         for _ in range(40):
-            writer.append([record(number)])
+            writer.append([batch(record(number))])
             number += 1
             assert sum(disk.size(path) for path in paths(disk, "events")) <= bytes_max
         writer.close()
@@ -216,7 +245,7 @@ def test_a_torn_end_ends_one_file_only() -> None:
     disk = SimulatedDisk(random.Random(1))
     for number in range(2):
         writer = EventWriter(disk, "events", 1 << 20)
-        writer.append([record(2 * number), record(2 * number + 1)])
+        writer.append([batch(record(2 * number)), batch(record(2 * number + 1))])
         writer.close()
     first = paths(disk, "events")[0]
     file = disk.open(first)

@@ -11,7 +11,8 @@ on. Only deliveries are lost for good: they are in no log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +52,7 @@ from tickwheel.storage.events import (
     Column,
     EventKind,
     EventRecord,
+    EventRecords,
     EventWriter,
     GroupChange,
     Places,
@@ -82,7 +84,7 @@ UNITS_MAX = 1_000
 RUN_OF = "@"
 """Begins a text of a record that names the schedule of a run: `@<message id>=<name>`."""
 
-Make = Callable[[], Iterable[EventRecord]]
+Make = Callable[[], EventRecords]
 """Makes records from queued references. Runs in a worker."""
 
 
@@ -95,14 +97,6 @@ def _start_ms(request: CreateGroupRequest | ResetGroupRequest) -> int:
 
 def _column(data: bytes, dtype: str) -> Column:
     return np.frombuffer(data, dtype).astype(np.uint64)
-
-
-def _cut(columns: Mapping[str, Column], counts: Sequence[int]) -> Iterable[Mapping[str, Column]]:
-    """Consecutive parts of columns, of so many rows each."""
-    first = 0
-    for count in counts:
-        yield {name: values[first : first + count] for name, values in columns.items()}
-        first += count
 
 
 class Names(Protocol):
@@ -146,8 +140,20 @@ class Events(Part):
         self._queue.append(make)
         self._queue_bytes += size
 
-    def _put_record(self, record: EventRecord, size: int) -> None:
-        self._put(lambda: (record,), size)
+    def _put_one(
+        self,
+        kind: EventKind,
+        facts: Mapping[str, Any],
+        size: int,
+        *,
+        detail: int = 0,
+        count: int = 0,
+        texts: Sequence[str] = (),
+        columns: Mapping[str, Column] | None = None,
+    ) -> None:
+        """Queue one record, of about `size` bytes."""
+        record = EventRecords(kind, **facts, parts=[(detail, count, texts)], columns=columns or {})
+        self._put(lambda: record, size)
 
     # -- input from the core
 
@@ -197,7 +203,7 @@ class Events(Part):
             if result.failure is None:
                 self._administered(command.admin, result, facts)
         elif command.HasField("lead") and command.lead.node_id == self._node_id:
-            self._put_record(EventRecord(EventKind.LEADS, **facts, texts=(self._node_id,)), 128)
+            self._put_one(EventKind.LEADS, facts, 128, texts=(self._node_id,))
 
     def _administered(self, command: AdminCommand, result: AdminResult, facts: Mapping[str, Any]) -> None:
         """Record commands that decide which messages a group must get."""
@@ -239,10 +245,8 @@ class Events(Part):
             names = topics[at : at + TOPICS_A_RECORD]
             columns = {"due_ms": np.full(len(names), max(0, start_ms), np.uint64)}
             texts = (group, filter, *names)
-            record = EventRecord(
-                EventKind.GROUP, **facts, detail=change, count=len(names), texts=texts, columns=columns
-            )
-            self._put_record(record, 128 * len(names) + 512)
+            size = 128 * len(names) + 512
+            self._put_one(EventKind.GROUP, facts, size, detail=change, count=len(names), texts=texts, columns=columns)
 
     def _schedule(self, publish: Publish, result: PublishResult, facts: Mapping[str, Any]) -> None:
         if not result.scheduled:
@@ -251,7 +255,7 @@ class Events(Part):
             self._ids(EventKind.CANCELLED, np.array(result.replaced, np.uint64), facts)
         topics = sorted(set(np.frombuffer(publish.topic_ids, "<u4").tolist()))
         texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
-        self._put(lambda: (_scheduled(publish, result, facts, texts),), 3 * len(publish.due_ms) + 512)
+        self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
 
     def _runs(self, notes: Sequence[RunNote], facts: Mapping[str, Any]) -> None:
         """Record the messages of runs, with the names of their schedules, and those that were cancelled."""
@@ -265,8 +269,8 @@ class Events(Part):
                 "topic_id": np.array([note.topic_id for note in part], np.uint64),
             }
             texts = (*topics, *(f"{RUN_OF}{note.run.id}={note.name}" for note in part))
-            record = EventRecord(EventKind.SCHEDULED, **facts, count=len(part), texts=texts, columns=columns)
-            self._put_record(record, 256 * len(part) + 512)
+            size = 256 * len(part) + 512
+            self._put_one(EventKind.SCHEDULED, facts, size, count=len(part), texts=texts, columns=columns)
         cancelled = [note.run.id for note in notes if note.run.id and note.run.outcome not in MESSAGES]
         if cancelled:
             self._ids(EventKind.CANCELLED, np.array(cancelled, np.uint64), facts)
@@ -277,35 +281,32 @@ class Events(Part):
         columns = {name: chunks[name].astype(np.uint64) for name in ("hour", "first_index", "units")}
         columns["clamp_ms"] = np.full(len(chunks), ingested.clamp_ms, np.uint64)
         texts = note_texts(ingest.segment_sha256, [self._names.topic_name(number) for number in ingest.topic_ids])
-        record = EventRecord(EventKind.LOADED, **facts, count=len(chunks), texts=texts, columns=columns)
-        self._put_record(record, 32 * len(chunks) + 512)
+        size = 32 * len(chunks) + 512
+        self._put_one(EventKind.LOADED, facts, size, count=len(chunks), texts=texts, columns=columns)
 
     def _settled(self, batches: Sequence[tuple[SettleColumns, int]], facts: Mapping[str, Any]) -> None:
         """Record settlements: a record for each batch, with as many of its messages as were taken."""
         names = self._names
-        rows = [
-            (batch.kind, (names.topic_name(batch.topic_id), names.group_name(batch.group_id), batch.reason), taken)
+        parts = [
+            (batch.kind, taken, (names.topic_name(batch.topic_id), names.group_name(batch.group_id), batch.reason))
             for batch, taken in batches
         ]
         ids = [batch.ids[: 8 * taken] for batch, taken in batches]
         attempts = [batch.attempts[: 4 * taken] for batch, taken in batches]
 
-        def make() -> Iterable[EventRecord]:
+        def make() -> EventRecords:
             columns = {"unit": _column(b"".join(ids), "<u8"), "attempt": _column(b"".join(attempts), "<u4")}
-            parts = _cut(columns, [taken for _, _, taken in rows])
-            for (kind, texts, taken), part in zip(rows, parts, strict=True):
-                yield EventRecord(EventKind.SETTLED, **facts, detail=kind, count=taken, texts=texts, columns=part)
+            return EventRecords(EventKind.SETTLED, **facts, parts=parts, columns=columns)
 
         self._put(make, 24 * sum(taken for _, taken in batches) + 512 * len(batches), len(batches))
 
     def _ids(self, kind: EventKind, ids: np.ndarray, facts: Mapping[str, Any]) -> None:
-        record = EventRecord(kind, **facts, count=len(ids), columns={"id": ids.astype(np.uint64)})
-        self._put_record(record, ids.nbytes + 512)
+        columns = {"id": ids.astype(np.uint64)}
+        self._put_one(kind, facts, ids.nbytes + 512, count=len(ids), columns=columns)
 
     def _moved(self, ids: np.ndarray, new_ids: np.ndarray, due_ms: np.ndarray, facts: Mapping[str, Any]) -> None:
         columns = {"id": ids.astype(np.uint64), "new_id": new_ids.astype(np.uint64), "due_ms": due_ms.astype(np.uint64)}
-        record = EventRecord(EventKind.MOVED, **facts, count=len(ids), columns=columns)
-        self._put_record(record, 3 * ids.nbytes + 512)
+        self._put_one(EventKind.MOVED, facts, 3 * ids.nbytes + 512, count=len(ids), columns=columns)
 
     def _dispatched(self, topics: Sequence[MadeReady], facts: Mapping[str, Any]) -> None:
         """Record a dispatch: a record for each topic."""
@@ -313,13 +314,12 @@ class Events(Part):
             return
         facts = {**facts, "stamped_ms": 0}
 
-        def make() -> Iterable[EventRecord]:
+        def make() -> EventRecords:
             units = join_units([ready.units for ready in topics])
             ids, origins = ids_of(units), origins_of(units)
             columns = {"id": np.where(origins != 0, origins, ids), "unit": ids}
-            for ready, part in zip(topics, _cut(columns, [len(ready.units) for ready in topics]), strict=True):
-                count = len(ready.units)
-                yield EventRecord(EventKind.DISPATCHED, **facts, count=count, texts=(ready.topic,), columns=part)
+            parts = [(0, len(ready.units), (ready.topic,)) for ready in topics]
+            return EventRecords(EventKind.DISPATCHED, **facts, parts=parts, columns=columns)
 
         self._put(make, sum(ready.units.nbytes for ready in topics) + 512 * len(topics), len(topics))
 
@@ -330,12 +330,10 @@ class Events(Part):
         term, group = batch.term, batch.group
         ids, due_ms, attempts = batch.ids, batch.due_ms, batch.attempts
 
-        def make() -> Iterable[EventRecord]:
+        def make() -> EventRecords:
             columns = {"id": _column(ids, "<u8"), "due_ms": _column(due_ms, "<i8"), "attempt": _column(attempts, "<u4")}
-            parts = _cut(columns, [count for _, _, count in topics])
-            for (_, topic, count), part in zip(topics, parts, strict=True):
-                texts = (topic, group, consumer)
-                yield EventRecord(EventKind.DELIVERED, now_ms, term=term, count=count, texts=texts, columns=part)
+            parts = [(0, count, (topic, group, consumer)) for _, topic, count in topics]
+            return EventRecords(EventKind.DELIVERED, now_ms, term=term, parts=parts, columns=columns)
 
         self._put(make, 3 * len(ids) + 512 * len(topics), len(topics))
 
@@ -385,9 +383,9 @@ class Events(Part):
         left_out, self._left_out = self._left_out, 0
 
         def work() -> int:
-            records = [record for make in queue for record in make()]
+            records = [make() for make in queue]
             if left_out and records:
-                records.append(EventRecord(EventKind.LOST, records[-1].at_ms, count=left_out))
+                records.append(EventRecords(EventKind.LOST, records[-1].at_ms, parts=[(0, left_out, ())]))
             return self._writer.append(records) if records else 0
 
         return work
@@ -496,25 +494,25 @@ class FindJob:
         return sorted(rows)
 
 
-def _scheduled(publish: Publish, result: PublishResult, facts: Mapping[str, Any], texts: Sequence[str]) -> EventRecord:
-    outcomes = [outcome for outcome in result.requests if len(outcome.ids) and not outcome.repeated]
-    new = np.concatenate(
-        [np.ones(len(done.ids), np.bool_) if done.keys is None else is_scheduled(done.keys) for done in outcomes]
-    )
+def _scheduled(publish: Publish, result: PublishResult, facts: Mapping[str, Any], texts: Sequence[str]) -> EventRecords:
+    taken = [len(outcome.ids) > 0 and not outcome.repeated for outcome in result.requests]
+    outcomes = list(compress(result.requests, taken))
+    ids = np.concatenate([outcome.ids for outcome in outcomes])
+    due_ms = np.concatenate([outcome.due_ms for outcome in outcomes])
     topics = np.frombuffer(publish.topic_ids, "<u4")
-    count = sum(request.count for request in publish.requests)
-    by_row = np.zeros(count, np.uint32)
-    if publish.rows:
+    if len(topics) == 1:
+        topics = topics.repeat(len(publish.due_ms) // 8)
+    elif publish.rows:
+        by_row = np.empty_like(topics)
         by_row[np.frombuffer(publish.rows, "<u4")] = topics
-    else:
-        by_row[:] = topics
-    taken = np.repeat(
-        [len(outcome.ids) > 0 and not outcome.repeated for outcome in result.requests],
-        [request.count for request in publish.requests],
-    )
-    columns = {
-        "id": np.concatenate([outcome.ids for outcome in outcomes])[new].astype(np.uint64),
-        "due_ms": np.concatenate([outcome.due_ms for outcome in outcomes])[new].astype(np.uint64),
-        "topic_id": by_row[taken][new].astype(np.uint64),
-    }
-    return EventRecord(EventKind.SCHEDULED, **facts, count=len(columns["id"]), texts=texts, columns=columns)
+        topics = by_row
+    if not all(taken):
+        topics = topics[np.repeat(taken, [request.count for request in publish.requests])]
+    columns = {"id": ids, "due_ms": due_ms, "topic_id": topics}
+    if any(outcome.keys is not None for outcome in outcomes):
+        new = np.concatenate(
+            [np.ones(len(done.ids), np.bool_) if done.keys is None else is_scheduled(done.keys) for done in outcomes]
+        )
+        columns = {name: values[new] for name, values in columns.items()}
+    columns = {name: values.astype(np.uint64) for name, values in columns.items()}
+    return EventRecords(EventKind.SCHEDULED, **facts, parts=[(0, len(columns["id"]), texts)], columns=columns)
