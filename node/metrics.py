@@ -7,6 +7,7 @@ Names follow Prometheus' conventions: base units (seconds, bytes), `_total` for 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,8 +46,7 @@ class TimeCounts:
     def note(self, took_ns: int) -> None:
         """Count one; below 0 counts as 0."""
         took_ms = max(0, took_ns) / 1e6
-        place = next((place for place, bound in enumerate(TIME_BOUNDS_MS) if took_ms <= bound), len(TIME_BOUNDS_MS))
-        self._counts[place] += 1
+        self._counts[bisect_left(TIME_BOUNDS_MS, took_ms)] += 1
         self._sum_ms += took_ms
 
     def value(self) -> HistogramValue:
