@@ -61,7 +61,8 @@ AWAIT_S = 60.0
 """A node leaves the question for another master open for at most this long."""
 STATUS_TIMEOUT_S = 1.0
 CONNECT_S = 1.5
-"""A client that has reached no node by then raises an error with the reasons. Exceeds the time-out of a status call."""
+"""A client that has reached no node by then raises an error with the reasons, unless the host of one answers and TLS or
+the node's settings are awaited. Exceeds the time-out of a status call."""
 TOLD_AGAIN_S = 60.0
 """Pause between two warnings that no node can be reached."""
 TRY_TIMEOUT_S = 3.0
@@ -417,8 +418,8 @@ class Cluster:
             return await self.stub(AdminStub, channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             fault = fault_of_call(error)
-        connected = channel.get_state() is grpc.ChannelConnectivity.READY
-        return timed_out() if fault.reason == "DEADLINE_EXCEEDED" and not connected else fault
+        unheard = channel.get_state() is grpc.ChannelConnectivity.IDLE
+        return timed_out() if fault.reason == "DEADLINE_EXCEEDED" and unheard else fault
 
     async def _find(self) -> None:
         """Ask all nodes; returns as soon as a master is known."""

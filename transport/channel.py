@@ -40,11 +40,11 @@ NO_CONNECTION = "no connection: "
 NO_ANSWER = "no answer to the attempt"
 NO_ROOM = "the server takes no calls"
 LOOK_UP_S = 5.0
-ATTEMPT_S = 1.5
-"""For one attempt to connect, TLS and the server's settings included."""
-ATTEMPT_PARTS = 6
-"""An attempt's time passes in so many parts. A pause of this process takes one of them, however long it is: what the
-server has answered meanwhile waits to be read."""
+STEP_S = 1.5
+"""For each step of an attempt to connect: TCP, TLS, the server's settings. A far server takes long for all of them."""
+STEP_PARTS = 6
+"""A step's time passes in so many parts. A pause of this process takes one of them, however long it is: what the server
+has answered meanwhile waits to be read."""
 NEXT_PLACE_S = 0.25
 """After this time without a connection the next address of the host is tried beside the former (RFC 8305)."""
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 0.2
@@ -291,6 +291,8 @@ class Channel:
         self._names = Names()
         self._connections: set[ClientConnection] = set()
         self._dialling: asyncio.Task[None] | None = None
+        self._greeting = 0
+        """Attempts whose host answers, and that wait for TLS or the server's settings."""
         self._left: set[asyncio.Task[ClientConnection]] = set()
         """Attempts that another one has made needless, while they end."""
         self._pause_s = 0.0
@@ -323,8 +325,10 @@ class Channel:
     stream_unary = stream_stream = _many
 
     def get_state(self) -> grpc.ChannelConnectivity:
-        """READY while there is a connection."""
-        return grpc.ChannelConnectivity.READY if self.connected else grpc.ChannelConnectivity.IDLE
+        """READY while there is a connection, else CONNECTING while a host answers an attempt to connect."""
+        if self.connected:
+            return grpc.ChannelConnectivity.READY
+        return grpc.ChannelConnectivity.CONNECTING if self._greeting else grpc.ChannelConnectivity.IDLE
 
     async def close(self, grace: float | None = None) -> None:
         """End all calls and connections. Idempotent."""
@@ -441,43 +445,65 @@ class Channel:
             attempt.result().close()
 
     async def _attempt(self, place: Place) -> ClientConnection:
-        async with _time_of_attempt(self.loop):
-            connection = await connect(
-                place,
-                self._limits,
-                secured=self._secured,
-                host=self._host,
-                server_name=self._server_name,
-                silence_ms=SILENCE_MS,
-            )
+        reached = False
+        async with asyncio.timeout(None) as limit:
+            step = _Step(self.loop, limit)
+
+            def host_answers() -> None:
+                nonlocal reached
+                reached = True
+                self._greeting += 1
+                step.next()
+
             try:
-                await connection.wait_ready()
-                if not connection.has_room:
-                    raise ConnectionError(NO_ROOM)
-            except BaseException:
-                connection.cut_off()
-                raise
+                connection = await connect(
+                    place,
+                    self._limits,
+                    secured=self._secured,
+                    host=self._host,
+                    server_name=self._server_name,
+                    silence_ms=SILENCE_MS,
+                    reached=host_answers,
+                )
+                step.next()
+                try:
+                    await connection.wait_ready()
+                    if not connection.has_room:
+                        raise ConnectionError(NO_ROOM)
+                except BaseException:
+                    connection.cut_off()
+                    raise
+            finally:
+                step.end()
+                self._greeting -= reached
         return connection
 
 
-@contextlib.asynccontextmanager
-async def _time_of_attempt(loop: asyncio.AbstractEventLoop) -> AsyncIterator[None]:
-    """Raises TimeoutError at the end of the last part."""
-    async with asyncio.timeout(None) as limit:
-        part_s = ATTEMPT_S / ATTEMPT_PARTS
-        timer = loop.call_later(part_s, lambda: passed(ATTEMPT_PARTS - 1))
+class _Step:
+    """The time of a step of an attempt. At its end the attempt is over, unless another step has begun."""
 
-        def passed(left: int) -> None:
-            nonlocal timer
-            if left:
-                timer = loop.call_later(part_s, passed, left - 1)
-            else:
-                limit.reschedule(loop.time())
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._begin(STEP_PARTS)
 
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _begin(self, parts: int) -> None:
+        self._timer = self._loop.call_later(STEP_S / STEP_PARTS, self._passed, parts - 1)
+
+    def _passed(self, parts_left: int) -> None:
+        if parts_left:
+            self._begin(parts_left)
+        else:
+            self._limit.reschedule(self._loop.time())
+
+    def next(self) -> None:
+        """The next step begins."""
+        self.end()
+        self._begin(STEP_PARTS)
+
+    def end(self) -> None:
+        """The attempt is over."""
+        self._timer.cancel()
 
 
 def reason_of(error: OSError) -> str:

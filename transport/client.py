@@ -405,10 +405,11 @@ async def connect(
     host: str = "",
     server_name: str = "",
     silence_ms: int = 0,
+    reached: Callable[[], None] | None = None,
 ) -> ClientConnection:
     """Dial. `host`: what the place was looked up by. `server_name`: expected in the other side's certificate instead of
     it. `silence_ms`: the kernel, if it is Linux, gives the connection up when sent bytes stay unacknowledged for this
-    long.
+    long. `reached`: called when the TCP connection is there, before TLS.
 
     Raises ssl.SSLError or another OSError.
     """
@@ -423,6 +424,8 @@ async def connect(
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, place[1])
+        if reached is not None:
+            reached()
         if silence_ms and hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
         transport, connection = await loop.create_connection(

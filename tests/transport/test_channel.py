@@ -272,7 +272,7 @@ async def test_a_server_that_is_none_of_grpc(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None, closes: bool, words: list[str]
 ) -> None:
     """It is silent, or hangs up, or speaks something else: the call was not sent, and says why."""
-    monkeypatch.setattr(channel_module, "ATTEMPT_S", 0.3 if answer is None else 60.0)
+    monkeypatch.setattr(channel_module, "STEP_S", 0.3 if answer is None else 60.0)
     async with accepting(answer, closes=closes) as address, opened(address) as channel:
         error = await failure(of(channel, "unary_unary", "Echo")(b"x"))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -282,16 +282,16 @@ async def test_a_server_that_is_none_of_grpc(
 
 
 async def test_a_pause_of_this_process_is_no_silence_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand clients that connect at once hold their loops up for seconds. Attempts that were given up for that,
-    with the answer waiting to be read, were repeated for over a minute."""
-    monkeypatch.setattr(channel_module, "ATTEMPT_S", 0.3)
+    """A thousand clients that connect at once hold their loops up for seconds. Attempts given up for that, with
+    the answer waiting to be read, were repeated for over a minute."""
+    monkeypatch.setattr(channel_module, "STEP_S", 0.3)
     dials = 0
 
     async def held_up(*place: Any, **more: Any) -> Any:
         nonlocal dials
         dials += 1
         connection = await connect(*place, **more)
-        time.sleep(2 * channel_module.ATTEMPT_S)  # noqa: ASYNC251  # nothing else runs, as in the pause
+        time.sleep(2 * channel_module.STEP_S)  # noqa: ASYNC251  # nothing else runs, as in the pause
         return connection
 
     monkeypatch.setattr(channel_module, "connect", held_up)
