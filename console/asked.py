@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tickwheel.client.errors import printable, refused
+from tickwheel.client.messages import KEY_LENGTH_MAX
 
-TEXT_MAX = 1_024
-"""Characters of any text; what is shorter in the cluster, the cluster refuses."""
+TEXT_MAX = KEY_LENGTH_MAX
+"""Characters of any text: a key is the longest. What is shorter in the cluster, the cluster refuses."""
 MS_MAX = 253_402_300_799_999
 """The end of the year 9999."""
 

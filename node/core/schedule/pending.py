@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tickwheel.node.core.kernel import Kernel, require_current
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, count_fitting, meta_of
-from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT
+from tickwheel.node.core.schedule.intake import DUE_MS_LIMIT, KEY_LENGTH_MAX
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.proto import common_pb2, scheduler_pb2
@@ -46,8 +46,8 @@ CALLS_MAX = 32
 """Calls under way at a time; further ones are refused with a retry hint."""
 INDEX_MAX = 1 << 32
 """Upper bound of the index in a page token: one beyond the last index of an hour."""
-TEXT_BYTES_MAX = 1_024
-"""Longest tag, key or prefix in a query."""
+TEXT_LENGTH_MAX = KEY_LENGTH_MAX
+"""Characters of a tag, key or prefix in a query: whatever can be scheduled can be selected."""
 
 
 _FIRST_KEY = CursorKey(0, 0)
@@ -111,9 +111,9 @@ def make_query(
                 Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topic", "value": selection.topic[:127]})
             )
     for name in ("tag", "key", "key_prefix"):
-        size = len(getattr(selection, name).encode())
-        if size > TEXT_BYTES_MAX:
-            raise invalid(name, f"{size} bytes", f"at most {TEXT_BYTES_MAX} bytes")
+        length = len(getattr(selection, name))
+        if length > TEXT_LENGTH_MAX:
+            raise invalid(name, f"{length} characters", f"at most {TEXT_LENGTH_MAX} characters")
     for name in ("due_ms_min", "due_ms_max"):
         value = getattr(selection, name)
         if not 0 <= value <= DUE_MS_LIMIT:

@@ -27,7 +27,7 @@ from tickwheel.node.failure import Failure, RequestError, invalid, no_agreed_tim
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
-from tickwheel.proto.common_pb2 import NAME_TAKEN
+from tickwheel.proto.common_pb2 import NAME_TAKEN, UNKNOWN_NAME
 from tickwheel.proto.log_pb2 import Command, DeadRange, Publish, PublishRequest, SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
 from tickwheel.wheel.queries import Wanted
@@ -246,7 +246,9 @@ class _Step:
             return
         try:
             query: Query = self._deletion or make_query(core, self._selection, self._stamped_ms_max, retries=False)
-        except RequestError:
+        except RequestError as error:
+            if error.failure.reason != UNKNOWN_NAME:
+                raise
             # The topic was deleted: nothing of it will be delivered any more.
             self._step.last = True
         else:

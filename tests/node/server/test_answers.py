@@ -14,7 +14,7 @@ from tickwheel.node.core.delivery.consumers import CONSUMER_NAME_LENGTH_MAX
 from tickwheel.node.core.delivery.settlements import SETTLE_TOPICS_MAX
 from tickwheel.node.core.membership import ADDRESS_LENGTH_MAX
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES, LIST_BYTES_MAX, fitting
-from tickwheel.node.core.schedule.pending import BUCKETS_MAX, TEXT_BYTES_MAX
+from tickwheel.node.core.schedule.pending import BUCKETS_MAX, TEXT_LENGTH_MAX
 from tickwheel.node.core.schedule.recurring import BACKFILL_RUNS_MAX, PREVIEW_MAX, UPCOMING
 from tickwheel.node.core.watch.events import FOUND_MAX
 from tickwheel.node.core.watch.status import STATUS_TOPICS_MAX
@@ -117,7 +117,7 @@ SMALL = {
     "Scheduler.CountPending buckets": BUCKETS_MAX * 32,
     "Scheduler.Get message.meta.headers": META,
     "Scheduler.Get message.meta.tags": META,
-    "Scheduler.ListSweeps sweeps": SWEEPS_MAX * 8 * TEXT_BYTES_MAX,
+    "Scheduler.ListSweeps sweeps": SWEEPS_MAX * 3 * 4 * TEXT_LENGTH_MAX,
     "Scheduler.RescheduleMany results": ROWS_MAX * REFUSAL,
     **{f"Scheduler.ScheduleMany {column}": ROWS * 8 for column in ("delay_ms", "due_ms", "ids")},
     "Scheduler.ScheduleMany delay_levels": ROWS * 4,

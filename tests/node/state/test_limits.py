@@ -19,7 +19,7 @@ from tickwheel.proto import state_pb2
 
 NAME = "node.state.names.TOPIC_NAME_LENGTH_MAX"
 JOB = "node.state.names.PRODUCER_ID_LENGTH_MAX"
-TEXT = "node.core.schedule.pending.TEXT_BYTES_MAX"
+TEXT = "node.core.schedule.pending.TEXT_LENGTH_MAX"
 SCHEDULES = "node.state.schedules.SCHEDULES_BYTES_MAX"
 META = "node.state.publishing.META_BYTES_MAX"
 FIXED = "fixed"
