@@ -14,6 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ class Promoter:
         self._slot_ms = status.slot // MILLISECOND
         self._clock_ahead_ms = clock_ms - time.monotonic() * 1_000
         done = Promotion(until_ms or int(clock_ms + horizon_days * DAY_MS))
-        self._clean()
+        remove_left(self._store.folder / PROMOTE)
         try:
             await self._load_moved(done, told)
             await self._load_parts(done, told)
@@ -149,13 +150,6 @@ class Promoter:
             shutil.rmtree(self._work, ignore_errors=True)
         done.seconds = time.monotonic() - started
         return done
-
-    def _clean(self) -> None:
-        """Remove the files of promotions that were killed more than LEFT_S ago."""
-        folder = self._store.folder / PROMOTE
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if path.stat().st_mtime < time.time() - LEFT_S:
-                shutil.rmtree(path, ignore_errors=True)
 
     def _now_ms(self) -> int:
         return int(time.monotonic() * 1_000 + self._clock_ahead_ms)
@@ -186,7 +180,11 @@ class Promoter:
         waiting.sort(key=lambda part: (part.due_first, part.number))
         wanted: list[tuple[int, ColdFile]] = []
         for part in waiting:
-            manifest = self._store.manifest(part.job_id)
+            try:
+                manifest = self._store.manifest(part.job_id)
+            except ColdError as error:
+                done.problems.append(f"part {part.number}: {error}")
+                continue
             if manifest is None or part.place >= len(manifest.parts):
                 done.problems.append(f"part {part.number}: {self._store.folder} has no manifest of job {part.job_id}")
                 continue
@@ -246,8 +244,9 @@ class Promoter:
     # -- moved messages
 
     async def _load_moved(self, done: Promotion, told: Callable[[Progress], None]) -> None:
+        registered = {part.number: part.sha256.hex() for part in (await self._client.cold.parts())[0]}
+        files = self._store.numbered(done.problems)
         async for ids, due_ms in self._moved(done.until_ms):
-            files = self._store.numbered()
             tables, kept_ids, kept_due = [], [], []
             parts = ids >> 32 & 0x7FFF_FFFF
             for number in np.unique(parts).tolist():
@@ -256,6 +255,8 @@ class Promoter:
                 try:
                     if file is None:
                         raise ColdError(f"{self._store.folder} knows no such part; freeze its job again")
+                    if registered.get(number, file.sha256) != file.sha256:
+                        raise ColdError(f"{file.path}: it differs from what was registered")
                     table = read_part(self._store.folder, file.path, file.sha256)
                 except ColdError as error:
                     done.problems.append(f"{int(chosen.sum())} moved messages of part {number}: {error}")
@@ -300,6 +301,14 @@ class Promoter:
 
             await self._load([(0, _built(row))], [load], late_of, done, told)
             done.moved += done.messages - before_units
+
+
+def remove_left(folder: Path) -> None:
+    """Remove the files of promotions that were killed more than LEFT_S ago."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with suppress(FileNotFoundError):  # another promotion has ended meanwhile
+            if path.stat().st_mtime < time.time() - LEFT_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def moved_pieces(payload_bytes: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -348,6 +357,8 @@ def _task(folder: str, work: str, slot_ms: int) -> Callable[[Iterator[pa.RecordB
                     row |= _bundle(table, Path(work), uuid.uuid4().hex, slot_ms)
                 except (ColdError, bundle.BadBundleError) as error:
                     row["problem"] = str(error)
+                except OSError as error:
+                    row["problem"] = f"{work}: {error.strerror}"
                 yield pa.RecordBatch.from_pylist([row], _BUILT)
 
     return run

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
 from tickwheel.client import AsyncClient, ColdState, ColdStatus, NodeStatus
 from tickwheel.client.cold import ColdPart
-from tickwheel.pipeline.cold_store import ColdFile, ColdStore
+from tickwheel.pipeline.cold_store import ColdError, ColdFile, ColdStore
 
 DAYS_SHOWN = 40
 
@@ -37,8 +38,9 @@ class Examined:
 async def examine(client: AsyncClient, folder: str | Path) -> Examined:
     """Ask the cluster and look at the folder. Raises ColdError, TickwheelError kinds."""
     store = ColdStore(folder)
-    inventory = await _Inventory.take(client, store)
-    found = Examined(inventory.status.cold, inventory.status.clock)
+    problems: list[str] = []
+    inventory = await _Inventory.take(client, store, problems)
+    found = Examined(inventory.status.cold, inventory.status.clock, problems=problems)
     parts, numbered = inventory.parts, inventory.numbered
     counts: Counter[date] = Counter()
     rows: Counter[date] = Counter()
@@ -55,11 +57,12 @@ async def examine(client: AsyncClient, folder: str | Path) -> Examined:
         if problem:
             found.problems.append(f"part {part.number}: {problem}")
     for job_id in store.jobs():
-        manifest = store.manifest(job_id)
-        if manifest is None:
-            found.problems.append(f"job {job_id}: it was not completely written; freeze it again")
-        elif manifest.parts and store.first_part(job_id) is None:
-            found.problems.append(f"job {job_id}: it is written but not registered; freeze it again")
+        with suppress(ColdError):  # that is among the problems
+            manifest = store.manifest(job_id)
+            if manifest is None:
+                found.problems.append(f"job {job_id}: it was not completely written; freeze it again")
+            elif manifest.parts and store.first_part(job_id) is None:
+                found.problems.append(f"job {job_id}: it is written but not registered; freeze it again")
     found.done_files = sum((store.folder / path).exists() for path in inventory.done())
     return found
 
@@ -75,9 +78,10 @@ class _Inventory:
     status: NodeStatus
 
     @staticmethod
-    async def take(client: AsyncClient, store: ColdStore) -> _Inventory:
+    async def take(client: AsyncClient, store: ColdStore, problems: list[str] | None = None) -> _Inventory:
+        """`problems`: as of `ColdStore.numbered`."""
         store.belong_to((await client.admin.master_status()).cluster_id)
-        numbered = store.numbered()
+        numbered = store.numbered(problems)
         parts, last_part = await client.cold.parts()
         return _Inventory(numbered, parts, last_part, await client.admin.master_status())
 

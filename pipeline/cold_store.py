@@ -158,6 +158,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
             return body
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ColdError(f"{path}: it cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise ColdError(f"{path}: it cannot be read: {error}") from error
     raise ColdError(f"{path}: it does not match its checksum")
@@ -197,12 +199,18 @@ class ColdStore:
     def jobs(self) -> list[str]:
         """Ids of all jobs that ever began."""
         folder = self.folder / JOBS
-        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        found = folder.iterdir() if folder.is_dir() else ()
+        return sorted(path.name for path in found if _JOB.fullmatch(path.name) and path.is_dir())
 
     def manifest(self, job_id: str) -> ColdJobManifest | None:
         """The manifest of a job; None while the job has not written all parts. Raises ColdError."""
-        body = read_json(self.job_folder(job_id) / "manifest.json")
-        return None if body is None else _manifest(body)
+        path = self.job_folder(job_id) / "manifest.json"
+        body = read_json(path)
+        if body is None:
+            return None
+        if body["job_id"] != job_id:
+            raise ColdError(f"{path}: it is the manifest of job {body['job_id']}")
+        return _manifest(body)
 
     def finish(self, manifest: ColdJobManifest) -> ColdJobManifest:
         """Finish a job that has written all its parts, now or before a crash. Returns the manifest that counts."""
@@ -241,11 +249,18 @@ class ColdStore:
         if body["first_part"] != first_part:
             raise ColdError(f"job {job_id} was registered as part {body['first_part']}, and now as {first_part}")
 
-    def numbered(self) -> dict[int, ColdFile]:
-        """All parts that have a number."""
+    def numbered(self, problems: list[str] | None = None) -> dict[int, ColdFile]:
+        """All parts that have a number. `problems` gets what is wrong with the records of a job, whose parts are then
+        left out; without it raises ColdError."""
         found: dict[int, ColdFile] = {}
         for job_id in self.jobs():
-            first, manifest = self.first_part(job_id), self.manifest(job_id)
+            try:
+                first, manifest = self.first_part(job_id), self.manifest(job_id)
+            except ColdError as error:
+                if problems is None:
+                    raise
+                problems.append(str(error))
+                continue
             if first is not None and manifest is not None:
                 found |= {first + place: part for place, part in enumerate(manifest.parts)}
         return found

@@ -187,6 +187,34 @@ def test_cold_messages_are_cancelled_moved_and_promoted_once(
     cluster.check_agreement()
 
 
+def test_records_of_a_job_that_are_not_its_own_are_named_and_delay_no_other(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    """P2: swapped, they brought the rows of the other job at the times of moved messages."""
+    for job in ("one", "two"):
+        _, ids = frozen(cluster, frame(spark, 20, job), tmp_path, job, FreezeConfig(tasks=1))
+    assert cluster.wait(cluster.client.reschedule(ids["key-8"], due_ms=now_ms() + 35 * DAY_MS))[0] == "RESCHEDULED"
+    one, two, aside = (tmp_path / "_jobs" / name for name in ("one", "two", "aside"))
+    numbers = [(folder / "registered.json").read_bytes() for folder in (one, two)]
+    for folder, number in zip((two, one), numbers, strict=True):
+        (folder / "registered.json").write_bytes(number)
+    swapped = promoted(spark, cluster, tmp_path, days=36)
+    assert swapped.moved == 0 and "differs from what was registered" in swapped.problems[0]
+    for folder, number in zip((one, two), numbers, strict=True):
+        (folder / "registered.json").write_bytes(number)
+    (one / "manifest.json").rename(aside)
+    (one / "manifest.json").mkdir()
+    assert any("Is a directory" in text for text in examined(cluster, tmp_path).problems)
+    part = promoted(spark, cluster, tmp_path)
+    assert part.moved == 1 and part.parts and all("Is a directory" in text for text in part.problems)
+    assert cluster.payloads("one") == Counter() and len(cluster.payloads("two")) == 20
+    (one / "manifest.json").rmdir()
+    (one / "manifest.json").write_bytes((two / "manifest.json").read_bytes())
+    assert any("the manifest of job two" in text for text in promoted(spark, cluster, tmp_path).problems)
+    aside.rename(one / "manifest.json")
+    assert promoted(spark, cluster, tmp_path).problems == [] and len(cluster.payloads("one")) == 20
+
+
 def test_two_promotions_at_once_outlive_their_master(
     spark: SparkSession, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.system_calls import PowerLoss
+from tickwheel.pipeline.cold_promote import remove_left
 from tickwheel.pipeline.cold_store import NEAR, ColdJobManifest, ColdStore, write_file
 from tickwheel.pipeline.sink_rejected import TEMPORARY, RejectedFile
 
@@ -78,6 +79,16 @@ def test_a_freeze_that_is_killed_at_any_step_can_be_repeated(tmp_path: Path) -> 
             os.utime(folder / name, (0, 0))
         assert {str(path.relative_to(folder)) for path in store.left()} == more, f"killed at step {step}"
     assert unfinished > 5
+
+
+def test_what_promotions_leave_goes_while_others_end(tmp_path: Path) -> None:
+    """Files that another promotion removes between a look at the folder and at the file are no error."""
+    work = tmp_path / "_promote"
+    (work / "old").mkdir(parents=True)
+    os.utime(work / "old", (0, 0))
+    (work / "gone").symlink_to("nowhere")
+    remove_left(work)
+    assert [path.name for path in work.iterdir()] == ["gone"]
 
 
 ROWS = pa.RecordBatch.from_pylist([{"due_ms": 1}])
