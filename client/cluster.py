@@ -563,6 +563,8 @@ class Cluster:
                 answer = await self._tries.run(address, invoke(self.channel(address), try_s), stays=stays)
             except grpc.aio.AioRpcError as error:
                 fault = fault_of_call(error)
+                if fault.reason == "DEADLINE_EXCEEDED":
+                    fault = Fault(fault.reason, f"{address} did not answer within {try_s:.3g} s")
             except TryFailedError as error:
                 fault = error.fault
             except TryLeftError:

@@ -132,10 +132,10 @@ class _Copy:
                     return
                 except TickwheelError as error:
                     if self._heard_s is None or not _passes(error):
-                        raise
+                        raise self._of(number, error) from error
                     deadline = Deadline(self._heard_s + self._patience_s - time.monotonic())
                     if deadline.over:
-                        raise
+                        raise self._of(number, error) from error
                     if self._heard_s != heard_s:
                         backoff.reset()
                         told = ""
@@ -165,10 +165,17 @@ class _Copy:
 
     def _tell(self, number: int, error: TickwheelError, told: str) -> str:
         """Say what broke, unless that was said. Returns what is said by now."""
-        text = f"{self._addresses[number]}: {error}"
+        text = str(self._of(number, error))
         if text != told:
             warn(f"the copy broke and will go on: {text}")
         return text
+
+    def _of(self, number: int, error: TickwheelError) -> TickwheelError:
+        """The error, with the address that was asked."""
+        address = self._addresses[number]
+        if address in str(error):
+            return error
+        return type(error)(f"{address}: {error}", error.reason, error.metadata)
 
 
 def _passes(error: TickwheelError) -> bool:

@@ -49,7 +49,7 @@ def member_add(
                     return members
                 await asyncio.sleep(0.2)
 
-    _show_members(ask(go, timeout_s=60.0))
+    _show_members(ask(go))
 
 
 @member_app.command("remove")

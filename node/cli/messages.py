@@ -184,6 +184,8 @@ def consume(
         raise typer.BadParameter("give at most one of --no-ack, --nack and --dead")
     if ((delay is not None or level) and not nack) or (delay is not None and level):
         raise typer.BadParameter("--delay and --level go with --nack, and only one of them")
+    if reason and not (nack or dead):
+        raise typer.BadParameter("--reason goes with --nack or --dead")
     pause = duration("--delay", delay) if delay is not None else None
     where, start_ms = place("--start-from", start_from)
 

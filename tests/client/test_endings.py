@@ -190,6 +190,21 @@ async def test_a_read_without_an_answer_has_no_outcome(nodes: list[FakeNode]) ->
             await client.cluster.call(silent, 0.1)
 
 
+async def test_a_call_without_an_answer_names_the_node(nodes: list[FakeNode]) -> None:
+    """It said `Deadline Exceeded` alone."""
+
+    nothing = grpc.aio.Metadata()
+
+    async def expires(_: grpc.aio.Channel, try_s: float) -> None:
+        await asyncio.sleep(try_s)
+        raise grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, "Deadline Exceeded", "")
+
+    async with AsyncClient(nodes[0].address) as client:
+        await client.cluster.master(Deadline(SOON_S))
+        with pytest.raises(OutcomeUnknown, match=f"{nodes[0].address} did not answer within 0.1 s"):
+            await client.cluster.call(expires, 0.1)
+
+
 def test_reads_are_known_by_their_requests() -> None:
     """Every method that the audit log notes, and every other one that changes something, is none."""
     reads = {

@@ -168,7 +168,7 @@ async def test_the_first_answer_counts(writer: BackupWriter) -> None:
     """A refusal before anything came is told at once: a wrong node, a missing right, a node that is stale."""
     node = node_with(refusal(Failure(common_pb2.WRONG_STATE, "it may be old")))
     async with serving(node):
-        with pytest.raises(TickwheelError, match="may be old"):
+        with pytest.raises(TickwheelError, match=f"{node.address}: .*may be old"):
             await copied(writer, node)
     assert len(node.requests) == 1
 

@@ -103,6 +103,8 @@ def test_wrong_places(arguments: list[str], code: int, capsys: pytest.CaptureFix
         (["schedules", "put", "n", "t", "x", "--cron", "* * * * *", "--zone", ""], "--zone: '': an IANA time zone"),
         (["schedules", "preview", "--cron", "* * * * *", "--zone", ""], "--zone: '': an IANA time zone"),
         (["group", "create", "g", "t", "--retry-initial", "1y"], "--retry-initial: '1y': a duration is"),
+        (["group", "create", "g", "t", "--retry-factor", "3"], "--retry-factor and --retry-jitter need --retry-in"),
+        (["consume", "t", "--reason", "x"], "--reason goes with --nack or --dead"),
         (["settings", "set", "retention=7x"], "retention=7x: a duration is"),
         (["settings", "set", "pending_max=abc"], "pending_max=abc: a whole number"),
         (["schedule", "t", "x", "--delay", "1s", "--header", "=y"], "--header: '=y': NAME=VALUE"),
