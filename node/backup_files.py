@@ -347,7 +347,7 @@ def _copied(
         crc = size = 0
         try:
             with (source / path).open("rb") as read:
-                while block := read.read(BLOCK_BYTES):
+                while size <= item["bytes"] and (block := read.read(BLOCK_BYTES)):  # one that grows never ends
                     target.append(block)
                     crc = google_crc32c.extend(crc, block)
                     size += len(block)
