@@ -27,6 +27,7 @@ from tickwheel.client.errors import RequestRefused
 from tickwheel.client.moments import duration_of
 from tickwheel.console.certificates import TokenFile
 from tickwheel.console.cli import check_authority_file
+from tickwheel.console.files import content_of, is_file, opened
 from tickwheel.gateway.addresses import is_public, literal
 from tickwheel.gateway.breaker import FAILURES_MAX
 from tickwheel.gateway.signing import secret_of
@@ -280,8 +281,11 @@ class GatewayConfig(_Section):
 def read_secrets(path: Path) -> list[bytes]:
     """The secrets of a file, the newest first as its lines are. Raises ValueError."""
     try:
-        with path.open(encoding="utf-8") as opened:
-            lines = opened.read(FILE_BYTES_MAX).split()
+        with opened(path) as descriptor:
+            content = content_of(descriptor, FILE_BYTES_MAX) if is_file(os.fstat(descriptor)) else None
+        if content is None:
+            raise ValueError(f"secret_file {path}: a file of at most {FILE_BYTES_MAX:,} bytes")
+        lines = content.decode().split()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"secret_file {path}: {getattr(error, 'strerror', None) or error}") from None
     if not 1 <= len(lines) <= 10:
@@ -295,8 +299,8 @@ def read_secrets(path: Path) -> list[bytes]:
 def read_config(path: Path) -> GatewayConfig:
     """Raises GatewayConfigError with all problems."""
     try:
-        with path.open("rb") as opened:
-            data = opened.read(FILE_BYTES_MAX + 1)
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise GatewayConfigError(f"{path}: {error.strerror}") from None
     if len(data) > FILE_BYTES_MAX:

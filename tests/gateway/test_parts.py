@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import pairwise
@@ -104,6 +106,22 @@ def test_secrets_change_with_their_file(tmp_path: Path, monkeypatch: pytest.Monk
         fresh.write_text(text)
         fresh.replace(path)
         assert len(secrets.keys) == count
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, Path.touch, lambda path: None], ids=["pipe", "folder", "", "gone"]
+)
+def test_secrets_stay_when_their_file_is_none(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipe held the gateway's loop for ever."""
+    monkeypatch.setattr("tickwheel.gateway.posting.SECRETS_LOOK_S", 0.0)
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    secrets = Secrets(path)
+    path.unlink()
+    make(path)
+    assert len(secrets.keys) == 1 and f"secret_file {path}" in caplog.text and "of before stay" in caplog.text
 
 
 def test_the_breaker_opens_tries_one_and_closes() -> None:
