@@ -15,6 +15,7 @@ from tickwheel.node.core.host import NodeHost
 from tickwheel.node.core.watch.status import node_vitals
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import Founding
+from tickwheel.storage.simulated import PowerLost, SimulatedDisk
 
 PATIENCE_MS = 20_000
 """Many elections."""
@@ -185,3 +186,24 @@ def test_whatever_dies_or_is_wiped_during_the_founding_no_two_foundings_differ(s
                 voted.setdefault(other.name, other.disk_uuid)
                 assert voted[other.name] == other.disk_uuid, "a second disk of a founder votes"
     assert len(foundings) <= 1
+
+
+@pytest.mark.parametrize("steps", [0, 5, 10, 15, 20, 25, 30])
+def test_a_first_start_that_loses_power_is_repeated(steps: int) -> None:
+    """After so many changes of its disk: the founder comes back, and the cluster is founded and serves."""
+    world = World(seed=steps)
+    node = world.nodes["a"]
+    node.kill()
+    node.disk = SimulatedDisk(random.Random(steps))
+    node.disk.lose_power_after(steps)
+    with pytest.raises(PowerLost):
+        node.start()
+    node.kill()
+    node.start()
+    client = Client(world)
+    world.elect()
+    client.consume()
+    client.schedule([500] * 3)
+    world.run_until(lambda: len(client.acked) == 3)
+    world.run(2_000)
+    assert len(client.got) == 3 and not any(other.fatal for other in world.nodes.values())
