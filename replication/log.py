@@ -109,6 +109,8 @@ class LogStatus:
     """The commit index that a master reported last; 0 before the first report."""
     caught_up: bool = True
     """Whether this node has applied everything that it had applied before its last stop (`CaughtUp`)."""
+    hangs_ms: int = 0
+    """How long an fsync of the log has been under way that takes too long for a master; 0: none does."""
 
 
 class ApplyLaterError(Exception):

@@ -525,6 +525,7 @@ class RaftLog:
             halted=self._storage.halted,
             master_commit_index=self.peers.master_commit_index,
             caught_up=self._caught_up.done,
+            hangs_ms=self._storage.hangs_ms(now_ns),
         )
 
 

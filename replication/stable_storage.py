@@ -84,6 +84,10 @@ class StableStorage:
         """Whether an fsync has run for over `fsync_hang_ms`: a master would hold its lease and commit nothing."""
         return self.fsyncing and now_ns - self._began_ns > self._config.fsync_hang_ms * NS_PER_MS
 
+    def hangs_ms(self, now_ns: int) -> int:
+        """How long the fsync has run that hangs; 0: none does."""
+        return (now_ns - self._began_ns) // NS_PER_MS if self.hangs(now_ns) else 0
+
     def keeps_from_campaigning(self, now_ns: int) -> bool:
         """Whether a candidate could store no vote and a master no entry: the disk is full, has failed or hangs."""
         return bool(self.halted) or self.failed or self.hangs(now_ns)

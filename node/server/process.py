@@ -635,6 +635,8 @@ def why_it_leads_no_more(status: LogStatus, term: int, stall_ms: int) -> str:
         return status.halted
     if status.term > term:
         return f"{status.master_id or 'another member'} stood for election in term {status.term}"
+    if status.hangs_ms:
+        return f"its disk has not ended an fsync of the log within {status.hangs_ms} ms"
     held_up = f", and this node was held up for {stall_ms} ms just before" if stall_ms else ""
     return f"no majority of the members answered in time{held_up}"
 

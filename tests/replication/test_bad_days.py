@@ -29,6 +29,7 @@ def test_a_master_whose_disk_hangs_stands_down() -> None:
     assert lone.log.status().role is Role.MASTER
     keep_answering(lone, term, 500, disk=False)
     assert lone.log.status().role is not Role.MASTER
+    assert lone.log.status().hangs_ms > lone.config.fsync_hang_ms, "the reason to be told"
     assert [result.outcome for result in outcome] == [ProposalOutcome.UNKNOWN]
     lone.drain()
     lone.run(3_000, disk=False)
@@ -41,6 +42,7 @@ def test_a_master_whose_disk_hangs_stands_down() -> None:
     lone.executor.run()
     lone.run(3_000)
     assert lone.sent_of("ping"), "takes part again once the disk answers"
+    assert not lone.log.status().hangs_ms
 
 
 def test_a_slave_whose_disk_is_slow_answers_that_it_lives() -> None:

@@ -8,6 +8,12 @@ from tickwheel.node.server.process import why_it_leads_no_more
 from tickwheel.replication.log import LogStatus, Role
 
 
+def test_a_disk_that_hangs_is_told_as_the_reason() -> None:
+    """Not the silence of members, who have answered."""
+    status = LogStatus(Role.SLAVE, 3, None, 1, 1, 1, 1, lease_held=False, hangs_ms=1_530)
+    assert why_it_leads_no_more(status, 3, 20) == "its disk has not ended an fsync of the log within 1530 ms"
+
+
 @pytest.mark.parametrize(
     ("term", "master", "halted", "stall_ms", "said"),
     [
