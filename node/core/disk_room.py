@@ -10,6 +10,7 @@ also refuses schedules when no majority has room: otherwise the cluster would so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tickwheel.node.failure import Failure, limit_reached
 from tickwheel.storage.disk import Disk, DiskError
@@ -61,7 +62,9 @@ class DiskRoom:
         if not self.above:
             return None
         if not self.free_bytes:
-            return limit_reached("storage.space_reserve_bytes", "less than that is free", RETRY_AFTER_MS)
+            failure = limit_reached("storage.space_reserve_bytes", "that much stays free", RETRY_AFTER_MS)
+            text = f"storage.space_reserve_bytes: the disk has no more than that left; retry after {RETRY_AFTER_MS} ms"
+            return replace(failure, message=text)
         return limit_reached("storage.high_water_percent", f"{self.high_percent} %", RETRY_AFTER_MS)
 
     def refusal(self) -> Failure | None:

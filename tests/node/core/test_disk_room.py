@@ -55,6 +55,17 @@ def test_the_mark_has_hysteresis() -> None:
     assert seen == [False, True, True, True, False, False, True]
 
 
+def test_the_reserve_of_the_disk_is_named() -> None:
+    """Without a mark too. The text is a sentence."""
+    disk = SimulatedDisk(Random(1), capacity_bytes=100)
+    disk.open("ballast", create=True).append(bytes(100))
+    room = DiskRoom(disk, 0, list)
+    room.look()
+    failure = room.own_refusal()
+    assert failure is not None and failure.metadata["field"] == "storage.space_reserve_bytes"
+    assert failure.message == ("storage.space_reserve_bytes: the disk has no more than that left; retry after 5000 ms")
+
+
 def test_above_the_mark_only_schedules_are_refused() -> None:
     """What was accepted is dispatched, delivered and settled; with room again schedules are taken."""
     world = World(71, config=CONFIG)
