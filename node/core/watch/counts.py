@@ -105,7 +105,9 @@ class _Sums:
     def add(self, by_topic: Sequence[Mapping[int, int]]) -> list[_Column]:
         """Add a second's counts: of each kind of event, topic id -> messages. Returns them for `remove`."""
         columns: list[_Column] = []
-        for what, counts in enumerate(by_topic):
+        for what, given in enumerate(by_topic):
+            # A topic of which nothing was counted, as by a stale settlement, would lose its place before this goes.
+            counts = {topic_id: count for topic_id, count in given.items() if count}
             if new := counts.keys() - self._places.keys():
                 self._seat(new)
             places = np.fromiter(map(self._places.__getitem__, counts), np.int64, len(counts))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.node.core.schedule.test_pending import core_of, schedule
 from tests.node.core.trio import Client, World
 from tests.node.state.solo import Solo
-from tickwheel.node.core.watch.counts import DELIVERED, SCHEDULED, Counts
+from tickwheel.node.core.watch.counts import DELIVERED, SCHEDULED, WINDOW_MS, Counts
 from tickwheel.node.core.watch.status import node_status
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.state.subscription import Backlog
@@ -36,6 +38,28 @@ def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
         note(second)
     assert counts.busiest(Backlog(), 9) == []
     assert counts.late_ms(0.99) == -1
+
+
+SECONDS = st.lists(st.dictionaries(st.integers(1, 4), st.integers(0, 2), max_size=4), min_size=2, max_size=30)
+"""What is counted in each second: topic id -> messages. A stale settlement counts none."""
+
+
+@given(SECONDS)
+@example([{}, {1: 1}, {1: 0}, *[{}] * 10])
+def test_rates_are_the_sums_of_the_window(seconds: list[dict[int, int]]) -> None:
+    """Whatever topics come, rest and go, and where nothing was counted of one."""
+    counts = Counts(Solo(1).state)
+    window = WINDOW_MS // 1_000
+    for second, counted in enumerate(seconds):
+        for topic_id, count in counted.items():
+            counts.add(topic_id, SCHEDULED, count)
+        counts.upkeep(Now(ClusterMs(0), SteadyMs(second * 1_000), acting=True, dispatching=True))
+        notes = seconds[max(0, second - window) : second + 1]
+        sums = {topic_id: sum(note.get(topic_id, 0) for note in notes[1:]) for topic_id in range(1, 5)}
+        length = len(notes) - 1
+        assert {topic_id: rates[SCHEDULED] for topic_id, rates in counts.busiest(Backlog(), 9)} == {
+            topic_id: total / length for topic_id, total in sums.items() if total
+        }
 
 
 def test_status_names_the_busiest_topics() -> None:
