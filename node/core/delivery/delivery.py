@@ -875,7 +875,7 @@ class Delivery(Part):
                 del self._channels[key]
         yield from self._broadcasts.upkeep()
         self._inherited.prune(now.cluster_ms)
-        yield from self.heard.prune(now.cluster_ms, self._floor)
+        yield from self.heard.prune(now.cluster_ms, self._floor, self._epoch)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
         """Lease ranges for sync `number` to one slave, and whether with them it has been told all."""

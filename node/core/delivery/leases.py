@@ -27,6 +27,7 @@ Attempts = NDArray[np.uint32]
 ChannelKey = tuple[int, int]
 """(group id, topic id)"""
 FloorOf = Callable[[ChannelKey], int]
+EpochOf = Callable[[ChannelKey], int | None]
 """Returns a channel's floor: all lower positions are settled. 0 if the group does not have the topic (any more)."""
 
 EVENTS_MAX = 100_000
@@ -715,9 +716,10 @@ class HeardLeases:
                 if heard.overlaps:
                     self._channels[key] = heard.joined()
 
-    def prune(self, now_ms: int, floor_of: FloorOf) -> Iterator[None]:
+    def prune(self, now_ms: int, floor_of: FloorOf, epoch_of: EpochOf) -> Iterator[None]:
         """Forget ranges that have ended or lie below the floor. In turns of TURN_CHANNELS and TURN_RANGES, or of
-        TURN_LEASES that this node gave out."""
+        TURN_LEASES that this node gave out. Ranges of a later epoch stay: here the reset is not applied yet, and the
+        floor is that of before it."""
         done = 0.0
         for key in self.channels():
             for written in self._write(key):
@@ -730,8 +732,9 @@ class HeardLeases:
             if heard is None:
                 continue
             done += len(heard.ranges) / TURN_RANGES
-            floor = floor_of(key)
-            kept = [r for r in heard.ranges.values() if r.until_ms > now_ms and r.first_position + r.count > floor]
+            floor, epoch = floor_of(key), epoch_of(key) or 0
+            running = [r for r in heard.ranges.values() if r.until_ms > now_ms]
+            kept = [r for r in running if r.epoch > epoch or r.first_position + r.count > floor]
             if not kept:
                 del self._channels[key]
             elif len(kept) < len(heard.ranges):
@@ -753,7 +756,7 @@ class HeardLeases:
             found.setdefault(group_id, []).extend(given)
         return found
 
-    def held(self, now_ms: int, epoch_of: Callable[[ChannelKey], int | None]) -> list[Lease]:
+    def held(self, now_ms: int, epoch_of: EpochOf) -> list[Lease]:
         """The leases that still run, as leases of an earlier master. Leases from before a reset of the group are void.
         Where leases overlap, the highest attempt wins, then the latest end."""
         running: dict[ChannelKey, list[LeaseRange | LeaseCopy]] = {}

@@ -265,11 +265,22 @@ def test_leases_of_an_ended_mastership_become_ranges_in_turns() -> None:
     heard.keep(table.open_leases())
     assert heard.size() == 10 and heard.messages_by_channel() == {(1, 0): 5, (1, 1): 5} and len(heard) == 2
     steps = 0
-    for _ in heard.prune(1_000, lambda key: 0):
+    for _ in heard.prune(1_000, lambda key: 0, lambda key: 0):
         steps += 1
     known = heard.by_group()[1]
     assert heard.size() == 10 and steps >= 2 and all(isinstance(r, LeaseRange) for r in known)
     assert sorted(r.first_position for some in known for r in ranges_of(some)) == list(range(10))
+
+
+@pytest.mark.parametrize(("epoch", "kept"), [(0, 1), (1, 0), (None, 1)])
+def test_a_lease_of_a_later_epoch_is_not_below_the_floor_of_an_earlier_one(epoch: int | None, kept: int) -> None:
+    """A slave may hear of a delivery before it has applied the reset of the group."""
+    heard = HeardLeases()
+    heard.hear([LeaseRange(group_id=1, topic_id=2, first_position=0, count=1, until_ms=5_000, epoch=1)])
+    assert heard.size() == 1
+    for _ in heard.prune(1_000, lambda key: 1, lambda key: epoch):
+        pass
+    assert heard.size() == kept
 
 
 def test_many_leases_of_one_channel_are_taken_over_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
