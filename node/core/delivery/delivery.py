@@ -379,7 +379,6 @@ class Delivery(Part):
             self._count_taken([key])
             self._channels.pop(key, None)
             self._leases.drop(key)
-            self._returns.forget(key)
             self._inherited.forget(key)
         for key in self._broadcasts.topics_read():
             subscription = self._state.subscription(*key)
@@ -605,7 +604,7 @@ class Delivery(Part):
             for lease in self._leases.of_channel(key):
                 # Leases of an earlier master, or of consumers that `_failed` has closed.
                 channel.hold(lease.positions)
-            channel.hold(self._returns.positions(key))
+            channel.hold(self._returns.positions(key, channel.epoch))
             self._channels[key] = channel
         return channel
 
@@ -842,7 +841,7 @@ class Delivery(Part):
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
         channel = self._channels.get(key)
-        if channel is not None:
+        if channel is not None and channel.epoch == columns.epoch:
             given = np.frombuffer(columns.positions, "<u8") if columns.positions else None
             positions, known = channel.subscription.locate(np.frombuffer(columns.ids, "<u8"), given)
             channel.came_back(positions[known])

@@ -54,7 +54,8 @@ class Returns:
         self._counts = counts
         self._channel = channel
         self._ran_out = ran_out
-        self._under_way: dict[ChannelKey, set[int]] = {}
+        self._under_way: dict[tuple[ChannelKey, int], set[int]] = {}
+        """By channel and epoch: positions whose return is on its way into the log."""
         self._mastership = 0
 
     def begin(self) -> None:
@@ -64,19 +65,29 @@ class Returns:
         self._mastership += 1
         self._under_way.clear()
 
-    def positions(self, key: ChannelKey) -> Positions:
-        """Positions of a channel whose return is on its way into the log."""
-        return np.array(sorted(self._under_way.get(key, ())), np.uint64)
+    def positions(self, key: ChannelKey, epoch: int) -> Positions:
+        """Positions of a channel whose return is on its way into the log. One of an earlier epoch has no effect there,
+        so nothing waits for it."""
+        return np.array(sorted(self._under_way.get((key, epoch), ())), np.uint64)
 
-    def forget(self, key: ChannelKey) -> None:
-        """Forget a channel: its group was reset or deleted."""
-        self._under_way.pop(key, None)
+    def _ended(self, lease: Lease, positions: Positions) -> None:
+        """Their return has been applied, or was refused."""
+        key = lease.channel, lease.epoch
+        returning = self._under_way.get(key, set())
+        returning.difference_update(positions.tolist())
+        if not returning:
+            self._under_way.pop(key, None)
+
+    def _void(self, lease: Lease) -> bool:
+        """Whether its group was reset or deleted since."""
+        subscription = self._state.subscription(*lease.channel)
+        return subscription is None or subscription.epoch != lease.epoch
 
     def give_back(self, lease: Lease, now_ms: int) -> None:
         """Return the open messages of a lease that ran out or was given back by its consumer."""
         expired = not lease.given_back
         subscription = self._state.subscription(*lease.channel)
-        if subscription is None or not len(lease.positions):
+        if subscription is None or self._void(lease) or not len(lease.positions):
             return
         if self._state.group_broadcasting(lease.channel[0]):
             count = self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
@@ -100,8 +111,7 @@ class Returns:
         if expired:
             self._counts.expired += len(positions)
             self._ran_out(lease.session_id)
-        returning = self._under_way.setdefault(lease.channel, set())
-        returning.update(positions.tolist())
+        self._under_way.setdefault((lease.channel, lease.epoch), set()).update(positions.tolist())
         if channel is not None:
             channel.hold(positions)
         mastership = self._mastership
@@ -110,14 +120,16 @@ class Returns:
             if result.failure is not None:
                 failed(result.failure)
             elif mastership == self._mastership:
-                returning.difference_update(positions.tolist())
+                self._ended(lease, positions)
                 now_there = self._channel(lease.channel)
-                if expired and now_there is not None:
+                if expired and now_there is not None and now_there.epoch == lease.epoch:
                     now_there.release_hold(positions)
 
         def failed(failure: Failure) -> None:
             if mastership == self._mastership:
-                returning.difference_update(positions.tolist())
+                self._ended(lease, positions)
+                if self._void(lease):
+                    return
                 self._leases.give(replace(still_open, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
 
         # A mistake in either is told to `failed`: the messages are not lost with it.

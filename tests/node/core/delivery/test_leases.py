@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery import delivery
 from tickwheel.node.core.delivery.lease_file import BYTES_MAX, PATH, encode, read_leases
 from tickwheel.node.core.delivery.leases import POSITION_MAX, HeardLeases, Lease, LeaseTable
+from tickwheel.node.failure import not_master
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.peer_pb2 import LeaseRange, PeerFrame, Sync
 from tickwheel.storage.whole_file import write_whole
@@ -123,6 +125,35 @@ def test_a_reset_ends_the_leases_of_an_earlier_mastership() -> None:
     admin(world, reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=consumer_pb2.EARLIEST))
     world.run(500)
     assert len(client.repeated()) == 5
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_reset_overtakes_the_return_of_a_lease(monkeypatch: pytest.MonkeyPatch, *, refused: bool) -> None:
+    """Nobody has looked at the channel since this mastership began. The return of the earlier epoch has no effect, or
+    is refused: its message comes all the same."""
+    world = World(4)
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=500)
+    client.schedule([50])
+    world.run(300)
+    assert len(client.got) == 1 and master.host is not None
+    delivery = master.host.core.parts.delivery
+    returns: list[Any] = []
+    monkeypatch.setattr(delivery.settlements, "expire", lambda *given: returns.append(given))
+    world.run_until(lambda: bool(returns))
+    delivery._channels.clear()
+    admin(world, reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=consumer_pb2.EARLIEST))
+    world.run(100)
+    monkeypatch.undo()
+    reply = returns[0][-1]
+    if refused:
+        reply.fail(not_master(None, None))
+    else:
+        delivery.settlements.expire(*returns[0])
+    world.run(1_000)
+    assert [attempt for _, attempt, *_ in next(iter(client.got.values()))][:2] == [1, 1]
 
 
 @pytest.mark.parametrize("late", [False, True])
