@@ -234,7 +234,10 @@ class Parts:
         self.disk_room.look()
         self.synced_file.write(self.sync.newest(core.term if core.leading else 0))
         for part in self._keeping:
-            if part not in self._turns and (turns := part.upkeep(now)) is not None:
+            if part is self.counts:
+                # As where it counts what is applied: a mistake in it must not end the node.
+                core.serving.side(self.counts.begin_anew, self.counts.upkeep, now)
+            elif part not in self._turns and (turns := part.upkeep(now)) is not None:
                 self._turns[part] = turns
                 self._take_turn(part)
         if core.clock.known:

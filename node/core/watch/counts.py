@@ -286,6 +286,11 @@ class Counts(Part):
             self._notes.popleft()
             self._sums.remove(self._notes[0].by_topic)
 
+    def begin_anew(self) -> None:
+        """Forget the window of the rates, after a mistake in it. The totals stay."""
+        self._since, self._sums, self._busiest = _no_counts(), _Sums(), None
+        self._notes.clear()
+
     # -- reading
 
     def _seconds(self) -> float:

@@ -335,6 +335,24 @@ def test_a_lease_whose_return_fails_is_returned_later(monkeypatch: pytest.Monkey
     assert len(stream.got) == 2
 
 
+def test_a_mistake_in_the_rates_ends_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node would end in the same second: they count the same. The rates begin anew."""
+    world, master, reported = world_with_messages()
+    assert master.host is not None
+    counts = master.host.core.parts.counts
+    at = ["add"]
+    monkeypatch.setattr(counts._sums, "add", raising(counts._sums.add, at))
+    client = Client(world)
+    client.consume()
+    client.schedule([100])
+    world.run(3_000)
+    assert not at and len(reported) == 1 and not master.fatal
+    assert not client.lost()
+    client.schedule([100])
+    world.run(2_000)
+    assert counts.in_all_per_second()[0] > 0
+
+
 def test_a_step_of_a_sweep_is_repeated() -> None:
     """It failed by a mistake: found anew after a pause, and the job ends."""
     world, master, reported = world_with_messages()
