@@ -248,19 +248,19 @@ def leases_told_by_their_first_message(original: Any, self: LeaseFeed) -> None:
     original(self)
 
 
-@mutation(
-    CoreListener,
-    "handover_ready",
-    aim=aimed(
-        "handover-delivering",
-        nodes=3,
-        lease_ms=10_000,
-        sync_period_ms=100,
-        settle_grid_ms=100,
-        loop_gap_us=5_000,
-        without="no_sync_at_handover",
-    ),
+HANDOVER_UNDER_LOAD = aimed(
+    "handover-delivering",
+    nodes=3,
+    lease_ms=10_000,
+    sync_period_ms=100,
+    settle_grid_ms=100,
+    loop_gap_us=5_000,
+    without="no_sync_at_handover",
 )
+"""Messages are delivered until the next master has the role, which no sync tells of the last leases."""
+
+
+@mutation(CoreListener, "handover_ready", aim=HANDOVER_UNDER_LOAD)
 def handover_without_leases(original: Any, self: CoreListener, peer_id: Any) -> Any:
     """A planned handover does not wait until the next master has heard of all leases."""
     return True
@@ -300,19 +300,7 @@ def stale_lease(patches: Patches) -> None:
     patches.replace(Channel, "release_hold", release_hold)
 
 
-@mutation(
-    LeaseFeed,
-    "all_heard",
-    aim=aimed(
-        "handover-delivering",
-        nodes=3,
-        lease_ms=10_000,
-        sync_period_ms=100,
-        settle_grid_ms=100,
-        loop_gap_us=5_000,
-        without="no_sync_at_handover",
-    ),
-)
+@mutation(LeaseFeed, "all_heard", aim=HANDOVER_UNDER_LOAD)
 def last_leases_not_waited_for(original: Any, self: LeaseFeed, peer_id: str) -> Any:
     """A planned handover does not wait for leases that no sync has told yet."""
     given, self._given = self._given, []

@@ -183,7 +183,7 @@ class FakeNode:
         self.busy_settles = 0
         """So many settlements are refused for later."""
         self.heir = self
-        """Who leads after TransferMaster."""
+        """The master after TransferMaster."""
         self.handed_over = asyncio.Event()
         """TransferMaster is answered."""
         self.forbidden = ""
