@@ -130,7 +130,7 @@ class DispatchSection:
         0,
         50,
         "How long before its first message is due a dispatch is proposed. Under load it takes along what is due up to "
-        "20 ms later. Messages are held until they are due.",
+        "40 ms later. Messages are held until they are due.",
     )
     period_ms: int = fields.core_number(
         "dispatch_period_ms",

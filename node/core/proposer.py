@@ -50,7 +50,7 @@ OTHERS_MS = 1_000
 """Schedules leave room for other commands while one of those was proposed no longer ago than this."""
 
 SPACING = 2
-SPACING_MS_MIN, SPACING_MS_MAX = 8, 20
+SPACING_MS_MIN, SPACING_MS_MAX = 8, 40
 """Entries that are spaced leave SPACING times as long apart as they take, within these bounds."""
 RATE_MS = 250
 """The rate of messages is measured over this time."""
