@@ -20,7 +20,8 @@ from tickwheel.node.core.core import CoreListener, NodeCore
 from tickwheel.node.core.delivery import consumers, returns
 from tickwheel.node.core.delivery.channel import Channel
 from tickwheel.node.core.delivery.delivery import Delivery
-from tickwheel.node.core.delivery.leases import HeardLeases, LeaseFeed
+from tickwheel.node.core.delivery.heard_leases import HeardLeases
+from tickwheel.node.core.delivery.lease_feed import LeaseFeed
 from tickwheel.node.core.delivery.returns import Inherited, Returns
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.delivery.sync import SyncState

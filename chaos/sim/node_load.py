@@ -34,7 +34,7 @@ from tickwheel.chaos.sim.timetables import Timetables
 from tickwheel.chaos.sim.twins import Twins
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
-from tickwheel.node.core.delivery import channel, delivery, leases
+from tickwheel.node.core.delivery import channel, delivery, heard_leases, lease_feed, leases
 from tickwheel.node.core.schedule import dispatcher
 from tickwheel.node.failure import Failure
 from tickwheel.node.state import unique_keys
@@ -120,13 +120,14 @@ class NodeLoad:
             (delivery, "SLICE_TOPICS_MAX", handed),
             (delivery, "TURN_LEASES", handed),
             (delivery, "TURN_CHANNELS", turn),
-            (leases, "TURN_LEASES", turn),
             (leases, "TURN_CHANNELS", turn),
-            (leases, "TURN_RANGES", turn),
-            (leases, "GIVEN_MAX", turn),
-            (leases, "EVENTS_MAX", TOLD_MAX),
-            (leases, "RANGES_PER_SYNC_MAX", TOLD_MAX // 2),
-            (leases, "TABLE_RANGES_PER_SYNC_MAX", TOLD_MAX // 4),
+            (heard_leases, "TURN_LEASES", turn),
+            (heard_leases, "TURN_CHANNELS", turn),
+            (heard_leases, "TURN_RANGES", turn),
+            (lease_feed, "GIVEN_MAX", turn),
+            (lease_feed, "EVENTS_MAX", TOLD_MAX),
+            (lease_feed, "RANGES_PER_SYNC_MAX", TOLD_MAX // 2),
+            (lease_feed, "TABLE_RANGES_PER_SYNC_MAX", TOLD_MAX // 4),
             (channel, "SCANNED_MAX", handed),
             (channel, "CLAIMED_LEAST", turn),
             (dispatcher, "FEW_TOPICS", 0),

@@ -25,7 +25,7 @@ from tickwheel.chaos.sim.mutation_table import GUARD_AIMS, Patches
 from tickwheel.chaos.sim.mutations import LAYERS, MUTATIONS, mutated
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, SimulationConfig
-from tickwheel.node.core.delivery.leases import HeardLeases
+from tickwheel.node.core.delivery.heard_leases import HeardLeases
 from tickwheel.wheel.engine import Wheel
 
 CHAOS = Path(__file__).parents[2] / "docs" / "CHAOS.md"

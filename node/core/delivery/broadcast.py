@@ -19,11 +19,12 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from tickwheel.node.core.delivery.channel import Channel
-from tickwheel.node.core.delivery.leases import ChannelKey, Positions
+from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.delivery.sessions import Session
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.subscription import Positions
 from tickwheel.proto.log_pb2 import SETTLE_ACK, SettleColumns
 
 SETTLE_MAX = 10_000

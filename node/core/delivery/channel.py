@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Positions
+from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.delivery.partial_read import ReadRows
-from tickwheel.node.state.subscription import ATTEMPT_MAX, Subscription
+from tickwheel.node.state.subscription import ATTEMPT_MAX, Attempts, Positions, Subscription
 from tickwheel.wheel.units import Ids, Units, ids_of, join_units, picked
 
 FETCHES_MAX = 8

@@ -23,14 +23,14 @@ from tickwheel.node.core.delivery.channel import NEVER, Channel, Pace, RecentUni
 from tickwheel.node.core.delivery.fetching import Fetching, Unreadable
 from tickwheel.node.core.delivery.fifo import FifoChannel
 from tickwheel.node.core.delivery.handing import Handing, batch_of
+from tickwheel.node.core.delivery.heard_leases import HeardLeases
+from tickwheel.node.core.delivery.lease_feed import LeaseFeed
 from tickwheel.node.core.delivery.leases import (
     TURN_CHANNELS,
     TURN_LEASES,
     AnyLease,
     ChannelKey,
-    HeardLeases,
     Lease,
-    LeaseFeed,
     LeaseTable,
     copy_of,
     in_turn,

@@ -19,13 +19,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.delivery.leases import Attempts, ChannelKey
+from tickwheel.node.core.delivery.leases import ChannelKey
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.failure import Failure, limit_reached, outcome_unknown
 from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.retrying import COPIES_MAX
+from tickwheel.node.state.subscription import Attempts
 from tickwheel.proto.log_pb2 import SETTLE_RETRY, Command, DeadCause, Settle, SettleColumns, SettleKind
 from tickwheel.wheel.units import Ids
 

@@ -21,13 +21,15 @@ import numpy as np
 
 from tickwheel.node.core.delivery.broadcast import Broadcasts
 from tickwheel.node.core.delivery.channel import Channel
-from tickwheel.node.core.delivery.leases import ChannelKey, Lease, LeaseFeed, LeaseTable, Positions, current
+from tickwheel.node.core.delivery.lease_feed import LeaseFeed
+from tickwheel.node.core.delivery.leases import ChannelKey, Lease, LeaseTable, current
 from tickwheel.node.core.delivery.settlements import Settlements
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.counts import Deliveries
 from tickwheel.node.failure import Failure
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.subscription import Positions
 from tickwheel.proto.log_pb2 import SETTLE_RETURN, SettleColumns
 from tickwheel.wheel.units import Units, ids_of
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.delivery.handing import BATCH_TOPICS_MAX
-from tickwheel.node.core.delivery.leases import Attempts, ChannelKey, Lease, LeaseFeed, LeaseTable, Positions
+from tickwheel.node.core.delivery.lease_feed import LeaseFeed
+from tickwheel.node.core.delivery.leases import ChannelKey, Lease, LeaseTable
 from tickwheel.node.core.delivery.retries import Leaving, RetryQueue
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.proposer import Proposer
@@ -23,7 +24,7 @@ from tickwheel.node.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.groups import Group
 from tickwheel.node.state.machine import CommandResult, StateMachine
 from tickwheel.node.state.results import SettleResult
-from tickwheel.node.state.subscription import CAPACITY_LEAST, Subscription
+from tickwheel.node.state.subscription import CAPACITY_LEAST, Attempts, Positions, Subscription
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
     DECLARED_DEAD,

@@ -157,10 +157,10 @@ def test_whatever_can_grow_in_the_replicated_state_has_a_limit() -> None:
 SOFT_LIMITS = (
     "node.core.delivery.settlements.SETTLE_MESSAGES_MAX",
     "node.core.delivery.settlements.EXTEND_MESSAGES_MAX",
-    "node.core.delivery.leases.RANGES_PER_SYNC_MAX",
-    "node.core.delivery.leases.SYNC_BYTES_MAX",
-    "node.core.delivery.leases.EVENTS_MAX",
-    "node.core.delivery.leases.JOIN_MESSAGES_MIN",
+    "node.core.delivery.lease_feed.RANGES_PER_SYNC_MAX",
+    "node.core.delivery.lease_feed.SYNC_BYTES_MAX",
+    "node.core.delivery.lease_feed.EVENTS_MAX",
+    "node.core.delivery.heard_leases.JOIN_MESSAGES_MIN",
     "node.core.delivery.consumers.PULLS_MAX",
 )
 """Of what a master keeps beside the replicated state: leases, what slaves are told of them, pulls that wait."""

@@ -14,17 +14,15 @@ from hypothesis import strategies as st
 
 from tests.node.core.delivery.test_retries import admin
 from tests.node.core.trio import Client, Node, World
-from tickwheel.node.core.delivery import leases as module
-from tickwheel.node.core.delivery.leases import (
+from tickwheel.node.core.delivery import heard_leases as module
+from tickwheel.node.core.delivery.heard_leases import HeardLeases
+from tickwheel.node.core.delivery.lease_feed import (
     RANGES_PER_SYNC_MAX,
     SYNC_BYTES_MAX,
     TABLE_RANGES_PER_SYNC_MAX,
-    HeardLeases,
-    Lease,
     LeaseFeed,
-    LeaseTable,
-    ranges_of,
 )
+from tickwheel.node.core.delivery.leases import Lease, LeaseTable, ranges_of
 from tickwheel.node.core.delivery.settlements import EXTEND_MESSAGES_MAX, SETTLE_MESSAGES_MAX
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.watch.listings import named_group

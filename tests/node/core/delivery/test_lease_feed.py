@@ -10,16 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.node.core.delivery import leases as module
-from tickwheel.node.core.delivery.leases import (
-    RANGES_PER_SYNC_MAX,
-    ChannelKey,
-    HeardLeases,
-    Lease,
-    LeaseCopy,
-    LeaseFeed,
-    ranges_of,
-)
+from tickwheel.node.core.delivery import heard_leases, lease_feed
+from tickwheel.node.core.delivery.heard_leases import HeardLeases
+from tickwheel.node.core.delivery.lease_feed import RANGES_PER_SYNC_MAX, LeaseFeed
+from tickwheel.node.core.delivery.leases import ChannelKey, Lease, LeaseCopy, ranges_of
 from tickwheel.proto.peer_pb2 import LeaseRange
 
 
@@ -111,7 +105,7 @@ def test_the_whole_table_is_told_once_to_a_slave_that_is_slow_to_answer() -> Non
 def test_a_lease_that_was_settled_before_the_sync_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to one slave nor to another, and whoever takes over waits for no answer. The newest of many given out
     between two syncs are told like the others."""
-    monkeypatch.setattr(module, "GIVEN_MAX", 3)
+    monkeypatch.setattr(lease_feed, "GIVEN_MAX", 3)
     peers, floors = Peers("b", "c"), {number: 8 for number in range(20) if number % 5}
     peers.feed = LeaseFeed(lambda key: floors.get(key[1], 7))
     for name in "bc":
@@ -148,7 +142,7 @@ def test_a_sync_that_could_not_be_sent_is_told_with_the_next_one() -> None:
 
 
 def test_a_slave_that_is_too_far_behind_gets_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVENTS_MAX", 100)
+    monkeypatch.setattr(lease_feed, "EVENTS_MAX", 100)
     peers = Peers("b", "c")
     peers.settle("b")
     peers.settle("c")
@@ -158,7 +152,7 @@ def test_a_slave_that_is_too_far_behind_gets_the_whole_table(monkeypatch: pytest
 
 def test_what_is_given_out_does_not_wait_for_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tens of thousands of leases that takes seconds, and an election meanwhile would bring it again."""
-    monkeypatch.setattr(module, "TABLE_RANGES_PER_SYNC_MAX", 10)
+    monkeypatch.setattr(lease_feed, "TABLE_RANGES_PER_SYNC_MAX", 10)
     peers = Peers("b")
     peers.give(100)
     peers.send("b")
@@ -170,8 +164,8 @@ def test_what_is_given_out_does_not_wait_for_the_whole_table(monkeypatch: pytest
 def test_the_whole_table_is_told_however_much_is_given_out(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     """Between two syncs more than is kept for slaves that are behind, and every so often a sync is lost: the table does
     not restart: the slave hears of everything that was out, and of all events in the end."""
-    monkeypatch.setattr(module, "EVENTS_MAX", 6)
-    monkeypatch.setattr(module, "TABLE_RANGES_PER_SYNC_MAX", 10)
+    monkeypatch.setattr(lease_feed, "EVENTS_MAX", 6)
+    monkeypatch.setattr(lease_feed, "TABLE_RANGES_PER_SYNC_MAX", 10)
     peers = Peers("b")
     peers.give(200)
     for number in range(1, 41):
@@ -189,11 +183,11 @@ def test_the_whole_table_is_told_however_much_is_given_out(monkeypatch: pytest.M
 
 
 def test_few_pieces_are_kept_for_a_slave_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TABLE_RANGES_PER_SYNC_MAX", 10)
+    monkeypatch.setattr(lease_feed, "TABLE_RANGES_PER_SYNC_MAX", 10)
     peers = Peers("b")
     peers.give(200)
     told = [len(peers.send("b")) for _ in range(20)]
-    assert sum(told) == 10 * module.PIECES_UNANSWERED_MAX == sum(map(len, peers.feed._told["b"].pieces))
+    assert sum(told) == 10 * lease_feed.PIECES_UNANSWERED_MAX == sum(map(len, peers.feed._told["b"].pieces))
     for _ in range(20):
         peers.settle("b")
     assert peers.feed.all_heard("b") and len(peers.known["b"]) == 200
@@ -210,8 +204,8 @@ STEPS = st.one_of(
 def test_all_are_heard_of_whatever_is_lost(steps: list[tuple[str, int | str]]) -> None:
     """The master never counts a lease as heard that the slave has not heard of; once nothing is lost any more, the
     slave hears of all."""
-    limits = module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX, module.GIVEN_MAX
-    module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX, module.GIVEN_MAX = 6, 2, 3, 2
+    limits = lease_feed.EVENTS_MAX, lease_feed.RANGES_PER_SYNC_MAX, lease_feed.UNANSWERED_MAX, lease_feed.GIVEN_MAX
+    lease_feed.EVENTS_MAX, lease_feed.RANGES_PER_SYNC_MAX, lease_feed.UNANSWERED_MAX, lease_feed.GIVEN_MAX = 6, 2, 3, 2
     try:
         peers = Peers("b", "c")
         for kind, what in steps:
@@ -238,7 +232,7 @@ def test_all_are_heard_of_whatever_is_lost(steps: list[tuple[str, int | str]]) -
                 peers.settle(name)
             assert peers.feed.all_heard(name) and len(known) == len(peers.given)
     finally:
-        module.EVENTS_MAX, module.RANGES_PER_SYNC_MAX, module.UNANSWERED_MAX, module.GIVEN_MAX = limits
+        lease_feed.EVENTS_MAX, lease_feed.RANGES_PER_SYNC_MAX, lease_feed.UNANSWERED_MAX, lease_feed.GIVEN_MAX = limits
 
 
 RANGES = st.builds(
@@ -271,7 +265,7 @@ def test_where_leases_overlap_the_highest_attempt_wins_then_the_latest_end(
             expected[key] = max(expected.get(key, (0, 0)), (attempt, r.until_ms))
     heard = HeardLeases()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "JOIN_MESSAGES_MIN", least)
+        patch.setattr(heard_leases, "JOIN_MESSAGES_MIN", least)
         heard.hear(ranges)
     held = heard.held(0, lambda key: 0)
     found = [
@@ -298,13 +292,13 @@ def test_what_peers_claim_is_merged_in_pieces(monkeypatch: pytest.MonkeyPatch) -
         return [(lease.channel, lease.positions.tolist()) for lease in heard.held(1_000, lambda key: 0)]
 
     whole = held()
-    together, sizes = module._merged_together, []
+    together, sizes = heard_leases._merged_together, []
 
     def counted(some: Sequence[LeaseRange | LeaseCopy], *, coarse: bool) -> dict[ChannelKey, list[Lease]]:
-        sizes.append(sum(map(module._messages_of, some)))
+        sizes.append(sum(map(heard_leases._messages_of, some)))
         return together(some, coarse=coarse)
 
-    monkeypatch.setattr(module, "MERGED_MESSAGES_MAX", 13)
-    monkeypatch.setattr(module, "_merged_together", counted)
+    monkeypatch.setattr(heard_leases, "MERGED_MESSAGES_MAX", 13)
+    monkeypatch.setattr(heard_leases, "_merged_together", counted)
     assert held() == whole == [((1, topic), [5, 6, 7, 8, 9]) for topic in range(20)]
     assert max(sizes) <= 13

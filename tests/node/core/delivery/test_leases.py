@@ -16,8 +16,9 @@ from tests.node.core.delivery.test_retries import Picky, admin
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.delivery import delivery
+from tickwheel.node.core.delivery.heard_leases import POSITION_MAX, HeardLeases
 from tickwheel.node.core.delivery.lease_file import BYTES_MAX, PATH, encode, read_leases
-from tickwheel.node.core.delivery.leases import POSITION_MAX, HeardLeases, Lease, LeaseTable
+from tickwheel.node.core.delivery.leases import Lease, LeaseTable
 from tickwheel.node.failure import not_master
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.peer_pb2 import LeaseRange, PeerFrame, Sync

@@ -13,24 +13,17 @@ import pytest
 from tests.node.core.delivery.test_leases import elected_again
 from tests.node.core.delivery.test_retries import admin
 from tests.node.core.trio import Client, World
-from tickwheel.node.core.delivery import channel, delivery, leases
+from tickwheel.node.core.delivery import channel, delivery, heard_leases, leases
 from tickwheel.node.core.delivery.delivery import Delivery
-from tickwheel.node.core.delivery.leases import (
-    Attempts,
-    HeardLeases,
-    Lease,
-    LeaseTable,
-    Positions,
-    in_turn,
-    ranges_of,
-)
+from tickwheel.node.core.delivery.heard_leases import HeardLeases
+from tickwheel.node.core.delivery.leases import Lease, LeaseTable, in_turn, ranges_of
 from tickwheel.node.core.delivery.returns import Inherited, Returns
 from tickwheel.node.core.promise import Reply
 from tickwheel.node.core.schedule.intake import from_batch
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.node.failure import not_master
 from tickwheel.node.state.settings import Settings
-from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.subscription import Attempts, Positions, Subscription
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.peer_pb2 import LeaseRange
 from tickwheel.wheel.units import Ids
@@ -43,7 +36,7 @@ TURN = 4
 
 @pytest.fixture(autouse=True)
 def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (delivery, leases):
+    for module in (delivery, heard_leases):
         monkeypatch.setattr(module, "TURN_LEASES", TURN)
 
 
@@ -285,7 +278,7 @@ def test_a_lease_of_a_later_epoch_is_not_below_the_floor_of_an_earlier_one(epoch
 
 def test_many_leases_of_one_channel_are_taken_over_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those given out and those heard of; none ends earlier than it was told, nor a second later."""
-    monkeypatch.setattr(leases, "ENDS_MAX", 10)
+    monkeypatch.setattr(heard_leases, "ENDS_MAX", 10)
     heard = HeardLeases()
     given = [Lease((1, 1), *one(number), 5_000 + 100 * number, 7) for number in range(20)]
     heard.hear(r for lease in given[:10] for r in ranges_of(lease))
@@ -298,7 +291,7 @@ def test_many_leases_of_one_channel_are_taken_over_as_few(monkeypatch: pytest.Mo
 
 def test_many_leases_by_ids_are_taken_over_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages delivered ahead of their dispatch, one lease each; two are named again with other ends."""
-    monkeypatch.setattr(leases, "ENDS_MAX", 10)
+    monkeypatch.setattr(heard_leases, "ENDS_MAX", 10)
     heard = HeardLeases()
 
     def by_id(number: int, until_ms: int) -> Lease:
@@ -322,13 +315,13 @@ def test_many_leases_by_ids_are_taken_over_as_few(monkeypatch: pytest.MonkeyPatc
 
 def test_the_latest_end_that_a_peer_can_name_stays_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded up it would lie before all others, and the message would come again at once."""
-    monkeypatch.setattr(leases, "ENDS_MAX", 10)
+    monkeypatch.setattr(heard_leases, "ENDS_MAX", 10)
     heard = HeardLeases()
     latest = (1 << 63) - 1
     heard.hear(LeaseRange(group_id=1, topic_id=1, first_position=2 * n, count=1, until_ms=latest) for n in range(20))
     held = heard.held(1_000, lambda key: 0)
     assert sum(len(lease.positions) for lease in held) == 20
-    assert all(lease.until_ms >= leases.POSITION_MAX for lease in held)
+    assert all(lease.until_ms >= heard_leases.POSITION_MAX for lease in held)
 
 
 def named(ranges: Iterable[LeaseRange]) -> int:
